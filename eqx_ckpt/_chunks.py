@@ -1,0 +1,107 @@
+"""How an array is cut into chunks, and which chunks a region touches."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+
+# Measured best: a chunk is encoded and verified through a buffer of its own size. See
+# docs/performance.md.
+TARGET_BYTES = 8 * 2**20
+
+# For each axis where it starts and stops. (Slices cannot be keys before Python 3.12.)
+Region: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def whole(shape: Sequence[int]) -> Region:
+    """The region of a whole array."""
+    return tuple((0, size) for size in shape)
+
+
+def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
+    """The region that an index of JAX's means, such as `(slice(None), slice(0, 2))`."""
+    return tuple(i.indices(size)[:2] for i, size in zip(index, shape, strict=True))
+
+
+def slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(*span) for span in region)
+
+
+def chunk_shape(
+    shard_shape: Sequence[int], itemsize: int, *, divide: bool
+) -> tuple[int, ...]:
+    """The shape of the chunks of an array whose shards have the shape `shard_shape`.
+
+    A chunk is a contiguous run of a shard, of about `TARGET_BYTES` at most. With
+    `divide` it divides the shard, so that no chunk crosses a shard's edge: needed
+    wherever the array has more than one.
+    """
+    if 0 in shard_shape:
+        return (1,) * len(shard_shape)
+    chunk = list(shard_shape)
+    for axis, size in enumerate(shard_shape):
+        rest = math.prod(chunk[axis + 1 :]) * itemsize
+        if size * rest <= TARGET_BYTES:
+            break
+        chunk[axis] = _split(size, max(1, TARGET_BYTES // rest), divide=divide)
+    return tuple(chunk)
+
+
+def _split(size: int, most: int, *, divide: bool) -> int:
+    """The length of the pieces when `size` is cut into pieces of at most `most`."""
+    even = math.ceil(size / math.ceil(size / most))
+    if not divide:
+        return even
+    best = max(d for d in range(1, most + 1) if size % d == 0)
+    # A prime number of rows would be cut into single rows: thousands of tiny files.
+    return best if best * 8 >= even else size
+
+
+def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """How many chunks there are along each axis."""
+    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+
+
+def chunk_keys(grid: Sequence[int]) -> list[str]:
+    """The keys of all chunks below their array, in C order: `c/0/0`, `c/0/1`, ..."""
+    return [
+        "/".join(("c", *map(str, index)))
+        for index in itertools.product(*map(range, grid))
+    ]
+
+
+def touched(region: Region, grid: Sequence[int], chunk: Sequence[int]) -> Iterator[int]:
+    """The positions, in C order, of the chunks that a region touches."""
+    spans = [
+        range(start // c, -(-stop // c))
+        for (start, stop), c in zip(region, chunk, strict=True)
+    ]
+    for index in itertools.product(*spans):
+        position = 0
+        for i, n in zip(index, grid, strict=True):
+            position = position * n + i
+        yield position
+
+
+def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Region]:
+    """Cut a region along the chunk grid into pieces of about `TARGET_BYTES`.
+
+    The first axis that has more than one chunk is cut, then the next ones, until the
+    pieces are small; a piece is never smaller than a chunk.
+    """
+    sizes = [stop - start for start, stop in region]
+    for axis, ((start, end), c) in enumerate(zip(region, chunk, strict=True)):
+        if math.prod(sizes) * itemsize <= TARGET_BYTES:
+            break
+        if sizes[axis] <= c:
+            continue
+        rest = math.prod(sizes) // sizes[axis] * itemsize
+        step = max(1, TARGET_BYTES // (rest * c)) * c
+        while start < end:
+            stop = min((start // c) * c + step, end)
+            piece = (*region[:axis], (start, stop), *region[axis + 1 :])
+            yield from blocks(piece, chunk, itemsize) if step == c else (piece,)
+            start = stop
+        return
+    yield region

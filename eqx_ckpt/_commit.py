@@ -1,0 +1,255 @@
+"""How a checkpoint comes into being: wholly, in one step, or not at all.
+
+Two ways behind one interface: `base` and `root` say where the arrays go, `commit` makes
+the checkpoint exist, `abandon` removes what was written.
+"""
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import sys
+import uuid
+from typing import Protocol
+
+from ._errors import CheckpointError, CheckpointExistsError
+from ._manifest import files, from_bytes, MANIFEST
+from ._store import create_key, delete_below, KvSpec, read_key, replace_key
+
+
+logger = logging.getLogger("eqx_ckpt")
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+class Attempt(Protocol):
+    """One try to save one checkpoint.
+
+    **Attributes:**
+
+    - `base`: where to write the arrays.
+    - `root`: what the manifest is to say of that place.
+    """
+
+    base: KvSpec
+    root: str
+
+    def commit(self, manifest: bytes) -> None:
+        """Make the checkpoint exist, durably; `CheckpointExistsError` if it lost."""
+        ...
+
+    def abandon(self) -> None:
+        """Always the end: remove what was written, unless it was committed."""
+        ...
+
+
+def begin(target: KvSpec, *, overwrite: bool) -> Attempt:
+    """Start an attempt, in a place that no other attempt has touched."""
+    kind = DirectoryAttempt if target["driver"] == "file" else StoreAttempt
+    return kind(target, overwrite)
+
+
+class DirectoryAttempt:
+    """A hidden directory beside the target, flushed and then renamed."""
+
+    root = ""
+
+    def __init__(self, target: KvSpec, overwrite: bool) -> None:
+        self._target = target["path"].rstrip("/") or "/"
+        self._overwrite = overwrite
+        self._is_replacement()
+        parent, name = os.path.split(self._target)
+        os.makedirs(parent, exist_ok=True)
+        self._temporary = f"{parent}/.{name}.{uuid.uuid4().hex}.tmp"
+        self.base = {"driver": "file", "path": self._temporary + "/"}
+        # Opened before the first write: it reports the errors of writes since then.
+        self._parent = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.mkdir(self._temporary)
+            self._inode = os.stat(self._temporary).st_ino
+        except OSError:
+            os.close(self._parent)
+            raise
+        self._is_ours = True
+
+    def commit(self, manifest: bytes) -> None:
+        with open(self.base["path"] + MANIFEST, "xb") as f:
+            f.write(manifest)
+        _flush(self._parent, self._temporary)
+        replaced = self._is_replacement()
+        self._publish(replaced)
+        try:
+            os.fsync(self._parent)
+        except OSError:
+            self._undo(replaced)
+            raise
+        if replaced:
+            _delete(self._temporary)
+
+    def abandon(self) -> None:
+        os.close(self._parent)
+        if self._is_ours:
+            _delete(self._temporary)
+
+    def _is_replacement(self) -> bool:
+        """Whether a checkpoint is replaced; raises if that is not wanted or safe."""
+        try:
+            with os.scandir(self._target) as entries:
+                if not any(entries):
+                    return False
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            raise CheckpointExistsError(
+                f"{self._target} is a file. Nothing was saved; choose another path."
+            ) from None
+        if not self._overwrite:
+            raise _exists(self._target)
+        foreign = _foreign_files(self._target)
+        if foreign:
+            raise CheckpointExistsError(
+                f"{self._target} holds files that are not of a checkpoint, such as "
+                f"{foreign[0]!r}, and `overwrite=True` replaces only checkpoints. "
+                "Nothing was saved; move them away, or choose another path."
+            )
+        return True
+
+    def _publish(self, replaced: bool) -> None:
+        # From here on the directory may be the target, or what the target was. Only a
+        # failed rename says that it is still ours to delete.
+        self._is_ours = False
+        try:
+            if replaced:
+                _exchange(self._temporary, self._target)
+            else:
+                # Fails unless the target is missing or an empty directory, which a
+                # checkpoint never is: of two writers, one gets the error.
+                os.rename(self._temporary, self._target)
+        except OSError as e:
+            self._is_ours = True
+            if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _exists(self._target) from None
+            raise
+
+    def _undo(self, replaced: bool) -> None:
+        """The rename may not survive a power cut, so it must not be seen either."""
+        try:
+            if os.stat(self._target).st_ino != self._inode:
+                return  # Another writer has replaced it in the meantime.
+            if replaced:
+                _exchange(self._temporary, self._target)
+            else:
+                os.rename(self._target, self._temporary)
+        except OSError as e:
+            logger.warning("Could not take back the save of %s: %s", self._target, e)
+        else:
+            self._is_ours = True
+
+
+class StoreAttempt:
+    """Keys below a fresh prefix, which the manifest, created last, points to."""
+
+    def __init__(self, target: KvSpec, overwrite: bool) -> None:
+        self._target = target
+        self._overwrite = overwrite
+        if not overwrite and read_key(target, MANIFEST) is not None:
+            raise _exists(target["path"])
+        self.root = f"@{uuid.uuid4().hex}/"
+        self.base = {**target, "path": target["path"] + self.root}
+        self._is_ours = True
+
+    def commit(self, manifest: bytes) -> None:
+        old = read_key(self._target, MANIFEST) if self._overwrite else None
+        if old is None:
+            if not create_key(self._target, MANIFEST, manifest):
+                raise _exists(self._target["path"])
+            self._is_ours = False
+            return
+        replaced = from_bytes(old, self._target["path"])
+        self._is_ours = False
+        replace_key(self._target, MANIFEST, manifest)
+        delete_below(self._target, replaced.root)
+
+    def abandon(self) -> None:
+        if self._is_ours:
+            delete_below(self._target, self.root)
+
+
+def _exists(target: str) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"{target} exists already. Nothing was saved, and it was left as it is: choose "
+        "another path, or pass `overwrite=True` to replace a checkpoint."
+    )
+
+
+def _foreign_files(checkpoint: str) -> list[str]:
+    """The files below a checkpoint's directory that are not of the checkpoint."""
+    data = read_key({"driver": "file", "path": checkpoint + "/"}, MANIFEST)
+    own = set()
+    if data is not None:
+        with contextlib.suppress(CheckpointError):
+            own = files(from_bytes(data, checkpoint))
+    return [
+        path
+        for folder, _, names in os.walk(checkpoint)
+        for name in names
+        if (path := os.path.relpath(f"{folder}/{name}", checkpoint)) not in own
+    ]
+
+
+def _delete(directory: str) -> None:
+    """Delete a directory that nobody is shown; what cannot be deleted harms nobody."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as e:
+        logger.warning("Could not delete %s: %s", directory, e)
+
+
+def _flush(fd: int, directory: str) -> None:
+    """Make everything below `directory` durable, and the directories above it.
+
+    One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.
+    """
+    if sys.platform != "linux":
+        _fsync_all(directory)
+    elif _libc().syncfs(fd) != 0:
+        raise _os_error(directory)
+
+
+def _fsync_all(directory: str) -> None:
+    for folder, _, names in os.walk(directory, topdown=False):
+        for path in (*(f"{folder}/{name}" for name in names), folder):
+            _fsync(path)
+    while directory != os.path.dirname(directory):
+        directory = os.path.dirname(directory)
+        _fsync(directory)
+
+
+def _fsync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _exchange(a: str, b: str) -> None:
+    """Let two directories change places, in one atomic step."""
+    if sys.platform != "linux":
+        raise OSError(
+            errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
+        )
+    arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
+    if _libc().renameat2(*arguments, _RENAME_EXCHANGE) != 0:
+        raise _os_error(b)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _os_error(path: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), path)

@@ -1,0 +1,251 @@
+"""Restoring."""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from ._chunks import whole
+from ._errors import LeafMismatchError
+from ._filter_spec import (
+    default_deserialise_filter_spec,
+    is_default,
+    LeafReader,
+    restored_by,
+)
+from ._leaves import (
+    describe_like,
+    fingerprint,
+    from_stored,
+    LeafRecord,
+    scalar_from_text,
+    STORED,
+    VIEWED,
+)
+from ._match import difference, would_narrow
+from ._placement import Arrival, Pieces, pieces, put, sharding_of
+from ._plan import match_leaf, picked_by, plan_reads, Read
+from ._store import KvSpec, open_checkpoint, raise_damage, read_regions, RegionRead
+from ._types import IsLeaf, PathLike
+
+
+# Host memory for arrays on their way to another device.
+_WINDOW = 2**30
+
+
+def tree_deserialise_leaves(
+    path: PathLike,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+) -> PyTree:
+    """Restore the leaves of a PyTree, or of a part of it.
+
+    All that does not agree with `like` is found before any array is read. Every byte
+    that is read is checked against its checksum.
+
+    **Arguments:**
+
+    - `path`: the directory of the checkpoint.
+    - `like`: a PyTree of the structure that was saved, with arrays or
+        `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
+        dtypes. A leaf with a sharding is restored onto it; any other goes, uncommitted,
+        to the default device. Leaves that are not saved keep their value from `like`.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`: a function
+        `(f, leaf) -> leaf` that reads the leaf from the file `f`, or calls
+        [`eqx_ckpt.default_deserialise_filter_spec`][] (or Equinox's), or returns `leaf`
+        to keep it; or a PyTree prefix of such functions.
+    - `is_leaf`: as [`eqx_ckpt.tree_serialise_leaves`][].
+    - `where`: restore only this part of `like`, as in `equinox.tree_at`; no other leaf
+        is read. `where=lambda tree: tree["model"]`, or a tuple of nodes.
+    - `prefix`: where `like` is in the checkpoint: `prefix="model/encoder"` restores one
+        submodule from its own skeleton.
+
+    **Returns:**
+
+    `like`, with the restored leaves in their places.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.LeafMismatchError`][]: the checkpoint does not agree with `like`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        def make(key):
+            return {"model": eqx.nn.MLP(2, 2, 8, 2, key=key), "step": 0}
+
+        eqx_ckpt.tree_serialise_leaves("runs/mlp", make(jax.random.key(0)))
+        like = eqx.filter_eval_shape(make, jax.random.key(0))
+        state = eqx_ckpt.tree_deserialise_leaves("runs/mlp", like)
+        model = eqx_ckpt.tree_deserialise_leaves(
+            "runs/mlp", like["model"], prefix="model"
+        )
+        ```
+    """
+    base, manifest = open_checkpoint(path)
+    plan = plan_reads(manifest, like, filter_spec, is_leaf, where=where, prefix=prefix)
+    plan.check()
+    direct = [read for read in plan.reads if is_default(read.spec)]
+    values = dict(plan.values) | _restore(base, direct)
+    for read in plan.reads:
+        if not is_default(read.spec):
+            values[read.position] = _restore_through_spec(base, read)
+    if where is None:
+        return jtu.tree_structure(like, is_leaf).unflatten(
+            values[i] for i in range(len(values))
+        )
+    picked = picked_by(where, like, is_leaf)
+    replacement = jtu.tree_map(lambda index: values[index], picked)
+    return eqx.tree_at(where, like, replacement, is_leaf=is_leaf)
+
+
+def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
+    """The value of each leaf, by its position."""
+    arrays = [(read, _pieces(read)) for read in reads if read.record.is_array]
+    values = {
+        read.position: _scalar(read) for read in reads if not read.record.is_array
+    }
+    for window in _windows(arrays):
+        regions = [
+            RegionRead(read.name, read.record, region)
+            for read, pieces in window
+            for region in pieces
+        ]
+        damage: dict[str, str] = {}
+        buffers = iter(read_regions(base, regions, damage))
+        raise_damage(damage, repr(base["path"]))
+        arrived = [
+            Arrival(
+                read.record,
+                sharding_of(read.like, read.record),
+                [
+                    (from_stored(next(buffers), read.record), devices)
+                    for devices in pieces.values()
+                ],
+            )
+            for read, pieces in window
+        ]
+        positions = (read.position for read, _ in window)
+        values |= dict(zip(positions, put(arrived), strict=True))
+    return values
+
+
+def _pieces(read: Read) -> Pieces:
+    try:
+        return pieces(sharding_of(read.like, read.record), read.record.data_shape)
+    except (ValueError, NotImplementedError) as e:
+        raise LeafMismatchError(
+            f"Leaf {read.name!r}, {read.record}, cannot be restored onto the sharding "
+            f"that it has in `like`, {read.like.sharding}: {e}"
+        ) from e
+
+
+def _windows(
+    arrays: Sequence[tuple[Read, Pieces]],
+) -> Iterator[list[tuple[Read, Pieces]]]:
+    """Cut the list where a window is full, so that host memory is bounded."""
+    window: list[tuple[Read, Pieces]] = []
+    nbytes = 0
+    for read, regions in arrays:
+        if window and nbytes + read.record.nbytes > _WINDOW:
+            yield window
+            window, nbytes = [], 0
+        window.append((read, regions))
+        nbytes += read.record.nbytes
+    if window:
+        yield window
+
+
+def _scalar(read: Read) -> Any:
+    value = scalar_from_text(read.record.kind, read.record.value or "")
+    # A subclass, such as an `IntEnum`, is made again from the value.
+    return value if type(read.like) is type(value) else type(read.like)(value)
+
+
+def _restore_through_spec(base: KvSpec, read: Read) -> Any:
+    """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
+
+    def content() -> bytes:
+        if _narrows(read):
+            raise LeafMismatchError(
+                f"Leaf {read.name!r} is {read.record}, which JAX would narrow while "
+                "x64 is off. Let the `filter_spec` call "
+                "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
+            )
+        return _content(base, read.name, read.record)
+
+    def restore(like: Any) -> Any:
+        match = match_leaf(like, default_deserialise_filter_spec, read.record)
+        if match.status != "same":
+            raise LeafMismatchError(
+                f"Leaf {read.name!r}: {match.expected} in the call of "
+                f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
+            )
+        return _restore(base, [read._replace(like=like)])[read.position]
+
+    f = LeafReader(read.name, read.path, content, restore)
+    value = restored_by(read.spec, f, read.like)
+    problem = _changed(value, read.like)
+    if problem:
+        raise LeafMismatchError(
+            f"The `filter_spec` returned {problem[0]} for leaf {read.name!r}, which is "
+            f"{problem[1]} in `like`. Return a leaf of the same type, shape and dtype."
+        )
+    return value
+
+
+def _narrows(read: Read) -> bool:
+    becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
+    return becomes_jax and would_narrow(read.record)
+
+
+def _changed(value: Any, like: Any) -> tuple[str, str] | None:
+    """The two in words if a leaf is not what `like` has, as Equinox checks it."""
+    if isinstance(like, jax.ShapeDtypeStruct | jax.Array):
+        same_type = isinstance(value, jax.Array) or not isinstance(like, jax.Array)
+    else:
+        same_type = type(value) is type(like)
+    expected, found = describe_like(like), describe_like(value)
+    if expected is None or found is None:
+        return None if same_type else (fingerprint(value), fingerprint(like))
+    if same_type and difference(expected, found) == "same":
+        return None
+    return str(found), str(expected)
+
+
+def _content(base: KvSpec, name: str, record: LeafRecord) -> bytes:
+    """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
+    f = io.BytesIO()
+    if not record.is_array:
+        eqx.default_serialise_filter_spec(
+            f, scalar_from_text(record.kind, record.value or "")
+        )
+        return f.getvalue()
+    damage: dict[str, str] = {}
+    region = RegionRead(name, record, whole(record.data_shape))
+    (array,) = read_regions(base, [region], damage)
+    raise_damage(damage, repr(base["path"]))
+    array = from_stored(array, record)
+    if record.kind == "bytes":
+        return array.tobytes()
+    # Unlike `np.save`, by the name of the dtype: it is a void otherwise.
+    descr = array.dtype.name if array.dtype.name in STORED | VIEWED else array.dtype.str
+    header = {"descr": descr, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(f, header)
+    return f.getvalue() + array.tobytes()

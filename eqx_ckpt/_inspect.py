@@ -1,0 +1,208 @@
+"""Looking at a checkpoint without restoring it."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ._chunks import blocks, whole
+from ._filter_spec import default_deserialise_filter_spec
+from ._leaves import dtype_from_tag, LeafRecord, scalar_from_text
+from ._manifest import Manifest
+from ._match import Match
+from ._names import is_below
+from ._plan import check_prefix, plan_reads
+from ._store import (
+    check_array_metadata,
+    open_checkpoint,
+    raise_damage,
+    read_regions,
+    RegionRead,
+)
+from ._types import IsLeaf, PathLike
+
+
+def read_manifest(path: PathLike) -> Manifest:
+    """What a checkpoint says of itself; reads no array.
+
+    **Arguments:**
+
+    - `path`: the directory of the checkpoint.
+
+    **Returns:**
+
+    A [`eqx_ckpt.Manifest`][]: the leaves, the metadata, the versions that saved it.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones(3), "step": 5}
+        eqx_ckpt.tree_serialise_leaves("ckpt", tree, metadata={"loss": 0.31})
+        manifest = eqx_ckpt.read_manifest("ckpt")
+        assert manifest.metadata == {"loss": 0.31}
+        assert manifest.leaves["w"].shape == (3,)
+        assert manifest.leaves["step"].value == "5"
+        ```
+    """
+    return open_checkpoint(path)[1]
+
+
+def tree_like(path: PathLike, *, prefix: str = "") -> PyTree[jax.ShapeDtypeStruct]:
+    """The structure of a checkpoint: a `like` for when its code is not at hand.
+
+    **Arguments:**
+
+    - `path`: the directory of the checkpoint.
+    - `prefix`: only the leaves below this name.
+
+    **Returns:**
+
+    Nested dictionaries of `jax.ShapeDtypeStruct`s, whose keys are the keys of the tree
+    that was saved. Python scalars are there themselves: they have no dtype. What a
+    custom `filter_spec` wrote as bytes needs that code, and cannot be restored so.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
+        like = eqx_ckpt.tree_like("ckpt", prefix="model")
+        model = eqx_ckpt.tree_deserialise_leaves("ckpt", like, prefix="model")
+        assert model["w"].shape == (3,)
+        ```
+    """
+    manifest = read_manifest(path)
+    prefix = prefix.strip("/")
+    check_prefix(prefix, manifest)
+    skip = prefix.count("/") + 1 if prefix else 0
+    tree: Any = {}
+    for name, record in manifest.leaves.items():
+        if not is_below(prefix, name):
+            continue
+        keys = [token for _, token in record.path[skip:]]
+        if not keys:
+            return _struct(record)
+        node = tree
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = _struct(record)
+    return _sortable(tree)
+
+
+def _sortable(node: Any) -> Any:
+    """JAX sorts the keys of a `dict`, and cannot sort integers among strings."""
+    if not isinstance(node, dict):
+        return node
+    children = {key: _sortable(child) for key, child in node.items()}
+    return children if len(set(map(type, children))) < 2 else OrderedDict(children)
+
+
+def _struct(record: LeafRecord) -> Any:
+    if not record.is_array:
+        return scalar_from_text(record.kind, record.value or "")
+    if record.kind == "key":
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record.impl)).dtype
+    else:
+        dtype = dtype_from_tag(record.dtype)
+    return jax.ShapeDtypeStruct(record.shape, dtype, weak_type=record.weak_type)
+
+
+def match(
+    path: PathLike,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+) -> Match:
+    """What [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
+
+    **Arguments:**
+
+    - All: as [`eqx_ckpt.tree_deserialise_leaves`][].
+
+    **Returns:**
+
+    A [`eqx_ckpt.Match`][]: for every leaf whether it is the same, missing, unexpected,
+    or of another shape, dtype or kind, and the bytes to read. It prints well.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec`, `where` or `prefix` do not fit.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        found = eqx_ckpt.match("ckpt", {"w": jnp.ones(4), "b": jnp.ones(4)})
+        assert not found.ok
+        assert found.leaves["w"].status == "shape"
+        assert found.leaves["b"].status == "missing"
+        ```
+    """
+    manifest = read_manifest(path)
+    return plan_reads(
+        manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
+    ).match
+
+
+def verify(path: PathLike) -> None:
+    """Read every byte of every leaf, and compare it with its checksum.
+
+    **Arguments:**
+
+    - `path`: the directory of the checkpoint.
+
+    **Returns:**
+
+    Nothing.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged, and how.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        eqx_ckpt.verify("ckpt")
+        ```
+    """
+    base, manifest = open_checkpoint(path)
+    damage: dict[str, str] = {}
+    for name, record in manifest.leaves.items():
+        if record.is_array:
+            check_array_metadata(base, name, record, damage)
+            region = whole(record.data_shape)
+            for piece in blocks(region, record.chunk_shape, record.itemsize):
+                read_regions(base, [RegionRead(name, record, piece)], damage)
+    raise_damage(damage, repr(base["path"]))

@@ -1,0 +1,331 @@
+"""The closed list of the kinds of leaves: what each one is, and its bytes at rest."""
+
+import functools as ft
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, Sharding
+
+from ._chunks import chunk_shape, Region, region_of, whole
+
+
+ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
+SCALAR_KINDS = ("bool", "int", "float", "complex")
+
+# What TensorStore's zarr3 driver stores as it is.
+STORED = frozenset(
+    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
+    "float32 float64 complex64 complex128 float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn".split()
+)
+# What it does not: stored as bytes, with the true dtype in the manifest.
+VIEWED = frozenset(
+    "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
+)
+_SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
+_TIME = re.compile(r"[<>][mM]8\[\d{0,6}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
+_NAN = struct.pack(">d", math.nan)
+
+# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
+NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRecord:
+    """What the manifest says of one leaf.
+
+    **Attributes:**
+
+    - `kind`: `"jax"`, `"key"`, `"numpy"`, `"numpy_scalar"`, `"bytes"` (written by a
+        custom `filter_spec`), or `"bool"`, `"int"`, `"float"`, `"complex"`.
+    - `dtype`, `shape`: of the leaf; the dtype of a typed PRNG key is `"key"`.
+    - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
+    - `value`: the value of a Python scalar, exactly, as text; else `None`.
+    - `impl`: the implementation of a typed PRNG key; else `None`.
+    - `weak_type`: as that of the `jax.Array`.
+    - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
+        when it was saved; `None` for an array on one device.
+    - `data_type`, `data_shape`, `chunk_shape`: of the Zarr array.
+    - `crc32c`: for each chunk, in C order, the checksum that its file ends with.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    path: tuple[tuple[str, str | int], ...] = ()
+    value: str | None = None
+    impl: str | None = None
+    weak_type: bool = False
+    sharding: dict[str, Any] | None = None
+    data_type: str = ""
+    data_shape: tuple[int, ...] = ()
+    chunk_shape: tuple[int, ...] = ()
+    crc32c: tuple[str, ...] = ()
+
+    @property
+    def is_array(self) -> bool:
+        return self.kind in ARRAY_KINDS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data: what a restore reads, without checksums."""
+        return math.prod(self.data_shape) * self.itemsize if self.is_array else 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of the Zarr array."""
+        return np.dtype(self.data_type).itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk, without its checksum."""
+        return math.prod(self.chunk_shape) * self.itemsize
+
+    def __str__(self) -> str:
+        if not self.is_array:
+            return f"Python {self.kind}"
+        shape = ", ".join(map(str, self.shape))
+        if self.kind == "key":
+            return f"PRNG key[{shape}] of impl {self.impl!r}"
+        names = {"jax": "", "numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
+        return f"{names.get(self.kind, 'bytes ')}{self.dtype}[{shape}]"
+
+
+class CannotSave(Exception):
+    """Why one leaf cannot be saved; the plan collects these and raises once."""
+
+
+def describe(leaf: Any) -> LeafRecord | None:
+    """The record of a leaf that is to be saved, or `None` if leaves like it are not.
+
+    As in Equinox, functions, strings and all other objects are not saved.
+    """
+    if isinstance(leaf, jax.Array):
+        return _describe_jax(leaf)
+    if isinstance(leaf, np.ndarray):
+        if type(leaf) not in (np.ndarray, np.memmap):
+            name = type(leaf).__name__
+            raise CannotSave(f"is a `{name}`; save `np.asarray` of its parts")
+        return _array_record("numpy", leaf.shape, leaf.dtype)
+    if isinstance(leaf, np.generic):
+        return _array_record("numpy_scalar", (), leaf.dtype)
+    for kind in (bool, int, float, complex):
+        if isinstance(leaf, kind):
+            return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
+    _refuse_arrays_in_disguise(leaf)
+    return None
+
+
+def describe_like(leaf: Any) -> LeafRecord | None:
+    """What a leaf of `like` is; it may be a `jax.ShapeDtypeStruct`, or be deleted."""
+    if isinstance(leaf, Tracer):
+        raise CannotSave("is being traced by JAX; call this outside `jax.jit`")
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return describe(leaf)
+    if is_key(leaf):
+        return LeafRecord("key", "key", leaf.shape, impl=_key_impl(leaf.dtype))
+    kind = "jax" if isinstance(leaf, jax.Array) else "struct"
+    return LeafRecord(kind, dtype_to_tag(leaf.dtype), leaf.shape)
+
+
+def is_key(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+@ft.cache
+def _key_impl(dtype: Any) -> str:
+    return str(jax.random.key_impl(jnp.empty((), dtype)))
+
+
+def describe_bytes(data: bytes) -> LeafRecord:
+    """The record of what a custom `filter_spec` wrote."""
+    return _array_record("bytes", (len(data),), np.dtype(np.uint8))
+
+
+def _describe_jax(leaf: jax.Array) -> LeafRecord:
+    if isinstance(leaf, Tracer):
+        raise CannotSave("is being traced by JAX; call this outside `jax.jit`")
+    if leaf.is_deleted():
+        raise CannotSave("was deleted: it was donated to a jitted function")
+    if not leaf.is_fully_addressable:
+        raise CannotSave("spans several processes, which is not supported yet")
+    if not is_key(leaf):
+        return _array_record("jax", leaf.shape, leaf.dtype, leaf)
+    data = jax.random.key_data(leaf)
+    record = _array_record("key", data.shape, data.dtype, data)
+    return replace(record, dtype="key", shape=leaf.shape, impl=_key_impl(leaf.dtype))
+
+
+def _array_record(
+    kind: str, shape: tuple[int, ...], dtype: np.dtype, leaf: jax.Array | None = None
+) -> LeafRecord:
+    data_type = stored_dtype(dtype)
+    sharding = None if leaf is None or is_on_one_device(leaf) else leaf.sharding
+    shard = shape if sharding is None else sharding.shard_shape(shape)
+    return LeafRecord(
+        kind,
+        dtype=dtype_to_tag(dtype),
+        shape=shape,
+        weak_type=leaf is not None and leaf.weak_type,
+        sharding=describe_sharding(sharding),
+        data_type=data_type,
+        data_shape=shape,
+        chunk_shape=chunk_shape(shard, dtype.itemsize, divide=shard != shape),
+    )
+
+
+def is_on_one_device(leaf: jax.Array) -> bool:
+    return len(leaf.sharding.device_set) == 1
+
+
+def describe_sharding(sharding: Sharding | None) -> dict[str, Any] | None:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    return {
+        "axis_names": list(sharding.mesh.axis_names),
+        "mesh_shape": list(sharding.mesh.axis_sizes),
+        "spec": [list(p) if isinstance(p, tuple) else p for p in sharding.spec],
+        "memory_kind": sharding.memory_kind,
+    }
+
+
+def _refuse_arrays_in_disguise(leaf: Any) -> None:
+    """Equinox skips these without a word; a checkpoint that lacks them would lie."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
+    if isinstance(leaf, jax.Ref):
+        raise CannotSave("is a `jax.Ref`; save its value, `ref[...]`")
+    if hasattr(leaf, "__jax_array__"):
+        raise CannotSave("has `__jax_array__`; save `jax.numpy.asarray` of it")
+    if any(eqx.is_array_like(x) for x in jtu.tree_leaves(leaf)):
+        raise CannotSave(
+            f"is a `{type(leaf).__name__}` that holds arrays, which `is_leaf` made a "
+            "leaf; save it with a `filter_spec` of your own"
+        )
+
+
+def dtype_to_tag(dtype: np.dtype) -> str:
+    """`"float32"`, `"bfloat16"`; `">f4"`, `"<M8[ns]"` where the name would not do."""
+    return dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
+
+
+def dtype_from_tag(tag: str) -> np.dtype:
+    """The inverse of `dtype_to_tag`; `ValueError` for what the format does not have."""
+    if tag in STORED or tag in VIEWED or _SWAPPED.match(tag) or _TIME.match(tag):
+        return np.dtype(tag)
+    raise ValueError(f"{tag!r} is not a dtype of this format")
+
+
+def stored_dtype(dtype: np.dtype) -> str:
+    """The `data_type` of the Zarr array that holds a leaf of this dtype."""
+    tag = dtype_to_tag(dtype)
+    if tag in STORED:
+        return tag
+    if tag in VIEWED:
+        return "uint8"
+    if _TIME.match(tag):
+        return "int64"
+    if _SWAPPED.match(tag):
+        return dtype.newbyteorder("=").name
+    raise CannotSave(f"has the dtype `{dtype}`, which cannot be stored exactly")
+
+
+def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]:
+    """The data of a leaf, as regions of its array and host arrays that cover it."""
+    if record.kind == "key":
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, bytes):
+        leaf = np.frombuffer(leaf, np.uint8)
+    if not isinstance(leaf, jax.Array) or is_on_one_device(leaf):
+        yield whole(record.data_shape), to_stored(np.asarray(leaf), record)
+        return
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            region = region_of(shard.index, record.data_shape)
+            yield region, to_stored(np.asarray(shard.data), record)
+
+
+def to_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
+    """The array as `record.data_type`, without a copy where there need not be one."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if record.kind == "numpy" and record.dtype == "bool":
+        # A byte other than 0 and 1 would be written and then refused when it is read.
+        return array.view(np.uint8) != 0
+    return array.view(np.dtype(record.data_type))
+
+
+def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
+    """The inverse of `to_stored`."""
+    dtype = np.dtype(record.data_type)
+    if record.kind != "key":
+        dtype = dtype_from_tag(record.dtype)
+    return array.view(dtype.newbyteorder("=")).astype(dtype, copy=False)
+
+
+def scalar_to_text(value: bool | int | float | complex) -> str:
+    """A Python scalar as text that says exactly which one it is."""
+    if isinstance(value, complex):
+        return f"{_float_to_text(value.real)} {_float_to_text(value.imag)}"
+    if isinstance(value, float):
+        return _float_to_text(value)
+    if isinstance(value, bool):
+        return str(value)
+    # Python refuses to read more than 4300 decimal digits.
+    return hex(value) if value.bit_length() > 13_000 else int.__repr__(value)
+
+
+def scalar_from_text(kind: str, text: str) -> bool | int | float | complex:
+    """The inverse of `scalar_to_text`; `ValueError` for any other text."""
+    if kind == "bool":
+        return {"True": True, "False": False}[text]
+    if kind == "int":
+        return int(text, 16 if "x" in text else 10)
+    if kind == "float":
+        return _float_from_text(text)
+    real, imag = text.split(" ")
+    return complex(_float_from_text(real), _float_from_text(imag))
+
+
+def _float_to_text(value: float) -> str:
+    if math.isnan(value) and (bits := struct.pack(">d", value)) != _NAN:
+        return "nan:" + bits.hex()
+    return float.__repr__(value)
+
+
+def _float_from_text(text: str) -> float:
+    if not text.startswith("nan:"):
+        return float(text)
+    (value,) = struct.unpack(">d", bytes.fromhex(text[4:]).ljust(8))
+    if not math.isnan(value):
+        raise ValueError(f"{text!r} is not a nan")
+    return value
+
+
+def fingerprint(leaf: Any) -> str:
+    """What a leaf that is not saved looks like, so that a change of it can be told."""
+    if isinstance(leaf, str | bytes):
+        text = repr(leaf)
+        if len(text) > 80:
+            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return text
+    if isinstance(leaf, ft.partial):
+        return f"functools.partial({fingerprint(leaf.func)})"
+    named = leaf if hasattr(leaf, "__qualname__") else type(leaf)
+    return f"{named.__module__}.{named.__qualname__}"

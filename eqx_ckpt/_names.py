@@ -1,0 +1,176 @@
+"""One key path, one name: the only place that turns JAX key paths into text.
+
+The encoding is injective, readable, and safe on every file system and object store;
+`docs/format.md` describes it for readers in other languages.
+"""
+
+import functools as ft
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ._errors import LeafNameError
+from ._types import IsLeaf, KeyPath
+
+
+ROOT = "@root"
+_MAX_COMPONENT = 200
+_INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
+_SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
+_DEVICES = {"con", "prn", "aux", "nul"} | {
+    device + str(i) for device in ("com", "lpt") for i in range(10)
+}
+
+
+def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
+    """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
+
+    As `jax.tree_util.tree_flatten_with_path`, but the entries of an `eqx.nn.State` are
+    found under their markers: their positions change when a layer is inserted.
+    """
+
+    def stop(node: Any) -> bool:
+        return type(node) is eqx.nn.State or (is_leaf is not None and is_leaf(node))
+
+    for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
+        if type(node) is not eqx.nn.State or (is_leaf is not None and is_leaf(node)):
+            yield path, node
+            continue
+        children: Iterable[Any]
+        markers: Any
+        children, markers = jtu.flatten_one_level(node)
+        for i, (child, marker) in enumerate(zip(children, markers, strict=True)):
+            key = jtu.DictKey(_undecorated(marker) if isinstance(marker, str) else i)
+            for rest, leaf in key_paths(child, is_leaf):
+                yield (*path, key, *rest), leaf
+
+
+def encode(path: KeyPath) -> str:
+    """The name of a leaf: one key, one `/`-separated component."""
+    return "/".join(map(_component, map(_token, path))) or ROOT
+
+
+def typed(path: KeyPath) -> list[list[str | int]]:
+    """A key path as JSON: `[["attr", "layers"], ["index", 0], ["key", "a/b"]]`."""
+    return [[_kind(key), _token(key)] for key in path]
+
+
+def encode_typed(path: Sequence[Sequence[str | int]]) -> str:
+    """The name that belongs to a key path which was written by `typed`."""
+    return "/".join(_component(token) for _, token in path) or ROOT
+
+
+def below(prefix: str, name: str) -> str:
+    """The name in the whole checkpoint of what is called `name` below `prefix`."""
+    if not prefix:
+        return name
+    return prefix if name == ROOT else f"{prefix}/{name}"
+
+
+def is_below(prefix: str, name: str) -> bool:
+    return not prefix or name == prefix or name.startswith(prefix + "/")
+
+
+def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
+    """Raise `LeafNameError` if two names are equal, nested, or differ only by case."""
+    leaves: dict[str, tuple[KeyPath, str]] = {}
+    folders: dict[str, tuple[KeyPath, str]] = {}
+    clashes: list[str] = []
+    for path, name in named:
+        folded = name.casefold()
+        if folded in leaves:
+            clashes.append(_clash(leaves[folded], (path, name)))
+        leaves[folded] = (path, name)
+        folder = folded.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders[folder] = (path, name)
+            folder = folder.rpartition("/")[0]
+    for folder in leaves.keys() & folders.keys():
+        clashes.append(_clash(leaves[folder], folders[folder]))
+    if clashes:
+        raise LeafNameError(
+            "Leaves of the PyTree do not have distinct names:\n"
+            + "\n".join(f"- {clash}" for clash in sorted(clashes))
+            + "\nNames that are equal, nested, or differ only by letter case cannot be "
+            "stored side by side on every file system: rename one of each."
+        )
+
+
+def _clash(a: tuple[KeyPath, str], b: tuple[KeyPath, str]) -> str:
+    return (
+        f"`{jtu.keystr(a[0])}`, stored as {a[1]!r}, and "
+        f"`{jtu.keystr(b[0])}`, stored as {b[1]!r}."
+    )
+
+
+def _undecorated(marker: str) -> str:
+    """`Net.layers[1].norm.state_index` -> `layers.1.norm.state_index`.
+
+    The class is dropped so that renaming it does not rename the leaves.
+    """
+    without_class = re.sub(r"^\w+(?=[.\[])", "", marker)
+    return re.sub(r"\[(\d+)\]", r".\1", without_class).removeprefix(".")
+
+
+_KINDS = {
+    jtu.GetAttrKey: "attr",
+    jtu.SequenceKey: "index",
+    jtu.FlattenedIndexKey: "index",
+}
+
+
+def _kind(key: Any) -> str:
+    return _KINDS.get(type(key), "key")
+
+
+def _token(key: Any) -> str | int:
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.SequenceKey):
+        return key.idx
+    if isinstance(key, jtu.DictKey | jtu.FlattenedIndexKey):
+        key = key.key
+    if type(key) is str or type(key) is int:
+        return key
+    raise LeafNameError(
+        f"The key {key!r} of type `{type(key).__name__}` cannot be part of a leaf's "
+        "name: only strings and integers can. Use such keys in the PyTree."
+    )
+
+
+@ft.lru_cache(maxsize=65536, typed=True)
+def _component(token: str | int) -> str:
+    if isinstance(token, int):
+        return str(token)
+    if token == "":
+        return "@empty"
+    out = token if _SAFE.match(token) else "".join(map(_escape, token))
+    if (
+        _INT.match(out)
+        or out[0] == "."
+        or out.startswith("__")
+        or out.lower() == "zarr.json"
+        or out.lower().split(".")[0] in _DEVICES
+    ):
+        out = _percent(out[0]) + out[1:]
+    if out[-1] == ".":
+        out = out[:-1] + "%2E"
+    if out.lower().endswith(".__lock"):
+        out = out[:-7] + "%2E" + out[-6:]
+    if len(out) > _MAX_COMPONENT:
+        digest = hashlib.sha256(out.encode()).hexdigest()[:32]
+        out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest
+    return out
+
+
+def _escape(character: str) -> str:
+    return character if _SAFE.match(character) else _percent(character)
+
+
+def _percent(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,110 @@
+"""Where restored leaves go: which regions to read for it, and putting them there."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from ._chunks import Region, region_of, whole
+from ._leaves import LeafRecord
+
+
+# The distinct regions to read, and the devices that each one goes to.
+Pieces: TypeAlias = dict[Region, list[Any]]
+
+
+def sharding_of(like: Any, record: LeafRecord) -> Sharding | None:
+    """Where `like` has a leaf; `None` for NumPy, and for what is not committed."""
+    if record.kind not in ("jax", "key"):
+        return None
+    if isinstance(like, jax.Array) and not like.committed:
+        return None
+    return like.sharding
+
+
+def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
+    """Raises `ValueError` if the sharding does not divide the shape."""
+    if sharding is None:
+        return {whole(shape): []}
+    sharding.shard_shape(shape)
+    regions: Pieces = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        regions.setdefault(region_of(index or (), shape), []).append(device)
+    return regions
+
+
+class Arrival(NamedTuple):
+    """The data of one leaf, in host memory, with the devices that each part goes to."""
+
+    record: LeafRecord
+    sharding: Sharding | None
+    parts: Sequence[tuple[np.ndarray, list[Any]]]
+
+
+def put(arrivals: Sequence[Arrival]) -> list[Any]:
+    """The leaves in their places. JAX is called twice, not once for each leaf."""
+    free = [_host(a) for a in arrivals if _is_free(a)]
+    fixed = [
+        (host, SingleDeviceSharding(device, memory_kind=a.sharding.memory_kind))
+        for a in arrivals
+        if a.sharding is not None
+        for host, devices in a.parts
+        for device in devices
+    ]
+    on_default = iter(jax.device_put(free))
+    hosts, targets = [host for host, _ in fixed], [target for _, target in fixed]
+    on_devices = iter(jax.device_put(hosts, targets))
+    leaves: list[Any] = []
+    for arrival in arrivals:
+        if arrival.sharding is not None:
+            count = sum(len(devices) for _, devices in arrival.parts)
+            leaf = jax.make_array_from_single_device_arrays(
+                arrival.record.data_shape,
+                arrival.sharding,
+                [next(on_devices) for _ in range(count)],
+            )
+        else:
+            leaf = next(on_default) if _is_free(arrival) else _host(arrival)
+        leaves.append(_finished(leaf, arrival.record))
+    return leaves
+
+
+def _is_free(arrival: Arrival) -> bool:
+    """Whether JAX decides where it goes."""
+    return arrival.sharding is None and arrival.record.kind in ("jax", "key")
+
+
+def _host(arrival: Arrival) -> np.ndarray:
+    return arrival.parts[0][0]
+
+
+def _finished(leaf: Any, record: LeafRecord) -> Any:
+    if record.kind == "key":
+        return jax.random.wrap_key_data(leaf, impl=record.impl)
+    if record.kind == "numpy_scalar":
+        return leaf[()]
+    return _as_weak(leaf) if record.weak_type else leaf
+
+
+def _as_weak(array: jax.Array) -> jax.Array:
+    """The same array with a weak type, which only Python scalars bring along."""
+    zero = {"f": 0.0, "i": 0, "c": 0j}.get(array.dtype.kind)
+    if zero is None:
+        return array
+    wide = array.dtype.itemsize > (8 if array.dtype.kind == "c" else 4)
+    with jax.enable_x64(wide):
+        return _weak_copy(zero, array.sharding if array.committed else None)(array)
+
+
+@ft.cache
+def _weak_copy(
+    zero: float, sharding: Sharding | None
+) -> Callable[[jax.Array], jax.Array]:
+    def copy(array: jax.Array) -> jax.Array:
+        return jnp.full(array.shape, zero).at[...].set(array)
+
+    return jax.jit(copy, out_shardings=sharding)

@@ -1,0 +1,266 @@
+"""Plan, then act: every problem is found here, before a byte is written or read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ._errors import CheckpointError, LeafMismatchError
+from ._filter_spec import (
+    is_default,
+    LeafReader,
+    LeafWriter,
+    NOTHING,
+    restored_by,
+    saved_by,
+    with_specs,
+)
+from ._leaves import (
+    CannotSave,
+    describe,
+    describe_bytes,
+    describe_like,
+    fingerprint,
+    LeafRecord,
+)
+from ._manifest import Manifest
+from ._match import difference, explain, LeafMatch, Match, nearest
+from ._names import below, check_distinct, encode, is_below, typed
+from ._types import IsLeaf, KeyPath
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf, its place in the tree, and its name in the checkpoint."""
+
+    name: str
+    path: KeyPath
+    leaf: Any
+    spec: Callable[[Any, Any], Any]
+
+
+def _named(
+    tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str, prefix: str = ""
+) -> list[NamedLeaf]:
+    return [
+        NamedLeaf(below(prefix, encode(path)), path, leaf, spec)
+        for path, leaf, spec in with_specs(filter_spec, tree, is_leaf, argument)
+    ]
+
+
+class Write(NamedTuple):
+    """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar."""
+
+    name: str
+    record: LeafRecord
+    leaf: Any
+
+
+def plan_writes(
+    pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf
+) -> tuple[list[Write], dict[str, str]]:
+    """What to write, and the fingerprints of the leaves that are not saved."""
+    writes: list[Write] = []
+    saved: list[tuple[KeyPath, str]] = []
+    others: dict[str, str] = {}
+    problems: list[str] = []
+    for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
+        try:
+            record, data = _record_and_data(spec, name, path, leaf)
+        except CannotSave as e:
+            problems.append(f"- {name!r} {e}.")
+            continue
+        if record is None:
+            others[name] = data
+        else:
+            record = replace(record, path=tuple(map(tuple, typed(path))))
+            writes.append(Write(name, record, data))
+            saved.append((path, name))
+    if problems:
+        raise CheckpointError(
+            "Nothing was saved, because these leaves cannot be:\n"
+            + "\n".join(problems)
+            + "\nConvert them, or leave them out with a `filter_spec`."
+        )
+    check_distinct(saved)
+    return writes, others
+
+
+def _record_and_data(
+    spec: Callable[[Any, Any], Any], name: str, path: KeyPath, leaf: Any
+) -> tuple[LeafRecord | None, Any]:
+    """The record of a leaf and its data, or `None` and its fingerprint."""
+    saved = leaf
+    if not is_default(spec):
+        saved = saved_by(spec, LeafWriter(name, path), leaf)
+        if saved is NOTHING:
+            skipped = describe_like(leaf)
+            return None, f"skipped {skipped}" if skipped else fingerprint(leaf)
+        if isinstance(saved, bytes) and saved is not leaf:
+            return describe_bytes(saved), saved
+    record = describe(saved)
+    if record is None:
+        return None, fingerprint(saved)
+    return record, saved if record.is_array else None
+
+
+class Read(NamedTuple):
+    """One leaf to be restored, at `position` among the leaves of `like`."""
+
+    position: int
+    name: str
+    path: KeyPath
+    like: Any
+    spec: Callable[[Any, Any], Any]
+    record: LeafRecord
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What to read, what is known without reading, and how it agrees with `like`."""
+
+    reads: Sequence[Read]
+    values: Mapping[int, Any]
+    match: Match
+
+    def check(self) -> None:
+        if not self.match.ok:
+            raise LeafMismatchError(explain(self.match))
+
+
+def plan_reads(
+    manifest: Manifest,
+    like: PyTree,
+    filter_spec: PyTree,
+    is_leaf: IsLeaf,
+    *,
+    where: Callable[[PyTree], Any] | None,
+    prefix: str,
+) -> ReadPlan:
+    prefix = prefix.strip("/")
+    named = _named(like, filter_spec, is_leaf, "like", prefix)
+    check_prefix(prefix, manifest)
+    chosen = (
+        set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
+    )
+    reads: list[Read] = []
+    values: dict[int, Any] = {}
+    matches: dict[str, LeafMatch] = {}
+    for index, leaf in enumerate(named):
+        if index not in chosen:
+            continue
+        record = manifest.leaves.get(leaf.name)
+        if record is None:
+            values[index], matches[leaf.name] = _without_record(leaf, manifest)
+            continue
+        reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record))
+        matches[leaf.name] = match_leaf(leaf.leaf, leaf.spec, record)
+    if where is None:
+        matches |= _unexpected(manifest, prefix, {leaf.name for leaf in named})
+    nbytes = sum(r.record.nbytes for r in reads)
+    match = Match(_with_suggestions(matches, manifest), nbytes)
+    return ReadPlan(reads, values, match)
+
+
+def check_prefix(prefix: str, manifest: Manifest) -> None:
+    if not prefix or any(is_below(prefix, name) for name in manifest.leaves):
+        return
+    folders = {
+        name[:i] for name in manifest.leaves for i, c in enumerate(name) if c == "/"
+    }
+    similar = ", ".join(map(repr, nearest(prefix, folders | manifest.leaves.keys())))
+    raise LeafMismatchError(
+        f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
+        "it." + (f" Did you mean {similar}?" if similar else "")
+    )
+
+
+def chosen_by(
+    where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf
+) -> set[int]:
+    """The positions of the leaves that `where` picks."""
+    return set(jtu.tree_leaves(picked_by(where, like, is_leaf)))
+
+
+def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> PyTree:
+    """What `where` picks, with the position of each leaf in its place."""
+    treedef = jtu.tree_structure(like, is_leaf)
+    try:
+        eqx.tree_at(where, like, replace_fn=lambda node: node, is_leaf=is_leaf)
+        picked = where(treedef.unflatten(range(treedef.num_leaves)))
+    except Exception as e:
+        raise LeafMismatchError(
+            f"`where` does not pick a part of `like`: {e} Pass a function such as "
+            "`where=lambda tree: tree.model`, which returns a node of `like`, or a "
+            "tuple of nodes."
+        ) from e
+    if not all(type(index) is int for index in jtu.tree_leaves(picked)):
+        raise LeafMismatchError(
+            "`where` returns something that is not a part of `like`. It has to return "
+            "a node of the tree that it is called with, or a tuple of nodes."
+        )
+    return picked
+
+
+def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
+    """The value and match of a leaf that the checkpoint does not have."""
+    expected = describe_like(leaf.leaf)
+    found = manifest.others.get(leaf.name, "nothing")
+    missing = LeafMatch("missing", str(expected), found)
+    if not is_default(leaf.spec):
+
+        def no_content(*_: Any) -> bytes:
+            raise _NotThere
+
+        f = LeafReader(leaf.name, leaf.path, no_content, no_content)
+        try:
+            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same")
+        except _NotThere:
+            return leaf.leaf, missing
+    if expected is not None:
+        return leaf.leaf, missing
+    now = fingerprint(leaf.leaf)
+    status = "same" if now == found or found == "nothing" else "changed"
+    return leaf.leaf, LeafMatch(status, now, found)
+
+
+class _NotThere(LeafMismatchError):
+    pass
+
+
+def match_leaf(
+    like: Any, spec: Callable[[Any, Any], Any], record: LeafRecord
+) -> LeafMatch:
+    """A leaf of `like` beside its record; a custom `filter_spec` decides for itself."""
+    if not is_default(spec):
+        return LeafMatch("same")
+    try:
+        expected = describe_like(like)
+    except CannotSave as e:
+        return LeafMatch("kind", f"a leaf that {e}", str(record))
+    if expected is None:
+        return LeafMatch("kind", fingerprint(like), str(record))
+    return LeafMatch(difference(expected, record), str(expected), str(record))
+
+
+def _unexpected(
+    manifest: Manifest, prefix: str, known: set[str]
+) -> dict[str, LeafMatch]:
+    return {
+        name: LeafMatch("unexpected", found=str(record))
+        for name, record in manifest.leaves.items()
+        if name not in known and is_below(prefix, name)
+    }
+
+
+def _with_suggestions(
+    matches: dict[str, LeafMatch], manifest: Manifest
+) -> dict[str, LeafMatch]:
+    unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
+    candidates = sorted(unmatched) or sorted(manifest.leaves.keys() - matches.keys())
+    for name, leaf in matches.items():
+        if leaf.status == "missing":
+            matches[name] = replace(leaf, nearest=nearest(name, candidates))
+    return matches

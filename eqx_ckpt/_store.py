@@ -1,0 +1,406 @@
+"""The only module that knows TensorStore: arrays to bytes at rest, and back."""
+
+import contextlib
+import errno
+import functools as ft
+import json
+import math
+import mmap
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ._chunks import blocks, chunk_keys, grid_shape, Region, slices, touched
+from ._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
+from ._leaves import LeafRecord
+from ._manifest import from_bytes, MANIFEST, Manifest, MAX_BYTES, zarr_metadata
+from ._types import PathLike
+
+
+# Importing TensorStore takes longer than all the rest of this package, so the functions
+# that need it do.
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+# Encoded chunks wait in memory until the disk has taken them.
+MAX_IN_FLIGHT = 48 * 2**20
+_ALIGNMENT = 64
+_HUGE_PAGE = 2**21
+_CHECKSUM_BYTES = 4
+# Smaller files are not mapped by TensorStore.
+_MAPPED = 2**16
+_SCRATCH = bytearray(2**20)
+
+KvSpec: TypeAlias = dict[str, Any]
+
+
+class ArrayWrite(NamedTuple):
+    """A leaf's record, and its data as regions and arrays that cover it."""
+
+    name: str
+    record: LeafRecord
+    shards: Iterable[tuple[Region, np.ndarray]]
+
+
+class RegionRead(NamedTuple):
+    """A region of a leaf's array."""
+
+    name: str
+    record: LeafRecord
+    region: Region
+
+
+@ft.cache
+def _context() -> "ts.Context":
+    """One for the whole process: they hold threads, and `memory://` lives in one.
+
+    Files are not synced one by one, and not locked: an attempt has a directory of its
+    own, and the commit flushes it at once. A lock that a dead process left would be
+    written over without being cut, which stores its tail behind the new value.
+    """
+    import tensorstore as ts
+
+    return ts.Context(
+        {
+            "file_io_sync": False,
+            "file_io_locking": {"mode": "none"},
+            "file_io_mode": {"mode": "memmap"},
+        }
+    )
+
+
+def locate(path: PathLike) -> KvSpec:
+    """Where a path is, as the `kvstore` of a TensorStore spec."""
+    text = os.fspath(path)
+    if not text:
+        raise CheckpointError("The path is empty. Pass a directory.")
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "memory":
+        return {"driver": "memory", "path": rest.strip("/") + "/"}
+    if separator and scheme.isalnum():
+        raise CheckpointError(
+            f"{text!r}: `{scheme}://` is not supported. Pass a directory."
+        )
+    folder = os.path.realpath(os.path.expanduser(text))
+    if "\\" in folder or not folder.isprintable():
+        raise CheckpointError(
+            f"{folder!r} has a backslash or a character that does not print, which "
+            "TensorStore cannot be trusted with. Choose another directory."
+        )
+    return {"driver": "file", "path": folder.rstrip("/") + "/"}
+
+
+def _spec(base: KvSpec, name: str, record: LeafRecord) -> dict[str, Any]:
+    # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk as
+    # zeros. See test_damage.py.
+    return {
+        "driver": "zarr3",
+        "kvstore": {**base, "path": f"{base['path']}{name}/"},
+        "metadata": zarr_metadata(record),
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
+    }
+
+
+def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
+    """Write every array, a bounded number of bytes at a time.
+
+    When this returns or raises, TensorStore writes nothing below `base` any more.
+    """
+    import tensorstore as ts
+
+    context = _context()
+    # Nobody changes the arrays before this function returns, so that no copy is needed;
+    # but `memory://` would keep referring to them.
+    on_disk = base["driver"] == "file"
+    opening = [
+        ts.open(_spec(base, w.name, w.record), create=True, context=context)
+        for w in writes
+    ]
+    writing: deque[tuple[str, ts.WriteFutures, int]] = deque()
+    try:
+        in_flight = 0
+        for write, opened in zip(writes, opening, strict=True):
+            store = _result(opened, write.name)
+            for region, array in _pieces(write):
+                target = store[slices(region)] if region else store
+                future = target.write(
+                    array, can_reference_source_data_indefinitely=on_disk
+                )
+                writing.append((write.name, future, array.nbytes))
+                in_flight += array.nbytes
+                while in_flight > MAX_IN_FLIGHT:
+                    name, future, nbytes = writing.popleft()
+                    _result(future, name)
+                    in_flight -= nbytes
+        for name, future, _ in writing:
+            _result(future, name)
+    finally:
+        for future in (*opening, *(future for _, future, _ in writing)):
+            future.exception()
+
+
+def _pieces(write: ArrayWrite) -> Iterator[tuple[Region, np.ndarray]]:
+    chunk, itemsize = write.record.chunk_shape, write.record.itemsize
+    for region, array in write.shards:
+        for piece in blocks(region, chunk, itemsize):
+            inside = tuple(
+                slice(start - first, stop - first)
+                for (start, stop), (first, _) in zip(piece, region, strict=True)
+            )
+            yield piece, array[inside]
+
+
+def read_checksums(base: KvSpec, name: str, record: LeafRecord) -> tuple[str, ...]:
+    """For every chunk the checksum that it ends with; proves that it is there."""
+    grid = grid_shape(record.data_shape, record.chunk_shape)
+    return tuple(_checksum(base, f"{name}/{k}", record) for k in chunk_keys(grid))
+
+
+def _checksum(
+    base: KvSpec, key: str, record: LeafRecord, *, look_through: bool = False
+) -> str:
+    """The last four bytes of a chunk, if it has the size that it must have."""
+    if base["driver"] == "file":
+        size, tail = _file_tail(base["path"] + key, look_through)
+    else:
+        data = read_key(base, key)
+        if data is None:
+            raise CorruptCheckpointError("a chunk is missing")
+        size, tail = len(data), data[-_CHECKSUM_BYTES:]
+    expected = record.chunk_nbytes + _CHECKSUM_BYTES
+    if size != expected:
+        raise CorruptCheckpointError(f"a chunk has {size} bytes instead of {expected}")
+    return tail.hex()
+
+
+def _file_tail(path: str, look_through: bool) -> tuple[int, bytes]:
+    try:
+        # A chunk is never a link out of the checkpoint, nor a pipe that blocks.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptCheckpointError("a chunk is missing") from None
+    except OSError as e:
+        if e.errno != errno.ELOOP:
+            raise
+        raise CorruptCheckpointError("a chunk is a symbolic link") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptCheckpointError("a chunk is not a file")
+        size = status.st_size
+        if look_through and size >= _MAPPED:
+            # TensorStore maps the file, and a disk that fails under a mapping kills the
+            # process. Read it once before, so that it is an error instead.
+            for offset in range(0, size, len(_SCRATCH)):
+                os.preadv(fd, [_SCRATCH], offset)
+        return size, os.pread(fd, _CHECKSUM_BYTES, max(0, size - _CHECKSUM_BYTES))
+    finally:
+        os.close(fd)
+
+
+def read_regions(
+    base: KvSpec, reads: Sequence[RegionRead], damage: dict[str, str]
+) -> list[np.ndarray]:
+    """Read regions of arrays into buffers that JAX takes over as they are.
+
+    What is wrong with a leaf is put into `damage` under its name; its array is then not
+    to be used. `raise_damage` makes an error of that.
+    """
+    import tensorstore as ts
+
+    folders: set[str] = set()
+    sound = [_is_sound(base, read, folders, damage) for read in reads]
+    opening = [
+        ts.open(
+            _spec(base, read.name, read.record),
+            open=True,
+            assume_metadata=True,
+            context=_context(),
+        )
+        if ok and read.record.nbytes
+        else None
+        for read, ok in zip(reads, sound, strict=True)
+    ]
+    buffers: list[np.ndarray] = []
+    reading: list[tuple[str, ts.WriteFutures]] = []
+    try:
+        for read, ok, opened in zip(reads, sound, opening, strict=True):
+            buffers.append(_empty(read.region, read.record) if ok else np.empty(0))
+            if opened is not None:
+                store = _result(opened, read.name)
+                source = store[slices(read.region)] if read.region else store
+                reading.append((read.name, ts.array(buffers[-1]).write(source)))
+        for name, future in reading:
+            try:
+                _result(future, name)
+            except CorruptCheckpointError as e:
+                damage.setdefault(name, str(e))
+    finally:
+        for _, future in reading:
+            future.exception()
+    return buffers
+
+
+def _is_sound(
+    base: KvSpec, read: RegionRead, folders: set[str], damage: dict[str, str]
+) -> bool:
+    """Compare the tails of the chunks of a region with the manifest.
+
+    TensorStore compares the checksum of a chunk with its content, which does not show
+    that two chunks changed places. And it is told nothing that could abort the process,
+    such as a chunk shape that its files do not have.
+    """
+    record = read.record
+    grid = grid_shape(record.data_shape, record.chunk_shape)
+    keys = chunk_keys(grid)
+    try:
+        for i in touched(read.region, grid, record.chunk_shape):
+            key = f"{read.name}/{keys[i]}"
+            _check_folders(base, key, folders)
+            if _checksum(base, key, record, look_through=True) != record.crc32c[i]:
+                raise CorruptCheckpointError(
+                    f"{keys[i]} is not the chunk that was saved"
+                )
+    except CorruptCheckpointError as e:
+        damage.setdefault(read.name, str(e))
+        return False
+    return True
+
+
+def _check_folders(base: KvSpec, key: str, known: set[str]) -> None:
+    """No folder of a checkpoint is a link that leads out of it."""
+    folder = key.rpartition("/")[0]
+    while base["driver"] == "file" and folder and folder not in known:
+        if os.path.islink(base["path"] + folder):
+            raise CorruptCheckpointError(f"{folder} is a symbolic link")
+        known.add(folder)
+        folder = folder.rpartition("/")[0]
+
+
+def _empty(region: Region, record: LeafRecord) -> np.ndarray:
+    """An uninitialised array at an address that `jax.device_put` need not copy from.
+
+    Large ones are on huge pages: fresh memory is several times dearer on small ones.
+    """
+    shape = tuple(stop - start for start, stop in region)
+    dtype = np.dtype(record.data_type)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory, alignment = np.empty(nbytes + _ALIGNMENT, np.uint8), _ALIGNMENT
+    else:
+        pages = mmap.mmap(-1, nbytes + _HUGE_PAGE)
+        with contextlib.suppress(OSError):  # A kernel may be without them.
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        memory, alignment = np.frombuffer(pages, np.uint8), _HUGE_PAGE
+    offset = -memory.ctypes.data % alignment
+    return memory[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def check_array_metadata(
+    base: KvSpec, name: str, record: LeafRecord, damage: dict[str, str]
+) -> None:
+    """Compare the `zarr.json` of a leaf, which no restore needs, with the manifest."""
+    key = f"{name}/{MANIFEST}"
+    try:
+        data = read_key(base, key)
+        if data is None:
+            damage[name] = f"{key} is missing"
+        elif json.loads(data) != zarr_metadata(record):
+            damage[name] = f"{key} is not what was saved"
+    except (CorruptCheckpointError, ValueError, RecursionError) as e:
+        damage[name] = f"{key}: {e}"
+
+
+def raise_damage(damage: dict[str, str], where: str) -> None:
+    if damage:
+        raise CorruptCheckpointError(
+            f"The checkpoint {where} is damaged. These leaves are not what was saved:\n"
+            + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
+            + "\nRestore another checkpoint, or choose leaves that are whole with "
+            "`where` or `filter_spec`."
+        )
+
+
+def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
+    """The manifest of a checkpoint, and where its arrays are."""
+    base = locate(path)
+    data = read_key(base, MANIFEST)
+    if data is None:
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint at {base['path']!r}: there is no `{MANIFEST}`."
+        )
+    manifest = from_bytes(data, repr(base["path"]))
+    return {**base, "path": base["path"] + manifest.root}, manifest
+
+
+def read_key(base: KvSpec, key: str, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """The value of a key, or `None` if there is none; at most `max_bytes` + 1 bytes."""
+    if base["driver"] == "file":
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            with open(os.open(base["path"] + key, flags), "rb") as f:
+                if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                    raise CorruptCheckpointError(f"{key} is not a file")
+                return f.read(max_bytes + 1)
+        return None
+    found = _result(_kvstore(base).read(key), key)
+    return found.value if found.state == "value" else None
+
+
+def create_key(base: KvSpec, key: str, value: bytes) -> bool:
+    """Write a value unless the key exists already; whether it was written."""
+    kvstore = _kvstore(base)
+    absent = _result(kvstore.read(key), key)
+    if absent.state == "value":
+        return False
+    written = kvstore.write(key, value, if_equal=absent.stamp.generation)
+    return bool(_result(written, key).generation)
+
+
+def replace_key(base: KvSpec, key: str, value: bytes) -> None:
+    _result(_kvstore(base).write(key, value), key)
+
+
+def delete_below(base: KvSpec, prefix: str) -> None:
+    """Delete every key that starts with `prefix`."""
+    import tensorstore as ts
+
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    _result(_kvstore(base).delete_range(ts.KvStore.KeyRange(prefix, end)), prefix)
+
+
+def _kvstore(base: KvSpec) -> "ts.KvStore":
+    import tensorstore as ts
+
+    return _result(ts.KvStore.open(base, context=_context()), base["path"])
+
+
+def _result(future: Any, name: str) -> Any:
+    try:
+        return future.result()
+    except (ValueError, RuntimeError, TypeError, NotImplementedError) as e:
+        raise _translated(e, name) from None
+
+
+def _translated(error: Exception, name: str) -> Exception:
+    """TensorStore's errors are `ValueError`s with a status and details in the text."""
+    text = re.sub(
+        r"\s*\[(tensorstore_spec|source locations)=.*", "", str(error), flags=re.S
+    )
+    code = re.search(r"\[os_error_code='(\d+)'", str(error))
+    if code:
+        number = int(code[1])
+        return OSError(number, f"{os.strerror(number)} (leaf {name!r}: {text})")
+    if text.startswith(("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF")):
+        return CorruptCheckpointError(text)
+    return CheckpointError(f"TensorStore failed at {name!r}: {text}")

@@ -1,0 +1,8 @@
+import os
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+
+PathLike: TypeAlias = str | os.PathLike[str]
+KeyPath: TypeAlias = tuple[Any, ...]
+IsLeaf: TypeAlias = Callable[[Any], bool] | None
