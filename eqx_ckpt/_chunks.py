@@ -65,6 +65,8 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
 
 def chunk_keys(grid: Sequence[int]) -> list[str]:
     """The keys of all chunks below their array, in C order: `c/0/0`, `c/0/1`, ..."""
+    if 0 in grid:
+        return []
     return [
         "/".join(("c", *map(str, index)))
         for index in itertools.product(*map(range, grid))

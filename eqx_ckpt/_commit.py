@@ -15,8 +15,16 @@ import uuid
 from typing import Protocol
 
 from ._errors import CheckpointError, CheckpointExistsError
-from ._manifest import files, from_bytes, MANIFEST
-from ._store import create_key, delete_below, KvSpec, read_key, replace_key
+from ._manifest import files, MANIFEST
+from ._parse import from_bytes
+from ._store import (
+    create_key,
+    delete_below,
+    KvSpec,
+    read_key,
+    replace_key,
+    shown,
+)
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -102,11 +110,13 @@ class DirectoryAttempt:
         except FileNotFoundError:
             return False
         except NotADirectoryError:
+            if not os.path.lexists(self._target):
+                raise
             raise CheckpointExistsError(
                 f"{self._target} is a file. Nothing was saved; choose another path."
             ) from None
         if not self._overwrite:
-            raise _exists(self._target)
+            raise _exists(repr(self._target))
         foreign = _foreign_files(self._target)
         if foreign:
             raise CheckpointExistsError(
@@ -130,7 +140,7 @@ class DirectoryAttempt:
         except OSError as e:
             self._is_ours = True
             if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _exists(self._target) from None
+                raise _exists(repr(self._target)) from None
             raise
 
     def _undo(self, replaced: bool) -> None:
@@ -155,7 +165,7 @@ class StoreAttempt:
         self._target = target
         self._overwrite = overwrite
         if not overwrite and read_key(target, MANIFEST) is not None:
-            raise _exists(target["path"])
+            raise _exists(shown(target))
         self.root = f"@{uuid.uuid4().hex}/"
         self.base = {**target, "path": target["path"] + self.root}
         self._is_ours = True
@@ -164,10 +174,10 @@ class StoreAttempt:
         old = read_key(self._target, MANIFEST) if self._overwrite else None
         if old is None:
             if not create_key(self._target, MANIFEST, manifest):
-                raise _exists(self._target["path"])
+                raise _exists(shown(self._target))
             self._is_ours = False
             return
-        replaced = from_bytes(old, self._target["path"])
+        replaced = from_bytes(old, shown(self._target))
         self._is_ours = False
         replace_key(self._target, MANIFEST, manifest)
         delete_below(self._target, replaced.root)
@@ -190,7 +200,7 @@ def _foreign_files(checkpoint: str) -> list[str]:
     own = set()
     if data is not None:
         with contextlib.suppress(CheckpointError):
-            own = files(from_bytes(data, checkpoint))
+            own = files(from_bytes(data, repr(checkpoint)))
     return [
         path
         for folder, _, names in os.walk(checkpoint)
@@ -201,10 +211,9 @@ def _foreign_files(checkpoint: str) -> list[str]:
 
 def _delete(directory: str) -> None:
     """Delete a directory that nobody is shown; what cannot be deleted harms nobody."""
-    try:
-        shutil.rmtree(directory)
-    except OSError as e:
-        logger.warning("Could not delete %s: %s", directory, e)
+    shutil.rmtree(directory, ignore_errors=True)
+    if os.path.lexists(directory):
+        logger.warning("Could not delete all of %s; delete it by hand.", directory)
 
 
 def _flush(fd: int, directory: str) -> None:

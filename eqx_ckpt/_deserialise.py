@@ -10,11 +10,11 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from ._checkpoint import raise_damage, read_consistently
 from ._chunks import whole
 from ._errors import LeafMismatchError
 from ._filter_spec import (
     default_deserialise_filter_spec,
-    is_default,
     LeafReader,
     restored_by,
 )
@@ -27,10 +27,15 @@ from ._leaves import (
     STORED,
     VIEWED,
 )
+from ._manifest import Manifest
 from ._match import difference, would_narrow
 from ._placement import Arrival, Pieces, pieces, put, sharding_of
-from ._plan import match_leaf, picked_by, plan_reads, Read
-from ._store import KvSpec, open_checkpoint, raise_damage, read_regions, RegionRead
+from ._plan import is_default, match_leaf, picked_by, plan_reads, Read
+from ._store import (
+    KvSpec,
+    read_regions,
+    RegionRead,
+)
 from ._types import IsLeaf, PathLike
 
 
@@ -98,14 +103,20 @@ def tree_deserialise_leaves(
         )
         ```
     """
-    base, manifest = open_checkpoint(path)
-    plan = plan_reads(manifest, like, filter_spec, is_leaf, where=where, prefix=prefix)
-    plan.check()
-    direct = [read for read in plan.reads if is_default(read.spec)]
-    values = dict(plan.values) | _restore(base, direct)
-    for read in plan.reads:
-        if not is_default(read.spec):
-            values[read.position] = _restore_through_spec(base, read)
+
+    def values_from(base: KvSpec, manifest: Manifest) -> dict[int, Any]:
+        plan = plan_reads(
+            manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
+        )
+        plan.check()
+        direct = [read for read in plan.reads if is_default(read.spec)]
+        values = dict(plan.values) | _restore(base, direct)
+        for read in plan.reads:
+            if not is_default(read.spec):
+                values[read.position] = _restore_through_spec(base, read)
+        return values
+
+    values = read_consistently(path, values_from)
     if where is None:
         return jtu.tree_structure(like, is_leaf).unflatten(
             values[i] for i in range(len(values))
@@ -129,7 +140,7 @@ def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
         ]
         damage: dict[str, str] = {}
         buffers = iter(read_regions(base, regions, damage))
-        raise_damage(damage, repr(base["path"]))
+        raise_damage(damage, base)
         arrived = [
             Arrival(
                 read.record,
@@ -240,7 +251,7 @@ def _content(base: KvSpec, name: str, record: LeafRecord) -> bytes:
     damage: dict[str, str] = {}
     region = RegionRead(name, record, whole(record.data_shape))
     (array,) = read_regions(base, [region], damage)
-    raise_damage(damage, repr(base["path"]))
+    raise_damage(damage, base)
     array = from_stored(array, record)
     if record.kind == "bytes":
         return array.tobytes()

@@ -5,19 +5,15 @@ a spec hands on to the default spec, Equinox's or ours, becomes an array of its 
 """
 
 import io
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import PyTree
 
-from ._errors import LeafMismatchError
-from ._names import key_paths
-from ._types import IsLeaf, KeyPath
+from ._types import KeyPath
 
 
 class _Nothing:
@@ -162,41 +158,6 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     if isinstance(f, LeafReader):
         return f.restore(x)
     return eqx.default_deserialise_filter_spec(f, x)
-
-
-_DEFAULTS = (
-    default_serialise_filter_spec,
-    default_deserialise_filter_spec,
-    eqx.default_serialise_filter_spec,
-    eqx.default_deserialise_filter_spec,
-)
-
-
-def is_default(spec: Any) -> bool:
-    return any(spec is default for default in _DEFAULTS)
-
-
-def with_specs(
-    filter_spec: PyTree, tree: PyTree, is_leaf: IsLeaf, argument: str
-) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Every leaf of `tree` as (key path, leaf, spec), in the order of its leaves."""
-    try:
-        specs = list(key_paths(filter_spec))
-        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
-    except ValueError as e:
-        raise LeafMismatchError(
-            f"`filter_spec` is not a prefix of `{argument}`: {e} Pass one function "
-            f"for all leaves, or a PyTree of functions whose structure is that of the "
-            f"upper part of `{argument}`."
-        ) from e
-    for (path, spec), node in zip(specs, nodes, strict=True):
-        if not callable(spec):
-            raise LeafMismatchError(
-                f"`filter_spec` has {spec!r} at `{jtu.keystr(path)}`, where a function "
-                "`(f, leaf)` is needed."
-            )
-        for rest, leaf in key_paths(node, is_leaf):
-            yield (*path, *rest), leaf, spec
 
 
 def saved_by(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> Any:

@@ -7,17 +7,22 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from ._checkpoint import (
+    check_array_metadata,
+    open_checkpoint,
+    raise_damage,
+    read_consistently,
+)
 from ._chunks import blocks, whole
+from ._errors import LeafMismatchError
 from ._filter_spec import default_deserialise_filter_spec
-from ._leaves import dtype_from_tag, LeafRecord, scalar_from_text
+from ._leaves import dtype_from_tag, key_shape, LeafRecord, scalar_from_text
 from ._manifest import Manifest
 from ._match import Match
 from ._names import is_below
 from ._plan import check_prefix, plan_reads
 from ._store import (
-    check_array_metadata,
-    open_checkpoint,
-    raise_damage,
+    KvSpec,
     read_regions,
     RegionRead,
 )
@@ -118,6 +123,11 @@ def _sortable(node: Any) -> Any:
 def _struct(record: LeafRecord) -> Any:
     if not record.is_array:
         return scalar_from_text(record.kind, record.value or "")
+    if record.kind == "key" and key_shape(record.impl or "") is None:
+        raise LeafMismatchError(
+            f"The checkpoint has a {record}, which this JAX does not know. Define that "
+            "PRNG implementation first, or choose other leaves with `prefix`."
+        )
     if record.kind == "key":
         dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record.impl)).dtype
     else:
@@ -197,7 +207,10 @@ def verify(path: PathLike) -> None:
         eqx_ckpt.verify("ckpt")
         ```
     """
-    base, manifest = open_checkpoint(path)
+    read_consistently(path, _verify)
+
+
+def _verify(base: KvSpec, manifest: Manifest) -> None:
     damage: dict[str, str] = {}
     for name, record in manifest.leaves.items():
         if record.is_array:
@@ -205,4 +218,4 @@ def verify(path: PathLike) -> None:
             region = whole(record.data_shape)
             for piece in blocks(region, record.chunk_shape, record.itemsize):
                 read_regions(base, [RegionRead(name, record, piece)], damage)
-    raise_damage(damage, repr(base["path"]))
+    raise_damage(damage, base)

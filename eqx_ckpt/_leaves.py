@@ -34,7 +34,7 @@ VIEWED = frozenset(
     "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
 )
 _SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
-_TIME = re.compile(r"[<>][mM]8\[\d{0,6}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
+_TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
 _NAN = struct.pack(">d", math.nan)
 
 # `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
@@ -151,6 +151,17 @@ def is_key(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
 @ft.cache
 def _key_impl(dtype: Any) -> str:
     return str(jax.random.key_impl(jnp.empty((), dtype)))
+
+
+@ft.cache
+def key_shape(impl: str) -> tuple[int, ...] | None:
+    """The shape of the data of one key; `None` if this JAX does not know `impl`."""
+    try:
+        return jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=impl))
+        ).shape
+    except ValueError:
+        return None
 
 
 def describe_bytes(data: bytes) -> LeafRecord:
@@ -312,10 +323,10 @@ def _float_to_text(value: float) -> str:
 def _float_from_text(text: str) -> float:
     if not text.startswith("nan:"):
         return float(text)
-    (value,) = struct.unpack(">d", bytes.fromhex(text[4:]).ljust(8))
-    if not math.isnan(value):
+    bits = bytes.fromhex(text[4:])
+    if len(bits) != 8 or not math.isnan(struct.unpack(">d", bits)[0]):
         raise ValueError(f"{text!r} is not a nan")
-    return value
+    return struct.unpack(">d", bits)[0]
 
 
 def fingerprint(leaf: Any) -> str:

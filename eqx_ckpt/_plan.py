@@ -1,6 +1,6 @@
 """Plan, then act: every problem is found here, before a byte is written or read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from jaxtyping import PyTree
 
 from ._errors import CheckpointError, LeafMismatchError
 from ._filter_spec import (
-    is_default,
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
     LeafReader,
     LeafWriter,
     NOTHING,
     restored_by,
     saved_by,
-    with_specs,
 )
 from ._leaves import (
     CannotSave,
@@ -28,8 +28,43 @@ from ._leaves import (
 )
 from ._manifest import Manifest
 from ._match import difference, explain, LeafMatch, Match, nearest
-from ._names import below, check_distinct, encode, is_below, typed
+from ._names import below, check_distinct, encode, is_below, key_paths, typed
 from ._types import IsLeaf, KeyPath
+
+
+_DEFAULTS = (
+    default_serialise_filter_spec,
+    default_deserialise_filter_spec,
+    eqx.default_serialise_filter_spec,
+    eqx.default_deserialise_filter_spec,
+)
+
+
+def is_default(spec: Any) -> bool:
+    return any(spec is default for default in _DEFAULTS)
+
+
+def _with_specs(
+    filter_spec: PyTree, tree: PyTree, is_leaf: IsLeaf, argument: str
+) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """Every leaf of `tree` as (key path, leaf, spec), in the order of its leaves."""
+    try:
+        specs = list(key_paths(filter_spec))
+        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"`filter_spec` is not a prefix of `{argument}`: {e} Pass one function "
+            f"for all leaves, or a PyTree of functions whose structure is that of the "
+            f"upper part of `{argument}`."
+        ) from e
+    for (path, spec), node in zip(specs, nodes, strict=True):
+        if not callable(spec):
+            raise LeafMismatchError(
+                f"`filter_spec` has {spec!r} at `{jtu.keystr(path)}`, where a function "
+                "`(f, leaf)` is needed."
+            )
+        for rest, leaf in key_paths(node, is_leaf):
+            yield (*path, *rest), leaf, spec
 
 
 class NamedLeaf(NamedTuple):
@@ -46,7 +81,7 @@ def _named(
 ) -> list[NamedLeaf]:
     return [
         NamedLeaf(below(prefix, encode(path)), path, leaf, spec)
-        for path, leaf, spec in with_specs(filter_spec, tree, is_leaf, argument)
+        for path, leaf, spec in _with_specs(filter_spec, tree, is_leaf, argument)
     ]
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools as ft
-import json
 import math
 import mmap
 import os
@@ -18,11 +17,10 @@ import numpy as np
 from ._chunks import blocks, chunk_keys, grid_shape, Region, slices, touched
 from ._errors import (
     CheckpointError,
-    CheckpointNotFoundError,
     CorruptCheckpointError,
 )
 from ._leaves import LeafRecord
-from ._manifest import from_bytes, MANIFEST, Manifest, MAX_BYTES, zarr_metadata
+from ._manifest import MAX_BYTES, zarr_metadata
 from ._types import PathLike
 
 
@@ -171,33 +169,22 @@ def _checksum(
 ) -> str:
     """The last four bytes of a chunk, if it has the size that it must have."""
     if base["driver"] == "file":
-        size, tail = _file_tail(base["path"] + key, look_through)
+        size, tail = _file_tail(base["path"] + key, key, look_through)
     else:
-        data = read_key(base, key)
-        if data is None:
-            raise CorruptCheckpointError("a chunk is missing")
+        data = read_key(base, key) or b""
         size, tail = len(data), data[-_CHECKSUM_BYTES:]
     expected = record.chunk_nbytes + _CHECKSUM_BYTES
     if size != expected:
-        raise CorruptCheckpointError(f"a chunk has {size} bytes instead of {expected}")
+        raise CorruptCheckpointError(f"{key} has {size} bytes instead of {expected}")
     return tail.hex()
 
 
-def _file_tail(path: str, look_through: bool) -> tuple[int, bytes]:
+def _file_tail(path: str, key: str, look_through: bool) -> tuple[int, bytes]:
+    fd = _open_file(path, key)
+    if fd is None:
+        raise CorruptCheckpointError(f"{key} is missing")
     try:
-        # A chunk is never a link out of the checkpoint, nor a pipe that blocks.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CorruptCheckpointError("a chunk is missing") from None
-    except OSError as e:
-        if e.errno != errno.ELOOP:
-            raise
-        raise CorruptCheckpointError("a chunk is a symbolic link") from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError("a chunk is not a file")
-        size = status.st_size
+        size = os.fstat(fd).st_size
         if look_through and size >= _MAPPED:
             # TensorStore maps the file, and a disk that fails under a mapping kills the
             # process. Read it once before, so that it is an error instead.
@@ -306,55 +293,38 @@ def _empty(region: Region, record: LeafRecord) -> np.ndarray:
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-def check_array_metadata(
-    base: KvSpec, name: str, record: LeafRecord, damage: dict[str, str]
-) -> None:
-    """Compare the `zarr.json` of a leaf, which no restore needs, with the manifest."""
-    key = f"{name}/{MANIFEST}"
-    try:
-        data = read_key(base, key)
-        if data is None:
-            damage[name] = f"{key} is missing"
-        elif json.loads(data) != zarr_metadata(record):
-            damage[name] = f"{key} is not what was saved"
-    except (CorruptCheckpointError, ValueError, RecursionError) as e:
-        damage[name] = f"{key}: {e}"
+def shown(base: KvSpec) -> str:
+    """A place in words, for errors."""
+    scheme = "" if base["driver"] == "file" else base["driver"] + "://"
+    return repr(scheme + base["path"].rstrip("/"))
 
 
-def raise_damage(damage: dict[str, str], where: str) -> None:
-    if damage:
-        raise CorruptCheckpointError(
-            f"The checkpoint {where} is damaged. These leaves are not what was saved:\n"
-            + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
-            + "\nRestore another checkpoint, or choose leaves that are whole with "
-            "`where` or `filter_spec`."
-        )
-
-
-def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
-    """The manifest of a checkpoint, and where its arrays are."""
-    base = locate(path)
-    data = read_key(base, MANIFEST)
-    if data is None:
-        raise CheckpointNotFoundError(
-            f"No committed checkpoint at {base['path']!r}: there is no `{MANIFEST}`."
-        )
-    manifest = from_bytes(data, repr(base["path"]))
-    return {**base, "path": base["path"] + manifest.root}, manifest
-
-
-def read_key(base: KvSpec, key: str, max_bytes: int = MAX_BYTES) -> bytes | None:
-    """The value of a key, or `None` if there is none; at most `max_bytes` + 1 bytes."""
-    if base["driver"] == "file":
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            flags = os.O_RDONLY | os.O_NONBLOCK
-            with open(os.open(base["path"] + key, flags), "rb") as f:
-                if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                    raise CorruptCheckpointError(f"{key} is not a file")
-                return f.read(max_bytes + 1)
+def read_key(base: KvSpec, key: str) -> bytes | None:
+    """The value of a key, or `None`; more than `MAX_BYTES` are cut off behind one."""
+    if base["driver"] != "file":
+        found = _result(_kvstore(base).read(key), key)
+        return found.value if found.state == "value" else None
+    fd = _open_file(base["path"] + key, key)
+    if fd is None:
         return None
-    found = _result(_kvstore(base).read(key), key)
-    return found.value if found.state == "value" else None
+    with open(fd, "rb") as f:
+        return f.read(MAX_BYTES + 1)
+
+
+def _open_file(path: str, key: str) -> int | None:
+    """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise CorruptCheckpointError(f"{key} is a link or a socket") from None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise CorruptCheckpointError(f"{key} is not a file")
 
 
 def create_key(base: KvSpec, key: str, value: bytes) -> bool:

@@ -1,0 +1,90 @@
+"""A checkpoint at rest: its manifest, and whether it is whole."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from ._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
+from ._leaves import LeafRecord
+from ._manifest import MANIFEST, Manifest, zarr_metadata
+from ._parse import from_bytes
+from ._store import KvSpec, locate, read_key, shown
+from ._types import PathLike
+
+
+_TRIES = 10
+_T = TypeVar("_T")
+
+
+def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
+    """The manifest of a checkpoint, and where its arrays are."""
+    base = locate(path)
+    data = read_key(base, MANIFEST)
+    if data is None:
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint at {shown(base)}: there is no `{MANIFEST}`."
+        )
+    manifest = from_bytes(data, shown(base))
+    return {**base, "path": base["path"] + manifest.root}, manifest
+
+
+def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) -> _T:
+    """What `read` makes of a checkpoint, all of it from before it is replaced or after.
+
+    Another process may save with `overwrite=True` meanwhile: then `read` starts again.
+    """
+    base = locate(path)
+    for _ in range(_TRIES):
+        before = _identity(base)
+        try:
+            result = read(*open_checkpoint(path))
+        except CorruptCheckpointError:
+            if _identity(base) == before:
+                raise
+            continue
+        if _identity(base) == before:
+            return result
+    raise CheckpointError(
+        f"{shown(base)} was replaced {_TRIES} times while it was read. Restore a "
+        "checkpoint that nobody overwrites."
+    )
+
+
+def _identity(base: KvSpec) -> object:
+    if base["driver"] != "file":
+        return read_key(base, MANIFEST)
+    try:
+        status = os.stat(base["path"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def check_array_metadata(
+    base: KvSpec, name: str, record: LeafRecord, damage: dict[str, str]
+) -> None:
+    """Compare the `zarr.json` of a leaf, which no restore needs, with the manifest."""
+    key = f"{name}/{MANIFEST}"
+    try:
+        data = read_key(base, key)
+        if data is None:
+            damage[name] = f"{key} is missing"
+        elif json.loads(data) != zarr_metadata(record):
+            damage[name] = f"{key} is not what was saved"
+    except (CorruptCheckpointError, ValueError, RecursionError) as e:
+        damage[name] = f"{key}: {e}"
+
+
+def raise_damage(damage: dict[str, str], base: KvSpec) -> None:
+    if damage:
+        raise CorruptCheckpointError(
+            f"{shown(base)} is damaged. These leaves are not what was saved:\n"
+            + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
+            + "\nRestore another checkpoint, or choose leaves that are whole with "
+            "`where` or `filter_spec`."
+        )

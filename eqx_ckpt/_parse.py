@@ -1,0 +1,195 @@
+"""Reading a manifest is reading untrusted input.
+
+Everything is checked here, in Python, before TensorStore sees any of it: it can abort
+the process on hostile metadata.
+"""
+
+import hashlib
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from ._chunks import grid_shape
+from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._leaves import (
+    ARRAY_KINDS,
+    dtype_from_tag,
+    key_shape,
+    LeafRecord,
+    scalar_from_text,
+    SCALAR_KINDS,
+    stored_dtype,
+)
+from ._manifest import (
+    DEFAULTS,
+    depth,
+    FORMAT_VERSION,
+    Manifest,
+    MAX_BYTES,
+    MAX_DEPTH,
+    NO_DIGEST,
+    unpack,
+)
+from ._names import encode_typed
+
+
+_MAX_NODES = 4_000_000
+_KEYS = {"format_version", "root", "leaves", "others", "metadata", "versions", "digest"}
+# Every version of the format begins like this.
+_HEAD = re.compile(
+    rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
+    rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})",\n'
+)
+
+
+def from_bytes(data: bytes, where: str) -> Manifest:
+    """Read a manifest; `where` names it in errors.
+
+    Raises `CheckpointNotFoundError` for the `zarr.json` of something else, and
+    `CorruptCheckpointError` for anything that this package would not have written.
+    """
+
+    def corrupt(reason: str) -> NoReturn:
+        raise CorruptCheckpointError(
+            f"The manifest {where} is damaged: {reason}. Nothing was read from this "
+            "checkpoint; restore another one."
+        )
+
+    if len(data) > MAX_BYTES:
+        corrupt(f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}")
+    head = _HEAD.match(data)
+    if head is None and b"eqx_ckpt" not in data and b"format_version" not in data:
+        raise CheckpointNotFoundError(
+            f"No checkpoint of this package: {where} is the metadata of something else."
+        )
+    if head is None:
+        corrupt("it does not begin as one")
+    version, digest = head.groups()
+    blank = data[: head.start(2)] + NO_DIGEST.encode() + data[head.end(2) :]
+    if hashlib.sha256(blank).hexdigest() != digest.decode():
+        corrupt("its bytes do not have the digest that it states")
+    if int(version) > FORMAT_VERSION:
+        raise CheckpointError(
+            f"The checkpoint {where} has format version {int(version)}, and this "
+            f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
+            "restore it."
+        )
+    if data.count(b"{") + data.count(b"[") > _MAX_NODES:
+        corrupt(f"it has more than {_MAX_NODES} JSON objects")
+    try:
+        document = json.loads(
+            data, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
+        )
+        return _checked(document["attributes"]["eqx_ckpt"])
+    except _Wrong as e:
+        corrupt(str(e))
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        corrupt(f"it is not JSON ({type(e).__name__}: {str(e)[:200]})")
+
+
+class _Wrong(ValueError):
+    pass
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return entries
+
+
+def _not_finite(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise _Wrong(problem)
+
+
+def _checked(content: dict[str, Any]) -> Manifest:
+    _require(content.keys() == _KEYS, f"it has the keys {sorted(content)}")
+    _require(content["format_version"] == FORMAT_VERSION, "it has no format version")
+    root, leaves, others = content["root"], content["leaves"], content["others"]
+    _require(type(root) is str and _is_root(root), f"its root is {root!r}"[:200])
+    for name in ("leaves", "others", "versions"):
+        _require(type(content[name]) is dict, f"`{name}` is not a dictionary")
+    _require(all(type(v) is str for v in others.values()), "`others` are not strings")
+    try:
+        metadata = unpack(content["metadata"])
+        _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
+    except (ValueError, TypeError, RecursionError) as e:
+        raise _Wrong(f"its metadata are not what was saved ({e})") from e
+    return Manifest(
+        leaves={name: _checked_record(name, leaf) for name, leaf in leaves.items()},
+        others=others,
+        metadata=metadata,
+        versions=content["versions"],
+        root=root,
+    )
+
+
+def _is_root(root: str) -> bool:
+    attempt = root.removeprefix("@").removesuffix("/")
+    return root == "" or (root == f"@{attempt}/" and attempt.isalnum())
+
+
+def _checked_record(name: str, entry: Any) -> LeafRecord:
+    try:
+        record = _record_from_json(entry)
+        _check_record(record)
+        _require(encode_typed(record.path) == name, "its path is another leaf's")
+    except (ValueError, TypeError, KeyError, OverflowError) as e:
+        raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
+    return record
+
+
+def _record_from_json(entry: Any) -> LeafRecord:
+    _require(type(entry) is dict, "it is not a dictionary")
+    _require(entry.keys() <= DEFAULTS.keys(), "it has unknown fields")
+    path = entry["path"]
+    _require(type(path) is list, "its path is not a list")
+    for key in path:
+        _require(type(key) is list and len(key) == 2, "its path has a wrong entry")
+        _require(key[0] in ("attr", "index", "key"), "its path has a wrong entry")
+        _require(type(key[1]) in (str, int), "its path has a wrong key")
+    values: dict[str, Any] = {**entry, "path": tuple(map(tuple, path))}
+    for field in ("shape", "data_shape", "chunk_shape"):
+        if field in entry:
+            values[field] = _sizes(field, entry[field])
+    text = entry.get("crc32c", "")
+    _require(type(text) is str and len(text) % 8 == 0, "its checksums are cut")
+    values["crc32c"] = tuple(text[i : i + 8] for i in range(0, len(text), 8))
+    return LeafRecord(**values)
+
+
+def _sizes(field: str, value: Any) -> tuple[int, ...]:
+    _require(type(value) is list and len(value) <= 32, f"`{field}` is no shape")
+    _require(all(type(n) is int and 0 <= n < 2**62 for n in value), f"`{field}`")
+    return tuple(value)
+
+
+def _check_record(record: LeafRecord) -> None:
+    if record.kind in SCALAR_KINDS:
+        _require(type(record.value) is str, "it has no value")
+        scalar_from_text(record.kind, record.value or "")
+        return
+    _require(record.kind in ARRAY_KINDS, f"its kind is {str(record.kind)[:50]!r}")
+    _require(type(record.weak_type) is bool, "`weak_type` is not a bool")
+    _require(type(record.sharding) in (dict, type(None)), "`sharding` is wrong")
+    if record.kind == "key":
+        _require(type(record.impl) is str, "it has no PRNG implementation")
+        _require(record.data_type == "uint32", "a key's data are uint32")
+        expected = key_shape(record.impl or "")
+        known = expected is None or record.data_shape == record.shape + expected
+        _require(known, "it has the shape of another PRNG implementation")
+    else:
+        data_type = stored_dtype(dtype_from_tag(record.dtype))
+        _require(record.data_type == data_type, "its data type is wrong")
+        _require(record.data_shape == record.shape, "its shapes differ")
+    chunk, shape = record.chunk_shape, record.data_shape
+    _require(len(chunk) == len(shape) and 0 not in chunk, "its chunks are no grid")
+    _require(math.prod(chunk) * record.itemsize < 2**62, "its chunks are too large")
+    chunks = math.prod(grid_shape(shape, chunk))
+    _require(chunks == len(record.crc32c), f"{chunks} chunks, other checksums")
