@@ -10,22 +10,20 @@ from typing import TypeAlias
 # docs/performance.md.
 TARGET_BYTES = 8 * 2**20
 
-# For each axis where it starts and stops. (Slices cannot be keys before Python 3.12.)
-Region: TypeAlias = tuple[tuple[int, int], ...]
+# With the start and the stop of every axis, and no step.
+Region: TypeAlias = tuple[slice, ...]
 
 
 def whole(shape: Sequence[int]) -> Region:
     """The region of a whole array."""
-    return tuple((0, size) for size in shape)
+    return tuple(slice(0, size) for size in shape)
 
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
     """The region that an index of JAX's means, such as `(slice(None), slice(0, 2))`."""
-    return tuple(i.indices(size)[:2] for i, size in zip(index, shape, strict=True))
-
-
-def slices(region: Region) -> tuple[slice, ...]:
-    return tuple(slice(*span) for span in region)
+    return tuple(
+        slice(*i.indices(size)[:2]) for i, size in zip(index, shape, strict=True)
+    )
 
 
 def chunk_shape(
@@ -63,27 +61,22 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
-def chunk_keys(grid: Sequence[int]) -> list[str]:
+def chunk_keys(shape: Sequence[int], chunk: Sequence[int]) -> list[str]:
     """The keys of all chunks below their array, in C order: `c/0/0`, `c/0/1`, ..."""
-    if 0 in grid:
+    if 0 in shape:
         return []
-    return [
-        "/".join(("c", *map(str, index)))
-        for index in itertools.product(*map(range, grid))
-    ]
+    axes = [map(str, range(-(-n // c))) for n, c in zip(shape, chunk, strict=True)]
+    return ["/".join(("c", *index)) for index in itertools.product(*axes)]
 
 
-def touched(region: Region, grid: Sequence[int], chunk: Sequence[int]) -> Iterator[int]:
+def touched(region: Region, shape: Sequence[int], chunk: Sequence[int]) -> list[int]:
     """The positions, in C order, of the chunks that a region touches."""
-    spans = [
-        range(start // c, -(-stop // c))
-        for (start, stop), c in zip(region, chunk, strict=True)
-    ]
-    for index in itertools.product(*spans):
-        position = 0
-        for i, n in zip(index, grid, strict=True):
-            position = position * n + i
-        yield position
+    positions = [0]
+    for span, size, c in zip(region, shape, chunk, strict=True):
+        axis = range(span.start // c, -(-span.stop // c))
+        count = -(-size // c)
+        positions = [p * count + i for p in positions for i in axis]
+    return positions
 
 
 def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Region]:
@@ -92,17 +85,18 @@ def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Regi
     The first axis that has more than one chunk is cut, then the next ones, until the
     pieces are small; a piece is never smaller than a chunk.
     """
-    sizes = [stop - start for start, stop in region]
-    for axis, ((start, end), c) in enumerate(zip(region, chunk, strict=True)):
+    sizes = [span.stop - span.start for span in region]
+    for axis, (span, c) in enumerate(zip(region, chunk, strict=True)):
         if math.prod(sizes) * itemsize <= TARGET_BYTES:
             break
         if sizes[axis] <= c:
             continue
         rest = math.prod(sizes) // sizes[axis] * itemsize
         step = max(1, TARGET_BYTES // (rest * c)) * c
-        while start < end:
-            stop = min((start // c) * c + step, end)
-            piece = (*region[:axis], (start, stop), *region[axis + 1 :])
+        start = span.start
+        while start < span.stop:
+            stop = min((start // c) * c + step, span.stop)
+            piece = (*region[:axis], slice(start, stop), *region[axis + 1 :])
             yield from blocks(piece, chunk, itemsize) if step == c else (piece,)
             start = stop
         return

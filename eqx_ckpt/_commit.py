@@ -28,6 +28,7 @@ from ._store import (
 
 
 logger = logging.getLogger("eqx_ckpt")
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -87,7 +88,21 @@ class DirectoryAttempt:
             f.write(manifest)
         _flush(self._parent, self._temporary)
         replaced = self._is_replacement()
-        self._publish(replaced)
+        # From here on the directory may be the target, or what the target was. Only a
+        # failed rename says that it is still ours to delete.
+        self._is_ours = False
+        try:
+            if replaced:
+                _exchange(self._temporary, self._target)
+            else:
+                # Fails unless the target is missing or an empty directory, which a
+                # checkpoint never is: of two writers, one gets the error.
+                os.rename(self._temporary, self._target)
+        except OSError as e:
+            self._is_ours = True
+            if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _exists(repr(self._target)) from None
+            raise
         try:
             os.fsync(self._parent)
         except OSError:
@@ -125,23 +140,6 @@ class DirectoryAttempt:
                 "Nothing was saved; move them away, or choose another path."
             )
         return True
-
-    def _publish(self, replaced: bool) -> None:
-        # From here on the directory may be the target, or what the target was. Only a
-        # failed rename says that it is still ours to delete.
-        self._is_ours = False
-        try:
-            if replaced:
-                _exchange(self._temporary, self._target)
-            else:
-                # Fails unless the target is missing or an empty directory, which a
-                # checkpoint never is: of two writers, one gets the error.
-                os.rename(self._temporary, self._target)
-        except OSError as e:
-            self._is_ours = True
-            if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _exists(repr(self._target)) from None
-            raise
 
     def _undo(self, replaced: bool) -> None:
         """The rename may not survive a power cut, so it must not be seen either."""
@@ -223,7 +221,7 @@ def _flush(fd: int, directory: str) -> None:
     """
     if sys.platform != "linux":
         _fsync_all(directory)
-    elif _libc().syncfs(fd) != 0:
+    elif _LIBC.syncfs(fd) != 0:
         raise _os_error(directory)
 
 
@@ -251,12 +249,8 @@ def _exchange(a: str, b: str) -> None:
             errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
         )
     arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
-    if _libc().renameat2(*arguments, _RENAME_EXCHANGE) != 0:
+    if _LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
         raise _os_error(b)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _os_error(path: str) -> OSError:

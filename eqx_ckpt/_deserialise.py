@@ -136,7 +136,7 @@ def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
         regions = [
             RegionRead(read.name, read.record, region)
             for read, pieces in window
-            for region in pieces
+            for region, _ in pieces
         ]
         damage: dict[str, str] = {}
         buffers = iter(read_regions(base, regions, damage))
@@ -147,7 +147,7 @@ def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
                 sharding_of(read.like, read.record),
                 [
                     (from_stored(next(buffers), read.record), devices)
-                    for devices in pieces.values()
+                    for _, devices in pieces
                 ],
             )
             for read, pieces in window

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from ._chunks import chunk_shape, Region, region_of, whole
+from ._chunks import blocks, chunk_shape, Region, region_of
 
 
 ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
@@ -92,11 +92,6 @@ class LeafRecord:
         """Bytes of one element of the Zarr array."""
         return np.dtype(self.data_type).itemsize
 
-    @property
-    def chunk_nbytes(self) -> int:
-        """Bytes of one chunk, without its checksum."""
-        return math.prod(self.chunk_shape) * self.itemsize
-
     def __str__(self) -> str:
         if not self.is_array:
             return f"Python {self.kind}"
@@ -128,7 +123,18 @@ def describe(leaf: Any) -> LeafRecord | None:
     for kind in (bool, int, float, complex):
         if isinstance(leaf, kind):
             return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
-    _refuse_arrays_in_disguise(leaf)
+    # Equinox skips these without a word; a checkpoint that lacks them would lie.
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
+    if isinstance(leaf, jax.Ref):
+        raise CannotSave("is a `jax.Ref`; save its value, `ref[...]`")
+    if hasattr(leaf, "__jax_array__"):
+        raise CannotSave("has `__jax_array__`; save `jax.numpy.asarray` of it")
+    if any(eqx.is_array_like(x) for x in jtu.tree_leaves(leaf)):
+        raise CannotSave(
+            f"is a `{type(leaf).__name__}` that holds arrays, which `is_leaf` made a "
+            "leaf; save it with a `filter_spec` of your own"
+        )
     return None
 
 
@@ -141,7 +147,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
     if is_key(leaf):
         return LeafRecord("key", "key", leaf.shape, impl=_key_impl(leaf.dtype))
     kind = "jax" if isinstance(leaf, jax.Array) else "struct"
-    return LeafRecord(kind, dtype_to_tag(leaf.dtype), leaf.shape)
+    return LeafRecord(kind, tag_and_data_type(leaf.dtype)[0], leaf.shape)
 
 
 def is_key(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
@@ -186,26 +192,24 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
 def _array_record(
     kind: str, shape: tuple[int, ...], dtype: np.dtype, leaf: jax.Array | None = None
 ) -> LeafRecord:
-    data_type = stored_dtype(dtype)
-    sharding = None if leaf is None or is_on_one_device(leaf) else leaf.sharding
-    shard = shape if sharding is None else sharding.shard_shape(shape)
+    tag, data_type = tag_and_data_type(dtype)
+    shard, sharding = shape, None
+    if leaf is not None and len(leaf.sharding.device_set) > 1:
+        shard = leaf.sharding.shard_shape(shape)
+        sharding = _describe_sharding(leaf.sharding)
     return LeafRecord(
         kind,
-        dtype=dtype_to_tag(dtype),
+        dtype=tag,
         shape=shape,
         weak_type=leaf is not None and leaf.weak_type,
-        sharding=describe_sharding(sharding),
+        sharding=sharding,
         data_type=data_type,
         data_shape=shape,
         chunk_shape=chunk_shape(shard, dtype.itemsize, divide=shard != shape),
     )
 
 
-def is_on_one_device(leaf: jax.Array) -> bool:
-    return len(leaf.sharding.device_set) == 1
-
-
-def describe_sharding(sharding: Sharding | None) -> dict[str, Any] | None:
+def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
     if not isinstance(sharding, NamedSharding):
         return None
     return {
@@ -216,60 +220,53 @@ def describe_sharding(sharding: Sharding | None) -> dict[str, Any] | None:
     }
 
 
-def _refuse_arrays_in_disguise(leaf: Any) -> None:
-    """Equinox skips these without a word; a checkpoint that lacks them would lie."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
-    if isinstance(leaf, jax.Ref):
-        raise CannotSave("is a `jax.Ref`; save its value, `ref[...]`")
-    if hasattr(leaf, "__jax_array__"):
-        raise CannotSave("has `__jax_array__`; save `jax.numpy.asarray` of it")
-    if any(eqx.is_array_like(x) for x in jtu.tree_leaves(leaf)):
-        raise CannotSave(
-            f"is a `{type(leaf).__name__}` that holds arrays, which `is_leaf` made a "
-            "leaf; save it with a `filter_spec` of your own"
-        )
+@ft.cache
+def tag_and_data_type(dtype: np.dtype) -> tuple[str, str]:
+    """The name of a dtype in the manifest, and the `data_type` of its Zarr array.
 
-
-def dtype_to_tag(dtype: np.dtype) -> str:
-    """`"float32"`, `"bfloat16"`; `">f4"`, `"<M8[ns]"` where the name would not do."""
-    return dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
+    The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` would not do.
+    """
+    tag = dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
+    if tag in STORED:
+        return tag, tag
+    if tag in VIEWED:
+        return tag, "uint8"
+    if _TIME.match(tag):
+        return tag, "int64"
+    if _SWAPPED.match(tag):
+        return tag, dtype.newbyteorder("=").name
+    raise CannotSave(f"has the dtype `{dtype}`, which cannot be stored exactly")
 
 
 def dtype_from_tag(tag: str) -> np.dtype:
-    """The inverse of `dtype_to_tag`; `ValueError` for what the format does not have."""
+    """The dtype of a tag; `ValueError` for what the format does not have."""
     if tag in STORED or tag in VIEWED or _SWAPPED.match(tag) or _TIME.match(tag):
         return np.dtype(tag)
     raise ValueError(f"{tag!r} is not a dtype of this format")
 
 
-def stored_dtype(dtype: np.dtype) -> str:
-    """The `data_type` of the Zarr array that holds a leaf of this dtype."""
-    tag = dtype_to_tag(dtype)
-    if tag in STORED:
-        return tag
-    if tag in VIEWED:
-        return "uint8"
-    if _TIME.match(tag):
-        return "int64"
-    if _SWAPPED.match(tag):
-        return dtype.newbyteorder("=").name
-    raise CannotSave(f"has the dtype `{dtype}`, which cannot be stored exactly")
-
-
 def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]:
-    """The data of a leaf, as regions of its array and host arrays that cover it."""
+    """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
+
+    They are cut along the chunks into pieces that can be written one by one.
+    """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, bytes):
         leaf = np.frombuffer(leaf, np.uint8)
-    if not isinstance(leaf, jax.Array) or is_on_one_device(leaf):
-        yield whole(record.data_shape), to_stored(np.asarray(leaf), record)
-        return
-    for shard in leaf.addressable_shards:
-        if shard.replica_id == 0:
-            region = region_of(shard.index, record.data_shape)
-            yield region, to_stored(np.asarray(shard.data), record)
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        parts = [(s.index, s.data) for s in leaf.addressable_shards if not s.replica_id]
+    else:
+        parts = [((slice(None),) * leaf.ndim, leaf)]
+    for index, part in parts:
+        host = to_stored(np.asarray(part), record)
+        region = region_of(index, record.data_shape)
+        for piece in blocks(region, record.chunk_shape, host.itemsize):
+            inside = tuple(
+                slice(p.start - r.start, p.stop - r.start)
+                for p, r in zip(piece, region, strict=True)
+            )
+            yield piece, host[inside] if inside else host
 
 
 def to_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:

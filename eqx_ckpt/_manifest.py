@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ._chunks import chunk_keys, grid_shape
+from ._chunks import chunk_keys
 from ._errors import CheckpointError
 from ._leaves import (
     LeafRecord,
@@ -33,6 +33,9 @@ _ZARR_CORE = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128".split()
 )
+
+
+_FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
         "chunk_key_encoding": {"name": "default"},
         "codecs": [{**endian, "name": "bytes"}, {"name": "crc32c"}],
         "data_type": record.data_type,
-        "fill_value": _zero(dtype),
+        "fill_value": _FILL_VALUES.get(dtype.kind, 0 if "int" in dtype.name else 0.0),
         "node_type": "array",
         "shape": list(record.data_shape),
         "zarr_format": 3,
@@ -92,17 +95,9 @@ def files(manifest: Manifest) -> set[str]:
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")
-            grid = grid_shape(record.data_shape, record.chunk_shape)
-            keys.update(f"{manifest.root}{name}/{key}" for key in chunk_keys(grid))
+            chunks = chunk_keys(record.data_shape, record.chunk_shape)
+            keys.update(f"{manifest.root}{name}/{key}" for key in chunks)
     return keys
-
-
-def _zero(dtype: np.dtype) -> bool | int | float | list[float]:
-    if dtype == np.bool_:
-        return False
-    if dtype.kind == "c":
-        return [0.0, 0.0]
-    return 0 if "int" in dtype.name else 0.0
 
 
 def to_bytes(manifest: Manifest) -> bytes:
@@ -148,7 +143,7 @@ DEFAULTS = {f.name: f.default for f in fields(LeafRecord)}
 def _record_to_json(record: LeafRecord) -> dict[str, Any]:
     """All fields of an array, and of a scalar those that it has."""
     entry: dict[str, Any] = {"kind": record.kind, "path": record.path}
-    if not record.is_array:
+    if record.value is not None:
         return entry | {"value": record.value}
     entry |= {"dtype": record.dtype, "shape": record.shape}
     for name in ("impl", "weak_type", "sharding"):

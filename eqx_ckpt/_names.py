@@ -15,10 +15,16 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ._errors import LeafNameError
-from ._types import IsLeaf, KeyPath
+from ._types import IsLeaf, KeyPath, TypedPath
 
 
 ROOT = "@root"
+_KINDS = {
+    jtu.GetAttrKey: ("attr", "name"),
+    jtu.SequenceKey: ("index", "idx"),
+    jtu.FlattenedIndexKey: ("index", "key"),
+    jtu.DictKey: ("key", "key"),
+}
 _MAX_COMPONENT = 200
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
@@ -34,9 +40,7 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, A
     found under their markers: their positions change when a layer is inserted.
     """
 
-    def stop(node: Any) -> bool:
-        return type(node) is eqx.nn.State or (is_leaf is not None and is_leaf(node))
-
+    stop = _is_state if is_leaf is None else lambda x: is_leaf(x) or _is_state(x)
     for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
         if type(node) is not eqx.nn.State or (is_leaf is not None and is_leaf(node)):
             yield path, node
@@ -50,19 +54,29 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, A
                 yield (*path, key, *rest), leaf
 
 
-def encode(path: KeyPath) -> str:
+def _is_state(node: Any) -> bool:
+    return type(node) is eqx.nn.State
+
+
+def typed(path: KeyPath) -> TypedPath:
+    """A key path as data: `(("attr", "layers"), ("index", 0), ("key", "a/b"))`."""
+    keys: list[tuple[str, str | int]] = []
+    for key in path:
+        kind, field = _KINDS.get(type(key), ("key", None))
+        token = getattr(key, field) if field else key
+        if type(token) is not str and type(token) is not int:
+            raise LeafNameError(
+                f"The key {token!r} of type `{type(token).__name__}` in the path "
+                f"`{jtu.keystr(path)}` cannot be part of a leaf's name: only strings "
+                "and integers can. Use such keys in the PyTree."
+            )
+        keys.append((kind, token))
+    return tuple(keys)
+
+
+def encode(path: TypedPath) -> str:
     """The name of a leaf: one key, one `/`-separated component."""
-    return "/".join(map(_component, map(_token, path))) or ROOT
-
-
-def typed(path: KeyPath) -> list[list[str | int]]:
-    """A key path as JSON: `[["attr", "layers"], ["index", 0], ["key", "a/b"]]`."""
-    return [[_kind(key), _token(key)] for key in path]
-
-
-def encode_typed(path: Sequence[Sequence[str | int]]) -> str:
-    """The name that belongs to a key path which was written by `typed`."""
-    return "/".join(_component(token) for _, token in path) or ROOT
+    return "/".join([_component(token) for _, token in path]) or ROOT
 
 
 def below(prefix: str, name: str) -> str:
@@ -115,32 +129,6 @@ def _undecorated(marker: str) -> str:
     """
     without_class = re.sub(r"^\w+(?=[.\[])", "", marker)
     return re.sub(r"\[(\d+)\]", r".\1", without_class).removeprefix(".")
-
-
-_KINDS = {
-    jtu.GetAttrKey: "attr",
-    jtu.SequenceKey: "index",
-    jtu.FlattenedIndexKey: "index",
-}
-
-
-def _kind(key: Any) -> str:
-    return _KINDS.get(type(key), "key")
-
-
-def _token(key: Any) -> str | int:
-    if isinstance(key, jtu.GetAttrKey):
-        return key.name
-    if isinstance(key, jtu.SequenceKey):
-        return key.idx
-    if isinstance(key, jtu.DictKey | jtu.FlattenedIndexKey):
-        key = key.key
-    if type(key) is str or type(key) is int:
-        return key
-    raise LeafNameError(
-        f"The key {key!r} of type `{type(key).__name__}` cannot be part of a leaf's "
-        "name: only strings and integers can. Use such keys in the PyTree."
-    )
 
 
 @ft.lru_cache(maxsize=65536, typed=True)

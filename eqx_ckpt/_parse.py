@@ -19,7 +19,7 @@ from ._leaves import (
     LeafRecord,
     scalar_from_text,
     SCALAR_KINDS,
-    stored_dtype,
+    tag_and_data_type,
 )
 from ._manifest import (
     DEFAULTS,
@@ -31,7 +31,7 @@ from ._manifest import (
     NO_DIGEST,
     unpack,
 )
-from ._names import encode_typed
+from ._names import encode
 
 
 _MAX_NODES = 4_000_000
@@ -139,7 +139,7 @@ def _checked_record(name: str, entry: Any) -> LeafRecord:
     try:
         record = _record_from_json(entry)
         _check_record(record)
-        _require(encode_typed(record.path) == name, "its path is another leaf's")
+        _require(encode(record.path) == name, "its path is another leaf's")
     except (ValueError, TypeError, KeyError, OverflowError) as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
     return record
@@ -185,7 +185,7 @@ def _check_record(record: LeafRecord) -> None:
         known = expected is None or record.data_shape == record.shape + expected
         _require(known, "it has the shape of another PRNG implementation")
     else:
-        data_type = stored_dtype(dtype_from_tag(record.dtype))
+        _, data_type = tag_and_data_type(dtype_from_tag(record.dtype))
         _require(record.data_type == data_type, "its data type is wrong")
         _require(record.data_shape == record.shape, "its shapes differ")
     chunk, shape = record.chunk_shape, record.data_shape

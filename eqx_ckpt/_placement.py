@@ -14,7 +14,7 @@ from ._leaves import LeafRecord
 
 
 # The distinct regions to read, and the devices that each one goes to.
-Pieces: TypeAlias = dict[Region, list[Any]]
+Pieces: TypeAlias = list[tuple[Region, list[Any]]]
 
 
 def sharding_of(like: Any, record: LeafRecord) -> Sharding | None:
@@ -29,12 +29,14 @@ def sharding_of(like: Any, record: LeafRecord) -> Sharding | None:
 def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
     """Raises `ValueError` if the sharding does not divide the shape."""
     if sharding is None:
-        return {whole(shape): []}
+        return [(whole(shape), [])]
     sharding.shard_shape(shape)
-    regions: Pieces = {}
+    regions: dict[str, tuple[Region, list[Any]]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
-        regions.setdefault(region_of(index or (), shape), []).append(device)
-    return regions
+        region = region_of(index or (), shape)
+        # Slices cannot be keys before Python 3.12.
+        regions.setdefault(repr(region), (region, []))[1].append(device)
+    return list(regions.values())
 
 
 class Arrival(NamedTuple):

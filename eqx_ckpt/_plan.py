@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from ._errors import CheckpointError, LeafMismatchError
+from ._errors import CheckpointError, LeafMismatchError, LeafNameError
 from ._filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
@@ -44,29 +44,6 @@ def is_default(spec: Any) -> bool:
     return any(spec is default for default in _DEFAULTS)
 
 
-def _with_specs(
-    filter_spec: PyTree, tree: PyTree, is_leaf: IsLeaf, argument: str
-) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Every leaf of `tree` as (key path, leaf, spec), in the order of its leaves."""
-    try:
-        specs = list(key_paths(filter_spec))
-        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
-    except ValueError as e:
-        raise LeafMismatchError(
-            f"`filter_spec` is not a prefix of `{argument}`: {e} Pass one function "
-            f"for all leaves, or a PyTree of functions whose structure is that of the "
-            f"upper part of `{argument}`."
-        ) from e
-    for (path, spec), node in zip(specs, nodes, strict=True):
-        if not callable(spec):
-            raise LeafMismatchError(
-                f"`filter_spec` has {spec!r} at `{jtu.keystr(path)}`, where a function "
-                "`(f, leaf)` is needed."
-            )
-        for rest, leaf in key_paths(node, is_leaf):
-            yield (*path, *rest), leaf, spec
-
-
 class NamedLeaf(NamedTuple):
     """A leaf, its place in the tree, and its name in the checkpoint."""
 
@@ -77,12 +54,26 @@ class NamedLeaf(NamedTuple):
 
 
 def _named(
-    tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str, prefix: str = ""
-) -> list[NamedLeaf]:
-    return [
-        NamedLeaf(below(prefix, encode(path)), path, leaf, spec)
-        for path, leaf, spec in _with_specs(filter_spec, tree, is_leaf, argument)
-    ]
+    tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str
+) -> Iterator[NamedLeaf]:
+    """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
+    try:
+        specs = list(key_paths(filter_spec))
+        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
+        for (path, spec), node in zip(specs, nodes, strict=True):
+            if not callable(spec):
+                raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
+            for rest, leaf in key_paths(node, is_leaf):
+                whole = (*path, *rest)
+                yield NamedLeaf(encode(typed(whole)), whole, leaf, spec)
+    except LeafNameError:
+        raise
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"`filter_spec` does not fit `{argument}`, or that is no PyTree: {e} Pass "
+            "one function `(f, leaf)` for all leaves, or a PyTree of such functions "
+            f"whose structure is that of the upper part of `{argument}`."
+        ) from e
 
 
 class Write(NamedTuple):
@@ -110,7 +101,7 @@ def plan_writes(
         if record is None:
             others[name] = data
         else:
-            record = replace(record, path=tuple(map(tuple, typed(path))))
+            record = replace(record, path=typed(path))
             writes.append(Write(name, record, data))
             saved.append((path, name))
     if problems:
@@ -175,7 +166,10 @@ def plan_reads(
     prefix: str,
 ) -> ReadPlan:
     prefix = prefix.strip("/")
-    named = _named(like, filter_spec, is_leaf, "like", prefix)
+    named = [
+        leaf._replace(name=below(prefix, leaf.name))
+        for leaf in _named(like, filter_spec, is_leaf, "like")
+    ]
     check_prefix(prefix, manifest)
     chosen = (
         set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)

@@ -67,11 +67,12 @@ def tree_serialise_leaves(
         ```
     """
     writes, others = plan_writes(pytree, filter_spec, is_leaf)
-    check_metadata(metadata)
+    if metadata is not None:
+        check_metadata(metadata)
     arrays = [
         ArrayWrite(w.name, w.record, shards(w.leaf, w.record))
         for w in writes
-        if w.record.is_array
+        if w.leaf is not None
     ]
     attempt = begin(locate(path), overwrite=overwrite)
     try:

@@ -9,12 +9,12 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ._chunks import blocks, chunk_keys, grid_shape, Region, slices, touched
+from ._chunks import chunk_keys, Region, touched
 from ._errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -129,8 +129,8 @@ def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
         in_flight = 0
         for write, opened in zip(writes, opening, strict=True):
             store = _result(opened, write.name)
-            for region, array in _pieces(write):
-                target = store[slices(region)] if region else store
+            for region, array in write.shards:
+                target = store[region] if region else store
                 future = target.write(
                     array, can_reference_source_data_indefinitely=on_disk
                 )
@@ -147,21 +147,10 @@ def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
             future.exception()
 
 
-def _pieces(write: ArrayWrite) -> Iterator[tuple[Region, np.ndarray]]:
-    chunk, itemsize = write.record.chunk_shape, write.record.itemsize
-    for region, array in write.shards:
-        for piece in blocks(region, chunk, itemsize):
-            inside = tuple(
-                slice(start - first, stop - first)
-                for (start, stop), (first, _) in zip(piece, region, strict=True)
-            )
-            yield piece, array[inside]
-
-
 def read_checksums(base: KvSpec, name: str, record: LeafRecord) -> tuple[str, ...]:
     """For every chunk the checksum that it ends with; proves that it is there."""
-    grid = grid_shape(record.data_shape, record.chunk_shape)
-    return tuple(_checksum(base, f"{name}/{k}", record) for k in chunk_keys(grid))
+    keys = chunk_keys(record.data_shape, record.chunk_shape)
+    return tuple(_checksum(base, f"{name}/{key}", record) for key in keys)
 
 
 def _checksum(
@@ -169,30 +158,33 @@ def _checksum(
 ) -> str:
     """The last four bytes of a chunk, if it has the size that it must have."""
     if base["driver"] == "file":
-        size, tail = _file_tail(base["path"] + key, key, look_through)
+        fd = _open_file(base, key)
+        if fd is None:
+            raise CorruptCheckpointError(f"{key} is missing")
+        try:
+            size = os.fstat(fd).st_size
+            if look_through and size >= _MAPPED:
+                _look_through(fd, size)
+            tail = os.pread(fd, _CHECKSUM_BYTES, max(0, size - _CHECKSUM_BYTES))
+        finally:
+            os.close(fd)
     else:
         data = read_key(base, key) or b""
         size, tail = len(data), data[-_CHECKSUM_BYTES:]
-    expected = record.chunk_nbytes + _CHECKSUM_BYTES
+    itemsize = np.dtype(record.data_type).itemsize
+    expected = math.prod(record.chunk_shape) * itemsize + _CHECKSUM_BYTES
     if size != expected:
         raise CorruptCheckpointError(f"{key} has {size} bytes instead of {expected}")
     return tail.hex()
 
 
-def _file_tail(path: str, key: str, look_through: bool) -> tuple[int, bytes]:
-    fd = _open_file(path, key)
-    if fd is None:
-        raise CorruptCheckpointError(f"{key} is missing")
-    try:
-        size = os.fstat(fd).st_size
-        if look_through and size >= _MAPPED:
-            # TensorStore maps the file, and a disk that fails under a mapping kills the
-            # process. Read it once before, so that it is an error instead.
-            for offset in range(0, size, len(_SCRATCH)):
-                os.preadv(fd, [_SCRATCH], offset)
-        return size, os.pread(fd, _CHECKSUM_BYTES, max(0, size - _CHECKSUM_BYTES))
-    finally:
-        os.close(fd)
+def _look_through(fd: int, size: int) -> None:
+    """Read a file, so that a disk that fails is an error.
+
+    TensorStore maps it, and a disk that fails under a mapping kills the process.
+    """
+    for offset in range(0, size, len(_SCRATCH)):
+        os.preadv(fd, [_SCRATCH], offset)
 
 
 def read_regions(
@@ -225,7 +217,7 @@ def read_regions(
             buffers.append(_empty(read.region, read.record) if ok else np.empty(0))
             if opened is not None:
                 store = _result(opened, read.name)
-                source = store[slices(read.region)] if read.region else store
+                source = store[read.region] if read.region else store
                 reading.append((read.name, ts.array(buffers[-1]).write(source)))
         for name, future in reading:
             try:
@@ -248,10 +240,10 @@ def _is_sound(
     such as a chunk shape that its files do not have.
     """
     record = read.record
-    grid = grid_shape(record.data_shape, record.chunk_shape)
-    keys = chunk_keys(grid)
+    shape, chunk = record.data_shape, record.chunk_shape
+    keys = chunk_keys(shape, chunk)
     try:
-        for i in touched(read.region, grid, record.chunk_shape):
+        for i in touched(read.region, shape, chunk) if keys else ():
             key = f"{read.name}/{keys[i]}"
             _check_folders(base, key, folders)
             if _checksum(base, key, record, look_through=True) != record.crc32c[i]:
@@ -279,7 +271,7 @@ def _empty(region: Region, record: LeafRecord) -> np.ndarray:
 
     Large ones are on huge pages: fresh memory is several times dearer on small ones.
     """
-    shape = tuple(stop - start for start, stop in region)
+    shape = tuple(span.stop - span.start for span in region)
     dtype = np.dtype(record.data_type)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -304,17 +296,18 @@ def read_key(base: KvSpec, key: str) -> bytes | None:
     if base["driver"] != "file":
         found = _result(_kvstore(base).read(key), key)
         return found.value if found.state == "value" else None
-    fd = _open_file(base["path"] + key, key)
+    fd = _open_file(base, key)
     if fd is None:
         return None
     with open(fd, "rb") as f:
         return f.read(MAX_BYTES + 1)
 
 
-def _open_file(path: str, key: str) -> int | None:
+def _open_file(base: KvSpec, key: str) -> int | None:
     """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(base["path"] + key, flags)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:

@@ -6,3 +6,4 @@ from typing import Any, TypeAlias
 PathLike: TypeAlias = str | os.PathLike[str]
 KeyPath: TypeAlias = tuple[Any, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
+TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
