@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import uuid
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ._errors import CheckpointError, CheckpointExistsError
 from ._manifest import files, MANIFEST
@@ -33,6 +33,7 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
+@runtime_checkable
 class Attempt(Protocol):
     """One try to save one checkpoint.
 

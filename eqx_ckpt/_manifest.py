@@ -19,6 +19,7 @@ from ._errors import CheckpointError
 from ._leaves import (
     LeafRecord,
 )
+from ._names import folders
 
 
 FORMAT_VERSION = 1
@@ -35,6 +36,7 @@ _ZARR_CORE = frozenset(
 )
 
 
+_GROUP = {"attributes": {}, "node_type": "group", "zarr_format": 3}
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 
@@ -107,12 +109,7 @@ def to_bytes(manifest: Manifest) -> bytes:
         for name, record in manifest.leaves.items()
         if record.data_type in _ZARR_CORE
     }
-    folders = {
-        name[:i]: {"attributes": {}, "node_type": "group", "zarr_format": 3}
-        for name in arrays
-        for i, character in enumerate(name)
-        if character == "/"
-    }
+    groups = dict.fromkeys(folders(arrays), _GROUP)
     leaves = {name: _record_to_json(r) for name, r in manifest.leaves.items()}
     text = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
@@ -124,7 +121,7 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"others": {_lines(manifest.others)},\n'
         f'"leaves": {_lines(leaves)}\n}}}},\n'
         '"consolidated_metadata": {"kind": "inline", "must_understand": false,\n'
-        f'"metadata": {_lines(folders | arrays)}\n}}}}\n'
+        f'"metadata": {_lines(groups | arrays)}\n}}}}\n'
     )
     data = text.encode()
     digest = hashlib.sha256(data).hexdigest()

@@ -90,22 +90,28 @@ def is_below(prefix: str, name: str) -> bool:
     return not prefix or name == prefix or name.startswith(prefix + "/")
 
 
+def folders(names: Iterable[str]) -> set[str]:
+    """All that other names are below: `{"a", "a/b"}` for `["a/b/c"]`."""
+    found: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
 def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
     """Raise `LeafNameError` if two names are equal, nested, or differ only by case."""
     leaves: dict[str, tuple[KeyPath, str]] = {}
-    folders: dict[str, tuple[KeyPath, str]] = {}
     clashes: list[str] = []
     for path, name in named:
-        folded = name.casefold()
-        if folded in leaves:
-            clashes.append(_clash(leaves[folded], (path, name)))
-        leaves[folded] = (path, name)
-        folder = folded.rpartition("/")[0]
-        while folder and folder not in folders:
-            folders[folder] = (path, name)
-            folder = folder.rpartition("/")[0]
-    for folder in leaves.keys() & folders.keys():
-        clashes.append(_clash(leaves[folder], folders[folder]))
+        first = leaves.setdefault(name.casefold(), (path, name))
+        if first[0] is not path:
+            clashes.append(_clash(first, (path, name)))
+    for folder in leaves.keys() & folders(leaves):
+        inside = next(leaf for leaf in leaves if leaf.startswith(folder + "/"))
+        clashes.append(_clash(leaves[folder], leaves[inside]))
     if clashes:
         raise LeafNameError(
             "Leaves of the PyTree do not have distinct names:\n"

@@ -31,7 +31,7 @@ from ._manifest import (
     NO_DIGEST,
     unpack,
 )
-from ._names import encode
+from ._names import encode, folders
 
 
 _MAX_NODES = 4_000_000
@@ -59,9 +59,10 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     if len(data) > MAX_BYTES:
         corrupt(f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}")
     head = _HEAD.match(data)
-    if head is None and b"eqx_ckpt" not in data and b"format_version" not in data:
+    if head is None and _is_foreign(data):
         raise CheckpointNotFoundError(
-            f"No checkpoint of this package: {where} is the metadata of something else."
+            f"No checkpoint of this package: {where} holds the Zarr metadata of "
+            "something else."
         )
     if head is None:
         corrupt("it does not begin as one")
@@ -86,6 +87,16 @@ def from_bytes(data: bytes, where: str) -> Manifest:
         corrupt(str(e))
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         corrupt(f"it is not JSON ({type(e).__name__}: {str(e)[:200]})")
+
+
+def _is_foreign(data: bytes) -> bool:
+    """Whether it is sound JSON of somebody else: damage is not to look like absence."""
+    if b"eqx_ckpt" in data or len(data) > 2**20:
+        return False
+    try:
+        return type(json.loads(data)) is dict
+    except (ValueError, RecursionError):
+        return False
 
 
 class _Wrong(ValueError):
@@ -121,6 +132,7 @@ def _checked(content: dict[str, Any]) -> Manifest:
         _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
     except (ValueError, TypeError, RecursionError) as e:
         raise _Wrong(f"its metadata are not what was saved ({e})") from e
+    _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
     return Manifest(
         leaves={name: _checked_record(name, leaf) for name, leaf in leaves.items()},
         others=others,
@@ -190,6 +202,8 @@ def _check_record(record: LeafRecord) -> None:
         _require(record.data_shape == record.shape, "its shapes differ")
     chunk, shape = record.chunk_shape, record.data_shape
     _require(len(chunk) == len(shape) and 0 not in chunk, "its chunks are no grid")
-    _require(math.prod(chunk) * record.itemsize < 2**62, "its chunks are too large")
+    for sizes in (chunk, shape):
+        nbytes = math.prod(max(1, n) for n in sizes) * record.itemsize
+        _require(nbytes < 2**62, "it is too large")
     chunks = math.prod(grid_shape(shape, chunk))
     _require(chunks == len(record.crc32c), f"{chunks} chunks, other checksums")

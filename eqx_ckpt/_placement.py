@@ -94,19 +94,22 @@ def _finished(leaf: Any, record: LeafRecord) -> Any:
 
 def _as_weak(array: jax.Array) -> jax.Array:
     """The same array with a weak type, which only Python scalars bring along."""
-    zero = {"f": 0.0, "i": 0, "c": 0j}.get(array.dtype.kind)
-    if zero is None:
+    kind = array.dtype.kind
+    if kind not in _ZEROS:
         return array
-    wide = array.dtype.itemsize > (8 if array.dtype.kind == "c" else 4)
+    wide = array.dtype.itemsize > (8 if kind == "c" else 4)
     with jax.enable_x64(wide):
-        return _weak_copy(zero, array.sharding if array.committed else None)(array)
+        return _weak_copy(kind, array.sharding if array.committed else None)(array)
+
+
+_ZEROS = {"i": 0, "f": 0.0, "c": 0j}
 
 
 @ft.cache
 def _weak_copy(
-    zero: float, sharding: Sharding | None
+    kind: str, sharding: Sharding | None
 ) -> Callable[[jax.Array], jax.Array]:
     def copy(array: jax.Array) -> jax.Array:
-        return jnp.full(array.shape, zero).at[...].set(array)
+        return jnp.full(array.shape, _ZEROS[kind]).at[...].set(array)
 
     return jax.jit(copy, out_shardings=sharding)

@@ -28,7 +28,15 @@ from ._leaves import (
 )
 from ._manifest import Manifest
 from ._match import difference, explain, LeafMatch, Match, nearest
-from ._names import below, check_distinct, encode, is_below, key_paths, typed
+from ._names import (
+    below,
+    check_distinct,
+    encode,
+    folders,
+    is_below,
+    key_paths,
+    typed,
+)
 from ._types import IsLeaf, KeyPath
 
 
@@ -129,7 +137,7 @@ def _record_and_data(
     record = describe(saved)
     if record is None:
         return None, fingerprint(saved)
-    return record, saved if record.is_array else None
+    return record, saved if record.value is None else None
 
 
 class Read(NamedTuple):
@@ -196,10 +204,8 @@ def plan_reads(
 def check_prefix(prefix: str, manifest: Manifest) -> None:
     if not prefix or any(is_below(prefix, name) for name in manifest.leaves):
         return
-    folders = {
-        name[:i] for name in manifest.leaves for i, c in enumerate(name) if c == "/"
-    }
-    similar = ", ".join(map(repr, nearest(prefix, folders | manifest.leaves.keys())))
+    candidates = folders(manifest.leaves) | manifest.leaves.keys()
+    similar = ", ".join(map(repr, nearest(prefix, candidates)))
     raise LeafMismatchError(
         f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
         "it." + (f" Did you mean {similar}?" if similar else "")

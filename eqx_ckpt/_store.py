@@ -157,13 +157,15 @@ def _checksum(
     base: KvSpec, key: str, record: LeafRecord, *, look_through: bool = False
 ) -> str:
     """The last four bytes of a chunk, if it has the size that it must have."""
+    itemsize = np.dtype(record.data_type).itemsize
+    expected = math.prod(record.chunk_shape) * itemsize + _CHECKSUM_BYTES
     if base["driver"] == "file":
         fd = _open_file(base, key)
         if fd is None:
             raise CorruptCheckpointError(f"{key} is missing")
         try:
             size = os.fstat(fd).st_size
-            if look_through and size >= _MAPPED:
+            if look_through and _MAPPED <= size == expected:
                 _look_through(fd, size)
             tail = os.pread(fd, _CHECKSUM_BYTES, max(0, size - _CHECKSUM_BYTES))
         finally:
@@ -171,8 +173,6 @@ def _checksum(
     else:
         data = read_key(base, key) or b""
         size, tail = len(data), data[-_CHECKSUM_BYTES:]
-    itemsize = np.dtype(record.data_type).itemsize
-    expected = math.prod(record.chunk_shape) * itemsize + _CHECKSUM_BYTES
     if size != expected:
         raise CorruptCheckpointError(f"{key} has {size} bytes instead of {expected}")
     return tail.hex()
