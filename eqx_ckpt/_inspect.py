@@ -62,7 +62,7 @@ def read_manifest(path: PathLike) -> Manifest:
     return open_checkpoint(path)[1]
 
 
-def tree_like(path: PathLike, *, prefix: str = "") -> PyTree[jax.ShapeDtypeStruct]:
+def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
     """The structure of a checkpoint: a `like` for when its code is not at hand.
 
     **Arguments:**

@@ -275,7 +275,7 @@ def to_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
         array = array.astype(array.dtype.newbyteorder("="))
     if record.kind == "numpy" and record.dtype == "bool":
         # A byte other than 0 and 1 would be written and then refused when it is read.
-        return array.view(np.uint8) != 0
+        return np.asarray(array.view(np.uint8) != 0)
     return array.view(np.dtype(record.data_type))
 
 

@@ -1,0 +1,44 @@
+"""What several tests need."""
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+
+def bits(leaf: Any) -> Any:
+    """A leaf as something that is equal only to a leaf that is the same to the bit."""
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    ):
+        data = np.asarray(jax.random.key_data(leaf))
+        return str(leaf.dtype), leaf.shape, data.tobytes()
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        array = np.asarray(leaf)
+        weak = isinstance(leaf, jax.Array) and leaf.weak_type
+        return type(leaf), array.dtype, array.shape, weak, array.tobytes()
+    if isinstance(leaf, float | complex):
+        return type(leaf), repr(leaf)
+    return type(leaf), leaf
+
+
+def assert_same(a: PyTree, b: PyTree) -> None:
+    """The same structure, types, dtypes, shapes, weak types and bits."""
+    assert jtu.tree_structure(a) == jtu.tree_structure(b)
+    leaves = zip(jtu.tree_leaves_with_path(a), jtu.tree_leaves(b), strict=True)
+    for (path, x), y in leaves:
+        assert bits(x) == bits(y), jtu.keystr(path)
+
+
+def structs(tree: PyTree) -> PyTree:
+    """The skeleton of a tree, as `eqx.filter_eval_shape` makes it."""
+    with np.errstate(all="ignore"):  # It narrows what NumPy has too wide for JAX.
+        return eqx.filter_eval_shape(lambda: tree)
+
+
+def files_below(path: Path) -> set[str]:
+    return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}

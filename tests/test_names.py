@@ -1,0 +1,183 @@
+"""One key path, one name: distinct, readable, safe on every file system."""
+
+import re
+
+import equinox as eqx
+import eqx_ckpt
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from helpers import assert_same, files_below
+from hypothesis import example, given, settings, strategies as st
+
+
+NASTY = [
+    *("", ".", "..", "a/b", "a\\b", "zarr.json", "ZARR.json", "c", "__x", "@root"),
+    *("0", "-1", "00", "con", "Con.txt", "a.__lock", "x.", "naïve", "a b", "%2E", "\0"),
+    *("\n", "é" * 150, "x" * 300, "x" * 301, "\ud800", "~", "[0]", "'", "@" + "0" * 32),
+]
+keys = st.one_of(st.text(max_size=8), st.sampled_from(NASTY))
+trees = st.recursive(
+    st.integers(0, 127),
+    lambda inner: st.one_of(
+        st.dictionaries(keys, inner, max_size=4),
+        st.dictionaries(st.integers(-20, 20), inner, max_size=3),
+        st.lists(inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+def distinct_by_case(tree) -> bool:
+    names = [jtu.keystr(path).casefold() for path, _ in jtu.tree_leaves_with_path(tree)]
+    return len(set(names)) == len(names)
+
+
+def names(path) -> list[str]:
+    return list(eqx_ckpt.read_manifest(path).leaves)
+
+
+@pytest.mark.parametrize(
+    ("tree", "name"),
+    [
+        (5, "@root"),
+        ({"": 5}, "@empty"),
+        ({"a/b": 5}, "a%2Fb"),
+        ({"..": 5}, "%2E%2E"),
+        ({"0": 5}, "%30"),
+        ({0: 5}, "0"),
+        ([5], "0"),
+        ({-1: 5}, "-1"),
+        ({"zarr.json": 5}, "%7Aarr.json"),
+        ({"Con": 5}, "%43on"),
+        ({"a.__lock": 5}, "a%2E__lock"),
+        ({"__init__": 5}, "%5F_init__"),
+        ({"naïve": {"x y": 5}}, "na%C3%AFve/x%20y"),
+        ({"@root": 5}, "%40root"),
+        ({"a\\b.": 5}, "a%5Cb%2E"),
+    ],
+)
+def test_the_name_of(tree, name):
+    eqx_ckpt.tree_serialise_leaves("memory://name", tree, overwrite=True)
+    assert names("memory://name") == [name]
+
+
+@given(trees)
+@example({key: 1 for key in NASTY if key not in ("ZARR.json", "Con.txt")})
+@settings(max_examples=200)
+def test_every_tree_of_any_keys_comes_back(tree):
+    """Different key paths have different names, or the save says which have not."""
+    try:
+        eqx_ckpt.tree_serialise_leaves("memory://keys", tree, overwrite=True)
+    except eqx_ckpt.LeafNameError:
+        assert not distinct_by_case(tree)
+        return
+    assert len(names("memory://keys")) == len(jtu.tree_leaves(tree))
+    like = jtu.tree_map(lambda _: 0, tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves("memory://keys", like), tree)
+    for name in names("memory://keys"):
+        for component in name.split("/"):
+            assert re.fullmatch(r"[A-Za-z0-9_.+=,%@-]{1,200}", component)
+            assert component not in (".", "..", "zarr.json")
+            assert not component.endswith((".", ".__lock"))
+
+
+@given(st.lists(keys, unique=True, max_size=6))
+@settings(max_examples=25)
+def test_nothing_leaves_the_directory_of_the_checkpoint(tmp_path_factory, some_keys):
+    folder = tmp_path_factory.mktemp("outer")
+    tree = {key: np.int8(1) for key in some_keys}
+    try:
+        eqx_ckpt.tree_serialise_leaves(folder / "inner", tree)
+    except eqx_ckpt.LeafNameError:
+        assert list(folder.iterdir()) == []
+        return
+    assert {file.split("/")[0] for file in files_below(folder)} == {"inner"}
+    assert len(files_below(folder)) == 1 + 2 * len(tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(folder / "inner", tree), tree)
+
+
+def test_names_that_differ_only_by_case(tmp_path):
+    with pytest.raises(eqx_ckpt.LeafNameError, match=r"\['W'\].*\['w'\]"):
+        eqx_ckpt.tree_serialise_leaves(tmp_path, {"w": 1, "W": 2})
+    assert list(tmp_path.iterdir()) == []
+
+
+@jtu.register_pytree_with_keys_class
+class Twins:
+    """A node both of whose children have the key that it is given."""
+
+    def __init__(self, a, b):
+        self.children = (a, b)
+
+    def tree_flatten_with_keys(self):
+        return [(jtu.DictKey("twin"), child) for child in self.children], None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+@pytest.mark.parametrize("tree", [Twins(1, 2), Twins(1, {"x": 2}), Twins({"x": 2}, 1)])
+def test_leaves_of_one_name_and_leaves_inside_leaves(tree):
+    with pytest.raises(eqx_ckpt.LeafNameError, match="'twin'.*'twin"):
+        eqx_ckpt.tree_serialise_leaves("memory://twins", tree)
+
+
+@pytest.mark.parametrize("key", [1.5, (1, 2), b"x", True])
+def test_keys_that_are_neither_text_nor_integer(key):
+    with pytest.raises(eqx_ckpt.LeafNameError, match="only strings and integers"):
+        eqx_ckpt.tree_serialise_leaves("memory://float", {"a": {key: 1}})
+
+
+class Net(eqx.Module):
+    layers: list
+    norms: dict
+
+    def __init__(self, extra=False):
+        batch_norm = eqx.nn.BatchNorm(2, "batch", mode="ema")
+        first = [eqx.nn.BatchNorm(2, "batch", mode="ema")] if extra else []
+        self.layers = [batch_norm, *first]
+        self.norms = {"a": batch_norm}
+
+
+def test_state_is_named_by_its_markers():
+    _, state = eqx.nn.make_with_state(Net)()
+    eqx_ckpt.tree_serialise_leaves("memory://state", {"state": state}, overwrite=True)
+    assert sorted(names("memory://state")) == [
+        "state/layers.0.ema_first_time_index",
+        "state/layers.0.ema_state_index/0",
+        "state/layers.0.ema_state_index/1",
+        "state/norms%5B%27a%27%5D.ema_first_time_index",
+        "state/norms%5B%27a%27%5D.ema_state_index/0",
+        "state/norms%5B%27a%27%5D.ema_state_index/1",
+    ]
+
+
+def test_another_layer_does_not_rename_the_state_of_the_others():
+    """The positions in the state shift by a layer; the state itself must not."""
+    _, state = eqx.nn.make_with_state(Net)()
+    state = jtu.tree_map(lambda x: x + 1 if x.dtype == jnp.float32 else x, state)
+    _, larger = eqx.nn.make_with_state(Net)(extra=True)
+    eqx_ckpt.tree_serialise_leaves("memory://state", state, overwrite=True)
+    found = eqx_ckpt.match("memory://state", larger)
+    assert {leaf.status for leaf in found.leaves.values()} == {"same", "missing"}
+    assert all("layers.1." in name for name in found.problems)
+
+
+def test_renaming_a_class_does_not_rename_its_leaves():
+    model, state = eqx.nn.make_with_state(Net)()
+    eqx_ckpt.tree_serialise_leaves("memory://renamed", (model, state))
+    renamed = type("Renamed", (Net,), {})
+    like = eqx.nn.make_with_state(renamed)()
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://renamed", like)
+    assert_same(restored[1], eqx.nn.make_with_state(renamed)()[1])
+
+
+def test_a_state_that_was_used_up():
+    model, state = eqx.nn.make_with_state(Net)()
+    index = model.layers[0].ema_first_time_index
+    state.set(index, jnp.array(False))
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="old state"):
+        eqx_ckpt.tree_serialise_leaves("memory://old", state)
