@@ -13,14 +13,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from ._leaves import Skipped, Written
 from ._types import KeyPath
-
-
-class _Nothing:
-    """What a spec saves of a leaf that it skips."""
-
-
-NOTHING = _Nothing()
 
 
 class LeafWriter(io.BytesIO):
@@ -163,8 +157,8 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 def saved_by(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> Any:
     """What a custom `filter_spec` saves of a leaf.
 
-    Either the leaf (or another) that it handed on to a default spec, or the `bytes`
-    that it wrote, or `NOTHING`.
+    Either the leaf (or another) that it handed on to a default spec, or what it wrote,
+    or that it skipped the leaf.
     """
     if isinstance(leaf, jax.Array | np.ndarray) and _hands_on(spec, f, leaf):
         return leaf
@@ -180,7 +174,7 @@ def saved_by(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> Any:
         return f.saved[0]
     if written and written == _equinox_bytes(leaf):
         return leaf
-    return written or NOTHING
+    return Written(written) if written else Skipped(leaf)
 
 
 def restored_by(spec: Callable[[Any, Any], Any], f: LeafReader, like: Any) -> Any:

@@ -93,13 +93,29 @@ class LeafRecord:
         return np.dtype(self.data_type).itemsize
 
     def __str__(self) -> str:
-        if not self.is_array:
+        if self.kind == "unknown":
+            return f"a leaf that {self.value}"
+        if self.value is not None:
             return f"Python {self.kind}"
         shape = ", ".join(map(str, self.shape))
         if self.kind == "key":
             return f"PRNG key[{shape}] of impl {self.impl!r}"
         names = {"jax": "", "numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
         return f"{names.get(self.kind, 'bytes ')}{self.dtype}[{shape}]"
+
+
+class Written(bytes):
+    """What a custom `filter_spec` wrote for a leaf, in place of it."""
+
+
+class Skipped:
+    """In place of a leaf for which a custom `filter_spec` wrote nothing."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.leaf = leaf
+
+
+_TRACED = "is being traced by JAX; call this outside `jax.jit`"
 
 
 class CannotSave(Exception):
@@ -120,6 +136,8 @@ def describe(leaf: Any) -> LeafRecord | None:
         return _array_record("numpy", leaf.shape, leaf.dtype)
     if isinstance(leaf, np.generic):
         return _array_record("numpy_scalar", (), leaf.dtype)
+    if isinstance(leaf, Written):
+        return _array_record("bytes", (len(leaf),), np.dtype(np.uint8))
     for kind in (bool, int, float, complex):
         if isinstance(leaf, kind):
             return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
@@ -139,23 +157,28 @@ def describe(leaf: Any) -> LeafRecord | None:
 
 
 def describe_like(leaf: Any) -> LeafRecord | None:
-    """What a leaf of `like` is; it may be a `jax.ShapeDtypeStruct`, or be deleted."""
-    if isinstance(leaf, Tracer):
-        raise CannotSave("is being traced by JAX; call this outside `jax.jit`")
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return describe(leaf)
-    if is_key(leaf):
-        return LeafRecord("key", "key", leaf.shape, impl=_key_impl(leaf.dtype))
-    kind = "jax" if isinstance(leaf, jax.Array) else "struct"
-    return LeafRecord(kind, tag_and_data_type(leaf.dtype)[0], leaf.shape)
+    """What a leaf of `like` is; it may be a `jax.ShapeDtypeStruct`, or be deleted.
 
-
-def is_key(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    A leaf that cannot be saved is of the kind `"unknown"`, which no saved leaf is.
+    """
+    try:
+        if isinstance(leaf, Tracer):
+            raise CannotSave(_TRACED)
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return describe(leaf)
+        if impl := _key_impl(leaf.dtype):
+            return LeafRecord("key", "key", leaf.shape, impl=impl)
+        kind = "jax" if isinstance(leaf, jax.Array) else "struct"
+        return LeafRecord(kind, tag_and_data_type(leaf.dtype)[0], leaf.shape)
+    except CannotSave as e:
+        return LeafRecord("unknown", value=str(e))
 
 
 @ft.cache
-def _key_impl(dtype: Any) -> str:
+def _key_impl(dtype: Any) -> str | None:
+    """The PRNG implementation of a dtype of typed keys; `None` for other dtypes."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
     return str(jax.random.key_impl(jnp.empty((), dtype)))
 
 
@@ -170,23 +193,19 @@ def key_shape(impl: str) -> tuple[int, ...] | None:
         return None
 
 
-def describe_bytes(data: bytes) -> LeafRecord:
-    """The record of what a custom `filter_spec` wrote."""
-    return _array_record("bytes", (len(data),), np.dtype(np.uint8))
-
-
 def _describe_jax(leaf: jax.Array) -> LeafRecord:
     if isinstance(leaf, Tracer):
-        raise CannotSave("is being traced by JAX; call this outside `jax.jit`")
+        raise CannotSave(_TRACED)
     if leaf.is_deleted():
         raise CannotSave("was deleted: it was donated to a jitted function")
     if not leaf.is_fully_addressable:
         raise CannotSave("spans several processes, which is not supported yet")
-    if not is_key(leaf):
+    impl = _key_impl(leaf.dtype)
+    if impl is None:
         return _array_record("jax", leaf.shape, leaf.dtype, leaf)
     data = jax.random.key_data(leaf)
     record = _array_record("key", data.shape, data.dtype, data)
-    return replace(record, dtype="key", shape=leaf.shape, impl=_key_impl(leaf.dtype))
+    return replace(record, dtype="key", shape=leaf.shape, impl=impl)
 
 
 def _array_record(
@@ -252,14 +271,20 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, bytes):
+    if isinstance(leaf, Written):
         leaf = np.frombuffer(leaf, np.uint8)
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         parts = [(s.index, s.data) for s in leaf.addressable_shards if not s.replica_id]
     else:
         parts = [((slice(None),) * leaf.ndim, leaf)]
     for index, part in parts:
-        host = to_stored(np.asarray(part), record)
+        host = np.asarray(part)
+        if not host.dtype.isnative:
+            host = host.astype(host.dtype.newbyteorder("="))
+        if record.kind == "numpy" and record.dtype == "bool":
+            # A byte that is neither 0 nor 1 would be written, but never read again.
+            host = np.asarray(host.view(np.uint8) != 0)
+        host = host.view(np.dtype(record.data_type))
         region = region_of(index, record.data_shape)
         for piece in blocks(region, record.chunk_shape, host.itemsize):
             inside = tuple(
@@ -269,18 +294,8 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
             yield piece, host[inside] if inside else host
 
 
-def to_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
-    """The array as `record.data_type`, without a copy where there need not be one."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if record.kind == "numpy" and record.dtype == "bool":
-        # A byte other than 0 and 1 would be written and then refused when it is read.
-        return np.asarray(array.view(np.uint8) != 0)
-    return array.view(np.dtype(record.data_type))
-
-
 def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
-    """The inverse of `to_stored`."""
+    """What `shards` made of an array, as it was."""
     dtype = np.dtype(record.data_type)
     if record.kind != "key":
         dtype = dtype_from_tag(record.dtype)
@@ -328,6 +343,8 @@ def _float_from_text(text: str) -> float:
 
 def fingerprint(leaf: Any) -> str:
     """What a leaf that is not saved looks like, so that a change of it can be told."""
+    if isinstance(leaf, Skipped):
+        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
     if isinstance(leaf, str | bytes):
         text = repr(leaf)
         if len(text) > 80:

@@ -1,6 +1,5 @@
 """The manifest: the root `zarr.json`, which is the checkpoint."""
 
-import functools as ft
 import hashlib
 import importlib.metadata
 import json
@@ -36,6 +35,14 @@ _ZARR_CORE = frozenset(
 )
 
 
+VERSIONS = {
+    "eqx_ckpt": importlib.metadata.version("eqx-ckpt"),
+    "equinox": eqx.__version__,
+    "jax": jax.__version__,
+    "numpy": np.__version__,
+    "tensorstore": importlib.metadata.version("tensorstore"),
+    "python": platform.python_version(),
+}
 _GROUP = {"attributes": {}, "node_type": "group", "zarr_format": 3}
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
@@ -109,7 +116,8 @@ def to_bytes(manifest: Manifest) -> bytes:
         for name, record in manifest.leaves.items()
         if record.data_type in _ZARR_CORE
     }
-    groups = dict.fromkeys(folders(arrays), _GROUP)
+    groups = dict.fromkeys(sorted(folders(arrays)), _GROUP)
+    metadata = None if manifest.metadata is None else _pack(manifest.metadata)
     leaves = {name: _record_to_json(r) for name, r in manifest.leaves.items()}
     text = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
@@ -117,7 +125,7 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"digest": "{NO_DIGEST}",\n'
         f'"root": {json.dumps(manifest.root)},\n'
         f'"versions": {json.dumps(manifest.versions)},\n'
-        f'"metadata": {json.dumps(_pack(manifest.metadata), allow_nan=False)},\n'
+        f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"others": {_lines(manifest.others)},\n'
         f'"leaves": {_lines(leaves)}\n}}}},\n'
         '"consolidated_metadata": {"kind": "inline", "must_understand": false,\n'
@@ -210,15 +218,3 @@ def depth(value: Any) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
-
-
-@ft.cache
-def versions() -> dict[str, str]:
-    return {
-        "eqx_ckpt": importlib.metadata.version("eqx-ckpt"),
-        "equinox": eqx.__version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "tensorstore": importlib.metadata.version("tensorstore"),
-        "python": platform.python_version(),
-    }

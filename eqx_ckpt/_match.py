@@ -26,14 +26,14 @@ class LeafMatch:
         checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
         `"dtype"`; or `"changed"`: a leaf that is never saved, such as a function, is
         another one than when the checkpoint was saved.
-    - `expected`: what `like` has, in words.
-    - `found`: what the checkpoint has, in words.
+    - `expected`: what `like` has; it prints in words.
+    - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf.
     """
 
     status: Status
-    expected: str = "nothing"
-    found: str = "nothing"
+    expected: LeafRecord | str = "nothing"
+    found: LeafRecord | str = "nothing"
     nearest: tuple[str, ...] = ()
 
 

@@ -14,14 +14,12 @@ from ._filter_spec import (
     default_serialise_filter_spec,
     LeafReader,
     LeafWriter,
-    NOTHING,
     restored_by,
     saved_by,
 )
 from ._leaves import (
     CannotSave,
     describe,
-    describe_bytes,
     describe_like,
     fingerprint,
     LeafRecord,
@@ -102,14 +100,17 @@ def plan_writes(
     problems: list[str] = []
     for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
         try:
-            record, data = _record_and_data(spec, name, path, leaf)
+            if not is_default(spec):
+                leaf = saved_by(spec, LeafWriter(name, path), leaf)
+            record = describe(leaf)
         except CannotSave as e:
             problems.append(f"- {name!r} {e}.")
             continue
         if record is None:
-            others[name] = data
+            others[name] = fingerprint(leaf)
         else:
             record = replace(record, path=typed(path))
+            data = leaf if record.value is None else None
             writes.append(Write(name, record, data))
             saved.append((path, name))
     if problems:
@@ -120,24 +121,6 @@ def plan_writes(
         )
     check_distinct(saved)
     return writes, others
-
-
-def _record_and_data(
-    spec: Callable[[Any, Any], Any], name: str, path: KeyPath, leaf: Any
-) -> tuple[LeafRecord | None, Any]:
-    """The record of a leaf and its data, or `None` and its fingerprint."""
-    saved = leaf
-    if not is_default(spec):
-        saved = saved_by(spec, LeafWriter(name, path), leaf)
-        if saved is NOTHING:
-            skipped = describe_like(leaf)
-            return None, f"skipped {skipped}" if skipped else fingerprint(leaf)
-        if isinstance(saved, bytes) and saved is not leaf:
-            return describe_bytes(saved), saved
-    record = describe(saved)
-    if record is None:
-        return None, fingerprint(saved)
-    return record, saved if record.value is None else None
 
 
 class Read(NamedTuple):
@@ -242,23 +225,30 @@ def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
     """The value and match of a leaf that the checkpoint does not have."""
     expected = describe_like(leaf.leaf)
+    now = expected or fingerprint(leaf.leaf)
     found = manifest.others.get(leaf.name, "nothing")
-    missing = LeafMatch("missing", str(expected), found)
+    missing = LeafMatch("missing", now, found)
     if not is_default(leaf.spec):
-
-        def no_content(*_: Any) -> bytes:
-            raise _NotThere
-
-        f = LeafReader(leaf.name, leaf.path, no_content, no_content)
+        f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
         try:
-            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same")
+            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
         except _NotThere:
             return leaf.leaf, missing
     if expected is not None:
         return leaf.leaf, missing
-    now = fingerprint(leaf.leaf)
-    status = "same" if now == found or found == "nothing" else "changed"
-    return leaf.leaf, LeafMatch(status, now, found)
+    same = found in (now, "nothing") or found.startswith("skipped: ")
+    return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
+
+
+def _not_there() -> bytes:
+    raise _NotThere
+
+
+def _unless_saved(leaf: Any) -> Any:
+    """What the default spec restores where there is nothing."""
+    if describe_like(leaf) is not None:
+        raise _NotThere
+    return leaf
 
 
 class _NotThere(LeafMismatchError):
@@ -269,22 +259,19 @@ def match_leaf(
     like: Any, spec: Callable[[Any, Any], Any], record: LeafRecord
 ) -> LeafMatch:
     """A leaf of `like` beside its record; a custom `filter_spec` decides for itself."""
+    expected = describe_like(like)
     if not is_default(spec):
-        return LeafMatch("same")
-    try:
-        expected = describe_like(like)
-    except CannotSave as e:
-        return LeafMatch("kind", f"a leaf that {e}", str(record))
+        return LeafMatch("same", expected or fingerprint(like), record)
     if expected is None:
-        return LeafMatch("kind", fingerprint(like), str(record))
-    return LeafMatch(difference(expected, record), str(expected), str(record))
+        return LeafMatch("kind", fingerprint(like), record)
+    return LeafMatch(difference(expected, record), expected, record)
 
 
 def _unexpected(
     manifest: Manifest, prefix: str, known: set[str]
 ) -> dict[str, LeafMatch]:
     return {
-        name: LeafMatch("unexpected", found=str(record))
+        name: LeafMatch("unexpected", found=record)
         for name, record in manifest.leaves.items()
         if name not in known and is_below(prefix, name)
     }

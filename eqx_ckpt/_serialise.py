@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 from ._commit import begin
 from ._filter_spec import default_serialise_filter_spec
 from ._leaves import LeafRecord, shards
-from ._manifest import check_metadata, Manifest, to_bytes, versions
+from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
 from ._plan import plan_writes
 from ._store import ArrayWrite, locate, read_checksums, write_arrays
 from ._types import IsLeaf, PathLike
@@ -81,7 +81,7 @@ def tree_serialise_leaves(
         for name, record, _ in arrays:
             checksums = read_checksums(attempt.base, name, record)
             leaves[name] = replace(record, crc32c=checksums)
-        manifest = Manifest(leaves, others, metadata, versions(), attempt.root)
+        manifest = Manifest(leaves, others, metadata, VERSIONS, attempt.root)
         attempt.commit(to_bytes(manifest))
     finally:
         attempt.abandon()

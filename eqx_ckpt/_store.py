@@ -79,8 +79,8 @@ def _context() -> "ts.Context":
 def locate(path: PathLike) -> KvSpec:
     """Where a path is, as the `kvstore` of a TensorStore spec."""
     text = os.fspath(path)
-    if not text:
-        raise CheckpointError("The path is empty. Pass a directory.")
+    if not text or "\0" in text:
+        raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "memory":
         return {"driver": "memory", "path": rest.strip("/") + "/"}

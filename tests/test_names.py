@@ -3,13 +3,14 @@
 import re
 
 import equinox as eqx
-import eqx_ckpt
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from helpers import assert_same, files_below
 from hypothesis import example, given, settings, strategies as st
+
+import eqx_ckpt
+from helpers import assert_same, files_below
 
 
 NASTY = [

@@ -1,0 +1,62 @@
+"""What `eqx_ckpt` offers, and that all of it is documented."""
+
+import importlib.metadata
+import inspect
+import types
+from pathlib import Path
+
+import pytest
+
+import eqx_ckpt
+
+
+DOCS = Path(__file__).parent.parent / "docs/api"
+FUNCTIONS = [
+    "default_deserialise_filter_spec",
+    "default_serialise_filter_spec",
+    "match",
+    "read_manifest",
+    "tree_deserialise_leaves",
+    "tree_like",
+    "tree_serialise_leaves",
+    "verify",
+]
+CLASSES = ["LeafMatch", "LeafRecord", "Manifest", "Match"]
+ERRORS = [
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "LeafMismatchError",
+    "LeafNameError",
+]
+
+
+def test_public_names():
+    public = {
+        name
+        for name, value in vars(eqx_ckpt).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == {*FUNCTIONS, *CLASSES, *ERRORS}
+
+
+def test_version():
+    assert eqx_ckpt.__version__ == importlib.metadata.version("eqx-ckpt")
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *ERRORS])
+def test_documented(name):
+    assert inspect.getdoc(getattr(eqx_ckpt, name))
+    pages = [page.read_text() for page in DOCS.glob("*.md")]
+    assert sum(f"\n::: eqx_ckpt.{name}\n" in page for page in pages) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_show_an_example(name):
+    assert "!!! example" in getattr(eqx_ckpt, name).__doc__
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_have_one_root(name):
+    assert issubclass(getattr(eqx_ckpt, name), eqx_ckpt.CheckpointError)

@@ -1,0 +1,108 @@
+"""A file operation that fails is reported; what was there before stays as it was."""
+
+import errno
+import itertools
+import pathlib
+
+import pytest
+
+import eqx_ckpt
+from faults import scenes, workloads
+from faults.scenes import Scene
+from faults.shim import CHANGES, Fault, KINDS
+from faults.zygote import Zygote
+
+
+pytest_plugins = ["faults.fixtures"]
+
+# Which operations fail with which error on a real disk.
+ERRORS = {
+    "EIO": KINDS,
+    "ENOSPC": ("create", "write", "sync", "rename", "mkdir", "truncate", "link"),
+    "EACCES": ("create", "open", "rename", "unlink", "mkdir", "link"),
+}
+SCENES = [scenes.BESIDE, scenes.OVERWRITE]
+
+
+@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_fail_at_every_operation(
+    zygote: Zygote, disk: pathlib.Path, scene: Scene, name: str, for_ever: bool
+) -> None:
+    raised = 0
+    for n, directory in scene.copies(zygote, disk):
+        fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
+        outcome = scene.save_and_look(zygote, directory, fault)
+        where = f"{name} at operation {n}, {outcome.hits[:1]}"
+        assert not outcome.signal, where
+        error, there, names = outcome.value
+        if error is None:
+            assert there == scene.after, where
+            assert outcome.kind != "sync", f"a failed sync is no success: {where}"
+        else:
+            raised += 1
+            _assert_says_why(error, name)
+            assert there in scene.outcomes, where
+            # If it could, the package has put everything back as it was.
+            assert for_ever or (there, names) == (scene.before, {*there}), where
+        if not outcome.hits:
+            assert names == {*there}
+            break
+    assert raised > 10
+
+
+def _assert_says_why(error: Exception, name: str) -> None:
+    """An `OSError` with the errno, in words that a user can read."""
+    assert isinstance(error, OSError), repr(error)
+    assert not isinstance(error, eqx_ckpt.CheckpointError), repr(error)
+    assert error.errno == getattr(errno, name), repr(error)
+    assert "tensorstore_spec" not in str(error)
+    assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_every_write_is_short(zygote: Zygote, disk: pathlib.Path, scene: Scene) -> None:
+    for n, directory in scene.copies(zygote, disk):
+        fault = Fault(str(directory), n, "SHORT", ("write",))
+        outcome = scene.save_and_look(zygote, directory, fault)
+        error, there, _ = outcome.value
+        assert there == (scene.before if error else scene.after)
+        if not outcome.hits:
+            break
+    assert n > 5
+
+
+@pytest.mark.parametrize("name", ["EIO", "EACCES", "EMFILE"])
+def test_a_checkpoint_that_cannot_be_read_is_not_absent(
+    zygote: Zygote, disk: pathlib.Path, name: str
+) -> None:
+    path = str(disk / "new")
+    zygote.call(workloads.save, path, 1)
+    for n in itertools.count(1):
+        fault = Fault(str(disk), n, name, ("open", "read"))
+        outcome = zygote.run(workloads.load, path, fault=fault)
+        assert not outcome.signal
+        if not outcome.hits:
+            break
+        assert outcome.error is not None or outcome.value == 1
+        if outcome.error is not None:
+            _assert_says_why(outcome.error, name)
+    assert n > 5
+
+
+def test_reading_changes_nothing(zygote: Zygote, disk: pathlib.Path) -> None:
+    path = str(disk / "new")
+    zygote.call(workloads.save, path, 1)
+    outcome = zygote.run(workloads.load, path, fault=Fault(str(disk), kinds=CHANGES))
+    assert outcome.value == 1
+    assert outcome.count == 0
+
+
+def test_a_save_warns_of_nothing(
+    disk: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for overwrite in (False, True):
+        path = disk / "new"
+        eqx_ckpt.tree_serialise_leaves(path, workloads.tree(1), overwrite=overwrite)
+    assert not caplog.records

@@ -1,0 +1,86 @@
+"""Real power cuts and read errors, on file systems in a file. Needs root."""
+
+import errno
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from faults import powercut, scenes, workloads
+from faults.powercut import PowerCut
+from faults.scenes import Scene
+from faults.shim import Fault
+from faults.zygote import Zygote
+
+
+pytest_plugins = ["faults.fixtures"]
+
+SCENES = [scenes.BESIDE, scenes.OVERWRITE]
+
+
+@pytest.fixture(scope="module", params=["ext4", "xfs"])
+def power(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PowerCut]:
+    directory = tmp_path_factory.mktemp("power")
+    if reason := powercut.missing(request.param, directory):
+        pytest.skip(reason)
+    with PowerCut(request.param, directory) as power:
+        yield power
+
+
+@pytest.mark.parametrize("commit", [False, True], ids=["", "names are safe"])
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_what_was_acknowledged_survives(
+    zygote: Zygote, power: PowerCut, scene: Scene, commit: bool
+) -> None:
+    directory = power.disk / f"acknowledged {scene.name} {commit}"
+    scene.prepare(zygote, directory)
+    assert scene.save(zygote, directory).error is None
+    if commit:
+        power.commit_journal()
+    power.cut()
+    assert zygote.call(workloads.load_all, str(directory)) == scene.after
+
+
+def test_what_was_acknowledged_in_new_directories_survives(
+    zygote: Zygote, power: PowerCut
+) -> None:
+    path = str(power.disk / "runs" / "a" / "new")
+    zygote.call(workloads.save, path, 1)
+    power.cut()
+    assert zygote.call(workloads.load, path) == 1
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_a_cut_in_the_middle_of_a_save(
+    zygote: Zygote, power: PowerCut, scene: Scene
+) -> None:
+    """Killed and cut at places across the save, and at each step of its commit."""
+    trial = power.disk / f"trial {scene.name}"
+    scene.prepare(zygote, trial)
+    count = scene.save(zygote, trial, Fault(str(trial))).count
+    for n in [*range(1, count - 8, 9), *range(count - 8, count + 1)]:
+        directory = power.disk / f"cut {scene.name} {n}"
+        scene.prepare(zygote, directory)
+        outcome = scene.save(zygote, directory, Fault(str(directory), n))
+        if n % 2:
+            power.commit_journal()
+        power.cut()
+        there = zygote.call(workloads.load_all, str(directory))
+        allowed = scene.outcomes if outcome.signal else [scene.after]
+        assert there in allowed, f"cut before operation {n}: {outcome.hits}"
+
+
+def test_a_disk_that_cannot_be_read(zygote: Zygote, tmp_path: pathlib.Path) -> None:
+    """A read error is an exception: a mapped file would be the death of the process."""
+    if reason := powercut.missing("ext4", tmp_path):
+        pytest.skip(reason)
+    with PowerCut("ext4", tmp_path) as power:
+        path = str(power.disk / "new")
+        zygote.call(workloads.save_megabytes, path, 8)
+        power.lose_data()
+        outcome = zygote.run(workloads.load_megabytes, path, 8)
+    assert not outcome.signal, f"dead by signal {outcome.signal}"
+    assert isinstance(outcome.error, OSError), repr(outcome.error)
+    assert outcome.error.errno == errno.EIO

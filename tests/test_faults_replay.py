@@ -1,0 +1,81 @@
+"""A power cut at any moment: every state of the disk that POSIX allows is restored."""
+
+import functools
+import pathlib
+import shutil
+
+import pytest
+
+from faults import replay, scenes, toys, workloads
+from faults.scenes import Scene
+from faults.shim import Fault
+from faults.zygote import Zygote
+
+
+pytest_plugins = ["faults.fixtures"]
+
+
+@pytest.mark.parametrize("step", toys.STEPS)
+def test_the_explorer_sees_a_missing_step(
+    zygote: Zygote, disk: pathlib.Path, step: str
+) -> None:
+    assert _explore_toy(zygote, disk, step).bad
+
+
+def test_the_explorer_finds_nothing_in_the_textbook(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    result = _explore_toy(zygote, disk, "")
+    assert result.states > 10
+    assert not result.bad, str(result)
+
+
+def _explore_toy(zygote: Zygote, disk: pathlib.Path, step: str) -> replay.Result:
+    root, log = disk / "root", disk / "log"
+    root.mkdir()
+    (disk / "initial").mkdir()
+    fault = Fault(str(root), log=str(log))
+    outcome = zygote.run(toys.save, str(root / "new"), 2, step, fault=fault)
+    assert outcome.error is None
+    return replay.explore(log, root, disk / "initial", disk, toys.check)
+
+
+SCENES = [scenes.FIRST, scenes.BESIDE, scenes.OVERWRITE, scenes.AFTER_KILL]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_every_crash_state_of_a_save(
+    zygote: Zygote, disk: pathlib.Path, scene: Scene
+) -> None:
+    scene.prepare(zygote, disk / "initial")
+    shutil.copytree(disk / "initial", disk / "root")
+    fault = Fault(str(disk / "root"), log=str(disk / "log"))
+    assert scene.save(zygote, disk / "root", fault).error is None
+    check = functools.partial(_check, scene)
+    result = replay.explore(disk / "log", disk / "root", disk / "initial", disk, check)
+    assert result.states > 50
+    assert not result.bad, str(result)
+
+
+def _check(scene: Scene, directory: pathlib.Path, notes: list[str]) -> None:
+    there = workloads.load_all(str(directory))
+    allowed = [scene.after] if "saved" in notes else scene.outcomes
+    assert there in allowed, f"{there} is there, and the notes are {notes}"
+
+
+def test_every_crash_state_of_a_save_in_new_directories(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    root, log = disk / "root", disk / "log"
+    root.mkdir()
+    (disk / "initial").mkdir()
+    path = str(root / "runs" / "a" / "new")
+    outcome = zygote.run(workloads.save, path, 1, fault=Fault(str(root), log=str(log)))
+    assert outcome.error is None
+
+    def check(directory: pathlib.Path, notes: list[str]) -> None:
+        there = workloads.load(directory / "runs" / "a" / "new")
+        assert there in ((1,) if "saved" in notes else (None, 1)), f"{there}, {notes}"
+
+    result = replay.explore(log, root, disk / "initial", disk, check)
+    assert not result.bad, str(result)

@@ -1,0 +1,513 @@
+"""Input made to do harm ends in a typed error, within bounded time and memory.
+
+Each case runs in a child of its own, which may use `MEMORY` bytes for `DEADLINE`
+seconds, so that a crash, a hang, or an exhausted memory is a failed test.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import pathlib
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from faults import doors, workloads
+from faults.zygote import Zygote
+
+
+pytest_plugins = ["faults.fixtures"]
+
+MEMORY = 3 * 2**30
+DEADLINE = 10
+MUTANTS = 400
+
+
+@pytest.fixture
+def path(zygote: Zygote, disk: pathlib.Path) -> pathlib.Path:
+    zygote.call(workloads.save, str(disk / "new"), 1)
+    return disk / "new"
+
+
+def _knock(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
+    args = (doors.knock, str(path), *names)
+    outcome = zygote.run(*args, memory=MEMORY, deadline=DEADLINE)
+    assert not outcome.signal, f"dead by signal {outcome.signal}"
+    assert outcome.error is None, repr(outcome.error)
+    bad = {k: v for k, v in outcome.value.items() if v.startswith("BAD")}
+    assert not bad, "\n".join(f"{door}: {answer}" for door, answer in bad.items())
+    return outcome.value
+
+
+def sealed(manifest: bytes) -> bytes:
+    """The manifest with the digest that belongs to it, see docs/format.md."""
+    pattern = rb'("digest": ")[0-9a-f]{64}(")'
+    blank = re.sub(pattern, rb"\g<1>" + b"0" * 64 + rb"\2", manifest, count=1)
+    digest = hashlib.sha256(blank).hexdigest().encode()
+    return re.sub(pattern, rb"\g<1>" + digest + rb"\2", blank, count=1)
+
+
+def _edited(manifest: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    """The manifest with other content, in the same layout, and its right digest."""
+    document = json.loads(manifest)
+    content = document["attributes"]["eqx_ckpt"]
+    edit(content)
+    version = content.pop("format_version", None)
+    digest = content.pop("digest", "0" * 64)
+    consolidated = {"consolidated_metadata": document["consolidated_metadata"]}
+    return sealed(
+        b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
+        b'"format_version": %b,\n"digest": "%b",\n%b}, %b'
+        % tuple(
+            text.encode()
+            for text in (
+                json.dumps(version),
+                digest if isinstance(digest, str) else json.dumps(digest),
+                json.dumps(content)[1:],
+                json.dumps(consolidated)[1:],
+            )
+        )
+    )
+
+
+def _weight(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Change fields of a leaf's record."""
+    return lambda content: content["leaves"]["layer/weight"].update(fields)
+
+
+def _step(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    """Change fields of a scalar's record."""
+    return lambda content: content["leaves"]["step"].update(fields)
+
+
+def _top(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update(fields)
+
+
+def _renamed(name: str, key_path: Any) -> Callable[[dict[str, Any]], None]:
+    """Call the leaf `layer/weight` otherwise."""
+
+    def edit(content: dict[str, Any]) -> None:
+        record = content["leaves"].pop("layer/weight")
+        content["leaves"][name] = {**record, "path": key_path}
+
+    return edit
+
+
+def _array(shape: Any, chunk: Any, chunks: int = 1, **fields: Any):
+    crc32c = "00000000" * chunks
+    return _weight(
+        shape=shape, data_shape=shape, chunk_shape=chunk, crc32c=crc32c, **fields
+    )
+
+
+def _deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_the_seal_is_right(zygote: Zygote, path: pathlib.Path) -> None:
+    """An edit that does no harm is accepted: the edits below reach what they test."""
+    manifest = path / "zarr.json"
+    manifest.write_bytes(_edited(manifest.read_bytes(), _top(metadata={"a": 1})))
+    assert set(_knock(zygote, path).values()) == {""}
+    manifest.write_bytes(manifest.read_bytes().replace(b'{"a": 1}', b'{"a": 2}'))
+    assert _knock(zygote, path)["read_manifest"] == "CorruptCheckpointError"
+
+
+NOT_JSON: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda m: b"",
+    "no JSON": lambda m: b"\x80\x04\x95",
+    "another encoding": lambda m: m.decode().encode("utf-16"),
+    "null bytes": lambda m: bytes(4096),
+    "nesting of lists": lambda m: b"[" * 10**5,
+    "nesting of dictionaries": lambda m: b'{"a":' * 10**5,
+    "closed nesting": lambda m: b"[" * 10**5 + b"]" * 10**5,
+    "nesting in a field": lambda m: sealed(
+        m.replace(b'"metadata": null', b'"metadata": ' + b"[" * 10**5 + b"]" * 10**5)
+    ),
+    "a duplicate key": lambda m: sealed(
+        m.replace(b'"root": ""', b'"root": "", "root": "@a/"')
+    ),
+    "a duplicate leaf": lambda m: sealed(m.replace(b'"layer/bias"', b'"layer/weight"')),
+    "NaN": lambda m: sealed(m.replace(b'"metadata": null', b'"metadata": NaN')),
+    "Infinity": lambda m: sealed(
+        m.replace(b'"metadata": null', b'"metadata": Infinity')
+    ),
+    "a number of a million digits": lambda m: sealed(
+        m.replace(b'"metadata": null', b'"metadata": ' + b"9" * 10**6)
+    ),
+    "100 MB": lambda m: m + b" " * (100 * 2**20),
+}
+
+
+@pytest.mark.parametrize("case", NOT_JSON)
+def test_hostile_json(zygote: Zygote, path: pathlib.Path, case: str) -> None:
+    manifest = path / "zarr.json"
+    before = manifest.read_bytes()
+    after = NOT_JSON[case](before)
+    assert after != before
+    manifest.write_bytes(after)
+    assert set(_knock(zygote, path).values()) <= {
+        "CorruptCheckpointError",
+        "CheckpointNotFoundError",  # not even the beginning of a manifest
+    }
+
+
+@pytest.mark.parametrize("item", ["[],", "{},", '{"a":0},'])
+def test_json_that_is_large_in_memory(
+    zygote: Zygote, path: pathlib.Path, item: str
+) -> None:
+    """60 MB of text are many times that in memory, and take long to build."""
+    items = item.encode() * (60 * 2**20 // len(item))
+    manifest = path / "zarr.json"
+    field = b'"metadata": [' + items + b"0]"
+    manifest.write_bytes(
+        sealed(manifest.read_bytes().replace(b'"metadata": null', field))
+    )
+    assert _knock(zygote, path, "read_manifest")["read_manifest"]
+
+
+# What no checkpoint says: refused by every door, before TensorStore sees it.
+REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "no leaves": _top(leaves=None),
+    "leaves in a list": _top(leaves=[]),
+    "leaves that are numbers": _top(leaves={"a": 1}),
+    "a root above": _top(root="../"),
+    "an absolute root": _top(root="/etc/"),
+    "a root that goes up": _top(root="@a/../../"),
+    "a root that is a number": _top(root=1),
+    "versions in a list": _top(versions=[]),
+    "others that are numbers": _top(others={"a": 1}),
+    "an unknown key": _top(code="os.system('true')"),
+    "format version 0": _top(format_version=0),
+    "format version -1": _top(format_version=-1),
+    "a format version in words": _top(format_version="one"),
+    "a format version in a list": _top(format_version=[]),
+    "metadata that are no float": _top(metadata={"@float": "none"}),
+    "metadata that are a float's list": _top(metadata={"@float": []}),
+    "deep metadata": _top(metadata=_deep(200)),
+    "a name that goes up": _renamed("../../out", [["key", "../../out"]]),
+    "a name with another path": _renamed("../out", [["key", "layer"]]),
+    "an absolute name": _renamed("/etc/passwd", [["key", "/etc/passwd"]]),
+    "dots as a name": _renamed("..", [["key", ".."]]),
+    "a dot as a name": _renamed(".", [["key", "."]]),
+    "an empty name": _renamed("", []),
+    "a name with a null byte": _renamed("a\0b", [["key", "a\0b"]]),
+    "a name with a surrogate": _renamed("\ud800", [["key", "\ud800"]]),
+    "a path that is a number": _weight(path=1),
+    "a path of numbers": _weight(path=[1, 2]),
+    "a path of nothing": _weight(path=[[], []]),
+    "a path of floats": _weight(path=[["attr", 1.5]]),
+    "a path of bools": _weight(path=[["attr", True]]),
+    "kinds of path that are lists": _weight(path=[[[], "layer"], [{}, "weight"]]),
+    "no kind": _weight(kind=None),
+    "another kind": _weight(kind="pickle"),
+    "a kind that is a list": _weight(kind=[]),
+    "an array that is a scalar": _weight(kind="int"),
+    "an array that is a key": _weight(kind="key"),
+    "data type r32": _weight(data_type="r32"),
+    "data type and dtype r32": _weight(data_type="r32", dtype="r32"),
+    "data type r99999999": _weight(data_type="r99999999", dtype="r99999999"),
+    "data type object": _weight(data_type="object", dtype="object"),
+    "data type O": _weight(data_type="O", dtype="|O"),
+    "data type string": _weight(data_type="string", dtype="string"),
+    "data type float128": _weight(data_type="float128", dtype=">f16"),
+    "a data type that is a list": _weight(data_type=[["a", "f4"]], dtype=[["a", "f4"]]),
+    "a data type that is none": _weight(data_type=None, dtype=None),
+    "a date without a unit": _weight(data_type="int64", dtype="<M8[0s]"),
+    "a shape that is a number": _weight(shape=8, data_shape=8),
+    "a negative shape": _array([-8, 4], [2, 4]),
+    "a shape of floats": _array([8.0, 4], [2, 4]),
+    "a shape of bools": _array([True, True], [1, 1]),
+    "a shape of strings": _array(["8", "4"], ["2", "4"]),
+    "a shape of 1000 axes": _array([1] * 1000, [1] * 1000),
+    "shapes that differ": _weight(shape=[4, 8]),
+    "a shape of 2**63": _array([2**63], [2**63]),
+    "a shape of 2**100": _array([2**100], [2**100]),
+    "chunks of nothing": _weight(chunk_shape=[0, 0]),
+    "chunks of less than nothing": _weight(chunk_shape=[-1, -1]),
+    "chunks of another rank": _weight(chunk_shape=[8]),
+    "chunks of 2**61": _array([2**61, 2**61], [2**61, 2**61]),
+    "chunks of floats": _weight(chunk_shape=[2.0, 4.0]),
+    "no checksums": _weight(crc32c=""),
+    "half a checksum": _weight(crc32c="0000"),
+    "checksums that are numbers": _weight(crc32c=5),
+    "checksums in a list": _weight(crc32c=["00000000"] * 4),
+    "checksums that are no numbers": _weight(crc32c="xyzxyzxy" * 4),
+    "a weak type in words": _weight(weak_type="yes"),
+    "a sharding in words": _weight(sharding="x"),
+    "a scalar without a value": _step(value=None),
+    "a scalar in words": _step(value="one"),
+    "a scalar of a million digits": _step(value="1" * 10**6),
+    "a bool in words": _step(kind="bool", value="yes"),
+    "a float in words": _step(kind="float", value="one"),
+    "a NaN in words": _step(kind="float", value="nan:zz"),
+    "a NaN of a byte": _step(kind="float", value="nan:00"),
+    "a NaN that is none": _step(kind="float", value="nan:3ff0000000000000"),
+    "a complex of one part": _step(kind="complex", value="1.0"),
+    "a scalar that is an array": _step(kind="jax"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_hostile_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
+    manifest = path / "zarr.json"
+    manifest.write_bytes(_edited(manifest.read_bytes(), REFUSED[case]))
+    assert set(_knock(zygote, path).values()) == {"CorruptCheckpointError"}
+
+
+# What a checkpoint might say, but these files do not bear out: refused when read.
+UNTRUE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a shape of 2**30": _array([2**30], [2**30]),
+    "a shape of 2**40": _array([2**40], [2**40]),
+    "2**40 bytes": _array([2**40], [2**40], dtype="uint8", data_type="uint8"),
+    "many axes of 2": _array([2] * 30, [2] * 30),
+    "huge chunks": _array([8, 4], [2**30, 2**29]),
+    "a hundred thousand chunks": _array([10**5], [1], 10**5),
+    "another size": _weight(dtype="float64", data_type="float64"),
+    "another place": _renamed("elsewhere", [["key", "elsewhere"]]),
+    "other chunks": _weight(chunk_shape=[8, 1]),
+    "another root": _top(root="@attempt/"),
+}
+
+
+@pytest.mark.parametrize("case", UNTRUE)
+def test_untrue_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
+    manifest = path / "zarr.json"
+    manifest.write_bytes(_edited(manifest.read_bytes(), UNTRUE[case]))
+    answers = _knock(zygote, path)
+    assert answers["restore itself"] == "CorruptCheckpointError"
+    assert answers["verify"] == "CorruptCheckpointError"
+
+
+# What concerns only some of the doors, or none: no door may die of it.
+ODD: dict[str, Callable[[dict[str, Any]], None]] = {
+    "no leaf at all": _top(leaves={}),
+    "ten thousand leaves": lambda content: content.update(
+        leaves={
+            f"a{i}": {"kind": "int", "path": [["key", f"a{i}"]], "value": "1"}
+            for i in range(10**4)
+        }
+    ),
+    "another dtype": _weight(dtype="int32", data_type="int32"),
+    "an array that is bytes": _weight(kind="bytes"),
+    "a leaf inside another": lambda content: content["leaves"].update(
+        layer={"kind": "int", "path": [["key", "layer"]], "value": "1"}
+    ),
+    "a leaf before what is inside it": lambda content: content.update(
+        leaves={
+            "layer": {"kind": "int", "path": [["key", "layer"]], "value": "1"},
+            **content["leaves"],
+        }
+    ),
+    "a scalar of a million hexadecimal digits": _step(value="0x" + "f" * 10**6),
+    "an empty array with a huge axis": _array([0, 2**61], [1, 1], 0),
+    "a key of an unknown kind": _weight(
+        kind="key",
+        impl="rot13",
+        dtype="key",
+        shape=[8],
+        data_type="uint32",
+    ),
+    "a key whose data have another shape": _weight(
+        kind="key",
+        impl="threefry2x32",
+        dtype="key",
+        shape=[8],
+        data_type="uint32",
+    ),
+    "a sharding of nothing": _weight(sharding={}),
+    "a sharding of wrong types": _weight(
+        sharding={"axis_names": 5, "mesh_shape": "x", "spec": {}, "memory_kind": []}
+    ),
+    "a sharding of many axes": _weight(
+        sharding={
+            "axis_names": ["data"],
+            "mesh_shape": [2**40],
+            "spec": ["data"] * 10,
+            "memory_kind": "device",
+        }
+    ),
+    "a sharding of nested lists": _weight(
+        sharding={
+            "axis_names": [["data"]],
+            "mesh_shape": [1],
+            "spec": [[["data"]], {"a": 1}],
+            "memory_kind": "moon",
+        }
+    ),
+    "the same axis twice": _weight(
+        sharding={
+            "axis_names": ["data"],
+            "mesh_shape": [1],
+            "spec": ["data", "data"],
+            "memory_kind": None,
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
+    manifest = path / "zarr.json"
+    manifest.write_bytes(_edited(manifest.read_bytes(), ODD[case]))
+    _knock(zygote, path)
+
+
+def test_a_newer_format_is_no_damage(zygote: Zygote, path: pathlib.Path) -> None:
+    manifest = path / "zarr.json"
+    manifest.write_bytes(_edited(manifest.read_bytes(), _top(format_version=2)))
+    assert set(_knock(zygote, path).values()) == {"CheckpointError"}
+
+
+def _replace_by_fifo(file: pathlib.Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _replace_by_directory(file: pathlib.Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _replace_by_endless_device(file: pathlib.Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def _replace_by_link_to_itself(file: pathlib.Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+
+
+def _move_out(file: pathlib.Path) -> None:
+    """The very file, but a symbolic link leads to it, out of the checkpoint."""
+    outside = file.parents[len(file.parts) - 5] / "outside"
+    file.rename(outside)
+    file.symlink_to(outside)
+
+
+def _grow(file: pathlib.Path) -> None:
+    os.truncate(file, 2**40)
+
+
+FILES = [
+    _replace_by_fifo,
+    _replace_by_directory,
+    _replace_by_endless_device,
+    _replace_by_link_to_itself,
+    _move_out,
+    _grow,
+]
+
+
+@pytest.mark.parametrize("name", ["layer/weight/c/1/0", "layer/weight/zarr.json"])
+@pytest.mark.parametrize("change", FILES)
+def test_hostile_file(
+    zygote: Zygote,
+    path: pathlib.Path,
+    change: Callable[[pathlib.Path], None],
+    name: str,
+) -> None:
+    change(path / name)
+    answers = _knock(zygote, path)
+    assert answers["verify"] == "CorruptCheckpointError"
+    if "zarr.json" not in name:
+        assert answers["restore"] == "CorruptCheckpointError"
+        assert answers["restore itself"] == "CorruptCheckpointError"
+
+
+@pytest.mark.parametrize("change", FILES)
+def test_hostile_manifest_file(
+    zygote: Zygote, path: pathlib.Path, change: Callable[[pathlib.Path], None]
+) -> None:
+    change(path / "zarr.json")
+    assert "" not in _knock(zygote, path).values()
+
+
+@pytest.mark.parametrize("name", ["layer", "layer/weight", "layer/weight/c"])
+def test_a_directory_outside_is_not_followed(
+    zygote: Zygote, path: pathlib.Path, name: str
+) -> None:
+    outside = path.with_name("outside")
+    (path / name).rename(outside)
+    (path / name).symlink_to(outside)
+    answers = _knock(zygote, path)
+    assert answers["verify"] == "CorruptCheckpointError"
+    assert answers["restore"] == "CorruptCheckpointError"
+
+
+def test_a_link_to_a_checkpoint_is_followed(zygote: Zygote, path: pathlib.Path) -> None:
+    path.with_name("latest").symlink_to(path)
+    assert set(_knock(zygote, path.with_name("latest")).values()) == {""}
+
+
+VALUES = [
+    *(None, True, False, 0, 1, -1, 3, 2**31, 2**40, 2**62, 2**63, 10**30, 0.5, 1e308),
+    *("", "a", "..", "/", "../..", "zarr.json", "float32", "int4", "key", "\ud800"),
+    *("jax", "numpy", "bool", "complex", "nan:", "1e999", "0x", "@root", "00000000"),
+    *([], {}, [[]], [0], [1], [2**40], [-1], ["attr", "a"], [["key", ".."]], {"a": 1}),
+]
+
+
+Place = tuple[Any, Any]  # a list or dictionary, and an index or a key
+
+
+def _places(value: Any) -> list[Place]:
+    """Everything in a JSON document that can be changed."""
+    keys = range(len(value)) if isinstance(value, list) else list(value)
+    inner = [value[k] for k in keys if isinstance(value[k], dict | list)]
+    return [(value, k) for k in keys] + [p for v in inner for p in _places(v)]
+
+
+def _mutate(choices: random.Random, content: dict[str, Any]) -> None:
+    """Make one random change."""
+    container, key = choices.choice(_places(content))
+    donor, other = choices.choice(_places(content))
+    change = choices.choice(["delete", "rename", "copy", "value", "value"])
+    if change == "delete":
+        del container[key]
+    elif change == "rename" and isinstance(container, dict):
+        container[str(other)] = container.pop(key)
+    elif change == "copy":
+        container[key] = copy.deepcopy(donor[other])
+    else:
+        container[key] = choices.choice(VALUES)
+
+
+def _mutant(manifest: bytes, seed: int) -> bytes:
+    """The manifest with one to three random changes, and its right digest."""
+    choices = random.Random(seed)
+
+    def edit(content: dict[str, Any]) -> None:
+        for _ in range(choices.randint(1, 3)):
+            _mutate(choices, content)
+
+    return _edited(manifest, edit)
+
+
+def test_mutated_manifests(
+    zygote: Zygote, path: pathlib.Path, disk: pathlib.Path
+) -> None:
+    manifest = (path / "zarr.json").read_bytes()
+    mutants = [_mutant(manifest, seed) for seed in range(MUTANTS)]
+    progress = disk / "progress"
+    outcome = zygote.run(
+        doors.knock_all,
+        str(path),
+        mutants,
+        str(progress),
+        memory=MEMORY,
+        deadline=6 * DEADLINE,
+    )
+    where = f"signal {outcome.signal} at mutant {progress.read_text()}"
+    assert not outcome.signal, where
+    assert outcome.error is None, f"{outcome.error!r} at {where}"
+    assert outcome.value == {}

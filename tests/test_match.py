@@ -1,0 +1,148 @@
+"""Strict: one error with every difference, and the same as data from `match`."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+
+
+PATH = "memory://match"
+
+
+def save(tree):
+    eqx_ckpt.tree_serialise_leaves(PATH, tree, overwrite=True)
+
+
+def test_every_difference_in_one_error():
+    save(
+        {
+            "same": jnp.ones(3),
+            "shape": jnp.ones((8, 4)),
+            "dtype": jnp.ones(3, jnp.bfloat16),
+            "kind": np.ones(3, np.float32),
+            "layers": [{"weight": jnp.ones(2), "old_bias": jnp.ones(2)}],
+        }
+    )
+    like = {
+        "same": jnp.ones(3),
+        "shape": jnp.ones((16, 4)),
+        "dtype": jnp.ones(3),
+        "kind": jnp.ones(3),
+        "layers": [{"weight": jnp.ones(2), "bias": jnp.ones(2)}],
+    }
+    found = eqx_ckpt.match(PATH, like)
+    assert {name: leaf.status for name, leaf in found.leaves.items()} == {
+        "same": "same",
+        "shape": "shape",
+        "dtype": "dtype",
+        "kind": "kind",
+        "layers/0/weight": "same",
+        "layers/0/bias": "missing",
+        "layers/0/old_bias": "unexpected",
+    }
+    assert not found.ok
+    assert set(found.problems) == set(found.leaves) - {"same", "layers/0/weight"}
+    assert found.leaves["layers/0/bias"].nearest == ("layers/0/old_bias",)
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.tree_deserialise_leaves(PATH, like)
+    text = str(error.value)
+    for line in [
+        "'shape': another shape: float32[16, 4] in `like`, float32[8, 4] in the",
+        "'dtype': another dtype: float32[3] in `like`, bfloat16[3] in the checkpoint",
+        "'kind': another kind: float32[3] in `like`, NumPy float32[3] in the",
+        "'layers/0/bias': float32[2] in `like`, not in the checkpoint. Did you mean "
+        "'layers/0/old_bias'?",
+        "'layers/0/old_bias': not in `like`, float32[2] in the checkpoint",
+        "`filter_spec`",
+        "`where`",
+    ]:
+        assert line in text
+        if line.startswith("'"):
+            assert line in str(found)
+    assert "'same'" not in text
+
+
+def test_nothing_is_read_when_something_does_not_match(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(
+        tmp_path / "new", {"a": jnp.ones(3), "b": jnp.ones(3)}
+    )
+    for chunk in (tmp_path / "new").rglob("c/*"):
+        chunk.unlink()
+    like = {"a": jnp.ones(3), "b": jnp.ones(4)}
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'b'"):
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like)
+
+
+@pytest.mark.parametrize(
+    ("saved", "like"),
+    [
+        (jnp.ones(3), jnp.ones((3, 1))),
+        (jnp.ones(1), jnp.ones(())),
+        (jnp.ones(3), jnp.ones(3, jnp.float16)),
+        (jnp.ones(3, jnp.int32), jnp.ones(3)),
+        (jnp.ones(3), np.ones(3, np.float32)),
+        (np.ones(3), jnp.ones(3)),
+        (np.float32(1), np.ones((), np.float32)),
+        (np.float64(1), 1.0),
+        (1, 1.0),
+        (1, True),
+        (1.0, 1j),
+        (1, jnp.ones((), jnp.int32)),
+        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+        (jax.random.key_data(jax.random.key(0)), jax.random.key(0)),
+        (jnp.ones(3), jax.nn.relu),
+        (jnp.ones(3), "text"),
+        (jax.nn.relu, jnp.ones(3)),
+    ],
+)
+def test_nothing_is_cast_padded_or_broadcast(saved, like):
+    save({"x": saved})
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'x'"):
+        eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like})
+
+
+def test_another_activation_is_reported_and_does_no_harm(getkey):
+    model = eqx.nn.MLP(2, 2, 4, 1, activation=jax.nn.relu, key=getkey())
+    like = eqx.nn.MLP(2, 2, 4, 1, activation=jax.nn.gelu, key=getkey())
+    save(model)
+    found = eqx_ckpt.match(PATH, like)
+    assert found.ok
+    assert found.leaves["activation"].status == "changed"
+    assert "gelu" in str(found)
+    assert "relu" in str(found)
+    restored = eqx_ckpt.tree_deserialise_leaves(PATH, like)
+    assert restored.activation is jax.nn.gelu
+    assert eqx_ckpt.match(PATH, model).leaves["activation"].status == "same"
+
+
+def test_a_text_that_changed():
+    save({"name": "a", "x": 1})
+    assert "'name': not saved, and changed: 'b'" in str(
+        eqx_ckpt.match(PATH, {"name": "b", "x": 1})
+    )
+
+
+def test_bytes_to_read():
+    save({"a": jnp.ones(100), "b": jnp.ones(10, jnp.bfloat16), "n": 5})
+    like = {"a": jnp.ones(100), "b": jnp.ones(10, jnp.bfloat16), "n": 0}
+    assert eqx_ckpt.match(PATH, like).nbytes == 420
+    assert eqx_ckpt.match(PATH, like, where=lambda t: t["b"]).nbytes == 20
+    assert eqx_ckpt.match(PATH, like["b"], prefix="b").nbytes == 20
+
+
+def test_match_of_where_looks_at_nothing_else():
+    save({"a": jnp.ones(3), "b": jnp.ones(3)})
+    like = {"a": jnp.ones(3), "c": jnp.ones(3)}
+    found = eqx_ckpt.match(PATH, like, where=lambda t: t["a"])
+    assert found.ok
+    assert list(found.leaves) == ["a"]
+
+
+def test_suggestions_among_many_leaves():
+    save({f"layer{i}": {"weight": i} for i in range(2000)})
+    found = eqx_ckpt.match(PATH, {f"layers{i}": {"weight": i} for i in range(2000)})
+    assert len(found.problems) == 4000
+    assert all(leaf.status != "same" for leaf in found.problems.values())

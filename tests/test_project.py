@@ -1,0 +1,39 @@
+"""The project's files say the same as one another."""
+
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+
+import hatchling.build
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_lowest_versions_are_the_lower_bounds():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    bounds = dict(dep.split(">=") for dep in pyproject["project"]["dependencies"])
+    constraints = (ROOT / "tests/lowest.txt").read_text()
+    lowest = dict(re.findall("^(.+)==(.+)$", constraints, re.MULTILINE))
+    assert bounds == {name: lowest[name] for name in bounds}
+    assert lowest["jaxlib"] == lowest["jax"]
+
+
+def test_changelog_knows_the_version():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert "\n## [Unreleased]\n" in changelog
+    assert pyproject["project"]["version"] in changelog
+
+
+def test_the_wheel_is_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    wheel = hatchling.build.build_wheel(str(tmp_path))
+    shipped = {
+        name
+        for name in zipfile.ZipFile(tmp_path / wheel).namelist()
+        if ".dist-info/" not in name
+    }
+    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("eqx_ckpt/*.py")}
+    assert shipped == sources | {"eqx_ckpt/py.typed"}

@@ -1,0 +1,75 @@
+"""README.md, the documentation and the docstrings say what is true.
+
+Their Python snippets run as they stand, those of one text after one another. A block of
+text that follows a snippet is what it prints.
+"""
+
+import contextlib
+import inspect
+import io
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eqx_ckpt
+
+
+ROOT = Path(__file__).parent.parent
+SNIPPET = re.compile(
+    r"^( *)```python\n(.*?)^\1```\n(?:\n\1```text\n(.*?)^\1```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def snippets(text: str) -> Iterator[tuple[str, str]]:
+    """Each snippet, moved down to its line in the text, and what it should print."""
+    for match in SNIPPET.finditer(text + "\n"):
+        lines_before = text.count("\n", 0, match.start(2))
+        yield "\n" * lines_before + textwrap.dedent(match[2]), match[3] or ""
+
+
+def run(text: str, source: str) -> None:
+    """Runs the snippets of a text and compares what they print."""
+    namespace = {"__name__": "__main__"}
+    for snippet, expected in snippets(text):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(snippet, source, "exec"), namespace)
+        if expected:
+            assert printed.getvalue() == expected
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """All texts that may have snippets: where each is from, and the text."""
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
+        yield str(page.relative_to(ROOT)), page.read_text()
+    for name, value in vars(eqx_ckpt).items():
+        if not name.startswith("_"):
+            yield name, inspect.getdoc(value) or ""
+
+
+TEXTS = {source: text for source, text in texts() if any(snippets(text))}
+
+
+def test_snippets_are_found():
+    text = "```python\nx = 1\n```\n\n- Two.\n\n    ```python\n    print(2)\n    ```"
+    assert list(snippets(text)) == [("\nx = 1\n", ""), ("\n" * 7 + "print(2)\n", "")]
+    text = "```python\nprint(2)\n```\n\n```text\n2\n```"
+    assert list(snippets(text)) == [("\nprint(2)\n", "2\n")]
+    assert {"README.md", "tree_serialise_leaves"} <= TEXTS.keys()
+
+
+@pytest.mark.parametrize("source", TEXTS)
+def test_snippets_run(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(TEXTS[source], source)
+
+
+def test_the_tree_in_the_readme_is_on_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(TEXTS["README.md"], "README.md")
+    files = re.findall(r"^runs/\S+", TEXTS["README.md"], re.MULTILINE)
+    assert files
+    assert [file for file in files if not Path(file).is_file()] == []

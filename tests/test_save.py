@@ -1,0 +1,196 @@
+"""Saving: paths, overwriting, metadata, and input that it refuses."""
+
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from helpers import assert_same, files_below
+
+
+TREE = {"w": jnp.arange(3.0), "n": 5}
+OTHER = {"w": jnp.arange(4.0), "m": 6}
+
+
+class PathLike:
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "relative",
+        "~/in the home/a b",
+        Path("a/b/../c"),
+        PathLike("like"),
+        "./slash/",
+        "naïve %20 [0] {x} | ? # @",
+        "ends.in.zarr",
+    ],
+)
+def test_paths(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    eqx_ckpt.tree_serialise_leaves(path, TREE)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(path, TREE), TREE)
+    where = Path(os.path.realpath(os.path.expanduser(os.fspath(path))))
+    assert where.is_relative_to(tmp_path)
+    assert files_below(where) == {"zarr.json", "w/zarr.json", "w/c/0"}
+    assert [p.name for p in where.parent.iterdir()] == [where.name]
+
+
+def test_an_empty_directory_is_taken(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path, TREE)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path, TREE), TREE)
+
+
+def test_a_link_to_a_directory(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "link", TREE)
+    assert (tmp_path / "link").is_symlink()
+    assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "real", TREE), TREE)
+
+
+@pytest.mark.parametrize("place", ["memory://place", "new"])
+def test_what_exists_is_left_alone(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    eqx_ckpt.tree_serialise_leaves(place, TREE, overwrite=True)
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
+        eqx_ckpt.tree_serialise_leaves(place, OTHER)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place, TREE), TREE)
+
+
+@pytest.mark.parametrize("place", ["memory://place", "new"])
+def test_overwrite(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for tree in (TREE, OTHER, TREE):
+        eqx_ckpt.tree_serialise_leaves(place, tree, overwrite=True)
+        assert_same(eqx_ckpt.tree_deserialise_leaves(place, tree), tree)
+    if place == "new":
+        assert [p.name for p in tmp_path.iterdir()] == ["new"]
+        assert files_below(tmp_path / "new") == {"zarr.json", "w/zarr.json", "w/c/0"}
+
+
+def snapshot(path):
+    return {name: (path / name).read_bytes() for name in files_below(path)}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_foreign_files_are_never_touched(overwrite, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("a file")
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "noted", TREE)
+    (tmp_path / "noted" / "w" / "notes.txt").write_text("kept with the checkpoint")
+    before = snapshot(tmp_path)
+    for place in ("data", "file", "noted"):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=place):
+            eqx_ckpt.tree_serialise_leaves(tmp_path / place, TREE, overwrite=overwrite)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_parent_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("a file")
+    for place in (tmp_path / "file" / "new", tmp_path / "file" / "deep" / "new"):
+        with pytest.raises(NotADirectoryError):
+            eqx_ckpt.tree_serialise_leaves(place, TREE)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "a\\b", "line\nbreak", "s3x://bucket/key", "a\0b"]
+)
+def test_paths_that_cannot_be_trusted(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(eqx_ckpt.CheckpointError):
+        eqx_ckpt.tree_serialise_leaves(path, TREE)
+    with pytest.raises(eqx_ckpt.CheckpointError):
+        eqx_ckpt.tree_deserialise_leaves(path, TREE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["missing", "folder", "file", "foreign", "missing/deep"]
+)
+def test_no_checkpoint_there(name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "zarr.json").write_text('{"zarr_format": 3}')
+    for door in (eqx_ckpt.read_manifest, eqx_ckpt.tree_like, eqx_ckpt.verify):
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=name):
+            door(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=name):
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / name, TREE)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"loss": 0.31, "epoch": 3, "tags": ["a", None, True], "deep": {"er": [{}]}},
+        {"loss": float("nan"), "worst": [float("inf"), float("-inf")]},
+        None,
+        [],
+        "text \ud800",
+        10**30,
+    ],
+)
+def test_metadata(metadata):
+    eqx_ckpt.tree_serialise_leaves(
+        "memory://metadata", TREE, metadata=metadata, overwrite=True
+    )
+    restored = eqx_ckpt.read_manifest("memory://metadata").metadata
+    assert repr(restored) == repr(metadata)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"loss": jnp.ones(())},
+        {"loss": np.float32(1)},
+        {"shape": (1, 2)},
+        {1: "integer key"},
+        {"s": {1, 2}},
+        {"@float": "nan"},
+        {"big": "x" * 2**25},
+    ],
+)
+def test_metadata_that_json_does_not_give_back(metadata, tmp_path):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`metadata` cannot be saved"):
+        eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE, metadata=metadata)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metadata_that_is_too_deep():
+    metadata = []
+    for _ in range(100_000):
+        metadata = [metadata]
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`metadata` cannot be saved"):
+        eqx_ckpt.tree_serialise_leaves("memory://deep", TREE, metadata=metadata)
+
+
+def test_the_saved_tree_may_change_afterwards():
+    """`memory://` must not keep referring to the caller's arrays."""
+    array = np.arange(4.0)
+    eqx_ckpt.tree_serialise_leaves("memory://alias", array, overwrite=True)
+    array[:] = 7
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://alias", array)
+    np.testing.assert_array_equal(restored, np.arange(4.0))
+
+
+def test_errors_are_of_two_families():
+    assert issubclass(eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)
+    assert issubclass(eqx_ckpt.CheckpointExistsError, FileExistsError)
+    assert issubclass(eqx_ckpt.LeafNameError, ValueError)
+    assert issubclass(eqx_ckpt.LeafMismatchError, ValueError)
+    ours = {e for e in vars(eqx_ckpt).values() if isinstance(e, type)}
+    errors = {e for e in ours if issubclass(e, Exception)}
+    assert all(issubclass(e, eqx_ckpt.CheckpointError) for e in errors)
+    assert len(errors) == 6
