@@ -62,11 +62,11 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
 
 
 def chunk_keys(shape: Sequence[int], chunk: Sequence[int]) -> list[str]:
-    """The keys of all chunks below their array, in C order: `c/0/0`, `c/0/1`, ..."""
+    """The keys of all chunks below their array, in C order: `c.0.0`, `c.0.1`, ..."""
     if 0 in shape:
         return []
     axes = [map(str, range(-(-n // c))) for n, c in zip(shape, chunk, strict=True)]
-    return ["/".join(("c", *index)) for index in itertools.product(*axes)]
+    return [".".join(("c", *index)) for index in itertools.product(*axes)]
 
 
 def touched(region: Region, shape: Sequence[int], chunk: Sequence[int]) -> list[int]:

@@ -146,7 +146,9 @@ class DirectoryAttempt:
         """The rename may not survive a power cut, so it must not be seen either."""
         try:
             if os.stat(self._target).st_ino != self._inode:
-                return  # Another writer has replaced it in the meantime.
+                # Another writer has replaced it in the meantime.
+                self._is_ours = replaced
+                return
             if replaced:
                 _exchange(self._temporary, self._target)
             else:

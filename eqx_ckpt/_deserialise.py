@@ -30,13 +30,13 @@ from ._leaves import (
 from ._manifest import Manifest
 from ._match import difference, would_narrow
 from ._placement import Arrival, Pieces, pieces, put, sharding_of
-from ._plan import is_default, match_leaf, picked_by, plan_reads, Read
+from ._plan import match_leaf, picked_by, plan_reads, Read
 from ._store import (
     KvSpec,
     read_regions,
     RegionRead,
 )
-from ._types import IsLeaf, PathLike
+from ._types import IsLeaf, PathLike, Spec
 
 
 # Host memory for arrays on their way to another device.
@@ -109,11 +109,11 @@ def tree_deserialise_leaves(
             manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
         )
         plan.check()
-        direct = [read for read in plan.reads if is_default(read.spec)]
-        values = dict(plan.values) | _restore(base, direct)
+        by_default = [read for read in plan.reads if read.spec is None]
+        values = dict(plan.values) | _restore(base, by_default)
         for read in plan.reads:
-            if not is_default(read.spec):
-                values[read.position] = _restore_through_spec(base, read)
+            if read.spec is not None:
+                values[read.position] = _restore_through(read.spec, base, read)
         return values
 
     values = read_consistently(path, values_from)
@@ -189,7 +189,7 @@ def _scalar(read: Read) -> Any:
     return value if type(read.like) is type(value) else type(read.like)(value)
 
 
-def _restore_through_spec(base: KvSpec, read: Read) -> Any:
+def _restore_through(spec: Spec, base: KvSpec, read: Read) -> Any:
     """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
 
     def content() -> bytes:
@@ -202,7 +202,7 @@ def _restore_through_spec(base: KvSpec, read: Read) -> Any:
         return _content(base, read.name, read.record)
 
     def restore(like: Any) -> Any:
-        match = match_leaf(like, default_deserialise_filter_spec, read.record)
+        match = match_leaf(like, None, read.record)
         if match.status != "same":
             raise LeafMismatchError(
                 f"Leaf {read.name!r}: {match.expected} in the call of "
@@ -211,7 +211,7 @@ def _restore_through_spec(base: KvSpec, read: Read) -> Any:
         return _restore(base, [read._replace(like=like)])[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
-    value = restored_by(read.spec, f, read.like)
+    value = restored_by(spec, f, read.like)
     problem = _changed(value, read.like)
     if problem:
         raise LeafMismatchError(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ._leaves import Skipped, Written
-from ._types import KeyPath
+from ._types import KeyPath, Spec
 
 
 class LeafWriter(io.BytesIO):
@@ -154,7 +154,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     return eqx.default_deserialise_filter_spec(f, x)
 
 
-def saved_by(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> Any:
+def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
     """What a custom `filter_spec` saves of a leaf.
 
     Either the leaf (or another) that it handed on to a default spec, or what it wrote,
@@ -177,7 +177,7 @@ def saved_by(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> Any:
     return Written(written) if written else Skipped(leaf)
 
 
-def restored_by(spec: Callable[[Any, Any], Any], f: LeafReader, like: Any) -> Any:
+def restored_by(spec: Spec, f: LeafReader, like: Any) -> Any:
     """What a custom `filter_spec` makes of a leaf."""
     with _naming(f.name):
         return spec(f, like)
@@ -202,7 +202,7 @@ def _equinox_bytes(leaf: Any) -> bytes | None:
     return f.getvalue()
 
 
-def _hands_on(spec: Callable[[Any, Any], Any], f: LeafWriter, leaf: Any) -> bool:
+def _hands_on(spec: Spec, f: LeafWriter, leaf: Any) -> bool:
     """Whether all that `spec` does to save an array is to call a default spec with it.
 
     Equinox's default calls `np.save`, which would gather the array on the host. So the

@@ -6,8 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -46,8 +45,7 @@ NARROWED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LeafRecord:
+class LeafRecord(NamedTuple):
     """What the manifest says of one leaf.
 
     **Attributes:**
@@ -100,8 +98,10 @@ class LeafRecord:
         shape = ", ".join(map(str, self.shape))
         if self.kind == "key":
             return f"PRNG key[{shape}] of impl {self.impl!r}"
-        names = {"jax": "", "numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
-        return f"{names.get(self.kind, 'bytes ')}{self.dtype}[{shape}]"
+        if self.kind == "bytes":
+            return f"{self.shape[0]} bytes of a custom `filter_spec`"
+        names = {"numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
+        return f"{names.get(self.kind, '')}{self.dtype}[{shape}]"
 
 
 class Written(bytes):
@@ -205,7 +205,7 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
         return _array_record("jax", leaf.shape, leaf.dtype, leaf)
     data = jax.random.key_data(leaf)
     record = _array_record("key", data.shape, data.dtype, data)
-    return replace(record, dtype="key", shape=leaf.shape, impl=impl)
+    return record._replace(dtype="key", shape=leaf.shape, impl=impl)
 
 
 def _array_record(

@@ -1,12 +1,13 @@
 """The manifest: the root `zarr.json`, which is the checkpoint."""
 
+import functools as ft
 import hashlib
 import importlib.metadata
 import json
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -43,6 +44,8 @@ VERSIONS = {
     "tensorstore": importlib.metadata.version("tensorstore"),
     "python": platform.python_version(),
 }
+# Only for other readers of Zarr: all of ours is in front of it.
+CONSOLIDATED = ',\n"consolidated_metadata":'
 _GROUP = {"attributes": {}, "node_type": "group", "zarr_format": 3}
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
@@ -77,24 +80,42 @@ class Manifest:
 
 def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
     """The `zarr.json` of a leaf's array, exactly as TensorStore writes it."""
-    dtype = np.dtype(record.data_type)
+    tag = (record.kind, record.dtype, record.impl)
+    return _zarr_metadata(
+        record.data_type,
+        record.data_shape,
+        record.chunk_shape,
+        tag if record.dtype != record.data_type else None,
+    )
+
+
+@ft.lru_cache(maxsize=4096)
+def _zarr_metadata(
+    data_type: str,
+    data_shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    tag: tuple[str, str, str | None] | None,
+) -> dict[str, Any]:
+    """Many leaves have the same; nobody changes what this returns."""
+    dtype = np.dtype(data_type)
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    fill_value = 0 if "int" in dtype.name else 0.0
     metadata: dict[str, Any] = {
         "chunk_grid": {
-            "configuration": {"chunk_shape": list(record.chunk_shape)},
+            "configuration": {"chunk_shape": list(chunk_shape)},
             "name": "regular",
         },
-        "chunk_key_encoding": {"name": "default"},
+        "chunk_key_encoding": {"configuration": {"separator": "."}, "name": "default"},
         "codecs": [{**endian, "name": "bytes"}, {"name": "crc32c"}],
-        "data_type": record.data_type,
-        "fill_value": _FILL_VALUES.get(dtype.kind, 0 if "int" in dtype.name else 0.0),
+        "data_type": data_type,
+        "fill_value": _FILL_VALUES.get(dtype.kind, fill_value),
         "node_type": "array",
-        "shape": list(record.data_shape),
+        "shape": list(data_shape),
         "zarr_format": 3,
     }
-    if record.dtype != record.data_type:
-        tag = {"kind": record.kind, "dtype": record.dtype, "impl": record.impl}
-        metadata["attributes"] = {"eqx_ckpt": {k: v for k, v in tag.items() if v}}
+    if tag is not None:
+        names = {"kind": tag[0], "dtype": tag[1], "impl": tag[2]}
+        metadata["attributes"] = {"eqx_ckpt": {k: v for k, v in names.items() if v}}
     return metadata
 
 
@@ -127,8 +148,8 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"versions": {json.dumps(manifest.versions)},\n'
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"others": {_lines(manifest.others)},\n'
-        f'"leaves": {_lines(leaves)}\n}}}},\n'
-        '"consolidated_metadata": {"kind": "inline", "must_understand": false,\n'
+        f'"leaves": {_lines(leaves)}\n}}}}{CONSOLIDATED} {{'
+        '"kind": "inline", "must_understand": false,\n'
         f'"metadata": {_lines(groups | arrays)}\n}}}}\n'
     )
     data = text.encode()
@@ -142,9 +163,6 @@ def _lines(entries: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}" if entries else "{}"
 
 
-DEFAULTS = {f.name: f.default for f in fields(LeafRecord)}
-
-
 def _record_to_json(record: LeafRecord) -> dict[str, Any]:
     """All fields of an array, and of a scalar those that it has."""
     entry: dict[str, Any] = {"kind": record.kind, "path": record.path}
@@ -152,7 +170,7 @@ def _record_to_json(record: LeafRecord) -> dict[str, Any]:
         return entry | {"value": record.value}
     entry |= {"dtype": record.dtype, "shape": record.shape}
     for name in ("impl", "weak_type", "sharding"):
-        if getattr(record, name) != DEFAULTS[name]:
+        if getattr(record, name) != LeafRecord._field_defaults[name]:
             entry[name] = getattr(record, name)
     return entry | {
         "data_type": record.data_type,

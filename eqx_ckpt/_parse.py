@@ -22,7 +22,7 @@ from ._leaves import (
     tag_and_data_type,
 )
 from ._manifest import (
-    DEFAULTS,
+    CONSOLIDATED,
     depth,
     FORMAT_VERSION,
     Manifest,
@@ -76,11 +76,12 @@ def from_bytes(data: bytes, where: str) -> Manifest:
             f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
             "restore it."
         )
-    if data.count(b"{") + data.count(b"[") > _MAX_NODES:
+    ours = data.partition(CONSOLIDATED.encode())[0] + b"}"
+    if ours.count(b"{") + ours.count(b"[") > _MAX_NODES:
         corrupt(f"it has more than {_MAX_NODES} JSON objects")
     try:
         document = json.loads(
-            data, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
+            ours, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
         )
         return _checked(document["attributes"]["eqx_ckpt"])
     except _Wrong as e:
@@ -150,60 +151,76 @@ def _is_root(root: str) -> bool:
 def _checked_record(name: str, entry: Any) -> LeafRecord:
     try:
         record = _record_from_json(entry)
-        _check_record(record)
-        _require(encode(record.path) == name, "its path is another leaf's")
+        if record.value is None:
+            _check_array(record)
+        else:
+            scalar_from_text(record.kind, record.value)
+        if encode(record.path) != name:
+            raise _Wrong("its path is another leaf's")
     except (ValueError, TypeError, KeyError, OverflowError) as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
     return record
 
 
 def _record_from_json(entry: Any) -> LeafRecord:
-    _require(type(entry) is dict, "it is not a dictionary")
-    _require(entry.keys() <= DEFAULTS.keys(), "it has unknown fields")
-    path = entry["path"]
-    _require(type(path) is list, "its path is not a list")
-    for key in path:
-        _require(type(key) is list and len(key) == 2, "its path has a wrong entry")
-        _require(key[0] in ("attr", "index", "key"), "its path has a wrong entry")
-        _require(type(key[1]) in (str, int), "its path has a wrong key")
-    values: dict[str, Any] = {**entry, "path": tuple(map(tuple, path))}
+    values = dict(entry)
+    path = values["path"]
+    if type(path) is not list or not all(map(_is_key, path)):
+        raise _Wrong("its path is no key path")
+    values["path"] = tuple(map(tuple, path))
+    if "value" in values:
+        record = LeafRecord(**values)
+        if record.kind not in SCALAR_KINDS or type(record.value) is not str:
+            raise _Wrong("it is no scalar")
+        return record
     for field in ("shape", "data_shape", "chunk_shape"):
-        if field in entry:
-            values[field] = _sizes(field, entry[field])
-    text = entry.get("crc32c", "")
-    _require(type(text) is str and len(text) % 8 == 0, "its checksums are cut")
+        sizes = values[field]
+        if type(sizes) is not list or not all(type(n) is int and n >= 0 for n in sizes):
+            raise _Wrong(f"its {field} is no shape")
+        values[field] = tuple(sizes)
+    text = values["crc32c"]
     values["crc32c"] = tuple(text[i : i + 8] for i in range(0, len(text), 8))
     return LeafRecord(**values)
 
 
-def _sizes(field: str, value: Any) -> tuple[int, ...]:
-    _require(type(value) is list and len(value) <= 32, f"`{field}` is no shape")
-    _require(all(type(n) is int and 0 <= n < 2**62 for n in value), f"`{field}`")
-    return tuple(value)
+def _is_key(key: Any) -> bool:
+    return (
+        type(key) is list
+        and len(key) == 2
+        and key[0] in ("attr", "index", "key")
+        and type(key[1]) in (str, int)
+    )
 
 
-def _check_record(record: LeafRecord) -> None:
-    if record.kind in SCALAR_KINDS:
-        _require(type(record.value) is str, "it has no value")
-        scalar_from_text(record.kind, record.value or "")
-        return
-    _require(record.kind in ARRAY_KINDS, f"its kind is {str(record.kind)[:50]!r}")
-    _require(type(record.weak_type) is bool, "`weak_type` is not a bool")
-    _require(type(record.sharding) in (dict, type(None)), "`sharding` is wrong")
+def _check_array(record: LeafRecord) -> None:
+    shape, chunk = record.data_shape, record.chunk_shape
+    if record.kind not in ARRAY_KINDS:
+        raise _Wrong(f"its kind is {str(record.kind)[:50]!r}")
+    if type(record.weak_type) is not bool or type(record.sharding) not in _OPTIONAL:
+        raise _Wrong("`weak_type` or `sharding` is of the wrong type")
     if record.kind == "key":
-        _require(type(record.impl) is str, "it has no PRNG implementation")
-        _require(record.data_type == "uint32", "a key's data are uint32")
-        expected = key_shape(record.impl or "")
-        known = expected is None or record.data_shape == record.shape + expected
-        _require(known, "it has the shape of another PRNG implementation")
-    else:
-        _, data_type = tag_and_data_type(dtype_from_tag(record.dtype))
-        _require(record.data_type == data_type, "its data type is wrong")
-        _require(record.data_shape == record.shape, "its shapes differ")
-    chunk, shape = record.chunk_shape, record.data_shape
-    _require(len(chunk) == len(shape) and 0 not in chunk, "its chunks are no grid")
+        _check_key(record)
+    elif (
+        record.data_type != tag_and_data_type(dtype_from_tag(record.dtype))[1]
+        or shape != record.shape
+    ):
+        raise _Wrong("its array has another dtype or shape")
+    if len(chunk) != len(shape) or len(shape) > 32 or 0 in chunk:
+        raise _Wrong("its chunks are no grid")
     for sizes in (chunk, shape):
-        nbytes = math.prod(max(1, n) for n in sizes) * record.itemsize
-        _require(nbytes < 2**62, "it is too large")
-    chunks = math.prod(grid_shape(shape, chunk))
-    _require(chunks == len(record.crc32c), f"{chunks} chunks, other checksums")
+        # The sizes of empty arrays too: NumPy refuses products beyond 63 bits.
+        if math.prod(n or 1 for n in sizes) * record.itemsize >= 2**62:
+            raise _Wrong("it is too large")
+    if math.prod(grid_shape(shape, chunk)) != len(record.crc32c):
+        raise _Wrong("it has not one checksum for each chunk")
+
+
+_OPTIONAL = (dict, type(None))
+
+
+def _check_key(record: LeafRecord) -> None:
+    if type(record.impl) is not str or record.data_type != "uint32":
+        raise _Wrong("it is no PRNG key")
+    expected = key_shape(record.impl)
+    if expected is not None and record.data_shape != record.shape + expected:
+        raise _Wrong("it has the shape of another PRNG implementation")

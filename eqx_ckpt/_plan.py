@@ -35,7 +35,7 @@ from ._names import (
     key_paths,
     typed,
 )
-from ._types import IsLeaf, KeyPath
+from ._types import IsLeaf, KeyPath, Spec
 
 
 _DEFAULTS = (
@@ -46,17 +46,16 @@ _DEFAULTS = (
 )
 
 
-def is_default(spec: Any) -> bool:
-    return any(spec is default for default in _DEFAULTS)
-
-
 class NamedLeaf(NamedTuple):
-    """A leaf, its place in the tree, and its name in the checkpoint."""
+    """A leaf, its place in the tree, and its name in the checkpoint.
+
+    `spec` is its part of `filter_spec`, and `None` for the default one.
+    """
 
     name: str
     path: KeyPath
     leaf: Any
-    spec: Callable[[Any, Any], Any]
+    spec: Spec | None
 
 
 def _named(
@@ -69,9 +68,10 @@ def _named(
         for (path, spec), node in zip(specs, nodes, strict=True):
             if not callable(spec):
                 raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
+            custom = None if any(spec is default for default in _DEFAULTS) else spec
             for rest, leaf in key_paths(node, is_leaf):
                 whole = (*path, *rest)
-                yield NamedLeaf(encode(typed(whole)), whole, leaf, spec)
+                yield NamedLeaf(encode(typed(whole)), whole, leaf, custom)
     except LeafNameError:
         raise
     except ValueError as e:
@@ -100,7 +100,7 @@ def plan_writes(
     problems: list[str] = []
     for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
         try:
-            if not is_default(spec):
+            if spec is not None:
                 leaf = saved_by(spec, LeafWriter(name, path), leaf)
             record = describe(leaf)
         except CannotSave as e:
@@ -109,7 +109,7 @@ def plan_writes(
         if record is None:
             others[name] = fingerprint(leaf)
         else:
-            record = replace(record, path=typed(path))
+            record = record._replace(path=typed(path))
             data = leaf if record.value is None else None
             writes.append(Write(name, record, data))
             saved.append((path, name))
@@ -130,7 +130,7 @@ class Read(NamedTuple):
     name: str
     path: KeyPath
     like: Any
-    spec: Callable[[Any, Any], Any]
+    spec: Spec | None
     record: LeafRecord
 
 
@@ -228,7 +228,7 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
     now = expected or fingerprint(leaf.leaf)
     found = manifest.others.get(leaf.name, "nothing")
     missing = LeafMatch("missing", now, found)
-    if not is_default(leaf.spec):
+    if leaf.spec is not None:
         f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
         try:
             return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
@@ -255,12 +255,10 @@ class _NotThere(LeafMismatchError):
     pass
 
 
-def match_leaf(
-    like: Any, spec: Callable[[Any, Any], Any], record: LeafRecord
-) -> LeafMatch:
+def match_leaf(like: Any, spec: Spec | None, record: LeafRecord) -> LeafMatch:
     """A leaf of `like` beside its record; a custom `filter_spec` decides for itself."""
     expected = describe_like(like)
-    if not is_default(spec):
+    if spec is not None:
         return LeafMatch("same", expected or fingerprint(like), record)
     if expected is None:
         return LeafMatch("kind", fingerprint(like), record)

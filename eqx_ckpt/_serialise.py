@@ -1,6 +1,5 @@
 """Saving."""
 
-from dataclasses import replace
 from typing import Any
 
 from jaxtyping import PyTree
@@ -80,7 +79,7 @@ def tree_serialise_leaves(
         leaves: dict[str, LeafRecord] = {w.name: w.record for w in writes}
         for name, record, _ in arrays:
             checksums = read_checksums(attempt.base, name, record)
-            leaves[name] = replace(record, crc32c=checksums)
+            leaves[name] = record._replace(crc32c=checksums)
         manifest = Manifest(leaves, others, metadata, VERSIONS, attempt.root)
         attempt.commit(to_bytes(manifest))
     finally:

@@ -198,27 +198,26 @@ def read_regions(
     import tensorstore as ts
 
     folders: set[str] = set()
-    sound = [_is_sound(base, read, folders, damage) for read in reads]
-    opening = [
-        ts.open(
-            _spec(base, read.name, read.record),
-            open=True,
-            assume_metadata=True,
-            context=_context(),
-        )
-        if ok and read.record.nbytes
-        else None
-        for read, ok in zip(reads, sound, strict=True)
-    ]
     buffers: list[np.ndarray] = []
     reading: list[tuple[str, ts.WriteFutures]] = []
     try:
-        for read, ok, opened in zip(reads, sound, opening, strict=True):
-            buffers.append(_empty(read.region, read.record) if ok else np.empty(0))
-            if opened is not None:
-                store = _result(opened, read.name)
-                source = store[read.region] if read.region else store
-                reading.append((read.name, ts.array(buffers[-1]).write(source)))
+        for read in reads:
+            name, record, region = read
+            if not _is_sound(base, read, folders, damage):
+                buffers.append(np.empty(0))
+                continue
+            buffers.append(_empty(region, record))
+            if buffers[-1].size:
+                # The metadata are known, so that nothing is read to open it.
+                opened = ts.open(
+                    _spec(base, name, record),
+                    open=True,
+                    assume_metadata=True,
+                    context=_context(),
+                )
+                store = _result(opened, name)
+                source = store[region] if region else store
+                reading.append((name, ts.array(buffers[-1]).write(source)))
         for name, future in reading:
             try:
                 _result(future, name)

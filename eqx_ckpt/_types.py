@@ -7,3 +7,4 @@ PathLike: TypeAlias = str | os.PathLike[str]
 KeyPath: TypeAlias = tuple[Any, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
+Spec: TypeAlias = Callable[[Any, Any], Any]

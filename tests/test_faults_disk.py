@@ -130,7 +130,7 @@ def test_save_without_permission(zygote: Zygote, disk: pathlib.Path) -> None:
     assert _contents(disk) == {}
 
 
-@pytest.mark.parametrize("name", ["", "zarr.json", "layer/weight", "layer/bias/c/0"])
+@pytest.mark.parametrize("name", ["", "zarr.json", "layer/weight", "layer/bias/c.0"])
 def test_restore_without_permission(
     zygote: Zygote, disk: pathlib.Path, name: str
 ) -> None:

@@ -99,6 +99,22 @@ def test_reading_changes_nothing(zygote: Zygote, disk: pathlib.Path) -> None:
     assert outcome.count == 0
 
 
+def test_what_is_replaced_stays_until_its_successor_is_safe(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """The new names cannot be made durable, nor the old ones be put back."""
+    for n, directory in scenes.OVERWRITE.copies(zygote, disk):
+        fault = Fault(str(directory), n, "EIO", ("sync", "rename"), for_ever=True)
+        outcome = scenes.OVERWRITE.save_and_look(zygote, directory, fault)
+        error, _, names = outcome.value
+        seeds = [zygote.call(workloads.load, str(directory / name)) for name in names]
+        assert scenes.BYSTANDER in seeds
+        if error is None:
+            break
+        assert scenes.REPLACED in seeds, f"at operation {n}: {outcome.hits}"
+    assert n > 3
+
+
 def test_a_save_warns_of_nothing(
     disk: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

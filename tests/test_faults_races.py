@@ -119,3 +119,19 @@ def test_a_reader_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
         assert two is None
         assert there == 2
         assert one in (1, 2), repr(one)
+
+
+def test_chunks_vanish_while_they_are_read(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = (workloads.load, ()), (workloads.lose_chunks, ())
+    (disk / "template").mkdir()
+    zygote.call(workloads.save, str(disk / "template" / "new"), 1)
+    for n in itertools.count(1):
+        path = str(shutil.copytree(disk / "template", disk / str(n)) / "new")
+        fault = Fault(path, n, "STOP", ("open", "read"))
+        calls = [(function, (path, *args)) for function, args in (first, second)]
+        answers = zygote.call(races.overtake, fault, *calls)
+        if answers is None:
+            break
+        assert answers[0] == 1 or isinstance(
+            answers[0], eqx_ckpt.CorruptCheckpointError
+        )

@@ -150,7 +150,7 @@ def test_tensorstore_opens_each_leaf_alone(tmp_path):
 def test_a_chunk_has_eight_mebibytes_at_most(tmp_path):
     """Larger ones cost more memory to read and write, smaller ones more files."""
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", {"w": jnp.zeros((5000, 1024))})
-    chunks = [p for p in (tmp_path / "new" / "w" / "c").rglob("*") if p.is_file()]
+    chunks = list((tmp_path / "new" / "w").glob("c.*"))
     assert len(chunks) == 3
     assert max(p.stat().st_size for p in chunks) <= 8 * 2**20 + 4
 

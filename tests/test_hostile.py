@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from eqx_ckpt import CheckpointError
 from faults import doors, workloads
 from faults.zygote import Zygote
 
@@ -61,7 +62,7 @@ def _edited(manifest: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     consolidated = {"consolidated_metadata": document["consolidated_metadata"]}
     return sealed(
         b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
-        b'"format_version": %b,\n"digest": "%b",\n%b}, %b'
+        b'"format_version": %b,\n"digest": "%b",\n%b},\n%b'
         % tuple(
             text.encode()
             for text in (
@@ -398,6 +399,10 @@ def _grow(file: pathlib.Path) -> None:
     os.truncate(file, 2**40)
 
 
+def _fill_with_lists(file: pathlib.Path) -> None:
+    file.write_bytes(b"[" + b"[]," * (20 * 2**20) + b"0]")
+
+
 FILES = [
     _replace_by_fifo,
     _replace_by_directory,
@@ -405,10 +410,11 @@ FILES = [
     _replace_by_link_to_itself,
     _move_out,
     _grow,
+    _fill_with_lists,
 ]
 
 
-@pytest.mark.parametrize("name", ["layer/weight/c/1/0", "layer/weight/zarr.json"])
+@pytest.mark.parametrize("name", ["layer/weight/c.1.0", "layer/weight/zarr.json"])
 @pytest.mark.parametrize("change", FILES)
 def test_hostile_file(
     zygote: Zygote,
@@ -432,7 +438,32 @@ def test_hostile_manifest_file(
     assert "" not in _knock(zygote, path).values()
 
 
-@pytest.mark.parametrize("name", ["layer", "layer/weight", "layer/weight/c"])
+@pytest.mark.parametrize(
+    "name", ["zarr.json", "layer/weight/zarr.json", "layer/weight/c.1.0"]
+)
+@pytest.mark.parametrize("change", FILES)
+def test_overwrite_what_is_hostile(
+    zygote: Zygote,
+    path: pathlib.Path,
+    change: Callable[[pathlib.Path], None],
+    name: str,
+) -> None:
+    """It is replaced, or it stays as it is; nothing outside of it is touched."""
+    change(path / name)
+    outside = path.with_name("outside")
+    before = outside.read_bytes() if outside.exists() else None
+    save = (workloads.save, str(path), 2, True)
+    outcome = zygote.run(*save, memory=MEMORY, deadline=DEADLINE)
+    assert not outcome.signal
+    if outcome.error is None:
+        assert zygote.call(workloads.load, str(path)) == 2
+    else:
+        assert isinstance(outcome.error, CheckpointError | OSError), outcome.error
+        assert os.path.lexists(path / name)
+    assert (outside.read_bytes() if outside.exists() else None) == before
+
+
+@pytest.mark.parametrize("name", ["layer", "layer/weight"])
 def test_a_directory_outside_is_not_followed(
     zygote: Zygote, path: pathlib.Path, name: str
 ) -> None:

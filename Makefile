@@ -1,0 +1,86 @@
+# The commands of CONTRIBUTING.md. They need Python 3.11 or later with venv and pip, make
+# and git; everything else is installed into .venv, and into .venv-<version> for the tests
+# on the other supported Pythons.
+
+VERSIONS := 3.11 3.12 3.13
+DEMO := -m examples.demo
+BENCH := -m benchmarks
+
+PYTEST := pytest -n 2 -q
+find = $(shell scripts/find-python $(1))
+install = $(1)/bin/python -m pip install -qq pip==26.3 && $(1)/bin/python -m pip install -qq
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
+
+# The first one that is found has .venv; without any, python3 is tried.
+FOUND := $(strip $(foreach version,$(VERSIONS),$(if $(call find,$(version)),$(version))))
+MISSING := $(filter-out $(FOUND),$(VERSIONS))
+OTHERS := $(wordlist 2,9,$(FOUND))
+PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
+
+.NOTPARALLEL:
+.PHONY: help demo test format lint types pytest docs docs-serve bench clean pythons
+
+help:
+	@echo "make demo     train, save and restore a model on real images"
+	@echo "make test     everything that has to pass"
+	@echo "make format, lint, types, pytest, docs, docs-serve, bench, clean"
+
+demo: .venv/examples
+	.venv/bin/python $(DEMO)
+
+# The last word is a pytest run's count.
+test: pythons lint types pytest docs $(OTHERS:%=pytest-%) pytest-lowest
+
+pythons:
+	@echo "Testing on Python $(FOUND); not found: $(or $(MISSING),none)."
+
+format: .venv/dev
+	.venv/bin/ruff format
+	.venv/bin/ruff check --fix
+
+lint: .venv/dev
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+
+types: .venv/dev
+	.venv/bin/pyright --project pyproject.toml
+
+pytest: .venv/dev
+	.venv/bin/$(PYTEST)
+
+pytest-%: .venv-%/tests
+	.venv-$*/bin/$(PYTEST) -m "not slow"
+
+docs: .venv/dev
+	.venv/bin/mkdocs build --strict
+
+docs-serve: .venv/dev
+	.venv/bin/mkdocs serve
+
+bench: .venv/bench
+	.venv/bin/python $(BENCH)
+
+clean:
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis site
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/examples .venv/bench: .venv/%: .venv/bin/python pyproject.toml
+	$(call install,.venv) --editable . --group $*
+	@touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml
+	$(call install,.venv) --editable . --group dev
+	@touch $@
+
+$(VERSIONS:%=.venv-%/tests): .venv-%/tests: pyproject.toml
+	$(call find,$*) -m venv .venv-$*
+	$(call install,.venv-$*) --editable . --group tests
+	@touch $@
+
+.venv-lowest/tests: pyproject.toml tests/lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	$(call install,.venv-lowest) --editable . --group tests --constraint tests/lowest.txt
+	@touch $@

@@ -1,0 +1,141 @@
+"""`python -m benchmarks`: measure, and print the tables of docs/performance.md."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from . import table
+from .measure import Result, run
+from .peers import PEERS
+from .workloads import SAVED_BY, SCALES
+
+
+# It takes a minute for the large arrays, and is never near the best.
+_SKIPPED = {("flax", "A")}
+_GROWTH = (1000, 5000, 20000)
+_IMPORTS = 9
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    results: list[Result] = []
+    scratch = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=args.dir))
+    try:
+        for result in _measurements(args, scratch):
+            results.append(result)
+            print(_progress(result), file=sys.stderr, flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
+    finally:
+        shutil.rmtree(scratch)
+    print(_machine(scratch.parent), table.ratios(results), sep="\n\n")
+    for workload in args.workloads:
+        print(table.seconds(results, workload))
+    if args.growth:
+        print(table.growth(results, _GROWTH))
+    failures = table.failures(results)
+    for failure in failures:
+        print("failed:", failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--workloads", nargs="+", choices=SAVED_BY, default=list(SAVED_BY)
+    )
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--growth", action="store_true", help="1k, 5k and 20k leaves")
+    parser.add_argument("--dir", type=Path, help="where to save; the default is TMPDIR")
+    parser.add_argument("--json", type=Path, help="write all that was measured there")
+    return parser
+
+
+def _measurements(args: argparse.Namespace, scratch: Path) -> Iterator[Result]:
+    """Every peer in turn, again and again, so that a slow minute hits all of them."""
+    for repeat in range(args.repeats):
+        for saved in dict.fromkeys(SAVED_BY[w] for w in args.workloads):
+            wanted = [w for w in args.workloads if SAVED_BY[w] == saved]
+            first = repeat % len(args.peers)
+            for peer in args.peers[first:] + args.peers[:first]:
+                if (peer, saved) not in _SKIPPED:
+                    path = scratch / f"{saved}-{peer}-{repeat}"
+                    yield from _one_peer(peer, saved, wanted, args.scale, path)
+        if args.growth:
+            for count in _GROWTH:
+                path = scratch / f"growth-{count}-{repeat}"
+                name = f"C{count}"
+                yield from _one_peer(table.OURS, name, [name], args.scale, path)
+    for _ in range(_IMPORTS if table.OURS in args.peers else 0):
+        yield run("imports", table.OURS, "import", args.scale, scratch)
+
+
+def _one_peer(
+    peer: str, saved: str, workloads: Sequence[str], scale: str, path: Path
+) -> Iterator[Result]:
+    yield run("save", peer, saved, scale, path)
+    for workload in workloads:
+        if workload != "D" or peer in _RESTORING_PARTS:
+            yield run("restore", peer, workload, scale, path)
+            yield run("cold", peer, workload, scale, path)
+    # Many small files stay until the end: for a while after they are deleted, ext4
+    # creates new ones many times slower.
+    if not saved.startswith("C"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+_RESTORING_PARTS = {"eqx_ckpt", "safetensors", "orbax", "orbax-files", "orbax-v1", "jax"}
+
+
+def _progress(result: Result) -> str:
+    numbers = " ".join(
+        f"{k}={v:.3f}" for k, v in result.items() if isinstance(v, float)
+    )
+    words = (result["workload"], result["peer"], result["action"])
+    return f"{' '.join(words)}: {result.get('error', numbers)}"
+
+
+def _machine(folder: Path) -> str:
+    """The machine and the versions, which the numbers mean nothing without."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    names = ("jax", "tensorstore", "equinox", "orbax-checkpoint", "safetensors", "flax")
+    return (
+        f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, "
+        f"{_file_system(folder)}, Linux {platform.release().split('-')[0]}, "
+        f"Python {platform.python_version()}; "
+        + ", ".join(f"{name} {_version(name)}" for name in names)
+        + "."
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(": ")[2]
+    return platform.machine()
+
+
+def _file_system(folder: Path) -> str:
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    around = [m for m in mounts if folder.resolve().is_relative_to(m[1])]
+    return max(around, key=lambda m: len(m[1]))[2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

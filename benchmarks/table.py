@@ -1,0 +1,223 @@
+"""Markdown tables of what was measured: ratios against the targets, and seconds."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from .measure import Result
+
+
+OURS = "eqx_ckpt"
+MIB = 2**20
+
+_GROUPS = {
+    "best peer": (
+        "equinox",
+        "safetensors",
+        "flax",
+        "orbax",
+        "orbax-files",
+        "orbax-v1",
+        "jax",
+    ),
+    "best orbax": ("orbax", "orbax-files", "orbax-v1"),
+    "jax": ("jax",),
+    "safetensors": ("safetensors",),
+    "plain files": ("plain-files",),
+    "limit": ("limit",),
+}
+
+# Workload, what is measured, and how many times the median of whom it may take.
+_TARGETS = (
+    ("A", "save", 1.2, "jax"),
+    ("A", "save", 0.7, "best orbax"),
+    ("A", "first", 0.7, "best peer"),
+    ("A", "steady", 0.35, "best peer"),
+    ("A", "steady", 2.0, "limit"),
+    ("A", "cold", 1.2, "jax"),
+    ("B", "save", 1.2, "best peer"),
+    ("B", "save", 0.6, "best orbax"),
+    ("B", "first", 1.0, "best peer"),
+    ("B", "steady", 0.5, "best peer"),
+    ("B", "steady", 2.0, "limit"),
+    ("B", "cold", 1.2, "best peer"),
+    ("C", "save", 0.2, "best orbax"),
+    ("C", "save", 2.0, "plain files"),
+    ("C", "first", 0.2, "best orbax"),
+    ("C", "steady", 0.15, "best orbax"),
+    ("C", "steady", 2.5, "plain files"),
+    ("C", "cold", 0.25, "best orbax"),
+    ("D", "steady", 1.5, "safetensors"),
+    ("D", "cold", 1.5, "best peer"),
+)
+_SAVE_PEAK = 64 * MIB
+_IMPORT_SECONDS = 0.060
+
+_WORDS = {
+    "save": "durable save",
+    "first": "first restore",
+    "steady": "steady restore",
+    "cold": "cold restore",
+    "save_peak": "memory of a save",
+    "restore_peak": "memory of a restore",
+}
+
+
+class Measured(NamedTuple):
+    """The median of some measurements, with the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    def text(self, unit: float = 1.0, digits: int = 3) -> str:
+        median, low, high = (f"{x / unit:.{digits}g}" for x in self)
+        return median if low == high else f"{median} ({low}-{high})"
+
+
+class Table:
+    """All results of a run, to be asked for medians."""
+
+    def __init__(self, results: Sequence[Result]):
+        self._results = [r for r in results if "error" not in r]
+
+    def measured(self, workload: str, key: str, peer: str) -> Measured | None:
+        values = [
+            r[key]
+            for r in self._results
+            if r["workload"] == workload and r["peer"] == peer and key in r
+        ]
+        if not values:
+            return None
+        return Measured(statistics.median(values), min(values), max(values))
+
+    def best(self, workload: str, key: str, group: str) -> tuple[str, Measured] | None:
+        """The fastest of a group."""
+        found = [(p, self.measured(workload, key, p)) for p in _GROUPS[group]]
+        there = [(p, m) for p, m in found if m is not None]
+        return min(there, key=lambda pair: pair[1].median, default=None)
+
+
+def ratios(results: Sequence[Result]) -> str:
+    """Each target of the project, and whether this run reached it."""
+    table = Table(results)
+    rows = [
+        *_time_rows(table),
+        *_memory_rows(table),
+        *_import_rows(table),
+    ]
+    header = ("", "measured", "eqx_ckpt", "against", "ratio", "target", "reached")
+    return markdown(header, rows)
+
+
+def _time_rows(table: Table) -> Iterable[Sequence[str]]:
+    for workload, key, factor, group in _TARGETS:
+        mine = table.measured(workload, key, OURS)
+        other = table.best(workload, key, group)
+        if mine is None or other is None:
+            continue
+        peer, theirs = other
+        ratio = mine.median / theirs.median
+        yield (
+            workload,
+            _WORDS[key],
+            f"{mine.text()} s",
+            f"{group}: {theirs.text()} s" + (f" ({peer})" if peer != group else ""),
+            f"{ratio:.2f}",
+            f"<= {factor:g}",
+            _yes(ratio <= factor),
+        )
+
+
+def _memory_rows(table: Table) -> Iterable[Sequence[str]]:
+    for workload in ("A", "B", "C"):
+        size = table.measured(workload, "nbytes", OURS)
+        for key in ("save_peak", "restore_peak"):
+            peak = table.measured(workload, key, OURS)
+            if peak is None or size is None:
+                continue
+            restored = 0.0 if key == "save_peak" else size.median
+            above = peak.median - restored
+            target = _SAVE_PEAK + restored / 10
+            yield (
+                workload,
+                _WORDS[key],
+                f"{above / MIB:.0f} MiB",
+                "the tree" if key == "save_peak" else "the restored arrays",
+                f"+{above / max(1, size.median):.0%}",
+                f"<= {target / MIB:.0f} MiB",
+                _yes(above <= target),
+            )
+
+
+def _import_rows(table: Table) -> Iterable[Sequence[str]]:
+    added = table.measured("import", "import", OURS)
+    if added is not None:
+        yield (
+            "",
+            "import",
+            f"{added.text(1e-3)} ms",
+            "import equinox",
+            "",
+            f"<= {_IMPORT_SECONDS * 1e3:.0f} ms",
+            _yes(added.median <= _IMPORT_SECONDS),
+        )
+
+
+def _yes(reached: bool) -> str:
+    return "yes" if reached else "**no**"
+
+
+def seconds(results: Sequence[Result], workload: str) -> str:
+    """Every peer on one workload: the medians with their ranges."""
+    table = Table(results)
+    peers = list(dict.fromkeys(r["peer"] for r in results if r["workload"] == workload))
+    keys = [key for key in _WORDS if any(key in r for r in results)]
+    rows: list[Sequence[str]] = []
+    for peer in peers:
+        cells = [_cell(table.measured(workload, key, peer), key) for key in keys]
+        if any(cells):
+            rows.append((peer, *cells))
+    return markdown((workload, *(_header(key) for key in keys)), rows)
+
+
+def _header(key: str) -> str:
+    return f"{_WORDS[key]}, {'MiB' if key.endswith('peak') else 's'}"
+
+
+def _cell(measured: Measured | None, key: str) -> str:
+    if measured is None:
+        return ""
+    if key.endswith("peak"):
+        return f"{measured.median / MIB:.0f}"
+    return measured.text()
+
+
+def growth(results: Sequence[Result], counts: Sequence[int]) -> str:
+    """Microseconds for each leaf, as trees of small leaves grow."""
+    table = Table(results)
+    rows: list[Sequence[str]] = []
+    for count in counts:
+        found = [
+            table.measured(f"C{count}", key, OURS) for key in ("save", "first", "steady")
+        ]
+        cells = [m.text(count * 1e-6) if m else "" for m in found]
+        rows.append((f"{count}", *cells))
+    header = ("leaves", "save, µs a leaf", "first restore", "steady restore")
+    return markdown(header, rows)
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """What could not be measured, each once."""
+    return sorted(
+        {
+            f"{r['peer']}, {r['workload']}, {r['action']}: {r['error']}"
+            for r in results
+            if "error" in r
+        }
+    )
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"

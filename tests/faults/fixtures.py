@@ -1,0 +1,31 @@
+"""The fixtures of the fault tests."""
+
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from . import shim
+from .zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """A process under the fault shim that forks a child for each fault."""
+    if reason := shim.missing():
+        pytest.skip(reason)
+    process = Zygote(shim.build(tmp_path_factory.mktemp("shim")))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def disk() -> Iterator[pathlib.Path]:
+    """An empty directory, in memory where there is such a place, which is quick."""
+    memory = pathlib.Path("/dev/shm")
+    parent = memory if memory.is_dir() else None
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="faults-", dir=parent)).resolve()
+    yield directory
+    shutil.rmtree(directory)

@@ -1,0 +1,103 @@
+"""What the children of the zygote do: save, and look at what is there."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import eqx_ckpt
+from eqx_ckpt import _chunks
+
+from . import shim
+
+
+def tree(seed: int) -> dict[str, Any]:
+    """A tree of NumPy leaves (no JAX backend is needed), one of them in two chunks."""
+    random = np.random.default_rng(seed)
+    return {
+        "layer": {
+            "weight": random.standard_normal((8, 4), np.float32),
+            "bias": random.integers(0, 100, 3, np.int16),
+        },
+        "step": seed,
+    }
+
+
+@contextlib.contextmanager
+def small_chunks(size: int = 64) -> Iterator[None]:
+    """Save in chunks of `size` bytes."""
+    usual = _chunks.TARGET_BYTES
+    _chunks.TARGET_BYTES = size
+    try:
+        yield
+    finally:
+        _chunks.TARGET_BYTES = usual
+
+
+def save(path: str, seed: int, overwrite: bool = False) -> None:
+    with small_chunks():
+        eqx_ckpt.tree_serialise_leaves(path, tree(seed), overwrite=overwrite)
+    shim.note("saved")
+
+
+def load(path: str | os.PathLike[str]) -> int | None:
+    """The seed of the tree at `path`, every byte of it checked; None: none is there."""
+    try:
+        restored = eqx_ckpt.tree_deserialise_leaves(path, tree(0))
+    except eqx_ckpt.CheckpointNotFoundError:
+        return None
+    eqx_ckpt.verify(path)
+    expected = tree(restored["step"])
+    for name in ("weight", "bias"):
+        left, right = restored["layer"][name], expected["layer"][name]
+        assert left.dtype == right.dtype
+        assert left.tobytes() == right.tobytes(), f"other values in {path}: {name}"
+    return restored["step"]
+
+
+def lose_chunks(path: str) -> None:
+    """Delete the chunks of a leaf."""
+    for file in pathlib.Path(path, "layer", "weight").glob("c.*"):
+        file.unlink()
+
+
+def save_megabytes(path: str, size: int) -> None:
+    eqx_ckpt.tree_serialise_leaves(path, np.ones(size * 2**20, np.uint8))
+
+
+def load_megabytes(path: str, size: int) -> None:
+    eqx_ckpt.tree_deserialise_leaves(path, np.zeros(size * 2**20, np.uint8))
+
+
+def load_all(directory: str) -> dict[str, int | None]:
+    """The seed of everything that looks like a checkpoint: no hidden name."""
+    return {
+        entry.name: load(entry)
+        for entry in sorted(pathlib.Path(directory).iterdir())
+        if not entry.name.startswith(".")
+    }
+
+
+def save_and_look(
+    directory: str, name: str, seed: int, overwrite: bool
+) -> tuple[Exception | None, dict[str, int | None], set[str]]:
+    """What a save raises, what is there then, and all names, hidden ones too."""
+    error = None
+    try:
+        save(os.path.join(directory, name), seed, overwrite)
+    except Exception as e:
+        error = e
+    shim.disarm()
+    return error, load_all(directory), set(os.listdir(directory))
+
+
+def load_all_and_save(
+    directory: str, name: str, seed: int, overwrite: bool
+) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """What is there; and what is there after a save at `name`."""
+    before = load_all(directory)
+    save(os.path.join(directory, name), seed, overwrite or name in before)
+    return before, load_all(directory)
