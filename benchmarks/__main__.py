@@ -20,11 +20,15 @@ from .workloads import SAVED_BY, SCALES
 # It takes a minute for the large arrays, and is never near the best.
 _SKIPPED = {("flax", "A")}
 _GROWTH = (1000, 5000, 20000)
-_IMPORTS = 9
+# Enough to see that everything works, within a minute.
+_SMALL = ("eqx_ckpt", "equinox", "orbax", "limit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    small = args.scale == "small"
+    args.peers = args.peers or list(_SMALL if small else PEERS)
+    args.repeats = args.repeats or (1 if small else 5)
     results: list[Result] = []
     scratch = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=args.dir))
     try:
@@ -51,9 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workloads", nargs="+", choices=SAVED_BY, default=list(SAVED_BY)
     )
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--peers", nargs="+", choices=PEERS)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument(
+        "--scale", choices=SCALES, default="full", help="small: does it work at all?"
+    )
     parser.add_argument("--growth", action="store_true", help="1k, 5k and 20k leaves")
     parser.add_argument("--dir", type=Path, help="where to save; the default is TMPDIR")
     parser.add_argument("--json", type=Path, help="write all that was measured there")
@@ -75,8 +81,8 @@ def _measurements(args: argparse.Namespace, scratch: Path) -> Iterator[Result]:
                 path = scratch / f"growth-{count}-{repeat}"
                 name = f"C{count}"
                 yield from _one_peer(table.OURS, name, [name], args.scale, path)
-    for _ in range(_IMPORTS if table.OURS in args.peers else 0):
-        yield run("imports", table.OURS, "import", args.scale, scratch)
+        for _ in range(2 if table.OURS in args.peers else 0):
+            yield run("imports", table.OURS, "import", args.scale, scratch)
 
 
 def _one_peer(
@@ -93,7 +99,14 @@ def _one_peer(
         shutil.rmtree(path, ignore_errors=True)
 
 
-_RESTORING_PARTS = {"eqx_ckpt", "safetensors", "orbax", "orbax-files", "orbax-v1", "jax"}
+_RESTORING_PARTS = {
+    "eqx_ckpt",
+    "safetensors",
+    "orbax",
+    "orbax-files",
+    "orbax-v1",
+    "jax",
+}
 
 
 def _progress(result: Result) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,8 +55,13 @@ def save(peer: str, workload: str, scale: str, path: Path) -> Result:
     adapted = opened.adapt(tree)
     os.sync()
     base = _reset_peak()
-    seconds, _ = _timed(lambda: opened.save(path, adapted))
-    return {"save": seconds, "save_peak": _peak() - base, "nbytes": nbytes(tree)}
+    saving = _timed(lambda: opened.save(path, adapted))
+    return {
+        "save": saving.seconds,
+        "save_cpu": saving.cpu,
+        "save_peak": _peak() - base,
+        "nbytes": nbytes(tree),
+    }
 
 
 def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
@@ -65,24 +70,31 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     for file in _files(path):
         _read_through(file)
     base = _reset_peak()
-    first, restored = _timed(restore_once)
+    first = timed = _timed(restore_once)
     peak = _peak() - base
-    steady: list[float] = []
+    first = first._replace(value=None)
+    later: list[Timed] = []
     for _ in range(2):
-        del restored
-        seconds, restored = _timed(restore_once)
-        steady.append(seconds)
-    check(restored)
-    return {"first": first, "steady": sum(steady) / 2, "restore_peak": peak}
+        del timed
+        timed = _timed(restore_once)
+        later.append(timed._replace(value=None))
+    check(timed.value)
+    return {
+        "first": first.seconds,
+        "first_cpu": first.cpu,
+        "steady": sum(t.seconds for t in later) / 2,
+        "steady_cpu": sum(t.cpu for t in later) / 2,
+        "restore_peak": peak,
+    }
 
 
 def cold(peer: str, workload: str, scale: str, path: Path) -> Result:
     """The first restore in a process, when nothing of the files is in memory."""
     restore_once, check = _restorer(peer, workload, scale, path)
     how = _forget(path)
-    seconds, restored = _timed(restore_once)
-    check(restored)
-    return {"cold": seconds, "forgotten_by": how}
+    timed = _timed(restore_once)
+    check(timed.value)
+    return {"cold": timed.seconds, "cold_cpu": timed.cpu, "forgotten_by": how}
 
 
 def imports(*_: Any) -> Result:
@@ -92,8 +104,7 @@ def imports(*_: Any) -> Result:
     def import_ours() -> None:
         import eqx_ckpt  # noqa: F401
 
-    seconds, _ = _timed(import_ours)
-    return {"import": seconds}
+    return {"import": _timed(import_ours).seconds}
 
 
 def _restorer(
@@ -122,13 +133,21 @@ def _restorer(
     return lambda: function(path, adapted), check
 
 
-def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
+class Timed(NamedTuple):
+    """What a function returned, and what that took; `cpu` is of all threads."""
+
+    seconds: float
+    cpu: float
+    value: Any
+
+
+def _timed(function: Callable[[], Any]) -> Timed:
     import jax
 
     gc.collect()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     value = jax.block_until_ready(function())
-    return time.perf_counter() - start, value
+    return Timed(time.perf_counter() - start, time.process_time() - cpu, value)
 
 
 def _files(path: Path) -> list[Path]:

@@ -171,13 +171,12 @@ def _yes(reached: bool) -> str:
 def seconds(results: Sequence[Result], workload: str) -> str:
     """Every peer on one workload: the medians with their ranges."""
     table = Table(results)
-    peers = list(dict.fromkeys(r["peer"] for r in results if r["workload"] == workload))
-    keys = [key for key in _WORDS if any(key in r for r in results)]
-    rows: list[Sequence[str]] = []
-    for peer in peers:
-        cells = [_cell(table.measured(workload, key, peer), key) for key in keys]
-        if any(cells):
-            rows.append((peer, *cells))
+    of_it = [r for r in results if r["workload"] == workload and "error" not in r]
+    keys = [key for key in _WORDS if any(key in r for r in of_it)]
+    rows = [
+        (peer, *(_cell(table.measured(workload, key, peer), key) for key in keys))
+        for peer in dict.fromkeys(r["peer"] for r in of_it)
+    ]
     return markdown((workload, *(_header(key) for key in keys)), rows)
 
 
@@ -199,7 +198,8 @@ def growth(results: Sequence[Result], counts: Sequence[int]) -> str:
     rows: list[Sequence[str]] = []
     for count in counts:
         found = [
-            table.measured(f"C{count}", key, OURS) for key in ("save", "first", "steady")
+            table.measured(f"C{count}", key, OURS)
+            for key in ("save", "first", "steady")
         ]
         cells = [m.text(count * 1e-6) if m else "" for m in found]
         rows.append((f"{count}", *cells))

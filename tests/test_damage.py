@@ -16,7 +16,10 @@ import eqx_ckpt
 from faults import workloads
 
 
+pytest_plugins = ["faults.fixtures"]
+
 FLIPS = 20  # places in each file
+REFUSALS = (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError)
 
 
 def _tree(seed: int) -> dict[str, Any]:
@@ -71,11 +74,11 @@ def _report(path: pathlib.Path) -> str:
         restored = eqx_ckpt.tree_deserialise_leaves(path, _tree(0))
         refusal = ""
         assert _bits(restored) == _bits(_tree(1)), "other values, without a word"
-    except (eqx_ckpt.CheckpointError, OSError) as e:
+    except REFUSALS as e:
         refusal = str(e)
     try:
         eqx_ckpt.verify(path)
-    except (eqx_ckpt.CheckpointError, OSError) as e:
+    except REFUSALS as e:
         return str(e)
     assert not refusal, f"`verify` finds nothing, but a restore says {refusal}"
     return ""
@@ -195,10 +198,14 @@ def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
     names.remove("layer/zero")
     for i, name in enumerate(names):
         victim = _files(path / name)[i % 2]  # a chunk, or the metadata
-        if i % 3:
-            victim.unlink()
-        else:
-            os.truncate(victim, 1)
+        match i % 3:
+            case 0:
+                victim.unlink()
+            case 1:
+                os.truncate(victim, 1)
+            case 2:
+                data = victim.read_bytes()
+                victim.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as found:
         eqx_ckpt.verify(path)
     assert not [name for name in names if name not in str(found.value)]

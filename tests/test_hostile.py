@@ -213,6 +213,10 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "a kind that is a list": _weight(kind=[]),
     "an array that is a scalar": _weight(kind="int"),
     "an array that is a key": _weight(kind="key"),
+    "a key of a numbered kind": _weight(
+        kind="key", impl=5, dtype="key", shape=[8], data_type="uint32"
+    ),
+    "a key of floats": _weight(kind="key", impl="rbg", dtype="key", shape=[8]),
     "data type r32": _weight(data_type="r32"),
     "data type and dtype r32": _weight(data_type="r32", dtype="r32"),
     "data type r99999999": _weight(data_type="r99999999", dtype="r99999999"),

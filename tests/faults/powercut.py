@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import struct
 import subprocess
+import time
 from types import TracebackType
 
 
@@ -52,7 +53,7 @@ class PowerCut:
             fcntl.ioctl(descriptor, _FS_IOC_SHUTDOWN, flags)
         finally:
             os.close(descriptor)
-        _sh("umount", self.disk)
+        unmount(self.disk)
         self._mount()
 
     def lose_data(self) -> None:
@@ -60,7 +61,7 @@ class PowerCut:
 
         Reading it fails with EIO. The file system is of no use after this.
         """
-        _sh("umount", self.disk)
+        unmount(self.disk)
         _sh("mount", "-o", "loop,ro", self.image, self.disk)
         for path in self.disk.rglob("*"):
             path.stat()
@@ -75,7 +76,7 @@ class PowerCut:
         trace: TracebackType | None,
     ) -> None:
         if self.disk.is_mount():
-            _sh("umount", self.disk)  # which also frees the loop device
+            unmount(self.disk)  # which also frees the loop device
         self.image.unlink()
         self.disk.rmdir()
 
@@ -89,6 +90,18 @@ def _read_end(path: pathlib.Path) -> None:
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     os.pread(descriptor, 4, max(0, os.fstat(descriptor).st_size - 4))
     os.close(descriptor)
+
+
+def unmount(directory: pathlib.Path) -> None:
+    """Unmount, once nobody has a file open there.
+
+    A thread of TensorStore may close a file a moment after its content was delivered.
+    """
+    for _ in range(100):
+        if not subprocess.run(["umount", directory], capture_output=True).returncode:
+            return
+        time.sleep(0.05)
+    _sh("umount", directory)
 
 
 def missing(kind: str, directory: pathlib.Path) -> str:
