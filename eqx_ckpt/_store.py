@@ -129,8 +129,9 @@ def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
         in_flight = 0
         for write, opened in zip(writes, opening, strict=True):
             store = _result(opened, write.name)
+            record = write.record
             for region, array in write.shards:
-                target = store[region] if region else store
+                target = store if array.shape == record.data_shape else store[region]
                 future = target.write(
                     array, can_reference_source_data_indefinitely=on_disk
                 )
@@ -206,8 +207,9 @@ def read_regions(
             if not _is_sound(base, read, folders, damage):
                 buffers.append(np.empty(0))
                 continue
-            buffers.append(_empty(region, record))
-            if buffers[-1].size:
+            array = _empty(region, record)
+            buffers.append(array)
+            if array.size:
                 # The metadata are known, so that nothing is read to open it.
                 opened = ts.open(
                     _spec(base, name, record),
@@ -216,8 +218,8 @@ def read_regions(
                     context=_context(),
                 )
                 store = _result(opened, name)
-                source = store[region] if region else store
-                reading.append((name, ts.array(buffers[-1]).write(source)))
+                source = store if array.shape == record.data_shape else store[region]
+                reading.append((name, ts.array(array).write(source)))
         for name, future in reading:
             try:
                 _result(future, name)

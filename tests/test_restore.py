@@ -252,6 +252,20 @@ def test_keys_on_a_mesh():
     assert_same(restored, keys)
 
 
+def test_replicas_do_not_share_what_a_donating_step_writes_to(tmp_path):
+    replicated = NamedSharding(mesh(8), P())
+    tree = jax.device_put({"w": jnp.arange(2.0**16)}, replicated)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
+    restored = eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree)
+    step = jax.jit(lambda t: {"w": t["w"] * 2 + 1}, donate_argnums=0)
+    for _ in range(3):
+        restored, tree = step(restored), step(tree)
+    for ours, theirs in zip(
+        restored["w"].addressable_shards, tree["w"].addressable_shards, strict=True
+    ):
+        np.testing.assert_array_equal(ours.data, theirs.data)
+
+
 def test_a_sharding_that_does_not_divide(saved, skeleton):
     like = jax.ShapeDtypeStruct(
         (2, 4), "float32", sharding=NamedSharding(mesh(8), P("x"))
