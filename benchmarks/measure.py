@@ -29,12 +29,15 @@ def run(action: str, peer: str, workload: str, scale: str, path: Path) -> Result
     """What `save`, `restore`, `cold` or `imports` returns in a fresh process."""
     result = {"action": action, "peer": peer, "workload": workload, "scale": scale}
     command = [sys.executable, "-m", "benchmarks.measure"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    # Without compiled files an import would be a compilation.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
             [*command, action, peer, workload, scale, str(path)],
             capture_output=True,
             cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env=environment,
             text=True,
             timeout=_TIMEOUT_SECONDS,
         )

@@ -2,13 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 
 # Measured best: a chunk is encoded and verified through a buffer of its own size. See
 # docs/performance.md.
 TARGET_BYTES = 8 * 2**20
+
+_T = TypeVar("_T")
 
 # With the start and the stop of every axis, and no step.
 Region: TypeAlias = tuple[slice, ...]
@@ -101,3 +103,19 @@ def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Regi
             start = stop
         return
     yield region
+
+
+def batches(
+    items: Iterable[_T], nbytes: Callable[[_T], int], limit: int
+) -> Iterator[list[_T]]:
+    """Cut a list into lists of at most `limit` bytes, or of one item."""
+    batch: list[_T] = []
+    total = 0
+    for item in items:
+        if batch and total + nbytes(item) > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += nbytes(item)
+    if batch:
+        yield batch

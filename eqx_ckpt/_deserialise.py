@@ -1,7 +1,7 @@
 """Restoring."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._checkpoint import raise_damage, read_consistently
-from ._chunks import whole
+from ._chunks import batches, whole
 from ._errors import LeafMismatchError
 from ._filter_spec import (
     default_deserialise_filter_spec,
@@ -128,11 +128,9 @@ def tree_deserialise_leaves(
 
 def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
     """The value of each leaf, by its position."""
-    arrays = [(read, _pieces(read)) for read in reads if read.record.is_array]
-    values = {
-        read.position: _scalar(read) for read in reads if not read.record.is_array
-    }
-    for window in _windows(arrays):
+    arrays = [(r, _pieces(r)) for r in reads if r.record.value is None]
+    values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
+    for window in batches(arrays, lambda item: item[0].record.nbytes, _WINDOW):
         regions = [
             RegionRead(read.name, read.record, region)
             for read, pieces in window
@@ -165,22 +163,6 @@ def _pieces(read: Read) -> Pieces:
             f"Leaf {read.name!r}, {read.record}, cannot be restored onto the sharding "
             f"that it has in `like`, {read.like.sharding}: {e}"
         ) from e
-
-
-def _windows(
-    arrays: Sequence[tuple[Read, Pieces]],
-) -> Iterator[list[tuple[Read, Pieces]]]:
-    """Cut the list where a window is full, so that host memory is bounded."""
-    window: list[tuple[Read, Pieces]] = []
-    nbytes = 0
-    for read, regions in arrays:
-        if window and nbytes + read.record.nbytes > _WINDOW:
-            yield window
-            window, nbytes = [], 0
-        window.append((read, regions))
-        nbytes += read.record.nbytes
-    if window:
-        yield window
 
 
 def _scalar(read: Read) -> Any:

@@ -273,11 +273,12 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, Written):
         leaf = np.frombuffer(leaf, np.uint8)
+    shape = record.data_shape
+    parts = [(tuple(slice(0, size) for size in shape), leaf)]
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        parts = [(s.index, s.data) for s in leaf.addressable_shards if not s.replica_id]
-    else:
-        parts = [((slice(None),) * leaf.ndim, leaf)]
-    for index, part in parts:
+        shards = [s for s in leaf.addressable_shards if s.replica_id == 0]
+        parts = [(region_of(s.index, shape), s.data) for s in shards]
+    for region, part in parts:
         host = np.asarray(part)
         if not host.dtype.isnative:
             host = host.astype(host.dtype.newbyteorder("="))
@@ -285,7 +286,6 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
             # A byte that is neither 0 nor 1 would be written, but never read again.
             host = np.asarray(host.view(np.uint8) != 0)
         host = host.view(np.dtype(record.data_type))
-        region = region_of(index, record.data_shape)
         for piece in blocks(region, record.chunk_shape, host.itemsize):
             inside = tuple(
                 slice(p.start - r.start, p.stop - r.start)
@@ -296,6 +296,8 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
 
 def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
     """What `shards` made of an array, as it was."""
+    if record.dtype == record.data_type:
+        return array
     dtype = np.dtype(record.data_type)
     if record.kind != "key":
         dtype = dtype_from_tag(record.dtype)

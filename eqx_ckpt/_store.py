@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ._chunks import chunk_keys, Region, touched
+from ._chunks import batches, chunk_keys, Region, touched
 from ._errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Encoded chunks wait in memory until the disk has taken them.
 MAX_IN_FLIGHT = 48 * 2**20
+_BATCH = 32 * 2**20
 _ALIGNMENT = 64
 _HUGE_PAGE = 2**21
 _CHECKSUM_BYTES = 4
@@ -97,16 +98,23 @@ def locate(path: PathLike) -> KvSpec:
     return {"driver": "file", "path": folder.rstrip("/") + "/"}
 
 
-def _spec(base: KvSpec, name: str, record: LeafRecord) -> dict[str, Any]:
-    # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk as
-    # zeros. See test_damage.py.
-    return {
-        "driver": "zarr3",
-        "kvstore": {**base, "path": f"{base['path']}{name}/"},
-        "metadata": zarr_metadata(record),
-        "store_data_equal_to_fill_value": True,
-        "fill_missing_data_reads": False,
-    }
+def _spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
+    """How to open an array; parsed once for all arrays that are alike."""
+    import tensorstore as ts
+
+    key = record._replace(path=(), sharding=None, weak_type=False, crc32c=())
+    if key not in known:
+        # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk
+        # as zeros. See test_damage.py.
+        known[key] = ts.Spec(
+            {
+                "driver": "zarr3",
+                "metadata": zarr_metadata(record),
+                "store_data_equal_to_fill_value": True,
+                "fill_missing_data_reads": False,
+            }
+        )
+    return known[key]
 
 
 def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
@@ -116,13 +124,19 @@ def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
     """
     import tensorstore as ts
 
-    context = _context()
+    root, context = _kvstore(base), _context()
+    specs: dict[LeafRecord, ts.Spec] = {}
     # Nobody changes the arrays before this function returns, so that no copy is needed;
     # but `memory://` would keep referring to them.
     on_disk = base["driver"] == "file"
     opening = [
-        ts.open(_spec(base, w.name, w.record), create=True, context=context)
-        for w in writes
+        ts.open(
+            _spec(write.record, specs),
+            kvstore=root / f"{write.name}/",
+            create=True,
+            context=context,
+        )
+        for write in writes
     ]
     writing: deque[tuple[str, ts.WriteFutures, int]] = deque()
     try:
@@ -198,28 +212,31 @@ def read_regions(
     """
     import tensorstore as ts
 
+    root, context = _kvstore(base), _context()
+    specs: dict[LeafRecord, ts.Spec] = {}
     folders: set[str] = set()
     buffers: list[np.ndarray] = []
     reading: list[tuple[str, ts.WriteFutures]] = []
     try:
-        for read in reads:
-            name, record, region = read
-            if not _is_sound(base, read, folders, damage):
-                buffers.append(np.empty(0))
-                continue
-            array = _empty(region, record)
-            buffers.append(array)
-            if array.size:
-                # The metadata are known, so that nothing is read to open it.
-                opened = ts.open(
-                    _spec(base, name, record),
-                    open=True,
-                    assume_metadata=True,
-                    context=_context(),
-                )
-                store = _result(opened, name)
-                source = store if array.shape == record.data_shape else store[region]
-                reading.append((name, ts.array(array).write(source)))
+        # While TensorStore reads one batch, the next one is looked through.
+        for batch in batches(reads, lambda read: read.record.nbytes, _BATCH):
+            sound = [_is_sound(base, read, folders, damage) for read in batch]
+            for (name, record, region), is_sound in zip(batch, sound, strict=True):
+                array = _empty(region, record) if is_sound else np.empty(0)
+                buffers.append(array)
+                if array.size:
+                    # The metadata are known, so that nothing is read to open it.
+                    opened = ts.open(
+                        _spec(record, specs),
+                        kvstore=root / f"{name}/",
+                        open=True,
+                        assume_metadata=True,
+                        context=context,
+                    )
+                    store = _result(opened, name)
+                    if array.shape != record.data_shape:
+                        store = store[region]
+                    reading.append((name, ts.array(array).write(store)))
         for name, future in reading:
             try:
                 _result(future, name)
@@ -282,7 +299,7 @@ def _empty(region: Region, record: LeafRecord) -> np.ndarray:
         with contextlib.suppress(OSError):  # A kernel may be without them.
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory, alignment = np.frombuffer(pages, np.uint8), _HUGE_PAGE
-    offset = -memory.ctypes.data % alignment
+    offset = -memory.__array_interface__["data"][0] % alignment
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 

@@ -8,35 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eqx_ckpt
 from faults import workloads
+from faults.workloads import every_kind
 
 
 pytest_plugins = ["faults.fixtures"]
 
 FLIPS = 20  # places in each file
 REFUSALS = (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError)
-
-
-def _tree(seed: int) -> dict[str, Any]:
-    numbers = np.random.default_rng(seed)
-    floats = numbers.standard_normal((4, 3), np.float32)
-    return {
-        "bf16": jnp.asarray(floats, jnp.bfloat16),
-        "bool": jnp.asarray(floats > 0),
-        "chunks": numbers.standard_normal((8, 4), np.float32),
-        "f32": jnp.asarray(floats),
-        "int4": jnp.asarray(numbers.integers(-8, 8, 9), jnp.int4),
-        "key": jax.random.split(jax.random.key(seed), 2),
-        "layer": {"twin": jnp.asarray(floats + 1), "zero": jnp.float32(seed)},
-        "rate": seed / 3,
-        "step": seed,
-        "zeros": np.zeros((2, 3), np.int16),
-    }
 
 
 def _bits(tree: Any) -> list[bytes]:
@@ -52,8 +35,8 @@ def _bits(tree: Any) -> list[bytes]:
 @pytest.fixture
 def path(disk: pathlib.Path) -> pathlib.Path:
     with workloads.small_chunks(32):
-        eqx_ckpt.tree_serialise_leaves(disk / "new", _tree(1))
-        eqx_ckpt.tree_serialise_leaves(disk / "other", _tree(2))
+        eqx_ckpt.tree_serialise_leaves(disk / "new", every_kind(1))
+        eqx_ckpt.tree_serialise_leaves(disk / "other", every_kind(2))
     return disk / "new"
 
 
@@ -71,9 +54,9 @@ def _leaf(path: pathlib.Path, file: pathlib.Path) -> str:
 def _report(path: pathlib.Path) -> str:
     """What `verify` says; a restore is refused too, or it is exact: never silent."""
     try:
-        restored = eqx_ckpt.tree_deserialise_leaves(path, _tree(0))
+        restored = eqx_ckpt.tree_deserialise_leaves(path, every_kind(0))
         refusal = ""
-        assert _bits(restored) == _bits(_tree(1)), "other values, without a word"
+        assert _bits(restored) == _bits(every_kind(1)), "other values, without a word"
     except REFUSALS as e:
         refusal = str(e)
     try:
@@ -111,9 +94,10 @@ def test_nothing_is_damaged(path: pathlib.Path) -> None:
     assert len(list((path / "chunks").glob("c.*"))) == 4
 
 
-def test_every_damage_of_every_file(path: pathlib.Path) -> None:
-    files = _files(path)
-    assert len(files) > 15
+@pytest.mark.parametrize("pattern", ["c*", "zarr.json"])
+def test_every_damage_of_every_file(path: pathlib.Path, pattern: str) -> None:
+    files = [file for file in _files(path) if file.match(pattern)]
+    assert len(files) > 10
     for file in files:
         original = file.read_bytes()
         for damage, data in _damaged(original, file.name):
@@ -215,12 +199,12 @@ def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
 def test_only_the_damaged_leaf_is_lost(path: pathlib.Path) -> None:
     for file in (path / "chunks").glob("c.*"):
         file.unlink()
-    whole = {k: v for k, v in _tree(0).items() if k != "chunks"}
+    whole = {k: v for k, v in every_kind(0).items() if k != "chunks"}
     like = {**whole, "chunks": np.ones((8, 4), np.float32)}
     restored = eqx_ckpt.tree_deserialise_leaves(
         path, like, where=lambda t: [v for k, v in sorted(t.items()) if k != "chunks"]
     )
-    expected = {**_tree(1), "chunks": like["chunks"]}
+    expected = {**every_kind(1), "chunks": like["chunks"]}
     assert _bits(restored) == _bits(expected)
 
 
@@ -238,6 +222,6 @@ def test_a_damaged_manifest_is_not_an_absent_checkpoint(path: pathlib.Path) -> N
 def test_a_damaged_checkpoint_can_be_replaced(path: pathlib.Path) -> None:
     (path / "f32" / "zarr.json").unlink()
     (path / "int4" / "c.0").write_bytes(b"")
-    eqx_ckpt.tree_serialise_leaves(path, _tree(3), overwrite=True)
-    restored = eqx_ckpt.tree_deserialise_leaves(path, _tree(0))
-    assert _bits(restored) == _bits(_tree(3))
+    eqx_ckpt.tree_serialise_leaves(path, every_kind(3), overwrite=True)
+    restored = eqx_ckpt.tree_deserialise_leaves(path, every_kind(0))
+    assert _bits(restored) == _bits(every_kind(3))

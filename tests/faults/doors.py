@@ -8,6 +8,22 @@ from typing import Any
 import eqx_ckpt
 
 from . import workloads
+from .zygote import Zygote
+
+
+MEMORY = 3 * 2**30  # bytes of address space
+DEADLINE = 10  # seconds
+
+
+def knock_in_child(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
+    """`knock` in a child that may use `MEMORY` for `DEADLINE`; nothing may be "BAD"."""
+    args = (knock, str(path), *names)
+    outcome = zygote.run(*args, memory=MEMORY, deadline=DEADLINE)
+    assert not outcome.signal, f"dead by signal {outcome.signal}"
+    assert outcome.error is None, repr(outcome.error)
+    bad = {k: v for k, v in outcome.value.items() if v.startswith("BAD")}
+    assert not bad, "\n".join(f"{door}: {answer}" for door, answer in bad.items())
+    return outcome.value
 
 
 def knock(path: str, *names: str) -> dict[str, str]:

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import eqx_ckpt
@@ -23,6 +25,28 @@ def tree(seed: int) -> dict[str, Any]:
             "bias": random.integers(0, 100, 3, np.int16),
         },
         "step": seed,
+    }
+
+
+def every_kind(seed: int) -> dict[str, Any]:
+    """A tree with every kind of leaf; in chunks of 32 bytes, `chunks` has four."""
+    numbers = np.random.default_rng(seed)
+    floats = numbers.standard_normal((4, 3), np.float32)
+    return {
+        "bf16": jnp.asarray(floats, jnp.bfloat16),
+        "bool": jnp.asarray(floats > 0),
+        "chunks": numbers.standard_normal((8, 4), np.float32),
+        "f32": jnp.asarray(floats),
+        "int4": jnp.asarray(numbers.integers(-8, 8, 9), jnp.int4),
+        "key": jax.random.split(jax.random.key(seed), 2),
+        "layer": {"twin": jnp.asarray(floats + 1), "zero": jnp.float32(seed)},
+        "rate": seed / 3,
+        "step": seed,
+        "swapped": floats.astype(">f4"),
+        "time": numbers.integers(0, 2**40, 3).astype("M8[ns]"),
+        "uint4": jnp.asarray(numbers.integers(0, 16, 9), jnp.uint4),
+        "wave": complex(seed, 0.5),
+        "zeros": np.zeros((2, 3), np.int16),
     }
 
 
@@ -49,12 +73,12 @@ def load(path: str | os.PathLike[str]) -> int | None:
         restored = eqx_ckpt.tree_deserialise_leaves(path, tree(0))
     except eqx_ckpt.CheckpointNotFoundError:
         return None
-    eqx_ckpt.verify(path)
     expected = tree(restored["step"])
     for name in ("weight", "bias"):
         left, right = restored["layer"][name], expected["layer"][name]
         assert left.dtype == right.dtype
         assert left.tobytes() == right.tobytes(), f"other values in {path}: {name}"
+    eqx_ckpt.verify(path)
     return restored["step"]
 
 
