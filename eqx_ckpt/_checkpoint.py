@@ -1,8 +1,10 @@
 """A checkpoint at rest: its manifest, and whether it is whole."""
 
+import contextlib
+import gc
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from ._errors import (
@@ -43,7 +45,8 @@ def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) ->
     for _ in range(_TRIES):
         before = _identity(base)
         try:
-            result = read(*open_checkpoint(path))
+            with _collector_paused():
+                result = read(*open_checkpoint(path))
         except CorruptCheckpointError:
             if _identity(base) == before:
                 raise
@@ -54,6 +57,21 @@ def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) ->
         f"{shown(base)} was replaced {_TRIES} times while it was read. Restore a "
         "checkpoint that nobody overwrites."
     )
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Generator[None, None, None]:
+    """Thousands of small objects are made, of which none is garbage.
+
+    Going through them again and again is a seventh of the time for 5,000 leaves.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _identity(base: KvSpec) -> object:

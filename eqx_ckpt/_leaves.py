@@ -276,8 +276,8 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
     shape = record.data_shape
     parts = [(tuple(slice(0, size) for size in shape), leaf)]
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        shards = [s for s in leaf.addressable_shards if s.replica_id == 0]
-        parts = [(region_of(s.index, shape), s.data) for s in shards]
+        distinct = [s for s in leaf.addressable_shards if s.replica_id == 0]
+        parts = [(region_of(s.index, shape), s.data) for s in distinct]
     for region, part in parts:
         host = np.asarray(part)
         if not host.dtype.isnative:

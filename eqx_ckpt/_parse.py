@@ -19,7 +19,9 @@ from ._leaves import (
     LeafRecord,
     scalar_from_text,
     SCALAR_KINDS,
+    STORED,
     tag_and_data_type,
+    VIEWED,
 )
 from ._manifest import (
     CONSOLIDATED,
@@ -203,6 +205,7 @@ def _check_array(record: LeafRecord) -> None:
     elif (
         record.data_type != tag_and_data_type(dtype_from_tag(record.dtype))[1]
         or shape != record.shape
+        or (record.kind == "jax" and record.dtype not in STORED | VIEWED)
     ):
         raise _Wrong("its array has another dtype or shape")
     if len(chunk) != len(shape) or len(shape) > 32 or 0 in chunk:
@@ -219,7 +222,12 @@ _OPTIONAL = (dict, type(None))
 
 
 def _check_key(record: LeafRecord) -> None:
-    if type(record.impl) is not str or record.data_type != "uint32":
+    if (
+        record.dtype != "key"
+        or record.data_type != "uint32"
+        or type(record.impl) is not str
+        or not record.impl.isascii()
+    ):
         raise _Wrong("it is no PRNG key")
     expected = key_shape(record.impl)
     if expected is not None and record.data_shape != record.shape + expected:

@@ -221,22 +221,27 @@ def read_regions(
         # While TensorStore reads one batch, the next one is looked through.
         for batch in batches(reads, lambda read: read.record.nbytes, _BATCH):
             sound = [_is_sound(base, read, folders, damage) for read in batch]
-            for (name, record, region), is_sound in zip(batch, sound, strict=True):
-                array = _empty(region, record) if is_sound else np.empty(0)
-                buffers.append(array)
-                if array.size:
-                    # The metadata are known, so that nothing is read to open it.
-                    opened = ts.open(
-                        _spec(record, specs),
-                        kvstore=root / f"{name}/",
-                        open=True,
-                        assume_metadata=True,
-                        context=context,
-                    )
+            # The metadata are known, so that nothing is read to open an array.
+            opening = [
+                ts.open(
+                    _spec(read.record, specs),
+                    kvstore=root / f"{read.name}/",
+                    open=True,
+                    assume_metadata=True,
+                    context=context,
+                )
+                if is_sound and read.record.nbytes
+                else None
+                for read, is_sound in zip(batch, sound, strict=True)
+            ]
+            todo = zip(batch, sound, opening, strict=True)
+            for (name, record, region), is_sound, opened in todo:
+                buffers.append(_empty(region, record) if is_sound else np.empty(0))
+                if opened is not None:
                     store = _result(opened, name)
-                    if array.shape != record.data_shape:
+                    if buffers[-1].shape != record.data_shape:
                         store = store[region]
-                    reading.append((name, ts.array(array).write(store)))
+                    reading.append((name, ts.array(buffers[-1]).write(store)))
         for name, future in reading:
             try:
                 _result(future, name)
