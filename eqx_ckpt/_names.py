@@ -49,7 +49,7 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, A
             continue
         children: Iterable[Any]
         markers: Any
-        children, markers = jtu.flatten_one_level(node)
+        children, markers = node.tree_flatten()
         for i, (child, marker) in enumerate(zip(children, markers, strict=True)):
             key = jtu.DictKey(_undecorated(marker) if isinstance(marker, str) else i)
             for rest, leaf in key_paths(child, is_leaf):

@@ -22,6 +22,7 @@ from . import shim
 
 
 DEADLINE = 60  # seconds; a child that takes longer dies by SIGALRM
+GRACE = 10  # seconds more, for a child that hangs before it has set its alarm
 _MAIN = f"import sys, {__name__}; {__name__}.serve(int(sys.argv[1]))"
 
 
@@ -69,6 +70,8 @@ class Zygote:
     ) -> Outcome:
         """Call a function in a fresh child, under a fault and with bounded `memory`."""
         self._pipe.send((function, args, fault, memory, deadline))
+        if not self._pipe.poll(deadline + 2 * GRACE):
+            raise TimeoutError(f"The zygote hangs:\n{_threads(self._process.pid)}")
         return self._pipe.recv()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -124,14 +127,28 @@ def _fork(
     answers.close()
     os.close(reports)
     try:
+        if not answer.poll(deadline + GRACE):
+            raise TimeoutError(f"A child hangs:\n{_threads(pid)}")
         value, error, count = answer.recv()
     except EOFError:
         value, error, count = None, None, 0
+    except TimeoutError as e:
+        value, error, count = None, e, 0
+        os.kill(pid, signal.SIGKILL)
     with open(report, errors="surrogateescape") as lines:
         hits = lines.read().splitlines()
     answer.close()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return Outcome(value, error, max(0, -status), count, hits)
+
+
+def _threads(pid: int) -> str:
+    """What each thread of a process waits for in the kernel."""
+    return "\n".join(
+        f"{task.name} {what}: {(task / what).read_text().strip()}"
+        for task in sorted(pathlib.Path(f"/proc/{pid}/task").iterdir())
+        for what in ("comm", "wchan", "syscall", "stat")
+    )
 
 
 def _run(
