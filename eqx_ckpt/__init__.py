@@ -22,9 +22,19 @@ from ._inspect import (
     verify as verify,
 )
 from ._leaves import LeafRecord as LeafRecord
+from ._manager import CheckpointManager as CheckpointManager
 from ._manifest import Manifest as Manifest
 from ._match import LeafMatch as LeafMatch, Match as Match
-from ._serialise import tree_serialise_leaves as tree_serialise_leaves
+from ._retention import (
+    keep_all as keep_all,
+    keep_best as keep_best,
+    keep_every as keep_every,
+    keep_last as keep_last,
+)
+from ._serialise import (
+    tree_serialise_leaves as tree_serialise_leaves,
+    tree_serialise_leaves_async as tree_serialise_leaves_async,
+)
 
 
 __version__ = importlib.metadata.version("eqx-ckpt")

@@ -14,10 +14,14 @@ from ._errors import (
 )
 from ._leaves import LeafRecord
 from ._manifest import MANIFEST, Manifest, zarr_metadata
-from ._parse import from_bytes
+from ._parse import from_bytes, HEAD, HEAD_BYTES, is_foreign
 from ._store import KvSpec, locate, read_key, shown
 from ._types import PathLike
 
+
+# The paths that this process is reading. A list is changed in one step, without a lock.
+being_read: list[str] = []
+os.register_at_fork(after_in_child=being_read.clear)
 
 _TRIES = 10
 _MAX_ARRAY_METADATA = 2**16
@@ -36,23 +40,38 @@ def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
     return {**base, "path": base["path"] + manifest.root}, manifest
 
 
+def is_checkpoint(base: KvSpec) -> bool:
+    """Whether a checkpoint was committed here; a damaged one was."""
+    try:
+        head = read_key(base, MANIFEST, HEAD_BYTES)
+        if head is None or HEAD.match(head):
+            return head is not None
+        return not is_foreign(read_key(base, MANIFEST) or b"")
+    except CorruptCheckpointError:
+        return True
+
+
 def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) -> _T:
     """What `read` makes of a checkpoint, all of it from before it is replaced or after.
 
     Another process may save with `overwrite=True` meanwhile: then `read` starts again.
     """
     base = locate(path)
-    for _ in range(_TRIES):
-        before = _identity(base)
-        try:
-            with _collector_paused():
-                result = read(*open_checkpoint(path))
-        except CorruptCheckpointError:
-            if _identity(base) == before:
-                raise
-            continue
-        if _identity(base) == before:
-            return result
+    being_read.append(base["path"])
+    try:
+        for _ in range(_TRIES):
+            before = identity(base)
+            try:
+                with collector_paused():
+                    result = read(*open_checkpoint(path))
+            except CorruptCheckpointError:
+                if identity(base) == before:
+                    raise
+                continue
+            if identity(base) == before:
+                return result
+    finally:
+        being_read.remove(base["path"])
     raise CheckpointError(
         f"{shown(base)} was replaced {_TRIES} times while it was read. Restore a "
         "checkpoint that nobody overwrites."
@@ -60,7 +79,7 @@ def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) ->
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Generator[None, None, None]:
+def collector_paused() -> Generator[None, None, None]:
     """Thousands of small objects are made, of which none is garbage.
 
     Going through them again and again is a seventh of the time for 5,000 leaves.
@@ -74,7 +93,8 @@ def _collector_paused() -> Generator[None, None, None]:
             gc.enable()
 
 
-def _identity(base: KvSpec) -> object:
+def identity(base: KvSpec) -> object:
+    """Something that is equal only for the same checkpoint, and `None` for none."""
     if base["driver"] != "file":
         return read_key(base, MANIFEST)
     try:

@@ -1,4 +1,4 @@
-"""How a checkpoint comes into being: wholly, in one step, or not at all.
+"""How a checkpoint comes into being, and goes: wholly, in one step, or not at all.
 
 Two ways behind one interface: `base` and `root` say where the arrays go, `commit` makes
 the checkpoint exist, `abandon` removes what was written.
@@ -7,11 +7,14 @@ the checkpoint exist, `abandon` removes what was written.
 import contextlib
 import ctypes
 import errno
+import fcntl
 import logging
 import os
+import re
 import shutil
 import sys
 import uuid
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, runtime_checkable
 
 from ._errors import CheckpointError, CheckpointExistsError
@@ -31,6 +34,9 @@ logger = logging.getLogger("eqx_ckpt")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+# `.000100.<uuid>`, the directory of an attempt and the lock of its process.
+_CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
+_held: set[int] = set()
 
 
 @runtime_checkable
@@ -55,12 +61,6 @@ class Attempt(Protocol):
         ...
 
 
-def begin(target: KvSpec, *, overwrite: bool) -> Attempt:
-    """Start an attempt, in a place that no other attempt has touched."""
-    kind = DirectoryAttempt if target["driver"] == "file" else StoreAttempt
-    return kind(target, overwrite)
-
-
 class DirectoryAttempt:
     """A hidden directory beside the target, flushed and then renamed."""
 
@@ -70,19 +70,18 @@ class DirectoryAttempt:
         self._target = target["path"].rstrip("/") or "/"
         self._overwrite = overwrite
         self._is_replacement()
-        parent, name = os.path.split(self._target)
+        parent = os.path.dirname(self._target)
         os.makedirs(parent, exist_ok=True)
-        self._temporary = f"{parent}/.{name}.{uuid.uuid4().hex}.tmp"
-        self.base = {"driver": "file", "path": self._temporary + "/"}
-        # Opened before the first write: it reports the errors of writes since then.
-        self._parent = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.ExitStack() as stack:
+            # Opened before the first write: it reports the errors of writes since then.
+            self._parent = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, self._parent)
+            self._temporary = stack.enter_context(_claimed(self._target)) + ".tmp"
+            self.base = {"driver": "file", "path": self._temporary + "/"}
             os.mkdir(self._temporary)
             self._inode = os.stat(self._temporary).st_ino
-        except OSError:
-            os.close(self._parent)
-            raise
-        self._is_ours = True
+            self._is_ours = True
+            self._stack = stack.pop_all()
 
     def commit(self, manifest: bytes) -> None:
         with open(self.base["path"] + MANIFEST, "xb") as f:
@@ -113,9 +112,9 @@ class DirectoryAttempt:
             _delete(self._temporary)
 
     def abandon(self) -> None:
-        os.close(self._parent)
-        if self._is_ours:
-            _delete(self._temporary)
+        with self._stack:
+            if self._is_ours:
+                _delete(self._temporary)
 
     def _is_replacement(self) -> bool:
         """Whether a checkpoint is replaced; raises if that is not wanted or safe."""
@@ -188,10 +187,102 @@ class StoreAttempt:
             delete_below(self._target, self.root)
 
 
+# How to begin an attempt, by the driver of its target.
+ATTEMPTS: dict[str, Callable[[KvSpec, bool], Attempt]] = {
+    "file": DirectoryAttempt,
+    "memory": StoreAttempt,
+}
+
+
+def remove(checkpoints: Iterable[str]) -> None:
+    """Delete checkpoints in one directory; none of them is ever half there.
+
+    First their names go, durably, then what is in them.
+    """
+    with contextlib.ExitStack() as stack:
+        hidden: list[str] = []
+        for path in checkpoints:
+            temporary = stack.enter_context(_claimed(path)) + ".tmp"
+            # Another process may have removed it.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, temporary)
+                hidden.append(temporary)
+        if hidden:
+            _fsync(os.path.dirname(hidden[0]))
+        for temporary in hidden:
+            _delete(temporary)
+
+
+def sweep(directory: str) -> None:
+    """Remove what dead attempts left in a directory, and nothing of a live one."""
+    names = {m[1] for name in os.listdir(directory) if (m := _CLAIM.fullmatch(name))}
+    if names:
+        # What a dead process exchanged or hid must not come back half deleted.
+        _fsync(directory)
+    for name in sorted(names):
+        _sweep(os.path.join(directory, name))
+
+
+def _sweep(stem: str) -> None:
+    lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            logger.info("Removing %s.tmp, which a dead process left.", stem)
+            _delete(stem + ".tmp")
+            os.unlink(stem + ".lock")
+    except BlockingIOError:
+        logger.debug("%s.tmp is in use.", stem)
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _claimed(target: str) -> Generator[str, None, None]:
+    """A fresh hidden name beside a target, and a lock that lasts as long as we do.
+
+    The lock dies with the process, so that `sweep` can tell a dead attempt. It is a
+    file of its own: NFS has no locks of directories.
+    """
+    parent, name = os.path.split(target)
+    while True:
+        stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
+        lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            swept = not os.fstat(lock).st_nlink
+        except BlockingIOError:
+            swept = True
+        except OSError:
+            # A file system without locks: `sweep` fails there too, and removes nothing.
+            swept = False
+        if not swept:
+            break
+        os.close(lock)
+    _held.add(lock)
+    try:
+        yield stem
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(stem + ".lock")
+        _held.discard(lock)
+        os.close(lock)
+
+
+def _let_go() -> None:
+    """A forked child shares the locks of its parent, and could outlive it."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 def _exists(target: str) -> CheckpointExistsError:
     return CheckpointExistsError(
         f"{target} exists already. Nothing was saved, and it was left as it is: choose "
-        "another path, or pass `overwrite=True` to replace a checkpoint."
+        "another path or step, or remove it; `tree_serialise_leaves` replaces a "
+        "checkpoint with `overwrite=True`."
     )
 
 

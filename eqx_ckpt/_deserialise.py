@@ -1,5 +1,6 @@
 """Restoring."""
 
+import functools as ft
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,11 +32,8 @@ from ._manifest import Manifest
 from ._match import difference, would_narrow
 from ._placement import Arrival, Pieces, pieces, put, sharding_of
 from ._plan import match_leaf, picked_by, plan_reads, Read
-from ._store import (
-    KvSpec,
-    read_regions,
-    RegionRead,
-)
+from ._progress import Progress, Reporter, reporting
+from ._store import KvSpec, read_regions, RegionRead
 from ._types import IsLeaf, PathLike, Spec
 
 
@@ -51,6 +49,7 @@ def tree_deserialise_leaves(
     *,
     where: Callable[[PyTree], Any] | None = None,
     prefix: str = "",
+    progress: Progress = False,
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
 
@@ -73,6 +72,8 @@ def tree_deserialise_leaves(
         is read. `where=lambda tree: tree["model"]`, or a tuple of nodes.
     - `prefix`: where `like` is in the checkpoint: `prefix="model/encoder"` restores one
         submodule from its own skeleton.
+    - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
+        or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
 
     **Returns:**
 
@@ -109,11 +110,13 @@ def tree_deserialise_leaves(
             manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
         )
         plan.check()
-        by_default = [read for read in plan.reads if read.spec is None]
-        values = dict(plan.values) | _restore(base, by_default)
-        for read in plan.reads:
-            if read.spec is not None:
-                values[read.position] = _restore_through(read.spec, base, read)
+        with reporting(progress, plan.match.nbytes) as report:
+            by_default = [read for read in plan.reads if read.spec is None]
+            values = dict(plan.values) | _restore(base, by_default, report)
+            for read in plan.reads:
+                if read.spec is not None:
+                    value = _restore_through(read.spec, base, read, report)
+                    values[read.position] = value
         return values
 
     values = read_consistently(path, values_from)
@@ -126,8 +129,11 @@ def tree_deserialise_leaves(
     return eqx.tree_at(where, like, replacement, is_leaf=is_leaf)
 
 
-def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
+def _restore(
+    base: KvSpec, reads: Sequence[Read], report: Reporter | None
+) -> dict[int, Any]:
     """The value of each leaf, by its position."""
+    heard = report and ft.partial(report, "read")
     arrays = [(r, _pieces(r)) for r in reads if r.record.value is None]
     values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
     for window in batches(arrays, lambda item: item[0].record.nbytes, _WINDOW):
@@ -137,8 +143,10 @@ def _restore(base: KvSpec, reads: Sequence[Read]) -> dict[int, Any]:
             for region, _ in pieces
         ]
         damage: dict[str, str] = {}
-        buffers = iter(read_regions(base, regions, damage))
+        buffers = iter(read_regions(base, regions, damage, heard))
         raise_damage(damage, base)
+        if report:
+            report("place")
         arrived = [
             Arrival(
                 read.record,
@@ -171,7 +179,9 @@ def _scalar(read: Read) -> Any:
     return value if type(read.like) is type(value) else type(read.like)(value)
 
 
-def _restore_through(spec: Spec, base: KvSpec, read: Read) -> Any:
+def _restore_through(
+    spec: Spec, base: KvSpec, read: Read, report: Reporter | None
+) -> Any:
     """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
 
     def content() -> bytes:
@@ -181,7 +191,7 @@ def _restore_through(spec: Spec, base: KvSpec, read: Read) -> Any:
                 "x64 is off. Let the `filter_spec` call "
                 "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
             )
-        return _content(base, read.name, read.record)
+        return _content(base, read.name, read.record, report)
 
     def restore(like: Any) -> Any:
         match = match_leaf(like, None, read.record)
@@ -190,7 +200,7 @@ def _restore_through(spec: Spec, base: KvSpec, read: Read) -> Any:
                 f"Leaf {read.name!r}: {match.expected} in the call of "
                 f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
             )
-        return _restore(base, [read._replace(like=like)])[read.position]
+        return _restore(base, [read._replace(like=like)], report)[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
     value = restored_by(spec, f, read.like)
@@ -222,7 +232,9 @@ def _changed(value: Any, like: Any) -> tuple[str, str] | None:
     return str(found), str(expected)
 
 
-def _content(base: KvSpec, name: str, record: LeafRecord) -> bytes:
+def _content(
+    base: KvSpec, name: str, record: LeafRecord, report: Reporter | None
+) -> bytes:
     """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
     f = io.BytesIO()
     if not record.is_array:
@@ -232,7 +244,8 @@ def _content(base: KvSpec, name: str, record: LeafRecord) -> bytes:
         return f.getvalue()
     damage: dict[str, str] = {}
     region = RegionRead(name, record, whole(record.data_shape))
-    (array,) = read_regions(base, [region], damage)
+    heard = report and ft.partial(report, "read")
+    (array,) = read_regions(base, [region], damage, heard)
     raise_damage(damage, base)
     array = from_stored(array, record)
     if record.kind == "bytes":

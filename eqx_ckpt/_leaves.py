@@ -200,9 +200,10 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
         raise CannotSave("was deleted: it was donated to a jitted function")
     if not leaf.is_fully_addressable:
         raise CannotSave("spans several processes, which is not supported yet")
-    impl = _key_impl(leaf.dtype)
-    if impl is None:
-        return _array_record("jax", leaf.shape, leaf.dtype, leaf)
+    dtype: Any = leaf.dtype
+    if isinstance(dtype, np.dtype):
+        return _array_record("jax", leaf.shape, dtype, leaf)
+    impl = str(jax.random.key_impl(leaf))
     data = jax.random.key_data(leaf)
     record = _array_record("key", data.shape, data.dtype, data)
     return record._replace(dtype="key", shape=leaf.shape, impl=impl)
@@ -264,10 +265,30 @@ def dtype_from_tag(tag: str) -> np.dtype:
     raise ValueError(f"{tag!r} is not a dtype of this format")
 
 
-def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]:
+def start_transfer(leaf: Any) -> None:
+    """Begin to copy an array from its devices, so that `shards` has not to wait."""
+    if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
+        return
+    devices = leaf.sharding.device_set
+    if next(iter(devices)).platform == "cpu":
+        return
+    if len(devices) == 1:
+        leaf.copy_to_host_async()
+        return
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            shard.data.copy_to_host_async()
+
+
+def shards(
+    leaf: Any, record: LeafRecord, *, owned: bool = False
+) -> Iterator[tuple[Region, np.ndarray]]:
     """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
 
-    They are cut along the chunks into pieces that can be written one by one.
+    They are cut along the chunks into pieces that can be written one by one. With
+    `owned`, nothing that happens to the leaf afterwards changes them: a NumPy array is
+    copied. A view of a JAX array in host memory needs no copy, since JAX does not give
+    that memory away while the view exists. See test_async.py.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
@@ -291,7 +312,8 @@ def shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, np.ndarray]]
                 slice(p.start - r.start, p.stop - r.start)
                 for p, r in zip(piece, region, strict=True)
             )
-            yield piece, host[inside] if inside else host
+            array = host[inside] if inside else host
+            yield piece, array.copy() if owned and record.kind == "numpy" else array
 
 
 def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:

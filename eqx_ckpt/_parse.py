@@ -38,8 +38,9 @@ from ._names import encode, folders
 
 _MAX_NODES = 4_000_000
 _KEYS = {"format_version", "root", "leaves", "others", "metadata", "versions", "digest"}
-# Every version of the format begins like this.
-_HEAD = re.compile(
+# Every version of the format begins like this, within `HEAD_BYTES`.
+HEAD_BYTES = 1024
+HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})",\n'
 )
@@ -60,8 +61,8 @@ def from_bytes(data: bytes, where: str) -> Manifest:
 
     if len(data) > MAX_BYTES:
         corrupt(f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}")
-    head = _HEAD.match(data)
-    if head is None and _is_foreign(data):
+    head = HEAD.match(data)
+    if head is None and is_foreign(data):
         raise CheckpointNotFoundError(
             f"No checkpoint of this package: {where} holds the Zarr metadata of "
             "something else."
@@ -92,7 +93,7 @@ def from_bytes(data: bytes, where: str) -> Manifest:
         corrupt(f"it is not JSON ({type(e).__name__}: {str(e)[:200]})")
 
 
-def _is_foreign(data: bytes) -> bool:
+def is_foreign(data: bytes) -> bool:
     """Whether it is sound JSON of somebody else: damage is not to look like absence."""
     if b"eqx_ckpt" in data or len(data) > 2**20:
         return False

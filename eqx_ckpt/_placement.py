@@ -1,6 +1,9 @@
 """Where restored leaves go: which regions to read for it, and putting them there."""
 
+import contextlib
 import functools as ft
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +15,9 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from ._chunks import Region, region_of, whole
 from ._leaves import LeafRecord
 
+
+_ALIGNMENT = 64
+_HUGE_PAGE = 2**21
 
 # The distinct regions to read, and the devices that each one goes to.
 Pieces: TypeAlias = list[tuple[Region, list[Any]]]
@@ -37,6 +43,25 @@ def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
         # Slices cannot be keys before Python 3.12.
         regions.setdefault(repr(region), (region, []))[1].append(device)
     return list(regions.values())
+
+
+def empty(region: Region, record: LeafRecord) -> np.ndarray:
+    """An uninitialised array at an address that `jax.device_put` need not copy from.
+
+    Large ones are on huge pages: fresh memory is several times dearer on small ones.
+    """
+    shape = tuple(span.stop - span.start for span in region)
+    dtype = np.dtype(record.data_type)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory, alignment = np.empty(nbytes + _ALIGNMENT, np.uint8), _ALIGNMENT
+    else:
+        pages = mmap.mmap(-1, nbytes + _HUGE_PAGE)
+        with contextlib.suppress(OSError):  # A kernel may be without them.
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        memory, alignment = np.frombuffer(pages, np.uint8), _HUGE_PAGE
+    offset = -memory.__array_interface__["data"][0] % alignment
+    return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
 class Arrival(NamedTuple):

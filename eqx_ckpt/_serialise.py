@@ -1,16 +1,31 @@
 """Saving."""
 
+import copy
+import functools as ft
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from jaxtyping import PyTree
 
-from ._commit import begin
+from ._background import open_saves, raise_unseen, Saving
+from ._checkpoint import collector_paused
+from ._chunks import chunk_keys
+from ._commit import ATTEMPTS
+from ._errors import CheckpointError
 from ._filter_spec import default_serialise_filter_spec
-from ._leaves import LeafRecord, shards
+from ._leaves import shards
 from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
-from ._plan import plan_writes
-from ._store import ArrayWrite, locate, read_checksums, write_arrays
+from ._plan import plan_writes, Write
+from ._progress import Progress, Reporter
+from ._staging import DEFAULT_BYTES, Staging
+from ._store import ArrayWrite, checksum, locate, write_arrays
 from ._types import IsLeaf, PathLike
+
+
+logger = logging.getLogger("eqx_ckpt")
 
 
 def tree_serialise_leaves(
@@ -21,6 +36,7 @@ def tree_serialise_leaves(
     *,
     metadata: Any = None,
     overwrite: bool = False,
+    progress: Progress = False,
 ) -> None:
     """Save the leaves of a PyTree, each array in a directory of its own name.
 
@@ -41,6 +57,8 @@ def tree_serialise_leaves(
     - `is_leaf`: called on every node of `pytree`; if `True`, the node is a leaf.
     - `metadata`: anything that JSON can hold, such as `{"loss": 0.31}`.
     - `overwrite`: replace a checkpoint that is at `path` already, in one atomic step.
+    - `progress`: a function `(phase, leaf, done, total)`, which is called with
+        `"write"` or `"commit"`, the leaf's name, and bytes; `True` shows a bar.
 
     **Returns:**
 
@@ -65,22 +83,176 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
+    if open_saves:
+        raise_unseen()
     writes, others = plan_writes(pytree, filter_spec, is_leaf)
-    if metadata is not None:
-        check_metadata(metadata)
-    arrays = [
-        ArrayWrite(w.name, w.record, shards(w.leaf, w.record))
-        for w in writes
-        if w.leaf is not None
-    ]
-    attempt = begin(locate(path), overwrite=overwrite)
-    try:
-        write_arrays(attempt.base, arrays)
-        leaves: dict[str, LeafRecord] = {w.name: w.record for w in writes}
-        for name, record, _ in arrays:
-            checksums = read_checksums(attempt.base, name, record)
-            leaves[name] = record._replace(crc32c=checksums)
-        manifest = Manifest(leaves, others, metadata, VERSIONS, attempt.root)
-        attempt.commit(to_bytes(manifest))
-    finally:
-        attempt.abandon()
+    save = Save(path, writes, others, metadata, overwrite, progress)
+    save.run(
+        [
+            ArrayWrite(w.name, w.record, shards(w.leaf, w.record))
+            for w in writes
+            if w.leaf is not None
+        ]
+    )
+
+
+def tree_serialise_leaves_async(
+    path: PathLike,
+    pytree: PyTree,
+    filter_spec: PyTree = default_serialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    metadata: Any = None,
+    overwrite: bool = False,
+    progress: Progress = False,
+    staging_bytes: int | None = None,
+) -> Future[None]:
+    """Save the leaves of a PyTree while the program goes on.
+
+    When this returns, the save does not depend on the tree any more: the next step may
+    donate, delete or overwrite every array. That takes as long as copying the tree to
+    the host; JAX arrays in host memory are not even copied. (JAX then gives a step that
+    is to donate one of them other memory, until that array is written.)
+
+    **Arguments:**
+
+    - `staging_bytes`: how much host memory the copies may take, in all saves together.
+        If they do not fit, this waits until enough of them is written. The default is
+        half of the machine's memory.
+    - All others: as [`eqx_ckpt.tree_serialise_leaves`][]. `filter_spec` is called
+        before this returns, and `progress` by another thread.
+
+    **Returns:**
+
+    A `concurrent.futures.Future`. When its `result()` returns, the checkpoint survives
+    a power cut. If the save fails, `result()` raises; and if nobody asks for it, the
+    next save does, or it is reported when the interpreter ends. The interpreter does
+    not end before the save has.
+
+    **Raises:**
+
+    - As [`eqx_ckpt.tree_serialise_leaves`][]. What is wrong with the arguments is
+        raised at once, and a failure of the disk by the future.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        tree = {"w": jnp.ones(3), "log": np.zeros(3)}
+        saving = eqx_ckpt.tree_serialise_leaves_async("ckpt", tree)
+        tree["log"][0] = 1.0  # The checkpoint has a zero here.
+        saving.result()
+        ```
+    """
+    raise_unseen()
+    return save_in_background(
+        path,
+        pytree,
+        filter_spec,
+        is_leaf,
+        metadata=metadata,
+        overwrite=overwrite,
+        progress=progress,
+        staging_bytes=staging_bytes,
+    )
+
+
+def save_in_background(
+    path: PathLike,
+    pytree: PyTree,
+    filter_spec: PyTree,
+    is_leaf: IsLeaf,
+    *,
+    metadata: Any,
+    overwrite: bool,
+    progress: Progress,
+    staging_bytes: int | None,
+    owner: object = None,
+    afterwards: Callable[[], None] = lambda: None,
+) -> Saving:
+    """Begin a save, and stage its data; a thread does the rest, then `afterwards`."""
+    with collector_paused():
+        writes, others = plan_writes(pytree, filter_spec, is_leaf)
+        arrays = [write for write in writes if write.leaf is not None]
+        staging = Staging(arrays, staging_bytes or DEFAULT_BYTES)
+        save = Save(path, writes, others, metadata, overwrite, progress)
+
+        def run() -> None:
+            try:
+                save.run(staging.arrays, staging.release)
+            finally:
+                staging.end()
+            afterwards()
+
+        give_up = ft.partial(staging.fail, CheckpointError("The save was given up."))
+        saving = Saving(run, give_up, save.path, owner)
+        try:
+            staging.fill(arrays, saving.start)
+        except BaseException as e:
+            staging.fail(e)
+            saving.start()
+            saving.exception()
+            raise
+    saving.start()
+    return saving
+
+
+class Save:
+    """A save that is planned and begun; `run` is the rest of it."""
+
+    def __init__(
+        self,
+        path: PathLike,
+        writes: Sequence[Write],
+        others: dict[str, str],
+        metadata: Any,
+        overwrite: bool,
+        progress: Progress,
+    ) -> None:
+        if metadata is not None:
+            check_metadata(metadata)
+        self._leaves = {write.name: write.record for write in writes}
+        self._others = others
+        self._metadata = copy.deepcopy(metadata)
+        self._report: Reporter | None = None
+        if progress:
+            total = sum(record.nbytes for record in self._leaves.values())
+            self._report = Reporter(progress, total)
+        self.path = os.fspath(path)
+        target = locate(path)
+        self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
+
+    def run(
+        self,
+        arrays: Sequence[ArrayWrite],
+        release: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write the data of all leaves, and commit; `release` is told what is done."""
+        attempt, report = self._attempt, self._report
+
+        def written(name: str, nbytes: int) -> None:
+            if release:
+                release(nbytes)
+            if report:
+                report("write", name, nbytes)
+
+        try:
+            write_arrays(attempt.base, arrays, written if release or report else None)
+            for name, record, _ in arrays:
+                keys = chunk_keys(record.data_shape, record.chunk_shape)
+                found = [checksum(attempt.base, f"{name}/{k}", record) for k in keys]
+                self._leaves[name] = record._replace(crc32c=tuple(found))
+            manifest = Manifest(
+                self._leaves, self._others, self._metadata, VERSIONS, attempt.root
+            )
+            if report:
+                report("commit")
+            attempt.commit(to_bytes(manifest))
+        finally:
+            attempt.abandon()
+            if report:
+                report.close()
+        logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))

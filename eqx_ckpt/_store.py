@@ -1,10 +1,7 @@
 """The only module that knows TensorStore: arrays to bytes at rest, and back."""
 
-import contextlib
 import errno
-import functools as ft
 import math
-import mmap
 import os
 import re
 import stat
@@ -15,13 +12,11 @@ from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ._chunks import batches, chunk_keys, Region, touched
-from ._errors import (
-    CheckpointError,
-    CorruptCheckpointError,
-)
+from ._errors import CheckpointError, CorruptCheckpointError
 from ._leaves import LeafRecord
 from ._manifest import MAX_BYTES, zarr_metadata
-from ._types import PathLike
+from ._placement import empty
+from ._types import PathLike, Report
 
 
 # Importing TensorStore takes longer than all the rest of this package, so the functions
@@ -32,12 +27,12 @@ if TYPE_CHECKING:
 # Encoded chunks wait in memory until the disk has taken them.
 MAX_IN_FLIGHT = 48 * 2**20
 _BATCH = 32 * 2**20
-_ALIGNMENT = 64
-_HUGE_PAGE = 2**21
 _CHECKSUM_BYTES = 4
 # Smaller files are not mapped by TensorStore.
 _MAPPED = 2**16
 _SCRATCH = bytearray(2**20)
+# By process.
+_contexts: "dict[int, ts.Context]" = {}
 
 KvSpec: TypeAlias = dict[str, Any]
 
@@ -58,7 +53,6 @@ class RegionRead(NamedTuple):
     region: Region
 
 
-@ft.cache
 def _context() -> "ts.Context":
     """One for the whole process: they hold threads, and `memory://` lives in one.
 
@@ -66,15 +60,24 @@ def _context() -> "ts.Context":
     own, and the commit flushes it at once. A lock that a dead process left would be
     written over without being cut, which stores its tail behind the new value.
     """
-    import tensorstore as ts
+    pid = os.getpid()
+    if pid not in _contexts:
+        if _contexts:
+            raise CheckpointError(
+                "This process was forked from one that had used TensorStore, which "
+                "does not survive that. Start it with the method `spawn`, or save and "
+                "restore in its parent only."
+            )
+        import tensorstore as ts
 
-    return ts.Context(
-        {
-            "file_io_sync": False,
-            "file_io_locking": {"mode": "none"},
-            "file_io_mode": {"mode": "memmap"},
-        }
-    )
+        _contexts[pid] = ts.Context(
+            {
+                "file_io_sync": False,
+                "file_io_locking": {"mode": "none"},
+                "file_io_mode": {"mode": "memmap"},
+            }
+        )
+    return _contexts[pid]
 
 
 def locate(path: PathLike) -> KvSpec:
@@ -117,10 +120,13 @@ def _spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
     return known[key]
 
 
-def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
+def write_arrays(
+    base: KvSpec, writes: Sequence[ArrayWrite], written: Report | None = None
+) -> None:
     """Write every array, a bounded number of bytes at a time.
 
-    When this returns or raises, TensorStore writes nothing below `base` any more.
+    `written` is told of every piece that TensorStore is done with. When this returns or
+    raises, TensorStore writes nothing below `base` any more.
     """
     import tensorstore as ts
 
@@ -155,23 +161,21 @@ def write_arrays(base: KvSpec, writes: Sequence[ArrayWrite]) -> None:
                     name, future, nbytes = writing.popleft()
                     _result(future, name)
                     in_flight -= nbytes
-        for name, future, _ in writing:
+                    if written:
+                        written(name, nbytes)
+        for name, future, nbytes in writing:
             _result(future, name)
+            if written:
+                written(name, nbytes)
     finally:
         for future in (*opening, *(future for _, future, _ in writing)):
             future.exception()
 
 
-def read_checksums(base: KvSpec, name: str, record: LeafRecord) -> tuple[str, ...]:
-    """For every chunk the checksum that it ends with; proves that it is there."""
-    keys = chunk_keys(record.data_shape, record.chunk_shape)
-    return tuple(_checksum(base, f"{name}/{key}", record) for key in keys)
-
-
-def _checksum(
+def checksum(
     base: KvSpec, key: str, record: LeafRecord, *, look_through: bool = False
 ) -> str:
-    """The last four bytes of a chunk, if it has the size that it must have."""
+    """The last four bytes of a chunk; proves that it is there, in its full size."""
     itemsize = np.dtype(record.data_type).itemsize
     expected = math.prod(record.chunk_shape) * itemsize + _CHECKSUM_BYTES
     if base["driver"] == "file":
@@ -203,12 +207,15 @@ def _look_through(fd: int, size: int) -> None:
 
 
 def read_regions(
-    base: KvSpec, reads: Sequence[RegionRead], damage: dict[str, str]
+    base: KvSpec,
+    reads: Sequence[RegionRead],
+    damage: dict[str, str],
+    arrived: Report | None = None,
 ) -> list[np.ndarray]:
     """Read regions of arrays into buffers that JAX takes over as they are.
 
     What is wrong with a leaf is put into `damage` under its name; its array is then not
-    to be used. `raise_damage` makes an error of that.
+    to be used. `raise_damage` makes an error of that. `arrived` is told of each region.
     """
     import tensorstore as ts
 
@@ -216,7 +223,7 @@ def read_regions(
     specs: dict[LeafRecord, ts.Spec] = {}
     folders: set[str] = set()
     buffers: list[np.ndarray] = []
-    reading: list[tuple[str, ts.WriteFutures]] = []
+    reading: list[tuple[str, ts.WriteFutures, int]] = []
     try:
         # While TensorStore reads one batch, the next one is looked through.
         for batch in batches(reads, lambda read: read.record.nbytes, _BATCH):
@@ -236,19 +243,22 @@ def read_regions(
             ]
             todo = zip(batch, sound, opening, strict=True)
             for (name, record, region), is_sound, opened in todo:
-                buffers.append(_empty(region, record) if is_sound else np.empty(0))
+                buffers.append(empty(region, record) if is_sound else np.empty(0))
                 if opened is not None:
                     store = _result(opened, name)
                     if buffers[-1].shape != record.data_shape:
                         store = store[region]
-                    reading.append((name, ts.array(buffers[-1]).write(store)))
-        for name, future in reading:
+                    future = ts.array(buffers[-1]).write(store)
+                    reading.append((name, future, buffers[-1].nbytes))
+        for name, future, nbytes in reading:
             try:
                 _result(future, name)
             except CorruptCheckpointError as e:
                 damage.setdefault(name, str(e))
+            if arrived:
+                arrived(name, nbytes)
     finally:
-        for _, future in reading:
+        for _, future, _ in reading:
             future.exception()
     return buffers
 
@@ -269,7 +279,7 @@ def _is_sound(
         for i in touched(read.region, shape, chunk) if keys else ():
             key = f"{read.name}/{keys[i]}"
             _check_folders(base, key, folders)
-            if _checksum(base, key, record, look_through=True) != record.crc32c[i]:
+            if checksum(base, key, record, look_through=True) != record.crc32c[i]:
                 raise CorruptCheckpointError(
                     f"{keys[i]} is not the chunk that was saved"
                 )
@@ -289,33 +299,14 @@ def _check_folders(base: KvSpec, key: str, known: set[str]) -> None:
         folder = folder.rpartition("/")[0]
 
 
-def _empty(region: Region, record: LeafRecord) -> np.ndarray:
-    """An uninitialised array at an address that `jax.device_put` need not copy from.
-
-    Large ones are on huge pages: fresh memory is several times dearer on small ones.
-    """
-    shape = tuple(span.stop - span.start for span in region)
-    dtype = np.dtype(record.data_type)
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory, alignment = np.empty(nbytes + _ALIGNMENT, np.uint8), _ALIGNMENT
-    else:
-        pages = mmap.mmap(-1, nbytes + _HUGE_PAGE)
-        with contextlib.suppress(OSError):  # A kernel may be without them.
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        memory, alignment = np.frombuffer(pages, np.uint8), _HUGE_PAGE
-    offset = -memory.__array_interface__["data"][0] % alignment
-    return memory[offset : offset + nbytes].view(dtype).reshape(shape)
-
-
 def shown(base: KvSpec) -> str:
     """A place in words, for errors."""
     scheme = "" if base["driver"] == "file" else base["driver"] + "://"
     return repr(scheme + base["path"].rstrip("/"))
 
 
-def read_key(base: KvSpec, key: str) -> bytes | None:
-    """The value of a key, or `None`; more than `MAX_BYTES` are cut off behind one."""
+def read_key(base: KvSpec, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+    """The value of a key, or its first `most` bytes; `None` if there is none."""
     if base["driver"] != "file":
         found = _result(_kvstore(base).read(key), key)
         return found.value if found.state == "value" else None
@@ -323,7 +314,7 @@ def read_key(base: KvSpec, key: str) -> bytes | None:
     if fd is None:
         return None
     with open(fd, "rb") as f:
-        return f.read(MAX_BYTES + 1)
+        return f.read(most)
 
 
 def _open_file(base: KvSpec, key: str) -> int | None:

@@ -14,14 +14,19 @@ DOCS = Path(__file__).parent.parent / "docs/api"
 FUNCTIONS = [
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",
+    "keep_all",
+    "keep_best",
+    "keep_every",
+    "keep_last",
     "match",
     "read_manifest",
     "tree_deserialise_leaves",
     "tree_like",
     "tree_serialise_leaves",
+    "tree_serialise_leaves_async",
     "verify",
 ]
-CLASSES = ["LeafMatch", "LeafRecord", "Manifest", "Match"]
+CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match"]
 ERRORS = [
     "CheckpointError",
     "CheckpointExistsError",

@@ -14,10 +14,11 @@ PACKAGE = Path(__file__).parent.parent / "eqx_ckpt"
 MODULES = {file.stem: file for file in sorted(PACKAGE.glob("*.py"))}
 
 FLOORS = [
-    "_chunks _errors _filter_spec _leaves _manifest _match _names _parse _placement"
-    " _plan _types",
-    "_checkpoint _commit _store",
-    "_deserialise _inspect _serialise",
+    "_background _chunks _errors _filter_spec _leaves _manifest _match _names _parse"
+    " _placement _plan _preemption _progress _retention _types",
+    "_checkpoint _commit _staging _store",
+    "_deserialise _inspect _run _serialise",
+    "_manager",
     "__init__",
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}

@@ -1,0 +1,113 @@
+"""Saves that go on while their caller does something else; none is lost in silence."""
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+
+logger = logging.getLogger("eqx_ckpt")
+_PATIENCE = 3.0  # seconds
+
+# Those that have not ended, and those that failed and whose failure nobody has seen.
+open_saves: "set[Saving]" = set()
+
+
+class Saving(Future[None]):
+    """A save that a thread of its own finishes, after `start`.
+
+    `what` is its path, in words. `owner` is where a failure is raised that nobody asked
+    for: see `raise_unseen`. `give_up` lets it fail soon.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], None],
+        give_up: Callable[[], None],
+        what: str,
+        owner: object,
+    ) -> None:
+        super().__init__()
+        self.what = what
+        self.owner = owner
+        self.give_up = give_up
+        self._run: Callable[[], None] | None = run
+        self._thread: threading.Thread | None = None
+        # So that nobody can cancel it.
+        self.set_running_or_notify_cancel()
+        open_saves.add(self)
+
+    def start(self) -> None:
+        """Let the thread begin, unless it has."""
+        if self._thread is None:
+            # Of a thread that is no daemon, the interpreter would wait without a word.
+            name = f"eqx_ckpt saves {self.what}"
+            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        run, self._run = self._run, None  # A future may be kept; the tree must not be.
+        assert run is not None
+        try:
+            run()
+        except BaseException as e:
+            self.set_exception(e)
+        else:
+            self.set_result(None)
+            open_saves.discard(self)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        open_saves.discard(self)
+        return error
+
+    def result(self, timeout: float | None = None) -> None:
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+
+def raise_unseen(owner: object = None) -> None:
+    """Raise the failure of an earlier save that nobody has asked for yet."""
+    for saving in list(open_saves):
+        if saving.owner is not owner or not saving.done():
+            continue
+        error = saving.exception()
+        if error is not None:
+            error.add_note(
+                f"This is how the save of {saving.what} failed. It is raised here "
+                "because nobody had asked its future for the result."
+            )
+            raise error
+
+
+@atexit.register
+def _finish() -> None:
+    """Before the interpreter ends, so do the saves; failures are shown."""
+    try:
+        wait(open_saves, _PATIENCE)
+        unfinished = [saving.what for saving in list(open_saves) if not saving.done()]
+        if unfinished:
+            logger.warning(
+                "Waiting for the save of %s. Ctrl-C gives up.", " and ".join(unfinished)
+            )
+        wait(open_saves)
+    except KeyboardInterrupt:
+        for saving in list(open_saves):
+            saving.give_up()
+        wait(open_saves)
+    errors = [(s, s.exception()) for s in list(open_saves)]
+    for saving, error in errors:
+        if error is not None:
+            error.add_note(f"This is how the save of {saving.what} failed.")
+    failures = [error for _, error in errors if error is not None]
+    if failures:
+        raise BaseExceptionGroup(
+            "These saves failed, and nobody had asked for their results", failures
+        )
+
+
+# The threads are the parent's.
+os.register_at_fork(after_in_child=open_saves.clear)

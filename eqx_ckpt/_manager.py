@@ -1,0 +1,364 @@
+"""The checkpoints of one training run."""
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any, Literal
+
+from jaxtyping import PyTree
+
+from ._background import raise_unseen, Saving
+from ._checkpoint import being_read
+from ._commit import remove, sweep
+from ._deserialise import tree_deserialise_leaves
+from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._filter_spec import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+)
+from ._inspect import read_manifest, verify
+from ._manifest import Manifest
+from ._preemption import stop_watching, told_to_end
+from ._progress import Progress
+from ._retention import check_mode, Keep, keep_all, Mode, ranked
+from ._run import Candidates, Run
+from ._serialise import save_in_background
+from ._types import IsLeaf, PathLike
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+class CheckpointManager:
+    """Saves the steps of a training run, keeps what it is to keep, and resumes.
+
+    Each step is a checkpoint of its own, `directory/000100`, which all the other
+    functions of this package take too. What is there is what the disk says: there is no
+    index that could disagree with it. Several managers may use one directory.
+
+    At its start, a manager removes what saves that died have left. Use it in a `with`
+    statement: its end waits for the last save, and raises if that failed.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        state = {"w": jnp.zeros(3), "step": 0}
+        keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("loss", 1)]
+        with eqx_ckpt.CheckpointManager("runs/a", keep=keep) as manager:
+            if manager.latest() is not None:
+                state = manager.restore(state)
+            for step in range(state["step"] + 1, 501):
+                state = {"w": state["w"] + 1, "step": step}
+                if step % 100 == 0:
+                    manager.save(step, state, metadata={"loss": 1 / step})
+        assert manager.steps() == [400, 500]
+        ```
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        *,
+        keep: Keep | Sequence[Keep] = keep_all,
+        progress: Progress = False,
+        staging_bytes: int | None = None,
+    ) -> None:
+        """**Arguments:**
+
+        - `directory`: of the run; the first save creates it.
+        - `keep`: which steps to keep, after each save: [`eqx_ckpt.keep_last`][],
+            [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], any other function from
+            `{step: metadata}` to steps, or several, of which each keeps its own. The
+            newest step, the one just saved, and one that this process is reading are
+            never removed.
+        - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][].
+        - `staging_bytes`: as [`eqx_ckpt.tree_serialise_leaves_async`][].
+        """
+        self._run = Run(directory)
+        self._keep = [keep] if callable(keep) else list(keep)
+        if not self._keep:
+            raise CheckpointError("`keep` is empty. Pass `keep_all` to keep all steps.")
+        self._progress: Progress = progress
+        self._staging_bytes = staging_bytes
+        self._one_at_a_time = threading.RLock()
+        self._saving: Saving | None = None
+        self._saved: set[int] = set()
+        self._damaged: set[int] = set()
+        self._closed = False
+        self._pid = os.getpid()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        try:
+            sweep(self._run.directory)
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            # Whoever may only read, or has no locks there, can still restore.
+            logger.warning("Could not clean up in %s: %s", self._run.directory, e)
+
+    def save(
+        self,
+        step: int,
+        pytree: PyTree,
+        filter_spec: PyTree = default_serialise_filter_spec,
+        is_leaf: IsLeaf = None,
+        *,
+        metadata: Any = None,
+    ) -> Future[None]:
+        """Save a step while the training goes on.
+
+        When this returns, the tree may be donated, deleted or overwritten. If the save
+        before this one has not ended, this waits for it.
+
+        **Arguments:**
+
+        - `step`: a non-negative integer that has not been saved.
+        - `metadata`: anything that JSON can hold. Metrics go here: `{"loss": 0.31}`.
+        - All others: as [`eqx_ckpt.tree_serialise_leaves`][].
+
+        **Returns:**
+
+        A `concurrent.futures.Future`. When its `result()` returns, the step survives a
+        power cut, and the steps that `keep` does not keep are gone. It need not be
+        looked at: if the save fails, the next `save`, `wait` or `close` raises.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointExistsError`][]: the step exists.
+        - [`eqx_ckpt.CheckpointError`][]: `step` is no step, or the manager is closed.
+        - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
+        """
+        path = self._run.path(step)
+        with self._one_at_a_time:
+            if self._closed:
+                raise CheckpointError(
+                    f"The manager of {self._run.directory!r} is closed. Make a new one."
+                )
+            self.wait()
+            self._saving = save_in_background(
+                path,
+                pytree,
+                filter_spec,
+                is_leaf,
+                metadata=metadata,
+                # A restore fell back behind it; it would be in the way for ever.
+                overwrite=step in self._damaged,
+                progress=self._progress,
+                staging_bytes=self._staging_bytes,
+                owner=self,
+                afterwards=lambda: self._retain(step),
+            )
+            self._saved.add(step)
+            return self._saving
+
+    def restore(
+        self,
+        like: PyTree,
+        step: int | None = None,
+        filter_spec: PyTree = default_deserialise_filter_spec,
+        is_leaf: IsLeaf = None,
+        *,
+        where: Callable[[PyTree], Any] | None = None,
+        prefix: str = "",
+        on_damage: Literal["raise", "fallback"] = "raise",
+    ) -> PyTree:
+        """Restore a step, or the newest one.
+
+        **Arguments:**
+
+        - `step`: which one; the default is the newest.
+        - `on_damage`: what to do if the newest step is damaged: `"raise"` an error that
+            says which older step is whole, or `"fallback"` to that one, with a warning.
+            A later save of the damaged step then replaces it.
+        - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
+
+        **Returns:**
+
+        `like`, with the restored leaves in their places.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or none at all.
+            Whether to start at step 0 then is for the caller to say.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+        - As [`eqx_ckpt.tree_deserialise_leaves`][].
+        """
+        if on_damage not in ("raise", "fallback"):
+            raise CheckpointError(
+                f"`on_damage` is {on_damage!r}. Pass 'raise' or 'fallback'."
+            )
+
+        def restored(step: int) -> PyTree:
+            return tree_deserialise_leaves(
+                self._run.path(step),
+                like,
+                filter_spec,
+                is_leaf,
+                where=where,
+                prefix=prefix,
+                progress=self._progress,
+            )
+
+        self._settle()
+        if step is not None:
+            return restored(step)
+        steps = self.steps()
+        if not steps:
+            raise CheckpointNotFoundError(
+                f"No committed checkpoint in {self._run.directory!r}. To start a new "
+                "run there, look at `latest()` first, which is `None` then."
+            )
+        for stranger in self._run.named():
+            if stranger > steps[-1]:
+                logger.warning("%s is no checkpoint.", self._run.path(stranger))
+        try:
+            return restored(steps[-1])
+        except CorruptCheckpointError as e:
+            whole = self._newest_whole(steps[:-1])
+            if on_damage == "raise" or whole is None:
+                raise CorruptCheckpointError(f"{e}\n{_advice(steps, whole)}") from e
+            self._damaged.update(step for step in steps if step > whole)
+            warnings.warn(
+                f"Step {steps[-1]} is damaged, and step {whole} was restored: {e}",
+                stacklevel=2,
+            )
+            return restored(whole)
+
+    def _newest_whole(self, steps: Sequence[int]) -> int | None:
+        for step in reversed(steps):
+            try:
+                verify(self._run.path(step))
+            except (CorruptCheckpointError, CheckpointNotFoundError):
+                continue
+            return step
+        return None
+
+    def steps(self) -> list[int]:
+        """The steps that are saved, in order. Anything else in there is ignored."""
+        return self._run.steps()
+
+    def latest(self) -> int | None:
+        """The newest step that is saved, or `None` if there is none."""
+        return max(self.steps(), default=None)
+
+    def best(self, metric: str, mode: Mode = "min") -> int:
+        """The step whose metric is best.
+
+        **Arguments:**
+
+        - `metric`: the name of a number in the `metadata` of the steps. Steps without
+            it, or with a NaN, are not considered.
+        - `mode`: `"min"` if smaller is better, `"max"` if larger is.
+
+        **Returns:**
+
+        The step; of several equal ones, the newest.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: no step has the metric.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
+        """
+        check_mode(mode)
+        steps = {step: self._run.metadata(step) for step in self.steps()}
+        best = ranked(steps, metric, mode)
+        if not best:
+            raise CheckpointNotFoundError(
+                f"None of the {len(steps)} steps in {self._run.directory!r} has a "
+                f"number {metric!r} in its metadata. Save it there: "
+                f"`metadata={{{metric!r}: float(value)}}`."
+            )
+        return best[0]
+
+    def read_manifest(self, step: int) -> Manifest:
+        """The [`eqx_ckpt.Manifest`][] of a step. As [`eqx_ckpt.read_manifest`][]."""
+        return read_manifest(self._run.path(step))
+
+    def should_save(self, step: int) -> bool:
+        """Whether to save now, because the process was told to end.
+
+        From the first call on, SIGTERM does not end the process; `close` changes that
+        back. Call it in the main thread.
+
+        **Arguments:**
+
+        - `step`: that would be saved.
+
+        **Returns:**
+
+        `True` once SIGTERM came, unless this manager has saved `step`. Save it, wait
+        for the result, and leave the loop.
+        """
+        return told_to_end(self) and step not in self._saved
+
+    def wait(self) -> None:
+        """Wait for the save that is going on; raises if it, or an earlier one, failed.
+
+        A failure is not raised if the future of that save has told it.
+        """
+        self._settle()
+        raise_unseen(self)
+
+    def _settle(self) -> None:
+        # In a forked child, the save is the parent's, and never ends.
+        if self._saving is not None and self._pid == os.getpid():
+            wait([self._saving])
+        self._saving = None
+
+    def close(self) -> None:
+        """Wait for the save that is going on, as `wait` does; save no more."""
+        with self._one_at_a_time:
+            self._closed = True
+            stop_watching(self)
+            self.wait()
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as e:
+            if error is None:
+                raise
+            error.add_note(f"Besides, a save failed: {e!r}")
+
+    def _retain(self, saved: int) -> None:
+        """Remove the steps that nothing keeps."""
+        try:
+            steps = Candidates(self._run, self._damaged)
+            kept = {saved, max(steps, default=saved)}.union(
+                *(keep(steps) for keep in self._keep)
+            )
+            paths = [
+                self._run.path(s) for s in steps if s not in kept | steps.unreadable
+            ]
+            removed = [path for path in paths if path + "/" not in being_read]
+            remove(removed)
+        except Exception as e:
+            e.add_note(f"Step {saved} was saved. Removing older steps failed.")
+            raise
+        for path in removed:
+            logger.info("Removed %s.", path)
+
+
+def _advice(steps: Sequence[int], whole: int | None) -> str:
+    if whole is None:
+        return "None of the older steps is whole."
+    return (
+        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
+        f"`step={whole}`, or `on_damage='fallback'` to take that one."
+    )

@@ -1,0 +1,41 @@
+"""Whether the process was told to end, by SIGTERM."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from ._errors import CheckpointError
+
+
+# Those that asked, and what to do at SIGTERM when they have stopped asking.
+_watchers: set[object] = set()
+_previous: list[Any] = []
+_told = threading.Event()
+
+
+def told_to_end(watcher: object) -> bool:
+    """Whether SIGTERM came since the first call; it does not end the process then."""
+    if not _watchers:
+        try:
+            _previous[:] = [signal.signal(signal.SIGTERM, _note)]
+        except ValueError:
+            raise CheckpointError(
+                "`should_save` waits for SIGTERM, which Python allows in the main "
+                "thread only. Call it there."
+            ) from None
+        _told.clear()
+    _watchers.add(watcher)
+    return _told.is_set()
+
+
+def stop_watching(watcher: object) -> None:
+    """SIGTERM does again what it did before, once nobody watches."""
+    if watcher in _watchers:
+        _watchers.discard(watcher)
+        if not _watchers:
+            signal.signal(signal.SIGTERM, _previous.pop() or signal.SIG_DFL)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _told.set()

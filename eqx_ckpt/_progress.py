@@ -1,0 +1,67 @@
+"""Telling the user how far a save or a restore is."""
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
+
+from ._errors import CheckpointError
+
+
+# With the phase, the leaf's name, the bytes done and the bytes in all.
+Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
+
+
+class Reporter:
+    """Calls what the user passed as `progress`; `True` is a bar on the screen."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._bar = None if callable(progress) else _Bar()
+        self._report = progress if callable(progress) else self._bar
+        self._total = total
+        self._done = 0
+
+    def __call__(self, phase: str, leaf: str = "", nbytes: int = 0) -> None:
+        """`nbytes` more bytes of a leaf are done."""
+        self._done += nbytes
+        assert self._report is not None
+        self._report(phase, leaf, self._done, self._total)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextlib.contextmanager
+def reporting(progress: Progress, total: int) -> Generator[Reporter | None, None, None]:
+    """A reporter, closed at the end; `None` if nobody wants to know."""
+    report = Reporter(progress, total) if progress else None
+    try:
+        yield report
+    finally:
+        if report is not None:
+            report.close()
+
+
+class _Bar:
+    """A bar of tqdm, which shows the phase in front of it."""
+
+    def __init__(self) -> None:
+        try:
+            import tqdm
+        except ModuleNotFoundError:
+            raise CheckpointError(
+                "`progress=True` needs tqdm: `pip install 'eqx-ckpt[progress]'`. Or "
+                "pass a function `(phase, leaf, done, total)`."
+            ) from None
+        self._new = lambda total: tqdm.tqdm(total=total, unit="B", unit_scale=True)
+        self._bar: Any = None
+
+    def __call__(self, phase: str, leaf: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = self._new(total)
+        self._bar.set_description(phase, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,162 @@
+"""Which steps of a run to keep: plain functions from steps to steps."""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, TypeAlias
+
+from ._errors import CheckpointError
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+# From the metadata of every step to the steps to keep.
+Keep: TypeAlias = Callable[[Mapping[int, Any]], Collection[int]]
+Mode: TypeAlias = Literal["min", "max"]
+
+
+def keep_all(steps: Mapping[int, Any]) -> Collection[int]:
+    """Keep every step. The default of [`eqx_ckpt.CheckpointManager`][].
+
+    **Arguments:**
+
+    - `steps`: the metadata of every step.
+
+    **Returns:**
+
+    The steps to keep.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        assert eqx_ckpt.keep_all({100: None, 200: None}) == [100, 200]
+        ```
+    """
+    return list(steps)
+
+
+def keep_last(n: int) -> Keep:
+    """Keep the `n` newest steps.
+
+    **Arguments:**
+
+    - `n`: how many, at least 1.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_last(2)
+        assert keep({100: None, 200: None, 300: None}) == [200, 300]
+        ```
+    """
+    _check_positive(n)
+    return lambda steps: sorted(steps)[-n:]
+
+
+def keep_every(n: int) -> Keep:
+    """Keep the steps that `n` divides.
+
+    **Arguments:**
+
+    - `n`: the distance of the steps to keep, at least 1.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_every(1000)
+        assert keep({1000: None, 1500: None, 2000: None}) == [1000, 2000]
+        ```
+    """
+    _check_positive(n)
+    return lambda steps: [step for step in steps if step % n == 0]
+
+
+def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
+    """Keep the `n` steps whose metric is best.
+
+    A step without the metric, or with a NaN, is never one of the best. If no step has
+    the metric at all, none can be told to be worse, and all are kept, with a warning.
+
+    **Arguments:**
+
+    - `metric`: the name of a number in the `metadata` of the steps.
+    - `n`: how many, at least 1.
+    - `mode`: `"min"` if smaller is better, `"max"` if larger is.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer, or `mode` no mode.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_best("loss", 1)
+        assert keep({100: {"loss": 0.3}, 200: {"loss": 0.2}}) == [200]
+        ```
+    """
+    _check_positive(n)
+    check_mode(mode)
+
+    def keep(steps: Mapping[int, Any]) -> Collection[int]:
+        if all(_number(metadata, metric) is None for metadata in steps.values()):
+            logger.warning("No step has the metric %r: all are kept.", metric)
+            return list(steps)
+        return sorted(ranked(steps, metric, mode)[:n])
+
+    return keep
+
+
+def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
+    """The steps that have the metric, the best one first; of equals, the newest."""
+    sign = 1 if mode == "min" else -1
+    values = {step: _number(metadata, metric) for step, metadata in steps.items()}
+    order = [
+        (sign * value, -step)
+        for step, value in values.items()
+        if value is not None and not math.isnan(value)
+    ]
+    return [-step for _, step in sorted(order)]
+
+
+def _number(metadata: Any, metric: str) -> float | None:
+    value = metadata.get(metric) if isinstance(metadata, dict) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def check_mode(mode: str) -> None:
+    if mode not in ("min", "max"):
+        raise CheckpointError(f"`mode` is {mode!r}. Pass 'min' or 'max'.")
+
+
+def _check_positive(n: int) -> None:
+    if type(n) is not int or n < 1:
+        raise CheckpointError(f"`n` is {n!r}. Pass an integer of at least 1.")
