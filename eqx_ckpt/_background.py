@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -98,15 +99,14 @@ def _finish() -> None:
         for saving in list(open_saves):
             saving.give_up()
         wait(open_saves)
-    errors = [(s, s.exception()) for s in list(open_saves)]
-    for saving, error in errors:
+    for saving in list(open_saves):
+        error = saving.exception()
         if error is not None:
-            error.add_note(f"This is how the save of {saving.what} failed.")
-    failures = [error for _, error in errors if error is not None]
-    if failures:
-        raise BaseExceptionGroup(
-            "These saves failed, and nobody had asked for their results", failures
-        )
+            error.add_note(
+                f"This is how the save of {saving.what} failed. It is shown here "
+                "because nobody had asked its future for the result."
+            )
+            sys.excepthook(type(error), error, error.__traceback__)
 
 
 # The threads are the parent's.

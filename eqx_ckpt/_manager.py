@@ -338,6 +338,7 @@ class CheckpointManager:
 
     def _retain(self, saved: int) -> None:
         """Remove the steps that nothing keeps."""
+        self._damaged.discard(saved)  # Now it is whole, and counts again.
         try:
             steps = Candidates(self._run, self._damaged)
             kept = {saved, max(steps, default=saved)}.union(

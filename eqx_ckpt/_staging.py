@@ -70,7 +70,8 @@ class Staging:
 
     def _has_room(self, nbytes: int) -> bool:
         # The writer may keep `MAX_IN_FLIGHT` until it is given more.
-        return _held.nbytes + nbytes <= self._limit or _held.nbytes <= MAX_IN_FLIGHT
+        limit = max(self._limit, MAX_IN_FLIGHT + nbytes)
+        return nbytes == 0 or _held.nbytes + nbytes <= limit
 
     def _put(self, piece: Piece | None, nbytes: int) -> None:
         """Add a piece once there is room, or `None` behind the last one of a leaf."""
