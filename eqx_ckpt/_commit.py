@@ -201,16 +201,19 @@ def remove(checkpoints: Iterable[str]) -> None:
     """
     with contextlib.ExitStack() as stack:
         hidden: list[str] = []
-        for path in checkpoints:
-            temporary = stack.enter_context(_claimed(path)) + ".tmp"
-            # Another process may have removed it.
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(path, temporary)
-                hidden.append(temporary)
-        if hidden:
-            _fsync(os.path.dirname(hidden[0]))
-        for temporary in hidden:
-            _delete(temporary)
+        try:
+            for path in checkpoints:
+                temporary = stack.enter_context(_claimed(path)) + ".tmp"
+                # Another process may have removed it.
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path, temporary)
+                    hidden.append(temporary)
+        finally:
+            # Those before one that failed are gone all the same, and so is their data.
+            if hidden:
+                _fsync(os.path.dirname(hidden[0]))
+            for temporary in hidden:
+                _delete(temporary)
 
 
 def sweep(directory: str) -> None:

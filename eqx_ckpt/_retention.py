@@ -1,7 +1,6 @@
 """Which steps of a run to keep: plain functions from steps to steps."""
 
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -141,12 +140,12 @@ def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
     order = [
         (sign * value, -step)
         for step, value in values.items()
-        if value is not None and not math.isnan(value)
+        if value is not None and value == value  # A NaN is not.
     ]
     return [-step for _, step in sorted(order)]
 
 
-def _number(metadata: Any, metric: str) -> float | None:
+def _number(metadata: Any, metric: str) -> int | float | None:
     value = metadata.get(metric) if isinstance(metadata, dict) else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number else None
