@@ -1,0 +1,1 @@
+"""What becomes of a training run's checkpoints under faults, beside other libraries."""
