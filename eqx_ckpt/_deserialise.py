@@ -30,9 +30,10 @@ from ._leaves import (
 )
 from ._manifest import Manifest
 from ._match import difference, would_narrow
-from ._placement import Arrival, Pieces, pieces, put, sharding_of
+from ._placement import Arrival, pieces, put
 from ._plan import match_leaf, picked_by, plan_reads, Read
 from ._progress import Progress, Reporter, reporting
+from ._sharding import place
 from ._store import KvSpec, read_regions, RegionRead
 from ._types import IsLeaf, PathLike, Spec
 
@@ -49,6 +50,7 @@ def tree_deserialise_leaves(
     *,
     where: Callable[[PyTree], Any] | None = None,
     prefix: str = "",
+    sharding: PyTree = None,
     progress: Progress = False,
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
@@ -72,6 +74,12 @@ def tree_deserialise_leaves(
         is read. `where=lambda tree: tree["model"]`, or a tuple of nodes.
     - `prefix`: where `like` is in the checkpoint: `prefix="model/encoder"` restores one
         submodule from its own skeleton.
+    - `sharding`: where JAX arrays and PRNG keys go. `None`: each leaf as `like` has it,
+        see there. A `jax.sharding.Sharding`, or a device: all of them there. A mesh: as
+        they were sharded when they were saved, on this mesh; they are replicated over
+        the axes that it lacks or that do not divide them ([`eqx_ckpt.match`][] tells
+        which). A function `(name, struct)` that returns one of these for each leaf. Or
+        a PyTree prefix of `like` with any of these.
     - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
         or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
 
@@ -107,7 +115,13 @@ def tree_deserialise_leaves(
 
     def values_from(base: KvSpec, manifest: Manifest) -> dict[int, Any]:
         plan = plan_reads(
-            manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
+            manifest,
+            like,
+            filter_spec,
+            is_leaf,
+            where=where,
+            prefix=prefix,
+            sharding=sharding,
         )
         plan.check()
         with reporting(progress, plan.match.nbytes) as report:
@@ -134,13 +148,17 @@ def _restore(
 ) -> dict[int, Any]:
     """The value of each leaf, by its position."""
     heard = report and ft.partial(report, "read")
-    arrays = [(r, _pieces(r)) for r in reads if r.record.value is None]
+    arrays = [
+        (r, pieces(r.place.sharding, r.record.data_shape))
+        for r in reads
+        if r.record.value is None
+    ]
     values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
     for window in batches(arrays, lambda item: item[0].record.nbytes, _WINDOW):
         regions = [
             RegionRead(read.name, read.record, region)
-            for read, pieces in window
-            for region, _ in pieces
+            for read, parts in window
+            for region, _ in parts
         ]
         damage: dict[str, str] = {}
         buffers = iter(read_regions(base, regions, damage, heard))
@@ -150,27 +168,17 @@ def _restore(
         arrived = [
             Arrival(
                 read.record,
-                sharding_of(read.like, read.record),
+                read.place.sharding,
                 [
                     (from_stored(next(buffers), read.record), devices)
-                    for _, devices in pieces
+                    for _, devices in parts
                 ],
             )
-            for read, pieces in window
+            for read, parts in window
         ]
         positions = (read.position for read, _ in window)
         values |= dict(zip(positions, put(arrived), strict=True))
     return values
-
-
-def _pieces(read: Read) -> Pieces:
-    try:
-        return pieces(sharding_of(read.like, read.record), read.record.data_shape)
-    except (ValueError, NotImplementedError) as e:
-        raise LeafMismatchError(
-            f"Leaf {read.name!r}, {read.record}, cannot be restored onto the sharding "
-            f"that it has in `like`, {read.like.sharding}: {e}"
-        ) from e
 
 
 def _scalar(read: Read) -> Any:
@@ -200,7 +208,11 @@ def _restore_through(
                 f"Leaf {read.name!r}: {match.expected} in the call of "
                 f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
             )
-        return _restore(base, [read._replace(like=like)], report)[read.position]
+        where_to = place(read.place.target, read.name, like, read.record)
+        if where_to.problem:
+            raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
+        handed_on = read._replace(like=like, place=where_to)
+        return _restore(base, [handed_on], report)[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
     value = restored_by(spec, f, read.like)

@@ -143,6 +143,7 @@ def match(
     *,
     where: Callable[[PyTree], Any] | None = None,
     prefix: str = "",
+    sharding: PyTree = None,
 ) -> Match:
     """What [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
@@ -153,7 +154,8 @@ def match(
     **Returns:**
 
     A [`eqx_ckpt.Match`][]: for every leaf whether it is the same, missing, unexpected,
-    or of another shape, dtype or kind, and the bytes to read. It prints well.
+    of another shape, dtype or kind, or cannot be sharded so; and the bytes to read. It
+    prints well.
 
     **Raises:**
 
@@ -176,7 +178,13 @@ def match(
     """
     manifest = read_manifest(path)
     return plan_reads(
-        manifest, like, filter_spec, is_leaf, where=where, prefix=prefix
+        manifest,
+        like,
+        filter_spec,
+        is_leaf,
+        where=where,
+        prefix=prefix,
+        sharding=sharding,
     ).match
 
 

@@ -78,7 +78,8 @@ class CheckpointManager:
             `{step: metadata}` to steps, or several, of which each keeps its own. The
             newest step, the one just saved, and one that this process is reading are
             never removed.
-        - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][].
+        - `progress`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
+            as [`eqx_ckpt.tree_deserialise_leaves`][].
         - `staging_bytes`: as [`eqx_ckpt.tree_serialise_leaves_async`][].
         """
         self._run = Run(directory)
@@ -168,16 +169,18 @@ class CheckpointManager:
         *,
         where: Callable[[PyTree], Any] | None = None,
         prefix: str = "",
+        sharding: PyTree = None,
         on_damage: Literal["raise", "fallback"] = "raise",
     ) -> PyTree:
-        """Restore a step, or the newest one.
+        """Restore a step, or the newest one. Waits for a save that is going on.
 
         **Arguments:**
 
         - `step`: which one; the default is the newest.
         - `on_damage`: what to do if the newest step is damaged: `"raise"` an error that
             says which older step is whole, or `"fallback"` to that one, with a warning.
-            A later save of the damaged step then replaces it.
+            A later save of the damaged step then replaces it. If you name a `step`,
+            damage is always an error.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**
@@ -204,6 +207,7 @@ class CheckpointManager:
                 is_leaf,
                 where=where,
                 prefix=prefix,
+                sharding=sharding,
                 progress=self._progress,
             )
 
@@ -221,6 +225,12 @@ class CheckpointManager:
                 logger.warning("%s is no checkpoint.", self._run.path(stranger))
         try:
             return restored(steps[-1])
+        except CheckpointNotFoundError:
+            newest = self.latest()
+            if newest is None or newest <= steps[-1]:
+                raise
+            # Another process has saved a newer one since, and removed this one.
+            return restored(newest)
         except CorruptCheckpointError as e:
             whole = self._newest_whole(steps[:-1])
             if on_damage == "raise" or whole is None:
@@ -294,15 +304,15 @@ class CheckpointManager:
 
         **Returns:**
 
-        `True` once SIGTERM came, unless this manager has saved `step`. Save it, wait
-        for the result, and leave the loop.
+        `True` once SIGTERM came, unless this manager has saved `step`. Save it, and
+        leave the loop; the end of the `with` statement waits for the save.
         """
         return told_to_end(self) and step not in self._saved
 
     def wait(self) -> None:
         """Wait for the save that is going on; raises if it, or an earlier one, failed.
 
-        A failure is not raised if the future of that save has told it.
+        A failure that you had from the future of that save is not raised again.
         """
         self._settle()
         raise_unseen(self)
@@ -314,7 +324,10 @@ class CheckpointManager:
         self._saving = None
 
     def close(self) -> None:
-        """Wait for the save that is going on, as `wait` does; save no more."""
+        """Wait for the save that is going on, as `wait` does, and save no more.
+
+        SIGTERM does again what it did before `should_save`. Restoring is still possible.
+        """
         with self._one_at_a_time:
             self._closed = True
             stop_watching(self)

@@ -3,16 +3,17 @@
 import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import jax
 
 from ._leaves import LeafRecord, NARROWED
+from ._sharding import Place
 
 
 Status: TypeAlias = Literal[
-    "same", "missing", "unexpected", "kind", "shape", "dtype", "changed"
+    "same", "missing", "unexpected", "kind", "shape", "dtype", "sharding", "changed"
 ]
 
 
@@ -24,17 +25,21 @@ class LeafMatch:
 
     - `status`: `"same"`; `"missing"` from the checkpoint; `"unexpected"`: in the
         checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
-        `"dtype"`; or `"changed"`: a leaf that is never saved, such as a function, is
-        another one than when the checkpoint was saved.
+        `"dtype"`; a `"sharding"` that it cannot have; or `"changed"`: a leaf that is
+        never saved, such as a function, is another one than when the checkpoint was
+        saved.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf.
+    - `replicated`: the axes of its saved sharding over which it would be replicated,
+        because the mesh lacks them or they do not divide it.
     """
 
     status: Status
     expected: LeafRecord | str = "nothing"
     found: LeafRecord | str = "nothing"
     nearest: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,19 @@ class Match:
         summary = (
             ", ".join(f"{n} {status}" for status, n in counts.items()) or "no leaf"
         )
-        differing = {n: m for n, m in self.leaves.items() if m.status != "same"}
+        differing = {
+            name: leaf
+            for name, leaf in self.leaves.items()
+            if leaf.status != "same" or leaf.replicated
+        }
         lines = [f"{summary}; {self.nbytes} bytes to read.", *describe(differing)]
         return "\n".join(lines)
+
+
+def with_place(match: LeafMatch, place: Place) -> LeafMatch:
+    if place.problem:
+        return replace(match, status="sharding", expected=place.problem)
+    return replace(match, replicated=place.dropped) if place.dropped else match
 
 
 def difference(expected: LeafRecord, found: LeafRecord) -> Status:
@@ -120,6 +135,11 @@ def _sentence(leaf: LeafMatch) -> str:
         )
     if leaf.status == "unexpected":
         return f"not in `like`, {leaf.found} in the checkpoint."
+    if leaf.status == "sharding":
+        return f"{leaf.found}: {leaf.expected}."
+    if leaf.replicated:
+        axes = ", ".join(map(repr, leaf.replicated))
+        return f"{leaf.found}: replicated, not sharded, over {axes}."
     difference = {"changed": "not saved, and changed", "same": "same"}
     words = difference.get(leaf.status, f"another {leaf.status}")
     return f"{words}: {leaf.expected} in `like`, {leaf.found} in the checkpoint."
@@ -134,6 +154,9 @@ WAYS_OUT: Mapping[Status, str] = {
     "hyperparameters that the checkpoint was saved with.",
     "dtype": "Dtypes are never cast: restore with the dtype on disk, then cast. 64-bit "
     "JAX arrays need `jax.enable_x64(True)`.",
+    "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
+    "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
+    "the saved PartitionSpecs do not fit.",
     "kind": "Leaves come back as what they were saved: a JAX array, a NumPy array, a "
     "Python number. Bytes of a custom `filter_spec` need the spec that reads them.",
 }

@@ -23,20 +23,9 @@ _HUGE_PAGE = 2**21
 Pieces: TypeAlias = list[tuple[Region, list[Any]]]
 
 
-def sharding_of(like: Any, record: LeafRecord) -> Sharding | None:
-    """Where `like` has a leaf; `None` for NumPy, and for what is not committed."""
-    if record.kind not in ("jax", "key"):
-        return None
-    if isinstance(like, jax.Array) and not like.committed:
-        return None
-    return like.sharding
-
-
 def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
-    """Raises `ValueError` if the sharding does not divide the shape."""
     if sharding is None:
         return [(whole(shape), [])]
-    sharding.shard_shape(shape)
     regions: dict[str, tuple[Region, list[Any]]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         region = region_of(index or (), shape)

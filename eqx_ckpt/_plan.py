@@ -25,7 +25,7 @@ from ._leaves import (
     LeafRecord,
 )
 from ._manifest import Manifest
-from ._match import difference, explain, LeafMatch, Match, nearest
+from ._match import difference, explain, LeafMatch, Match, nearest, with_place
 from ._names import (
     below,
     check_distinct,
@@ -35,6 +35,7 @@ from ._names import (
     key_paths,
     typed,
 )
+from ._sharding import Place, place, targets_of
 from ._types import IsLeaf, KeyPath, Spec
 
 
@@ -132,6 +133,7 @@ class Read(NamedTuple):
     like: Any
     spec: Spec | None
     record: LeafRecord
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def plan_reads(
     *,
     where: Callable[[PyTree], Any] | None,
     prefix: str,
+    sharding: PyTree,
 ) -> ReadPlan:
     prefix = prefix.strip("/")
     named = [
@@ -165,6 +168,7 @@ def plan_reads(
     chosen = (
         set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
     )
+    targets = targets_of(sharding, like, is_leaf)
     reads: list[Read] = []
     values: dict[int, Any] = {}
     matches: dict[str, LeafMatch] = {}
@@ -175,8 +179,13 @@ def plan_reads(
         if record is None:
             values[index], matches[leaf.name] = _without_record(leaf, manifest)
             continue
-        reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record))
-        matches[leaf.name] = match_leaf(leaf.leaf, leaf.spec, record)
+        match = match_leaf(leaf.leaf, leaf.spec, record)
+        where_to = Place(None)
+        if match.status == "same":
+            where_to = place(targets[index], leaf.name, leaf.leaf, record)
+            match = with_place(match, where_to)
+        reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record, where_to))
+        matches[leaf.name] = match
     if where is None:
         matches |= _unexpected(manifest, prefix, {leaf.name for leaf in named})
     nbytes = sum(r.record.nbytes for r in reads)

@@ -45,7 +45,11 @@ class Run:
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order, damaged or not."""
-        return [step for step in self.named() if is_checkpoint(self._base(step))]
+        named = self.named()
+        steps = [step for step in named if is_checkpoint(self._base(step))]
+        # Another process may have removed one since, after it had saved a newer one.
+        vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
+        return self.steps() if vanished else steps
 
     def metadata(self, step: int) -> Any:
         """The metadata of a step; read again only if another step is in its place."""

@@ -117,8 +117,8 @@ def tree_serialise_leaves_async(
     **Arguments:**
 
     - `staging_bytes`: how much host memory the copies may take, in all saves together.
-        If they do not fit, this waits until enough of them is written. The default is
-        half of the machine's memory.
+        If they do not fit, this waits until enough of them is written; about 48 MiB are
+        always allowed. The default is half of the machine's memory.
     - All others: as [`eqx_ckpt.tree_serialise_leaves`][]. `filter_spec` is called
         before this returns, and `progress` by another thread.
 

@@ -15,7 +15,7 @@ MODULES = {file.stem: file for file in sorted(PACKAGE.glob("*.py"))}
 
 FLOORS = [
     "_background _chunks _errors _filter_spec _leaves _manifest _match _names _parse"
-    " _placement _plan _preemption _progress _retention _types",
+    " _placement _plan _preemption _progress _retention _sharding _types",
     "_checkpoint _commit _staging _store",
     "_deserialise _inspect _run _serialise",
     "_manager",
