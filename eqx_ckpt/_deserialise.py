@@ -30,7 +30,7 @@ from ._leaves import (
 )
 from ._manifest import Manifest
 from ._match import difference, would_narrow
-from ._placement import Arrival, pieces, put
+from ._placement import assemble, Part, pieces, put
 from ._plan import match_leaf, picked_by, plan_reads, Read
 from ._progress import Progress, Reporter, reporting
 from ._sharding import place
@@ -38,7 +38,7 @@ from ._store import KvSpec, read_regions, RegionRead
 from ._types import IsLeaf, PathLike, Spec
 
 
-# Host memory for arrays on their way to another device.
+# Host memory for regions on their way to another device.
 _WINDOW = 2**30
 
 
@@ -148,36 +148,30 @@ def _restore(
 ) -> dict[int, Any]:
     """The value of each leaf, by its position."""
     heard = report and ft.partial(report, "read")
-    arrays = [
-        (r, pieces(r.place.sharding, r.record.data_shape))
-        for r in reads
-        if r.record.value is None
-    ]
     values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
-    for window in batches(arrays, lambda item: item[0].record.nbytes, _WINDOW):
-        regions = [
-            RegionRead(read.name, read.record, region)
-            for read, parts in window
-            for region, _ in parts
-        ]
+    arrays = [read for read in reads if read.record.value is None]
+    todo = [
+        (read, RegionRead(read.name, read.record, region), devices)
+        for read in arrays
+        for region, devices in pieces(read.place.sharding, read.record.data_shape)
+    ]
+    arrived: dict[int, list[Any]] = {read.position: [] for read in arrays}
+    for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
         damage: dict[str, str] = {}
-        buffers = iter(read_regions(base, regions, damage, heard))
+        buffers = read_regions(base, [region for _, region, _ in window], damage, heard)
         raise_damage(damage, base)
         if report:
             report("place")
-        arrived = [
-            Arrival(
-                read.record,
-                read.place.sharding,
-                [
-                    (from_stored(next(buffers), read.record), devices)
-                    for _, devices in parts
-                ],
-            )
-            for read, parts in window
+        parts = [
+            Part(from_stored(buffer, r.record), r.record, r.place.sharding, devices)
+            for (r, _, devices), buffer in zip(window, buffers, strict=True)
         ]
-        positions = (read.position for read, _ in window)
-        values |= dict(zip(positions, put(arrived), strict=True))
+        for (read, _, _), placed in zip(window, put(parts), strict=True):
+            arrived[read.position] += placed
+    for read in arrays:
+        values[read.position] = assemble(
+            read.record, read.place.sharding, arrived.pop(read.position)
+        )
     return values
 
 

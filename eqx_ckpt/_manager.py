@@ -326,7 +326,7 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait for the save that is going on, as `wait` does, and save no more.
 
-        SIGTERM does again what it did before `should_save`. Restoring is still possible.
+        SIGTERM does again what it did before `should_save`. One can still restore.
         """
         with self._one_at_a_time:
             self._closed = True

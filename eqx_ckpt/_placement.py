@@ -53,49 +53,49 @@ def empty(region: Region, record: LeafRecord) -> np.ndarray:
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-class Arrival(NamedTuple):
-    """The data of one leaf, in host memory, with the devices that each part goes to."""
+class Part(NamedTuple):
+    """A region of a leaf, in host memory, and the devices that it goes to."""
 
+    host: np.ndarray
     record: LeafRecord
     sharding: Sharding | None
-    parts: Sequence[tuple[np.ndarray, list[Any]]]
+    devices: list[Any]
 
 
-def put(arrivals: Sequence[Arrival]) -> list[Any]:
-    """The leaves in their places. JAX is called twice, not once for each leaf."""
-    free = [_host(a) for a in arrivals if _is_free(a)]
+def put(parts: Sequence[Part]) -> list[list[Any]]:
+    """The arrays of each part, one for each of its devices.
+
+    JAX is called twice, not once for each part.
+    """
+    free = [part.host for part in parts if _is_free(part)]
     fixed = [
-        (host, SingleDeviceSharding(device, memory_kind=a.sharding.memory_kind))
-        for a in arrivals
-        if a.sharding is not None
-        for host, devices in a.parts
-        for device in devices
+        (part.host, SingleDeviceSharding(d, memory_kind=part.sharding.memory_kind))
+        for part in parts
+        if part.sharding is not None
+        for d in part.devices
     ]
     on_default = iter(jax.device_put(free))
     hosts, targets = [host for host, _ in fixed], [target for _, target in fixed]
     on_devices = iter(jax.device_put(hosts, targets))
-    leaves: list[Any] = []
-    for arrival in arrivals:
-        if arrival.sharding is not None:
-            count = sum(len(devices) for _, devices in arrival.parts)
-            leaf = jax.make_array_from_single_device_arrays(
-                arrival.record.data_shape,
-                arrival.sharding,
-                [next(on_devices) for _ in range(count)],
-            )
-        else:
-            leaf = next(on_default) if _is_free(arrival) else _host(arrival)
-        leaves.append(_finished(leaf, arrival.record))
-    return leaves
+    return [
+        [next(on_default)]
+        if _is_free(part)
+        else [next(on_devices) for _ in part.devices] or [part.host]
+        for part in parts
+    ]
 
 
-def _is_free(arrival: Arrival) -> bool:
+def _is_free(part: Part) -> bool:
     """Whether JAX decides where it goes."""
-    return arrival.sharding is None and arrival.record.kind in ("jax", "key")
+    return part.sharding is None and part.record.kind in ("jax", "key")
 
 
-def _host(arrival: Arrival) -> np.ndarray:
-    return arrival.parts[0][0]
+def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -> Any:
+    """A leaf of the arrays of its parts."""
+    if sharding is None:
+        return _finished(arrays[0], record)
+    leaf = jax.make_array_from_single_device_arrays(record.data_shape, sharding, arrays)
+    return _finished(leaf, record)
 
 
 def _finished(leaf: Any, record: LeafRecord) -> Any:

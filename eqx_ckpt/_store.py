@@ -52,6 +52,11 @@ class RegionRead(NamedTuple):
     record: LeafRecord
     region: Region
 
+    @property
+    def nbytes(self) -> int:
+        size = math.prod(span.stop - span.start for span in self.region)
+        return size * self.record.itemsize
+
 
 def _context() -> "ts.Context":
     """One for the whole process: they hold threads, and `memory://` lives in one.
@@ -226,7 +231,7 @@ def read_regions(
     reading: list[tuple[str, ts.WriteFutures, int]] = []
     try:
         # While TensorStore reads one batch, the next one is looked through.
-        for batch in batches(reads, lambda read: read.record.nbytes, _BATCH):
+        for batch in batches(reads, lambda read: read.nbytes, _BATCH):
             sound = [_is_sound(base, read, folders, damage) for read in batch]
             # The metadata are known, so that nothing is read to open an array.
             opening = [
@@ -237,7 +242,7 @@ def read_regions(
                     assume_metadata=True,
                     context=context,
                 )
-                if is_sound and read.record.nbytes
+                if is_sound and read.nbytes
                 else None
                 for read, is_sound in zip(batch, sound, strict=True)
             ]

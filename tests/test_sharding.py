@@ -13,6 +13,7 @@ from jax.sharding import (
 )
 
 import eqx_ckpt
+from eqx_ckpt import _placement
 from helpers import assert_same
 
 
@@ -252,3 +253,22 @@ def test_the_manager(path, tree, tmp_path):
         restored = manager.restore(tree, sharding=mesh(x=2, y=4))
     assert restored["w"].sharding == on(mesh(x=2, y=4), "x", "y")
     assert_same(restored, tree)
+
+
+def test_more_than_fits_at_once(path, tree, monkeypatch):
+    """A leaf that is larger than the host memory for it arrives shard by shard."""
+    monkeypatch.setattr("eqx_ckpt._deserialise._WINDOW", 100)
+    most = []
+
+    def put(parts):
+        most.append(sum(part.host.nbytes for part in parts))
+        return _placement.put(parts)
+
+    monkeypatch.setattr("eqx_ckpt._deserialise.put", put)
+    sharding = on(mesh(a=8), "a")
+    restored = eqx_ckpt.tree_deserialise_leaves(
+        path, tree, sharding=lambda name, struct: sharding if name == "w" else None
+    )
+    assert_same(restored, tree)
+    assert restored["w"].sharding == sharding
+    assert max(most) <= 100
