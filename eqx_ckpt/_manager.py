@@ -25,7 +25,7 @@ from ._manifest import Manifest
 from ._preemption import stop_watching, told_to_end
 from ._progress import Progress
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
-from ._run import Candidates, Run
+from ._run import Run, superfluous
 from ._serialise import save_in_background
 from ._types import IsLeaf, PathLike
 
@@ -84,8 +84,11 @@ class CheckpointManager:
         """
         self._run = Run(directory)
         self._keep = [keep] if callable(keep) else list(keep)
-        if not self._keep:
-            raise CheckpointError("`keep` is empty. Pass `keep_all` to keep all steps.")
+        if not self._keep or not all(map(callable, self._keep)):
+            raise CheckpointError(
+                f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or "
+                "several in a list; `keep_all` keeps all steps."
+            )
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
         self._one_at_a_time = threading.RLock()
@@ -139,10 +142,7 @@ class CheckpointManager:
         """
         path = self._run.path(step)
         with self._one_at_a_time:
-            if self._closed:
-                raise CheckpointError(
-                    f"The manager of {self._run.directory!r} is closed. Make a new one."
-                )
+            self._check_open()
             self.wait()
             self._saving = save_in_background(
                 path,
@@ -212,9 +212,15 @@ class CheckpointManager:
             )
 
         self._settle()
-        if step is not None:
-            return restored(step)
         steps = self.steps()
+        if step is not None:
+            path = self._run.path(step)
+            if step not in steps:
+                raise CheckpointNotFoundError(
+                    f"No committed checkpoint at {path!r}. The steps there are "
+                    f"{', '.join(map(str, steps)) or 'none'}."
+                )
+            return restored(step)
         if not steps:
             raise CheckpointNotFoundError(
                 f"No committed checkpoint in {self._run.directory!r}. To start a new "
@@ -307,7 +313,15 @@ class CheckpointManager:
         `True` once SIGTERM came, unless this manager has saved `step`. Save it, and
         leave the loop; the end of the `with` statement waits for the save.
         """
+        self._check_open()
         return told_to_end(self) and step not in self._saved
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CheckpointError(f"{self} is closed. Make a new one.")
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._run.directory!r})"
 
     def wait(self) -> None:
         """Wait for the save that is going on; raises if it, or an earlier one, failed.
@@ -353,13 +367,7 @@ class CheckpointManager:
         """Remove the steps that nothing keeps."""
         self._damaged.discard(saved)  # Now it is whole, and counts again.
         try:
-            steps = Candidates(self._run, self._damaged)
-            kept = {saved, max(steps, default=saved)}.union(
-                *(keep(steps) for keep in self._keep)
-            )
-            paths = [
-                self._run.path(s) for s in steps if s not in kept | steps.unreadable
-            ]
+            paths = superfluous(self._run, self._keep, self._damaged, saved)
             removed = [path for path in paths if path + "/" not in being_read]
             remove(removed)
         except Exception as e:
@@ -374,5 +382,6 @@ def _advice(steps: Sequence[int], whole: int | None) -> str:
         return "None of the older steps is whole."
     return (
         f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
-        f"`step={whole}`, or `on_damage='fallback'` to take that one."
+        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
+        f"when that step is saved again), or `step={whole}` to look at it."
     )

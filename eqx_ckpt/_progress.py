@@ -15,6 +15,11 @@ class Reporter:
     """Calls what the user passed as `progress`; `True` is a bar on the screen."""
 
     def __init__(self, progress: Progress, total: int) -> None:
+        if progress is not True and not callable(progress):
+            raise CheckpointError(
+                f"`progress` is {progress!r}. Pass `True`, or a function `(phase, "
+                "leaf, done, total)`."
+            )
         self._bar = None if callable(progress) else _Bar()
         self._report = progress if callable(progress) else self._bar
         self._total = total

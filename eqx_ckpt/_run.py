@@ -3,11 +3,12 @@
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ._checkpoint import identity, is_checkpoint, open_checkpoint
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._retention import Keep
 from ._store import KvSpec, locate
 from ._types import PathLike
 
@@ -91,3 +92,19 @@ class Candidates(Mapping[int, Any]):
 
     def __len__(self) -> int:
         return len(self._steps)
+
+
+def superfluous(
+    run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
+) -> list[str]:
+    """The paths of the steps that nothing keeps, now that `saved` is."""
+    steps = Candidates(run, damaged)
+    kept = {saved, max(steps, default=saved)}
+    for function in keep:
+        chosen = function(steps)
+        if not isinstance(chosen, Iterable):
+            raise CheckpointError(
+                f"`keep` returned {chosen!r}. It has to return steps."
+            )
+        kept.update(chosen)
+    return [run.path(step) for step in steps if step not in kept | steps.unreadable]

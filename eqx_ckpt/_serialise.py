@@ -20,7 +20,7 @@ from ._leaves import shards
 from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
 from ._plan import plan_writes, Write
 from ._progress import Progress, Reporter
-from ._staging import DEFAULT_BYTES, Staging
+from ._staging import Staging
 from ._store import ArrayWrite, checksum, locate, write_arrays
 from ._types import IsLeaf, PathLike
 
@@ -177,7 +177,7 @@ def save_in_background(
     with collector_paused():
         writes, others = plan_writes(pytree, filter_spec, is_leaf)
         arrays = [write for write in writes if write.leaf is not None]
-        staging = Staging(arrays, staging_bytes or DEFAULT_BYTES)
+        staging = Staging(arrays, staging_bytes)
         save = Save(path, writes, others, metadata, overwrite, progress)
 
         def run() -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from ._chunks import Region
+from ._errors import CheckpointError
 from ._leaves import shards, start_transfer
 from ._plan import Write
 from ._store import ArrayWrite, MAX_IN_FLIGHT
 
 
 # Half of the machine's memory.
-DEFAULT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+_DEFAULT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 Piece = tuple[Region, np.ndarray]
 
@@ -39,12 +40,16 @@ class Staging:
     by `release` how much of them is written, and by `end` that it will take no more.
     """
 
-    def __init__(self, writes: Sequence[Write], limit: int) -> None:
+    def __init__(self, writes: Sequence[Write], limit: int | None) -> None:
+        if limit is not None and limit < 1:
+            raise CheckpointError(
+                f"`staging_bytes` is {limit}. Pass a positive number."
+            )
         self.arrays = [
             ArrayWrite(write.name, write.record, iter(self._take, None))
             for write in writes
         ]
-        self._limit = limit
+        self._limit = _DEFAULT_BYTES if limit is None else limit
         self._pieces: deque[Piece | None] = deque()
         self._nbytes = 0
         self._failure: BaseException | None = None

@@ -1,10 +1,10 @@
 """Training on real data, and restoring in whole and in part with `eqx_ckpt`.
 
 - `digits`: the model, the data and one step of training. Nothing in it is about saving.
-- `train`: trains and saves as it goes; continues from a checkpoint.
+- `train`: trains and saves as it goes; goes on after a kill.
 - `evaluate`: restores the model alone, and measures its accuracy.
 - `transfer`: restores the encoder into another model, and trains that.
-- `demo`: runs the three above as processes of their own, and checks what they did.
+- `demo`: runs the three above as processes of their own, kills one, and checks them.
 
 Start with `python -m examples.demo`.
 """

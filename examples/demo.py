@@ -9,6 +9,7 @@ Everything happens in a temporary directory, or in the new one given as an argum
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,26 +24,29 @@ project = Path(__file__).resolve().parent.parent
 
 
 def demo(scratch: Path) -> None:
-    """Trains, restores in three ways, and exits if anything is not as it should be.
+    """Trains, kills, goes on, restores; exits if anything is not as it should be.
 
     **Arguments:**
 
     - `scratch`: an empty directory, or a new one.
     """
     start = time.perf_counter()
-    run, resumed = scratch / "run", scratch / "resumed"
+    run, killed = scratch / "run", scratch / "killed"
 
-    title("1. Train on 1,437 images of handwritten digits; save every 100 steps.")
-    python("train", run, "--steps", 300, "--save-every", 100)
+    title(
+        "1. Train on 1,437 images of digits; save every 50 steps, keep a few of them."
+    )
+    python("train", run)
     accuracy = eqx_ckpt.read_manifest(run / "000300").metadata["accuracy"]
     check("the test accuracy is at least 95%", accuracy >= 0.95)
 
     title("2. Look at the last checkpoint: each leaf is a Zarr array of its own.")
     show_checkpoint(run / "000300")
 
-    title("3. In a new process, restore all of step 100, and train on to step 300.")
-    python("train", resumed, "--steps", 300, "--resume", run / "000100")
-    compare_runs(run, resumed)
+    title("3. Do the same in another place, kill it in the middle, and do it again.")
+    kill_in_the_middle("train", killed)
+    python("train", killed)
+    compare_runs(run, killed)
 
     title("4. In a new process, restore the model and its state alone; test them.")
     (line,) = python("evaluate", run / "000300")
@@ -94,23 +98,52 @@ def tree(folder: Path, manifest: eqx_ckpt.Manifest, name: str = "") -> Iterator[
             yield from tree(path, manifest, child)
 
 
-def compare_runs(run: Path, resumed: Path) -> None:
-    """Checks that a run which was restored at step 100 is like one never stopped."""
-    losses, resumed_losses = read_losses(run), read_losses(resumed)
-    print("\n   step  loss, never stopped    loss, restored at step 100")
-    for step in ("101", "102", "103", "200", "300"):
-        print(f"   {step}   {losses[step]:21}  {resumed_losses[step]}")
-    last = {step: loss for step, loss in losses.items() if int(step) > 100}
-    check("all 200 losses are the same to the last bit", resumed_losses == last)
-    leaves = eqx_ckpt.read_manifest(run / "000300").leaves
-    resumed_leaves = eqx_ckpt.read_manifest(resumed / "000300").leaves
-    check("so is every leaf that the two saved at step 300", resumed_leaves == leaves)
+def kill_in_the_middle(example: str, run: Path, after: int = 100) -> None:
+    """Kills a training once it has saved step `after`, and taken some steps more."""
+    process = start(example, run)
+    while not (run / f"{after:06d}").exists() or steps_taken(run) < after + 20:
+        if process.poll() is not None:
+            sys.exit(f"examples.{example} ended before it could be killed.")
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    show_output(process)
+    check("SIGKILL has ended it", process.returncode == -signal.SIGKILL)
+    print(f"   It died after step {steps_taken(run)}, and left this:")
+    print(*(f"      {path.name}" for path in sorted(run.iterdir())), sep="\n")
 
 
-def read_losses(run: Path) -> dict[str, str]:
-    """The loss of each step of a run, in hexadecimal: not a bit is rounded away."""
-    losses = json.loads((run / "losses.json").read_text())
-    return {step: loss.hex() for step, loss in losses.items()}
+def compare_runs(run: Path, killed: Path) -> None:
+    """Checks that a run which was killed, and went on, is like one never stopped."""
+    losses, killed_losses = read_losses(run), read_losses(killed)
+    print("\n   step  loss, never stopped    loss, killed and gone on")
+    for step in (1, 100, 101, 102, 200, 300):
+        print(f"   {step:<4}  {losses[step]:21}  {killed_losses[step]}")
+    twice = steps_taken(killed) - steps_taken(run)
+    print(f"   The killed run has taken {twice} of its steps twice.")
+    check("all its losses are the same to the last bit", killed_losses == losses)
+    same = read_files(killed / "000300") == read_files(run / "000300")
+    check("so is every byte of every file of the last checkpoint", same)
+
+
+def steps_taken(run: Path) -> int:
+    """How many steps a run has taken, those taken again counted again."""
+    log = run / "losses.jsonl"
+    return log.read_text().count("\n") if log.exists() else 0
+
+
+def read_losses(run: Path) -> dict[int, str]:
+    """The loss of each step, in hexadecimal; all of them, if it had several."""
+    losses: dict[int, set[str]] = {}
+    for line in (run / "losses.jsonl").read_text().splitlines():
+        step, loss = json.loads(line).values()
+        losses.setdefault(step, set()).add(loss.hex())
+    return {step: " or ".join(sorted(found)) for step, found in losses.items()}
+
+
+def read_files(checkpoint: Path) -> dict[Path, bytes]:
+    """The files of a checkpoint, and what is in them."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    return {path.relative_to(checkpoint): path.read_bytes() for path in files}
 
 
 def title(text: str) -> None:
@@ -126,15 +159,27 @@ def check(claim: str, holds: bool) -> None:
 
 def python(example: str, *arguments: object) -> list[str]:
     """Runs an example in a new process, and returns the lines that it printed."""
+    process = start(example, *arguments)
+    lines = show_output(process)
+    if process.returncode != 0:
+        sys.exit(f"examples.{example} failed.")
+    return lines
+
+
+def start(example: str, *arguments: object) -> subprocess.Popen[str]:
+    """Starts an example in a new process."""
     words = ["-m", f"examples.{example}", *map(str, arguments)]
     print("   $ python", *words, flush=True)
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=project, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
+    # `-u`: what is printed is not lost with the process.
+    command = [sys.executable, "-u", *words]
+    return subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True)
+
+
+def show_output(process: subprocess.Popen[str]) -> list[str]:
+    """Waits for the end of a process; prints and returns its lines."""
+    lines = process.communicate()[0].splitlines()
     for line in lines:
         print(f"   {line}")
-    if done.returncode != 0:
-        sys.exit(f"examples.{example} failed.")
     return lines
 
 

@@ -1,8 +1,7 @@
-"""Trains the classifier and saves as it goes. Continues from any of its checkpoints.
+"""Trains the classifier and saves as it goes. The same command again goes on.
 
 ```bash
-python -m examples.train RUN --steps 300 --save-every 100
-python -m examples.train RUN2 --steps 300 --resume RUN/000100
+python -m examples.train RUN --steps 300 --save-every 50
 ```
 """
 
@@ -18,45 +17,58 @@ import eqx_ckpt
 from .digits import accuracy, init, load_data, train_step
 
 
-def train(run: Path, steps: int, save_every: int, resume: Path | None = None) -> None:
-    """Trains until `steps` are done, and saves to `run` each `save_every` steps.
+def train(run: Path, steps: int, save_every: int) -> None:
+    """Trains until `steps` are done, from the newest checkpoint in `run` if it has one.
+
+    The end of the run is saved too, and so is the last step after SIGTERM, with which a
+    cluster says that it wants the machine back.
 
     **Arguments:**
 
-    - `run`: a directory for the checkpoints `000100`, `000200`, ..., and for
-        `losses.json`, the loss of each step.
+    - `run`: a directory for the checkpoints `000050`, `000100`, ..., and for
+        `losses.jsonl`, a line for each step that was taken.
     - `steps`: how many steps the training has in all.
     - `save_every`: how many steps to take from one save to the next.
-    - `resume`: a checkpoint to continue from. Without it a new training is begun.
     """
-    if resume is None:
-        training = init(jax.random.key(0))
-    else:
-        # Shapes and dtypes only: no weights are made just to be replaced.
-        skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
-        training = eqx_ckpt.tree_deserialise_leaves(resume, skeleton)
-
-    run.mkdir(parents=True, exist_ok=True)
     (images, labels), test_set = load_data()
-    losses = {}
-    for step in range(int(training["step"]) + 1, steps + 1):
-        training, loss = train_step(training, images, labels)
-        losses[step] = float(loss)
-        if step % save_every == 0:
-            correct = float(accuracy(training["model"], training["state"], *test_set))
-            metadata = {"loss": losses[step], "accuracy": correct}
-            checkpoint = run / f"{step:06d}"
-            eqx_ckpt.tree_serialise_leaves(checkpoint, training, metadata=metadata)
-            print(f"step {step}: loss {losses[step]:.4f}, test accuracy {correct:.4f}")
-    (run / "losses.json").write_text(json.dumps(losses))
+    keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("accuracy", 1, mode="max")]
+    with eqx_ckpt.CheckpointManager(run, keep=keep) as manager:
+        if manager.latest() is None:
+            training = init(jax.random.key(0))
+        else:
+            # Shapes and dtypes only: no weights are made just to be replaced.
+            skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
+            training = manager.restore(skeleton)
+            print(f"goes on from step {int(training['step'])}")
+
+        for step in range(int(training["step"]) + 1, steps + 1):
+            training, loss = train_step(training, images, labels)
+            log(run / "losses.jsonl", step, float(loss))
+            ends = step == steps or manager.should_save(step)
+            if ends or step % save_every == 0:
+                correct = float(
+                    accuracy(training["model"], training["state"], *test_set)
+                )
+                metadata = {"loss": float(loss), "accuracy": correct}
+                # Goes on in the background; the end of `with` waits for it.
+                manager.save(step, training, metadata=metadata)
+                print(f"step {step}: loss {loss:.4f}, test accuracy {correct:.4f}")
+            if ends:
+                break
+
+
+def log(file: Path, step: int, loss: float) -> None:
+    """Adds a line. After a kill, the steps since the last checkpoint get a second."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as f:
+        f.write(json.dumps({"step": step, "loss": loss}) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.train")
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--save-every", type=int, default=100)
-    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--save-every", type=int, default=50)
     train(**vars(parser.parse_args()))
 
 

@@ -1,6 +1,8 @@
-"""The examples, shortened: the same code on the same data, in fewer steps."""
+"""The examples: the same code on the same data, here and there in fewer steps."""
 
+import re
 import shutil
+import time
 
 import equinox as eqx
 import jax
@@ -9,6 +11,7 @@ import pytest
 import eqx_ckpt
 from examples import demo, digits
 from examples.evaluate import evaluate
+from examples.train import log, train
 from examples.transfer import OddOrEven, restore_encoder, transfer
 
 
@@ -16,7 +19,7 @@ from examples.transfer import OddOrEven, restore_encoder, transfer
 def run(tmp_path_factory):
     run = tmp_path_factory.mktemp("examples") / "run"
     # Not in this process: with its eight devices, sums may be rounded otherwise.
-    demo.python("train", run, "--steps", 6, "--save-every", 3)
+    demo.python("train", run)
     return run
 
 
@@ -25,19 +28,48 @@ def same_leaves(a, b):
     return eqx.tree_equal(jax.tree.leaves(a), jax.tree.leaves(b))
 
 
-def test_a_new_process_trains_on_to_the_same_bits(run, tmp_path):
-    resume = ("--resume", run / "000003")
-    demo.python("train", tmp_path, "--steps", 6, "--save-every", 3, *resume)
-    losses = demo.read_losses(run)
-    assert demo.read_losses(tmp_path) == {step: losses[step] for step in "456"}
-    resumed = eqx_ckpt.read_manifest(tmp_path / "000006")
-    never_stopped = eqx_ckpt.read_manifest(run / "000006")
-    assert resumed.leaves == never_stopped.leaves
-    assert resumed.metadata == never_stopped.metadata
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(run, tmp_path, capsys):
+    killed = tmp_path / "killed"
+    demo.kill_in_the_middle("train", killed)
+    lines = demo.python("train", killed)
+    assert re.fullmatch("goes on from step (100|150|200|250)", lines[0])
+    demo.compare_runs(run, killed)
+    assert capsys.readouterr().out.count("True: ") == 3
+    assert 0 < demo.steps_taken(killed) - demo.steps_taken(run) < 200
+    assert not list(killed.glob(".*"))
+
+
+def test_losses_that_differ_are_seen(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    log(other / "losses.jsonl", 7, 0.5)
+    assert demo.read_losses(other) != demo.read_losses(run)
+    with pytest.raises(SystemExit, match="all its losses are the same"):
+        demo.compare_runs(run, other)
+
+
+def test_sigterm_saves_the_last_step(tmp_path):
+    seldom = ("--steps", 10**6, "--save-every", 10**6)
+    process = demo.start("train", tmp_path, *seldom)
+    # The second step is taken after the first has asked for SIGTERM.
+    while demo.steps_taken(tmp_path) < 2 and process.poll() is None:
+        time.sleep(0.001)
+    process.terminate()
+    demo.show_output(process)
+    assert process.returncode == 0
+    last = demo.steps_taken(tmp_path)
+    assert eqx_ckpt.CheckpointManager(tmp_path).steps() == [last]
+
+
+def test_a_run_that_is_done_stays_as_it_is(run, capsys):
+    before = demo.read_files(run)
+    train(run, steps=300, save_every=50)
+    assert capsys.readouterr().out == "goes on from step 300\n"
+    assert demo.read_files(run) == before
 
 
 def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
-    checkpoint = shutil.copytree(run / "000006", tmp_path / "000006")
+    checkpoint = shutil.copytree(run / "000300", tmp_path / "000300")
     shutil.rmtree(checkpoint / "opt_state")
     accuracy = eqx_ckpt.read_manifest(checkpoint).metadata["accuracy"]
     assert evaluate(checkpoint) == pytest.approx(accuracy, abs=1 / 360)
@@ -45,9 +77,9 @@ def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
 
 def test_the_encoder_moves_to_another_model(run):
     skeleton = eqx.filter_eval_shape(digits.init, jax.random.key(0))
-    saved = eqx_ckpt.tree_deserialise_leaves(run / "000006", skeleton)
+    saved = eqx_ckpt.tree_deserialise_leaves(run / "000300", skeleton)
     training = digits.init(jax.random.key(1), OddOrEven)
-    restored = restore_encoder(run / "000006", training)
+    restored = restore_encoder(run / "000300", training)
     assert same_leaves(restored["model"].encoder, saved["model"].encoder)
     assert same_leaves(restored["state"], saved["state"])
     assert same_leaves(restored["model"].head, training["model"].head)
@@ -55,14 +87,14 @@ def test_the_encoder_moves_to_another_model(run):
 
 
 def test_the_other_model_trains(run, capsys):
-    transfer(run / "000006", steps=2, few=64)
+    transfer(run / "000300", steps=2, few=64)
     random, restored = capsys.readouterr().out.splitlines()
     assert random.startswith("random encoder:")
     assert restored.startswith("restored encoder:")
 
 
 def test_the_demo_shows_the_checkpoint(run, capsys):
-    demo.show_checkpoint(run / "000006")
+    demo.show_checkpoint(run / "000300")
     out = capsys.readouterr().out
     assert "conv2/" in out
     assert "float32[32, 16, 3, 3]" in out

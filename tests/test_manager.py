@@ -77,13 +77,23 @@ def test_an_empty_run(tmp_path):
 
 
 def test_a_step_that_is_not_there(run):
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="000150"):
+    match = "000150'. The steps there are 100, 200, 300"
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
         CheckpointManager(run).restore(state(150), 150)
 
 
 def test_a_metric_that_is_not_there(run):
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="'los'"):
         CheckpointManager(run).best("los")
+
+
+def test_clocks_decide_nothing(run):
+    for age, step in enumerate(("000300", "000200", "000100")):
+        for path in (run / step, *(run / step).rglob("*")):
+            os.utime(path, (age, age))
+    manager = CheckpointManager(run)
+    assert manager.steps() == [100, 200, 300]
+    assert manager.latest() == 300
 
 
 def test_steps_are_in_numerical_order(tmp_path):
@@ -139,7 +149,7 @@ def test_damage_names_the_leaf_and_an_older_step_that_is_whole(run):
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
         manager.restore(state(300))
     assert "- 'w': " in str(raised.value)
-    assert "Step 100 is whole: pass `step=100`" in str(raised.value)
+    assert "Step 100 is whole: pass `on_damage='fallback'`" in str(raised.value)
     assert manager.latest() == 300
 
 
@@ -202,6 +212,8 @@ def test_after_close(tmp_path):
     manager.close()
     with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
         manager.save(2, state(2))
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
+        manager.should_save(2)
     assert_same(manager.restore(state(1)), state(1))
 
 
@@ -416,6 +428,7 @@ def preempted(run, delay):
     """The exit status and the last step of a training that was told to end."""
     command = [sys.executable, "-c", textwrap.dedent(PREEMPTED), str(run)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
     assert child.stdout.readline() == "training\n"
     threading.Event().wait(delay)
     child.send_signal(signal.SIGTERM)

@@ -151,6 +151,13 @@ def test_a_keep_of_the_user_that_fails_is_heard(tmp_path):
     assert manager.steps() == [1]
 
 
-def test_no_keep_at_all(tmp_path):
-    with pytest.raises(eqx_ckpt.CheckpointError, match="`keep` is empty"):
-        eqx_ckpt.CheckpointManager(tmp_path, keep=[])
+@pytest.mark.parametrize("keep", [[], [keep_all, None]])
+def test_what_is_no_keep(tmp_path, keep):
+    with pytest.raises(Exception, match="keep"):
+        eqx_ckpt.CheckpointManager(tmp_path, keep=keep)
+
+
+def test_a_keep_that_returns_no_steps(tmp_path):
+    manager = eqx_ckpt.CheckpointManager(tmp_path, keep=lambda steps: None)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`keep` returned None"):
+        manager.save(1, {"w": 1}).result()

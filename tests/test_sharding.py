@@ -178,6 +178,7 @@ def test_memory_on_the_host(path, tree):
     check(restored, tree, **dict.fromkeys(ARRAYS, pinned))
     eqx_ckpt.tree_serialise_leaves(path, restored, overwrite=True)
     record = eqx_ckpt.read_manifest(path).leaves["w"]
+    assert record.sharding is not None
     assert record.sharding["memory_kind"] == "pinned_host"
     again = eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=mesh(b=8))
     assert again["w"].sharding == on(mesh(b=8), memory_kind="pinned_host")
@@ -194,11 +195,11 @@ def test_an_abstract_mesh_needs_a_current_one(path, tree):
     explicit = mesh(AxisType.Explicit, x=2, y=4)
     array = jax.device_put(np.zeros((16, 12), np.float32), on(explicit, "x"))
     like = {"w": eqx.filter_eval_shape(lambda x: x, array)}
-    load = dict(path=path, like=like | {n: tree[n] for n in tree if n != "w"})
+    like |= {name: tree[name] for name in tree if name != "w"}
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="has no devices: restore in"):
-        eqx_ckpt.tree_deserialise_leaves(**load)
+        eqx_ckpt.tree_deserialise_leaves(path, like)
     with jax.set_mesh(explicit):
-        restored = eqx_ckpt.tree_deserialise_leaves(**load)
+        restored = eqx_ckpt.tree_deserialise_leaves(path, like)
     assert restored["w"].sharding == on(explicit, "x", None)
 
 
