@@ -9,6 +9,8 @@ import ctypes
 import gc
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -19,14 +21,26 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Steps of the run that is listed.
+_STEPS = 1000
 # A peer that takes longer than this is of no interest.
 _TIMEOUT_SECONDS = 600
 
 Result = dict[str, Any]
+# Begins a save, and returns what waits for its end.
+Start = Callable[[Path, Any], Callable[[], Any]]
+
+
+class Timed(NamedTuple):
+    """What a function returned, and what that took; `cpu` is of all threads."""
+
+    seconds: float
+    cpu: float
+    value: Any
 
 
 def run(action: str, peer: str, workload: str, scale: str, path: Path) -> Result:
-    """What `save`, `restore`, `cold` or `imports` returns in a fresh process."""
+    """What one of the `ACTIONS` returns in a fresh process."""
     result = {"action": action, "peer": peer, "workload": workload, "scale": scale}
     command = [sys.executable, "-m", "benchmarks.measure"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -100,6 +114,145 @@ def cold(peer: str, workload: str, scale: str, path: Path) -> Result:
     return {"cold": timed.seconds, "cold_cpu": timed.cpu, "forgotten_by": how}
 
 
+def background(peer: str, workload: str, scale: str, path: Path) -> Result:
+    """Three saves in the background; then two, each with a step right behind it.
+
+    The step donates all arrays, so it pays for what a save still holds of them.
+    """
+    from .peers import PEERS
+    from .workloads import check_same, filled, nbytes, skeleton
+
+    opened = PEERS[peer]()
+    if opened.start is None:
+        raise NotImplementedError(f"{peer} cannot save in the background")
+    like = opened.adapt(skeleton(workload, scale))
+    tree = opened.adapt(filled(skeleton(workload, scale)))
+    base = _reset_peak()
+    first, _ = _started(opened.start, path / "0", tree)
+    peak = _peak() - base
+    later = [_started(opened.start, path / str(i), tree) for i in (1, 2)]
+
+    training = _Training(tree, path.parent / "compiled")
+    del tree
+    step = statistics.median([_timed(training.step).seconds for _ in range(5)][2:])
+    base = _reset_peak()
+    stepped = [training.step_behind(opened.start, path / str(i)) for i in (3, 4)]
+    step_peak = _peak() - base
+
+    again = _Training(opened.adapt(filled(skeleton(workload, scale))))
+    for _ in range(6):
+        again.step()
+    check_same(opened.restore(path / "4", like), again.tree)
+    return {
+        "blocked_first": first.seconds,
+        "blocked": statistics.fmean(blocked.seconds for blocked, _ in later),
+        "blocked_cpu": statistics.fmean(blocked.cpu for blocked, _ in later),
+        "blocked_step": statistics.fmean(stepped) - step,
+        "step": step,
+        "durable": statistics.fmean(whole.seconds for _, whole in later),
+        "durable_cpu": statistics.fmean(whole.cpu for _, whole in later),
+        "async_peak": peak,
+        "step_peak": step_peak,
+        "nbytes": nbytes(like),
+    }
+
+
+def _started(start: Start, path: Path, tree: Any) -> tuple[Timed, Timed]:
+    """A save in the background, until its call returns, and until it is durable."""
+    os.sync()
+    blocked = _timed(lambda: start(path, tree))
+    rest = _clocked(blocked.value)
+    whole = Timed(blocked.seconds + rest.seconds, blocked.cpu + rest.cpu, None)
+    return blocked, whole
+
+
+class _Training:
+    """A tree that a compiled step changes in its own memory."""
+
+    def __init__(self, tree: Any, compiled: Path | None = None) -> None:
+        import jax
+
+        if compiled is not None:
+            # For C it takes half a minute, and is the same for all peers.
+            jax.config.update("jax_compilation_cache_dir", str(compiled))
+        self._leaves, self._treedef = jax.tree.flatten(tree)
+        self._step = jax.jit(lambda leaves: [x + 1 for x in leaves], donate_argnums=0)
+
+    @property
+    def tree(self) -> Any:
+        return self._treedef.unflatten(self._leaves)
+
+    def step(self) -> Any:
+        self._leaves = self._step(self._leaves)
+        return self._leaves
+
+    def step_behind(self, start: Start, path: Path) -> float:
+        """Seconds until a save has begun, and the step behind it is done."""
+        os.sync()
+        timed = _timed(lambda: (start(path, self.tree), self.step()))
+        timed.value[0]()
+        return timed.seconds
+
+
+def manager(peer: str, workload: str, scale: str, path: Path) -> Result:
+    """The same save by a manager, and without one, in turn."""
+    import eqx_ckpt
+
+    from .workloads import filled, skeleton
+
+    tree = filled(skeleton(workload, scale))
+    run = eqx_ckpt.CheckpointManager(path / "run")
+    ways: dict[str, Callable[[int], None]] = {
+        "alone": lambda i: eqx_ckpt.tree_serialise_leaves(path / f"{i}", tree),
+        "managed": lambda i: run.save(i, tree).result(),
+    }
+    timed: dict[str, list[Timed]] = {key: [] for key in ways}
+    for i in range(4):
+        for key in sorted(ways, reverse=i % 2 == 1):
+            os.sync()
+            timed[key].append(_timed(lambda save=ways[key], i=i: save(i)))
+    run.close()
+    # The first one of a process is slower, whichever it is.
+    later = {key: found[1:] for key, found in timed.items()}
+    seconds = {k: statistics.median(t.seconds for t in v) for k, v in later.items()}
+    cpu = {f"{k}_cpu": statistics.median(t.cpu for t in v) for k, v in later.items()}
+    return seconds | cpu
+
+
+def listing(peer: str, workload: str, scale: str, path: Path) -> Result:
+    """What is asked of a run of 1,000 steps, each with a manifest as large as B's."""
+    import eqx_ckpt
+
+    from .workloads import filled, skeleton, tiny
+
+    tree = filled(tiny(skeleton("B", scale)))
+    eqx_ckpt.tree_serialise_leaves(path / f"{0:06d}", tree, metadata={"loss": 1.0})
+    for step in range(1, _STEPS):
+        # Nothing but the manifest of a step is looked at.
+        (path / f"{step:06d}").mkdir()
+        shutil.copy(path / f"{0:06d}/zarr.json", path / f"{step:06d}")
+    run = eqx_ckpt.CheckpointManager(path)
+    results: Result = {"steps": _timed(run.steps).seconds}
+    results["latest"] = _timed(run.latest).seconds
+    results["best"] = _timed(lambda: run.best("loss")).seconds
+    results["best_again"] = _timed(lambda: run.best("loss")).seconds
+
+    keep = eqx_ckpt.keep_best("loss", 2 * _STEPS)
+    keeping = eqx_ckpt.CheckpointManager(path, keep=keep)
+    alone = eqx_ckpt.CheckpointManager(path / "alone")
+    managers = {
+        "save_alone": alone,
+        "save_among": run,
+        "save_best": keeping,
+        "save_best_again": keeping,
+    }
+    for i, (key, manager) in enumerate(managers.items()):
+        os.sync()
+        timed = _timed(lambda m=manager, step=_STEPS + i: m.save(step, 0.0).result())
+        results[key] = timed.seconds
+    return results
+
+
 def imports(*_: Any) -> Result:
     """What importing eqx_ckpt adds to importing equinox."""
     import equinox  # noqa: F401
@@ -136,18 +289,14 @@ def _restorer(
     return lambda: function(path, adapted), check
 
 
-class Timed(NamedTuple):
-    """What a function returned, and what that took; `cpu` is of all threads."""
-
-    seconds: float
-    cpu: float
-    value: Any
-
-
 def _timed(function: Callable[[], Any]) -> Timed:
+    gc.collect()
+    return _clocked(function)
+
+
+def _clocked(function: Callable[[], Any]) -> Timed:
     import jax
 
-    gc.collect()
     start, cpu = time.perf_counter(), time.process_time()
     value = jax.block_until_ready(function())
     return Timed(time.perf_counter() - start, time.process_time() - cpu, value)
@@ -196,7 +345,8 @@ def _status(key: str) -> int:
     raise ValueError(f"no {key} in /proc/self/status")
 
 
-ACTIONS = {f.__name__: f for f in (save, restore, cold, imports)}
+_ALL = (save, restore, cold, background, manager, listing, imports)
+ACTIONS = {f.__name__: f for f in _ALL}
 
 
 if __name__ == "__main__":

@@ -25,12 +25,14 @@ class Peer(NamedTuple):
 
     `adapt` brings a tree, or a skeleton, into the form that the library takes, before
     anything is timed. `restore_part` gets a skeleton that lacks some of the leaves.
+    `start` begins a save, and returns what waits for its end.
     """
 
     adapt: Callable[[PyTree], Any]
     save: Callable[[Path, Any], None]
     restore: Callable[[Path, Any], Any]
     restore_part: Callable[[Path, Any], Any] | None
+    start: Callable[[Path, Any], Callable[[], Any]] | None = None
 
 
 def _same(tree: PyTree) -> PyTree:
@@ -48,11 +50,15 @@ def ours() -> Peer:
             for key, part in like.items()
         }
 
+    def start(path: Path, tree: PyTree) -> Callable[[], None]:
+        return eqx_ckpt.tree_serialise_leaves_async(path, tree).result
+
     return Peer(
         _same,
         eqx_ckpt.tree_serialise_leaves,
         eqx_ckpt.tree_deserialise_leaves,
         restore_part,
+        start,
     )
 
 
@@ -111,9 +117,12 @@ def _orbax(*, use_ocdbt: bool) -> Peer:
         ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
     )
 
-    def save(path: Path, tree: Any) -> None:
+    def start(path: Path, tree: Any) -> Callable[[], None]:
         checkpointer.save(path, args=ocp.args.PyTreeSave(tree))
-        checkpointer.wait_until_finished()
+        return checkpointer.wait_until_finished
+
+    def save(path: Path, tree: Any) -> None:
+        start(path, tree)()
 
     def restore(path: Path, like: Any, *, part: bool = False) -> Any:
         like = jtu.tree_map(_on_one_device, like)
@@ -127,7 +136,7 @@ def _orbax(*, use_ocdbt: bool) -> Peer:
     def restore_part(path: Path, like: Any) -> Any:
         return restore(path, like, part=True)
 
-    return Peer(nested, save, restore, restore_part)
+    return Peer(nested, save, restore, restore_part, start)
 
 
 def orbax() -> Peer:
@@ -151,7 +160,10 @@ def orbax_v1() -> Peer:
         with ocp.Context(pytree_options=options):
             return restore(path, like)
 
-    return Peer(nested, ocp.save_pytree, restore, restore_part)
+    def start(path: Path, tree: Any) -> Callable[[], None]:
+        return ocp.save_pytree_async(path, tree).result
+
+    return Peer(nested, ocp.save_pytree, restore, restore_part, start)
 
 
 def _on_one_device(struct: Any) -> jax.ShapeDtypeStruct:
@@ -171,13 +183,16 @@ def jax_manager() -> Peer:
     def specs(path: Path, names: Any) -> list[dict[str, Any]]:
         return [get_tensorstore_spec(f"{path}/{n}", ocdbt=False) for n in names]
 
-    def save(path: Path, arrays: dict[str, jax.Array]) -> None:
+    def start(path: Path, arrays: dict[str, jax.Array]) -> Callable[[], None]:
         manager.serialize(
             list(arrays.values()),
             specs(path, arrays),
             on_commit_callback=lambda: None,
         )
-        manager.wait_until_finished()
+        return manager.wait_until_finished
+
+    def save(path: Path, arrays: dict[str, jax.Array]) -> None:
+        start(path, arrays)()
 
     def restore(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
         sharding = SingleDeviceSharding(jax.devices()[0])
@@ -189,7 +204,7 @@ def jax_manager() -> Peer:
         )
         return dict(zip(like, arrays, strict=True))
 
-    return Peer(named, save, restore, restore)
+    return Peer(named, save, restore, restore, start)
 
 
 def plain_files() -> Peer:

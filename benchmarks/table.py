@@ -8,6 +8,7 @@ from .measure import Result
 
 
 OURS = "eqx_ckpt"
+LISTING = "1000 steps"
 MIB = 2**20
 
 _GROUPS = {
@@ -49,9 +50,14 @@ _TARGETS = (
     ("C", "cold", 0.25, "best orbax"),
     ("D", "steady", 1.5, "safetensors"),
     ("D", "cold", 1.5, "best peer"),
+    ("A", "blocked", 1.0, "best orbax"),
+    ("B", "blocked", 1.0, "best orbax"),
+    ("C", "blocked", 0.3, "best orbax"),
 )
 _SAVE_PEAK = 64 * MIB
 _IMPORT_SECONDS = 0.060
+_MANAGED = 1.1
+_LISTED_SECONDS = 1.0
 
 _WORDS = {
     "save": "durable save",
@@ -61,6 +67,26 @@ _WORDS = {
     "save_peak": "memory of a save",
     "restore_peak": "memory of a restore",
 }
+_ASYNC_WORDS = {
+    "blocked": "blocked by an async save",
+    "blocked_first": "by the first one",
+    "blocked_step": "with a step behind it",
+    "durable": "until durable",
+    "async_peak": "memory",
+    "step_peak": "memory with the step",
+}
+_LISTING_WORDS = {
+    "steps": "`steps()`",
+    "latest": "`latest()`",
+    "best": "`best()`",
+    "best_again": "again",
+    "save_alone": "save of the first step",
+    "save_among": "of one more",
+    "save_best": "with `keep_best`",
+    "save_best_again": "again",
+}
+_TABLES = (_WORDS, _ASYNC_WORDS, _LISTING_WORDS)
+_ALL_WORDS = _WORDS | _ASYNC_WORDS | _LISTING_WORDS
 
 
 class Measured(NamedTuple):
@@ -104,6 +130,7 @@ def ratios(results: Sequence[Result]) -> str:
     rows = [
         *_time_rows(table),
         *_memory_rows(table),
+        *_manager_rows(table),
         *_import_rows(table),
     ]
     header = ("", "measured", "eqx_ckpt", "against", "ratio", "target", "reached")
@@ -120,7 +147,7 @@ def _time_rows(table: Table) -> Iterable[Sequence[str]]:
         ratio = mine.median / theirs.median
         yield (
             workload,
-            _WORDS[key],
+            _ALL_WORDS[key],
             f"{mine.text()} s",
             f"{group}: {theirs.text()} s" + (f" ({peer})" if peer != group else ""),
             f"{ratio:.2f}",
@@ -150,6 +177,36 @@ def _memory_rows(table: Table) -> Iterable[Sequence[str]]:
             )
 
 
+def _manager_rows(table: Table) -> Iterable[Sequence[str]]:
+    for workload in ("B", "C"):
+        managed = table.measured(workload, "managed", OURS)
+        alone = table.measured(workload, "alone", OURS)
+        if managed is None or alone is None:
+            continue
+        ratio = managed.median / alone.median
+        yield (
+            workload,
+            "save by a manager",
+            f"{managed.text()} s",
+            f"the same without: {alone.text()} s",
+            f"{ratio:.2f}",
+            f"<= {_MANAGED:g}",
+            _yes(ratio <= _MANAGED),
+        )
+    for key in ("steps", "latest"):
+        listed = table.measured(LISTING, key, OURS)
+        if listed is not None:
+            yield (
+                LISTING,
+                _LISTING_WORDS[key],
+                f"{listed.text()} s",
+                "",
+                "",
+                f"<= {_LISTED_SECONDS:g} s",
+                _yes(listed.median <= _LISTED_SECONDS),
+            )
+
+
 def _import_rows(table: Table) -> Iterable[Sequence[str]]:
     added = table.measured("import", "import", OURS)
     if added is not None:
@@ -172,16 +229,21 @@ def seconds(results: Sequence[Result], workload: str) -> str:
     """Every peer on one workload: the medians with their ranges."""
     table = Table(results)
     of_it = [r for r in results if r["workload"] == workload and "error" not in r]
-    keys = [key for key in _WORDS if any(key in r for r in of_it)]
-    rows = [
-        (peer, *(_cell(table.measured(workload, key, peer), key) for key in keys))
-        for peer in dict.fromkeys(r["peer"] for r in of_it)
-    ]
-    return markdown((workload, *(_header(key) for key in keys)), rows)
+    tables: list[str] = []
+    for words in _TABLES:
+        found = [r for r in of_it if words.keys() & r.keys()]
+        keys = [key for key in words if any(key in r for r in found)]
+        rows = [
+            (peer, *(_cell(table.measured(workload, key, peer), key) for key in keys))
+            for peer in dict.fromkeys(r["peer"] for r in found)
+        ]
+        if rows:
+            tables.append(markdown((workload, *map(_header, keys)), rows))
+    return "\n".join(tables)
 
 
 def _header(key: str) -> str:
-    return f"{_WORDS[key]}, {'MiB' if key.endswith('peak') else 's'}"
+    return f"{_ALL_WORDS[key]}, {'MiB' if key.endswith('peak') else 's'}"
 
 
 def _cell(measured: Measured | None, key: str) -> str:

@@ -96,6 +96,11 @@ def _many(count: int) -> PyTree:
     }
 
 
+def tiny(tree: PyTree) -> PyTree:
+    """The same tree with arrays of one number each."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1,), x.dtype), tree)
+
+
 def filled(tree: PyTree) -> PyTree:
     """The same tree with arrays of noise, no two of them alike."""
     noise = np.random.default_rng(0).random(2**24, np.float32)

@@ -21,6 +21,26 @@ def test_a_part_is_measured(tmp_path):
         measure.restore("equinox", "D", "small", tmp_path / "saved")
 
 
+def test_a_save_in_the_background_is_measured(tmp_path):
+    measured = measure.run("background", "eqx_ckpt", "B", "small", tmp_path / "saved")
+    assert measured.keys() >= {"blocked_first", "blocked", "blocked_step"}, measured
+    with pytest.raises(NotImplementedError, match="in the background"):
+        measure.background("equinox", "B", "small", tmp_path / "other")
+
+
+def test_a_manager_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_STEPS", 5)
+    saves = measure.manager("eqx_ckpt", "B", "small", tmp_path / "saves")
+    calls = measure.listing("eqx_ckpt", table.LISTING, "small", tmp_path / "calls")
+    results = [
+        {"workload": "B", "peer": "eqx_ckpt", **saves},
+        {"workload": table.LISTING, "peer": "eqx_ckpt", **calls},
+    ]
+    assert "| B | save by a manager |" in table.ratios(results)
+    assert "| 1000 steps | `latest()` |" in table.ratios(results)
+    assert "| `steps()`, s |" in table.seconds(results, table.LISTING)
+
+
 def test_a_measurement_has_a_process_of_its_own(tmp_path):
     result = measure.run("imports", "eqx_ckpt", "import", "small", tmp_path)
     assert "import" in result, result
