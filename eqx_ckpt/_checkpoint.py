@@ -5,7 +5,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ._errors import (
     CheckpointError,
@@ -14,7 +14,13 @@ from ._errors import (
 )
 from ._leaves import LeafRecord
 from ._manifest import MANIFEST, Manifest, zarr_metadata
-from ._parse import from_bytes, HEAD, HEAD_BYTES, is_foreign
+from ._parse import (
+    from_bytes,
+    HEAD,
+    HEAD_BYTES,
+    is_foreign,
+    metadata_from_bytes,
+)
 from ._store import KvSpec, locate, read_key, shown
 from ._types import PathLike
 
@@ -31,13 +37,22 @@ _T = TypeVar("_T")
 def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
     """The manifest of a checkpoint, and where its arrays are."""
     base = locate(path)
+    manifest = from_bytes(_manifest_of(base), shown(base))
+    return {**base, "path": base["path"] + manifest.root}, manifest
+
+
+def read_metadata(base: KvSpec) -> Any:
+    """The metadata of a checkpoint, without the rest of its manifest."""
+    return metadata_from_bytes(_manifest_of(base), shown(base))
+
+
+def _manifest_of(base: KvSpec) -> bytes:
     data = read_key(base, MANIFEST)
     if data is None:
         raise CheckpointNotFoundError(
             f"No committed checkpoint at {shown(base)}: there is no `{MANIFEST}`."
         )
-    manifest = from_bytes(data, shown(base))
-    return {**base, "path": base["path"] + manifest.root}, manifest
+    return data
 
 
 def is_checkpoint(base: KvSpec) -> bool:

@@ -4,10 +4,12 @@ Everything is checked here, in Python, before TensorStore sees any of it: it can
 the process on hostile metadata.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import re
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 from ._chunks import grid_shape
@@ -44,6 +46,7 @@ HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})",\n'
 )
+_METADATA = re.compile(rb'\n"metadata": (.*),\n"others": ')
 
 
 def from_bytes(data: bytes, where: str) -> Manifest:
@@ -52,15 +55,30 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     Raises `CheckpointNotFoundError` for the `zarr.json` of something else, and
     `CorruptCheckpointError` for anything that this package would not have written.
     """
+    ours = _verified(data, where)
+    if ours.count(b"{") + ours.count(b"[") > _MAX_NODES:
+        raise _corrupt(where, f"it has more than {_MAX_NODES} JSON objects")
+    with _reading(where):
+        return _checked(_loads(ours)["attributes"]["eqx_ckpt"])
 
-    def corrupt(reason: str) -> NoReturn:
-        raise CorruptCheckpointError(
-            f"The manifest {where} is damaged: {reason}. Nothing was read from this "
-            "checkpoint; restore another one."
-        )
 
+def metadata_from_bytes(data: bytes, where: str) -> Any:
+    """The metadata of a manifest alone: forty times faster, if there are many leaves.
+
+    Its digest is checked, but not what it says of the leaves.
+    """
+    line = _METADATA.search(_verified(data, where))
+    if line is None:
+        raise _corrupt(where, "it has no metadata")
+    with _reading(where):
+        return _checked_metadata(_loads(line[1]))
+
+
+def _verified(data: bytes, where: str) -> bytes:
+    """Our part of a manifest, whose digest is right."""
     if len(data) > MAX_BYTES:
-        corrupt(f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}")
+        size = f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}"
+        raise _corrupt(where, size)
     head = HEAD.match(data)
     if head is None and is_foreign(data):
         raise CheckpointNotFoundError(
@@ -68,29 +86,43 @@ def from_bytes(data: bytes, where: str) -> Manifest:
             "something else."
         )
     if head is None:
-        corrupt("it does not begin as one")
+        raise _corrupt(where, "it does not begin as one")
     version, digest = head.groups()
     blank = data[: head.start(2)] + NO_DIGEST.encode() + data[head.end(2) :]
     if hashlib.sha256(blank).hexdigest() != digest.decode():
-        corrupt("its bytes do not have the digest that it states")
+        raise _corrupt(where, "its bytes do not have the digest that it states")
     if int(version) > FORMAT_VERSION:
         raise CheckpointError(
             f"The checkpoint {where} has format version {int(version)}, and this "
             f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
             "restore it."
         )
-    ours = data.partition(CONSOLIDATED.encode())[0] + b"}"
-    if ours.count(b"{") + ours.count(b"[") > _MAX_NODES:
-        corrupt(f"it has more than {_MAX_NODES} JSON objects")
+    return data.partition(CONSOLIDATED.encode())[0] + b"}"
+
+
+def _corrupt(where: str, reason: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"The manifest {where} is damaged: {reason}. Nothing was read from this "
+        "checkpoint; restore another one."
+    )
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Generator[None, None, None]:
+    """Translates what malformed JSON raises."""
     try:
-        document = json.loads(
-            ours, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
-        )
-        return _checked(document["attributes"]["eqx_ckpt"])
+        yield
     except _Wrong as e:
-        corrupt(str(e))
+        raise _corrupt(where, str(e)) from None
     except (ValueError, KeyError, TypeError, RecursionError) as e:
-        corrupt(f"it is not JSON ({type(e).__name__}: {str(e)[:200]})")
+        reason = f"it is not JSON ({type(e).__name__}: {str(e)[:200]})"
+        raise _corrupt(where, reason) from None
+
+
+def _loads(text: bytes) -> Any:
+    return json.loads(
+        text, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
+    )
 
 
 def is_foreign(data: bytes) -> bool:
@@ -131,11 +163,7 @@ def _checked(content: dict[str, Any]) -> Manifest:
     for name in ("leaves", "others", "versions"):
         _require(type(content[name]) is dict, f"`{name}` is not a dictionary")
     _require(all(type(v) is str for v in others.values()), "`others` are not strings")
-    try:
-        metadata = unpack(content["metadata"])
-        _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
-    except (ValueError, TypeError, RecursionError) as e:
-        raise _Wrong(f"its metadata are not what was saved ({e})") from e
+    metadata = _checked_metadata(content["metadata"])
     _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
     return Manifest(
         leaves={name: _checked_record(name, leaf) for name, leaf in leaves.items()},
@@ -144,6 +172,15 @@ def _checked(content: dict[str, Any]) -> Manifest:
         versions=content["versions"],
         root=root,
     )
+
+
+def _checked_metadata(packed: Any) -> Any:
+    try:
+        metadata = unpack(packed)
+        _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
+    except (ValueError, TypeError, RecursionError) as e:
+        raise _Wrong(f"its metadata are not what was saved ({e})") from e
+    return metadata
 
 
 def _is_root(root: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._checkpoint import identity, is_checkpoint, open_checkpoint
+from ._checkpoint import identity, is_checkpoint, read_metadata
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._retention import Keep
 from ._store import KvSpec, locate
@@ -54,9 +54,10 @@ class Run:
 
     def metadata(self, step: int) -> Any:
         """The metadata of a step; read again only if another step is in its place."""
-        now = identity(self._base(step))
+        base = self._base(step)
+        now = identity(base)
         if step not in self._metadata or self._metadata[step][0] != now:
-            self._metadata[step] = now, open_checkpoint(self.path(step))[1].metadata
+            self._metadata[step] = now, read_metadata(base)
         return self._metadata[step][1]
 
     def _base(self, step: int) -> KvSpec:
@@ -73,7 +74,8 @@ class Candidates(Mapping[int, Any]):
 
     def __init__(self, run: Run, without: set[int]) -> None:
         self._run = run
-        self._steps = [step for step in run.steps() if step not in without]
+        steps = (step for step in run.steps() if step not in without)
+        self._steps = dict.fromkeys(steps)
         self.unreadable: set[int] = set()
 
     def __getitem__(self, step: int) -> Any:
@@ -101,7 +103,7 @@ def superfluous(
     steps = Candidates(run, damaged)
     kept = {saved, max(steps, default=saved)}
     for function in keep:
-        chosen = function(steps)
+        chosen: Any = function(steps)
         if not isinstance(chosen, Iterable):
             raise CheckpointError(
                 f"`keep` returned {chosen!r}. It has to return steps."

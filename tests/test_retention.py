@@ -161,3 +161,24 @@ def test_a_keep_that_returns_no_steps(tmp_path):
     manager = eqx_ckpt.CheckpointManager(tmp_path, keep=lambda steps: None)
     with pytest.raises(eqx_ckpt.CheckpointError, match="`keep` returned None"):
         manager.save(1, {"w": 1}).result()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        {},
+        [1, {"a": NAN, "b": math.inf}],
+        'x\n"metadata": 1,\n"others": {"y": 2}\x00\u2028é',
+        {'\n"metadata": ': ',\n"others": ', "deep": [[[{"a": {}}]]]},
+    ],
+)
+def test_a_keep_gets_the_metadata_as_they_were_saved(tmp_path, metadata):
+    seen = []
+
+    def keep(steps):
+        seen.append(steps[1])
+        return steps
+
+    saved(tmp_path, keep, [1], {1: metadata})
+    assert repr(seen) == repr([metadata])
