@@ -14,11 +14,16 @@ _T = TypeVar("_T")
 
 # With the start and the stop of every axis, and no step.
 Region: TypeAlias = tuple[slice, ...]
+Start: TypeAlias = tuple[int, ...]
 
 
 def whole(shape: Sequence[int]) -> Region:
     """The region of a whole array."""
     return tuple(slice(0, size) for size in shape)
+
+
+def start_of(region: Region) -> Start:
+    return tuple(span.start for span in region)
 
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:

@@ -86,7 +86,7 @@ class DirectoryAttempt:
     def commit(self, manifest: bytes) -> None:
         with open(self.base["path"] + MANIFEST, "xb") as f:
             f.write(manifest)
-        _flush(self._parent, self._temporary)
+        flush(self._parent, self._temporary)
         replaced = self._is_replacement()
         # From here on the directory may be the target, or what the target was. Only a
         # failed rename says that it is still ours to delete.
@@ -311,7 +311,7 @@ def _delete(directory: str) -> None:
         logger.warning("Could not delete all of %s; delete it by hand.", directory)
 
 
-def _flush(fd: int, directory: str) -> None:
+def flush(fd: int, directory: str) -> None:
     """Make everything below `directory` durable, and the directories above it.
 
     One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.

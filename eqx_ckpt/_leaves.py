@@ -5,7 +5,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
-from ._chunks import blocks, chunk_shape, Region, region_of
+from ._chunks import blocks, chunk_shape, Region, region_of, Start, start_of
 
 
 ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
@@ -198,8 +198,6 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
         raise CannotSave(_TRACED)
     if leaf.is_deleted():
         raise CannotSave("was deleted: it was donated to a jitted function")
-    if not leaf.is_fully_addressable:
-        raise CannotSave("spans several processes, which is not supported yet")
     dtype: Any = leaf.dtype
     if isinstance(dtype, np.dtype):
         return _array_record("jax", leaf.shape, dtype, leaf)
@@ -281,33 +279,43 @@ def start_transfer(leaf: Any) -> None:
 
 
 def shards(
-    leaf: Any, record: LeafRecord, *, owned: bool = False
+    leaf: Any,
+    record: LeafRecord,
+    *,
+    owned: bool = False,
+    mine: Collection[Start] | None = None,
 ) -> Iterator[tuple[Region, np.ndarray]]:
     """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
 
-    They are cut along the chunks into pieces that can be written one by one. With
-    `owned`, nothing that happens to the leaf afterwards changes them: a NumPy array is
-    copied. A view of a JAX array in host memory needs no copy, since JAX does not give
-    that memory away while the view exists. See test_async.py.
+    They are cut along the chunks into pieces that can be written one by one; with
+    `mine`, only those that begin there. With `owned`, nothing that happens to the leaf
+    afterwards changes them: a NumPy array is copied. A view of a JAX array in host
+    memory needs no copy, since JAX does not give that memory away while the view
+    exists. See test_async.py.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, Written):
         leaf = np.frombuffer(leaf, np.uint8)
-    shape = record.data_shape
-    parts = [(tuple(slice(0, size) for size in shape), leaf)]
+    shape, dtype = record.data_shape, np.dtype(record.data_type)
+    parts = {"": (tuple(slice(0, size) for size in shape), leaf)}
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        distinct = [s for s in leaf.addressable_shards if s.replica_id == 0]
-        parts = [(region_of(s.index, shape), s.data) for s in distinct]
-    for region, part in parts:
+        regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
+        parts = {repr(region): (region, data) for region, data in reversed(regions)}
+    for region, part in parts.values():
+        pieces = blocks(region, record.chunk_shape, dtype.itemsize)
+        if mine is not None:
+            pieces = [piece for piece in pieces if start_of(piece) in mine]
+            if not pieces:
+                continue
         host = np.asarray(part)
         if not host.dtype.isnative:
             host = host.astype(host.dtype.newbyteorder("="))
         if record.kind == "numpy" and record.dtype == "bool":
             # A byte that is neither 0 nor 1 would be written, but never read again.
             host = np.asarray(host.view(np.uint8) != 0)
-        host = host.view(np.dtype(record.data_type))
-        for piece in blocks(region, record.chunk_shape, host.itemsize):
+        host = host.view(dtype)
+        for piece in pieces:
             inside = tuple(
                 slice(p.start - r.start, p.stop - r.start)
                 for p, r in zip(piece, region, strict=True)

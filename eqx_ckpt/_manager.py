@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, Literal
 
+import jax
 from jaxtyping import PyTree
 
 from ._background import raise_unseen, Saving
@@ -23,6 +24,7 @@ from ._filter_spec import (
 from ._inspect import read_manifest, verify
 from ._manifest import Manifest
 from ._preemption import stop_watching, told_to_end
+from ._processes import DEADLINE, said_by_all, said_by_first
 from ._progress import Progress
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
 from ._run import Run, superfluous
@@ -69,6 +71,7 @@ class CheckpointManager:
         keep: Keep | Sequence[Keep] = keep_all,
         progress: Progress = False,
         staging_bytes: int | None = None,
+        deadline: float = DEADLINE,
     ) -> None:
         """**Arguments:**
 
@@ -91,6 +94,7 @@ class CheckpointManager:
             )
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
+        self._deadline = deadline
         self._one_at_a_time = threading.RLock()
         self._saving: Saving | None = None
         self._saved: set[int] = set()
@@ -100,6 +104,8 @@ class CheckpointManager:
         self._sweep()
 
     def _sweep(self) -> None:
+        if jax.process_index() != 0:
+            return
         try:
             sweep(self._run.directory)
         except FileNotFoundError:
@@ -154,6 +160,7 @@ class CheckpointManager:
                 overwrite=step in self._damaged,
                 progress=self._progress,
                 staging_bytes=self._staging_bytes,
+                deadline=self._deadline,
                 owner=self,
                 afterwards=lambda: self._retain(step),
             )
@@ -221,6 +228,7 @@ class CheckpointManager:
                     f"{', '.join(map(str, steps)) or 'none'}."
                 )
             return restored(step)
+        steps = said_by_first("steps", steps, self._deadline)
         if not steps:
             raise CheckpointNotFoundError(
                 f"No committed checkpoint in {self._run.directory!r}. To start a new "
@@ -229,27 +237,27 @@ class CheckpointManager:
         for stranger in self._run.named():
             if stranger > steps[-1]:
                 logger.warning("%s is no checkpoint.", self._run.path(stranger))
+        result = problem = None
         try:
-            return restored(steps[-1])
-        except CheckpointNotFoundError:
-            newest = self.latest()
-            if newest is None or newest <= steps[-1]:
-                raise
-            # Another process has saved a newer one since, and removed this one.
-            return restored(newest)
+            result = restored(steps[-1])
         except CorruptCheckpointError as e:
-            whole = self._newest_whole(steps[:-1])
-            if on_damage == "raise" or whole is None:
-                raise CorruptCheckpointError(f"{e}\n{_advice(steps, whole)}") from e
-            self._damaged.update(step for step in steps if step > whole)
-            warnings.warn(
-                f"Step {steps[-1]} is damaged, and step {whole} was restored: {e}",
-                stacklevel=2,
-            )
-            return restored(whole)
+            problem = str(e)
+        problems = said_by_all("damage", problem, self._deadline)
+        problem = next((text for text in problems if text is not None), None)
+        if problem is None:
+            return result
+        whole = said_by_first("whole", self._newest_whole(steps[:-1]), self._deadline)
+        if on_damage == "raise" or whole is None:
+            raise CorruptCheckpointError(f"{problem}\n{_advice(steps, whole)}")
+        self._damaged.update(step for step in steps if step > whole)
+        warnings.warn(
+            f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
+            stacklevel=2,
+        )
+        return restored(whole)
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
-        for step in reversed(steps):
+        for step in reversed(steps if jax.process_index() == 0 else []):
             try:
                 verify(self._run.path(step))
             except (CorruptCheckpointError, CheckpointNotFoundError):
@@ -263,7 +271,8 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
-        return max(self.steps(), default=None)
+        latest = max(self.steps(), default=None)
+        return said_by_first("latest", latest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step whose metric is best.
@@ -314,7 +323,8 @@ class CheckpointManager:
         leave the loop; the end of the `with` statement waits for the save.
         """
         self._check_open()
-        return told_to_end(self) and step not in self._saved
+        told = told_to_end(self) and step not in self._saved
+        return any(said_by_all("told to end", told, self._deadline))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -366,6 +376,8 @@ class CheckpointManager:
     def _retain(self, saved: int) -> None:
         """Remove the steps that nothing keeps."""
         self._damaged.discard(saved)  # Now it is whole, and counts again.
+        if jax.process_index() != 0:
+            return
         try:
             paths = superfluous(self._run, self._keep, self._damaged, saved)
             removed = [path for path in paths if path + "/" not in being_read]

@@ -1,6 +1,6 @@
 """Plan, then act: every problem is found here, before a byte is written or read."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -8,6 +8,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from ._chunks import Start
 from ._errors import CheckpointError, LeafMismatchError, LeafNameError
 from ._filter_spec import (
     default_deserialise_filter_spec,
@@ -84,11 +85,15 @@ def _named(
 
 
 class Write(NamedTuple):
-    """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar."""
+    """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar.
+
+    `mine` is where the pieces of it begin that this process writes; `None`: all.
+    """
 
     name: str
     record: LeafRecord
     leaf: Any
+    mine: Collection[Start] | None = None
 
 
 def plan_writes(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from ._background import open_saves, raise_unseen, Saving
@@ -18,10 +19,12 @@ from ._errors import CheckpointError
 from ._filter_spec import default_serialise_filter_spec
 from ._leaves import shards
 from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
-from ._plan import plan_writes, Write
+from ._plan import plan_writes
+from ._processes import DEADLINE, Group
 from ._progress import Progress, Reporter
-from ._staging import Staging
+from ._staging import checked_limit, Staging
 from ._store import ArrayWrite, checksum, locate, write_arrays
+from ._together import assigned, JointAttempt, refuse
 from ._types import IsLeaf, PathLike
 
 
@@ -37,6 +40,7 @@ def tree_serialise_leaves(
     metadata: Any = None,
     overwrite: bool = False,
     progress: Progress = False,
+    deadline: float = DEADLINE,
 ) -> None:
     """Save the leaves of a PyTree, each array in a directory of its own name.
 
@@ -59,6 +63,8 @@ def tree_serialise_leaves(
     - `overwrite`: replace a checkpoint that is at `path` already, in one atomic step.
     - `progress`: a function `(phase, leaf, done, total)`, which is called with
         `"write"` or `"commit"`, the leaf's name, and bytes; `True` shows a bar.
+    - `deadline`: in a job of several processes, how many seconds each of them may let
+        the others wait. Then all of them raise, and the error says who was late.
 
     **Returns:**
 
@@ -85,13 +91,13 @@ def tree_serialise_leaves(
     """
     if open_saves:
         raise_unseen()
-    writes, others = plan_writes(pytree, filter_spec, is_leaf)
-    save = Save(path, writes, others, metadata, overwrite, progress)
+    save = Save(
+        path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, deadline
+    )
     save.run(
         [
-            ArrayWrite(w.name, w.record, shards(w.leaf, w.record))
-            for w in writes
-            if w.leaf is not None
+            ArrayWrite(w.name, w.record, shards(w.leaf, w.record, mine=w.mine))
+            for w in save.arrays
         ]
     )
 
@@ -106,6 +112,7 @@ def tree_serialise_leaves_async(
     overwrite: bool = False,
     progress: Progress = False,
     staging_bytes: int | None = None,
+    deadline: float = DEADLINE,
 ) -> Future[None]:
     """Save the leaves of a PyTree while the program goes on.
 
@@ -157,6 +164,7 @@ def tree_serialise_leaves_async(
         overwrite=overwrite,
         progress=progress,
         staging_bytes=staging_bytes,
+        deadline=deadline,
     )
 
 
@@ -170,15 +178,17 @@ def save_in_background(
     overwrite: bool,
     progress: Progress,
     staging_bytes: int | None,
+    deadline: float,
     owner: object = None,
     afterwards: Callable[[], None] = lambda: None,
 ) -> Saving:
     """Begin a save, and stage its data; a thread does the rest, then `afterwards`."""
+    limit = checked_limit(staging_bytes)
     with collector_paused():
-        writes, others = plan_writes(pytree, filter_spec, is_leaf)
-        arrays = [write for write in writes if write.leaf is not None]
-        staging = Staging(arrays, staging_bytes)
-        save = Save(path, writes, others, metadata, overwrite, progress)
+        save = Save(
+            path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, deadline
+        )
+        staging = Staging(save.arrays, limit)
 
         def run() -> None:
             try:
@@ -190,40 +200,60 @@ def save_in_background(
         give_up = ft.partial(staging.fail, CheckpointError("The save was given up."))
         saving = Saving(run, give_up, save.path, owner)
         try:
-            staging.fill(arrays, saving.start)
+            staging.fill(save.arrays, saving.start)
         except BaseException as e:
             staging.fail(e)
             saving.start()
             saving.exception()
             raise
+    save.arrays.clear()
     saving.start()
     return saving
 
 
 class Save:
-    """A save that is planned and begun; `run` is the rest of it."""
+    """A save that is planned; `run` is the rest of it.
+
+    **Attributes:**
+
+    - `arrays`: the leaves of which this process is to write the data, or a part.
+    """
 
     def __init__(
         self,
         path: PathLike,
-        writes: Sequence[Write],
-        others: dict[str, str],
+        pytree: PyTree,
+        filter_spec: PyTree,
+        is_leaf: IsLeaf,
         metadata: Any,
         overwrite: bool,
         progress: Progress,
+        deadline: float,
     ) -> None:
-        if metadata is not None:
-            check_metadata(metadata)
-        self._leaves = {write.name: write.record for write in writes}
-        self._others = others
-        self._metadata = copy.deepcopy(metadata)
-        self._report: Reporter | None = None
-        if progress:
-            total = sum(record.nbytes for record in self._leaves.values())
-            self._report = Reporter(progress, total)
         self.path = os.fspath(path)
-        target = locate(path)
-        self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
+        self._group = Group(deadline) if jax.process_count() > 1 else None
+        self._report: Reporter | None = None
+        try:
+            writes, self._others = plan_writes(pytree, filter_spec, is_leaf)
+            if metadata is not None:
+                check_metadata(metadata)
+            self._metadata = copy.deepcopy(metadata)
+            self._leaves = {write.name: write.record for write in writes}
+            self.arrays = [write for write in writes if write.leaf is not None]
+            if progress:
+                total = sum(write.record.nbytes for write in writes)
+                self._report = Reporter(progress, total)
+            target = locate(path)
+            if self._group is None:
+                attempt = ATTEMPTS[target["driver"]](target, overwrite)
+            else:
+                attempt = JointAttempt(self._group, target, overwrite, writes)
+                self.arrays = assigned(self._group, self.arrays)
+        except Exception as e:
+            if self._group is not None:
+                refuse(self._group, e)
+            raise
+        self._attempt = attempt
 
     def run(
         self,
@@ -232,6 +262,7 @@ class Save:
     ) -> None:
         """Write the data of all leaves, and commit; `release` is told what is done."""
         attempt, report = self._attempt, self._report
+        joint = attempt if isinstance(attempt, JointAttempt) else None
 
         def written(name: str, nbytes: int) -> None:
             if release:
@@ -240,7 +271,16 @@ class Save:
                 report("write", name, nbytes)
 
         try:
-            write_arrays(attempt.base, arrays, written if release or report else None)
+            if joint is not None:
+                joint.begin()
+            write_arrays(
+                attempt.base,
+                arrays,
+                written if release or report else None,
+                create=joint is None or joint.is_first,
+            )
+            if joint is not None and not joint.is_to_commit():
+                return
             for name, record, _ in arrays:
                 keys = chunk_keys(record.data_shape, record.chunk_shape)
                 found = [checksum(attempt.base, f"{name}/{k}", record) for k in keys]
@@ -251,6 +291,10 @@ class Save:
             if report:
                 report("commit")
             attempt.commit(to_bytes(manifest))
+        except BaseException as e:
+            if joint is not None:
+                joint.fail(e)
+            raise
         finally:
             attempt.abandon()
             if report:

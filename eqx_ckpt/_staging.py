@@ -49,7 +49,7 @@ class Staging:
             ArrayWrite(write.name, write.record, iter(self._take, None))
             for write in writes
         ]
-        self._limit = _DEFAULT_BYTES if limit is None else limit
+        self._limit = limit
         self._pieces: deque[Piece | None] = deque()
         self._nbytes = 0
         self._failure: BaseException | None = None
@@ -65,7 +65,9 @@ class Staging:
             for write in _first(writes, self._limit):
                 start_transfer(write.leaf)
             for write in writes:
-                for piece in shards(write.leaf, write.record, owned=True):
+                for piece in shards(
+                    write.leaf, write.record, owned=True, mine=write.mine
+                ):
                     if not self._has_room(piece[1].nbytes):
                         before_waiting()
                     self._put(piece, piece[1].nbytes)
@@ -114,6 +116,14 @@ class Staging:
             self._pieces.clear()
             _held.changed.notify_all()
         self.release(self._nbytes)
+
+
+def checked_limit(staging_bytes: int | None) -> int:
+    if staging_bytes is not None and staging_bytes < 1:
+        raise CheckpointError(
+            f"`staging_bytes` is {staging_bytes}. Pass a positive number."
+        )
+    return _DEFAULT_BYTES if staging_bytes is None else staging_bytes
 
 
 def _first(writes: Iterable[Write], limit: int) -> Iterable[Write]:

@@ -126,12 +126,17 @@ def _spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
 
 
 def write_arrays(
-    base: KvSpec, writes: Sequence[ArrayWrite], written: Report | None = None
+    base: KvSpec,
+    writes: Sequence[ArrayWrite],
+    written: Report | None = None,
+    *,
+    create: bool = True,
 ) -> None:
     """Write every array, a bounded number of bytes at a time.
 
-    `written` is told of every piece that TensorStore is done with. When this returns or
-    raises, TensorStore writes nothing below `base` any more.
+    Unless `create`, another process creates them. `written` is told of every piece that
+    TensorStore is done with. When this returns or raises, TensorStore writes nothing
+    below `base` any more.
     """
     import tensorstore as ts
 
@@ -144,7 +149,9 @@ def write_arrays(
         ts.open(
             _spec(write.record, specs),
             kvstore=root / f"{write.name}/",
-            create=True,
+            create=create,
+            open=not create,
+            assume_metadata=not create,
             context=context,
         )
         for write in writes
