@@ -19,12 +19,12 @@ OTHERS := $(wordlist 2,9,$(FOUND))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test format lint types pytest docs docs-serve bench clean pythons
+.PHONY: help demo test format lint types pytest docs docs-serve bench bench-faults clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
-	@echo "make format, lint, types, pytest, docs, docs-serve, bench, clean"
+	@echo "make format, lint, types, pytest, docs, docs-serve, bench, bench-faults, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
@@ -60,6 +60,9 @@ docs-serve: .venv/dev
 
 bench: .venv/bench
 	.venv/bin/python $(BENCH)
+
+bench-faults: .venv/bench
+	.venv/bin/python -m benchmarks.faults
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis site

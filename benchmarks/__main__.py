@@ -1,7 +1,6 @@
 """`python -m benchmarks`: measure, and print the tables of docs/performance.md."""
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -155,16 +154,9 @@ def _machine(folder: Path) -> str:
         f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, "
         f"{_file_system(folder)}, Linux {platform.release().split('-')[0]}, "
         f"Python {platform.python_version()}; "
-        + ", ".join(f"{name} {_version(name)}" for name in names)
+        + ", ".join(f"{name} {table.version(name)}" for name in names)
         + "."
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "-"
 
 
 def _processor() -> str:

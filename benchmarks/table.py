@@ -1,5 +1,6 @@
 """Markdown tables of what was measured: ratios against the targets, and seconds."""
 
+import importlib.metadata
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -283,3 +284,10 @@ def failures(results: Sequence[Result]) -> list[str]:
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import measure, table, workloads
+from benchmarks.faults import __main__ as faults
 
 
 @pytest.mark.parametrize("peer", ["eqx_ckpt", "equinox"])
@@ -86,3 +87,9 @@ def test_the_table_says_what_is_reached():
     results.append(result("orbax", 0.2))
     assert "**no**" in table.ratios([*results, result("orbax", 0.2)])
     assert table.failures(results) == ["orbax, C, restore: no disk"]
+
+
+def test_faults_are_done(capfd):
+    which = ["--peers", "eqx_ckpt", "equinox", "--faults", "bit", "--repeats", "3"]
+    assert faults.main(which) == 0
+    assert "| one flipped bit | 3 error | 3 **silent** |" in capfd.readouterr().out

@@ -9,7 +9,6 @@ need root; without it the cell says so.
 import argparse
 import contextlib
 import functools as ft
-import importlib.metadata
 import json
 import shutil
 import signal
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..table import markdown
+from ..table import markdown, version
 from . import scenes
 from .children import ChildError, prepare
 from .peers import PEERS
@@ -143,15 +142,8 @@ def _progress(result: dict[str, Any]) -> str:
 
 
 def _versions() -> str:
-    names = (
-        "jax",
-        "tensorstore",
-        "equinox",
-        "orbax-checkpoint",
-        "flax",
-        "safetensors",
-    )
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    names = ("jax", "tensorstore", "equinox", "orbax-checkpoint", "flax", "safetensors")
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def _table(results: Sequence[dict[str, Any]], peers: Sequence[str]) -> str:
