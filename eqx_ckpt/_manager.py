@@ -9,7 +9,6 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, Literal
 
-import jax
 from jaxtyping import PyTree
 
 from ._background import raise_unseen, Saving
@@ -24,7 +23,7 @@ from ._filter_spec import (
 from ._inspect import read_manifest, verify
 from ._manifest import Manifest
 from ._preemption import stop_watching, told_to_end
-from ._processes import DEADLINE, said_by_all, said_by_first
+from ._processes import DEADLINE, is_first, said_by_all, said_by_first
 from ._progress import Progress
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
 from ._run import Run, superfluous
@@ -104,7 +103,7 @@ class CheckpointManager:
         self._sweep()
 
     def _sweep(self) -> None:
-        if jax.process_index() != 0:
+        if not is_first():
             return
         try:
             sweep(self._run.directory)
@@ -257,7 +256,7 @@ class CheckpointManager:
         return restored(whole)
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
-        for step in reversed(steps if jax.process_index() == 0 else []):
+        for step in reversed(steps if is_first() else []):
             try:
                 verify(self._run.path(step))
             except (CorruptCheckpointError, CheckpointNotFoundError):
@@ -376,7 +375,7 @@ class CheckpointManager:
     def _retain(self, saved: int) -> None:
         """Remove the steps that nothing keeps."""
         self._damaged.discard(saved)  # Now it is whole, and counts again.
-        if jax.process_index() != 0:
+        if not is_first():
             return
         try:
             paths = superfluous(self._run, self._keep, self._damaged, saved)

@@ -110,16 +110,23 @@ class Group:
         )
 
 
+def is_alone() -> bool:
+    """Whether there is one process; asks no backend, which may not exist yet."""
+    return not jax.distributed.is_initialized() or jax.process_count() == 1
+
+
+def is_first() -> bool:
+    return is_alone() or jax.process_index() == 0
+
+
 def said_by_first(topic: str, value: Any, deadline: float) -> Any:
     """The value that process 0 has, in every process."""
-    if jax.process_count() == 1:
-        return value
-    return Group(deadline).from_first(topic, value)
+    return value if is_alone() else Group(deadline).from_first(topic, value)
 
 
 def said_by_all(topic: str, value: Any, deadline: float) -> list[Any]:
     """The values of all processes."""
-    return [value] if jax.process_count() == 1 else Group(deadline).gather(topic, value)
+    return [value] if is_alone() else Group(deadline).gather(topic, value)
 
 
 def _client() -> Any:

@@ -231,7 +231,7 @@ class Save:
         deadline: float,
     ) -> None:
         self.path = os.fspath(path)
-        self._group = Group(deadline) if jax.process_count() > 1 else None
+        self._group = Group(deadline) if jax.distributed.is_initialized() else None
         self._report: Reporter | None = None
         try:
             writes, self._others = plan_writes(pytree, filter_spec, is_leaf)

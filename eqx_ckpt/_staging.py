@@ -40,11 +40,7 @@ class Staging:
     by `release` how much of them is written, and by `end` that it will take no more.
     """
 
-    def __init__(self, writes: Sequence[Write], limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise CheckpointError(
-                f"`staging_bytes` is {limit}. Pass a positive number."
-            )
+    def __init__(self, writes: Sequence[Write], limit: int) -> None:
         self.arrays = [
             ArrayWrite(write.name, write.record, iter(self._take, None))
             for write in writes
