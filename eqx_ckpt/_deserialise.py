@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from ._broadcast import stack_of
 from ._checkpoint import raise_damage, read_consistently
 from ._chunks import batches, whole
 from ._errors import LeafMismatchError
@@ -30,7 +31,7 @@ from ._leaves import (
 )
 from ._manifest import Manifest
 from ._match import difference, would_narrow
-from ._placement import assemble, Part, pieces, put
+from ._placement import assemble, finished, Part, pieces, put
 from ._plan import match_leaf, picked_by, plan_reads, Read
 from ._progress import Progress, Reporter, reporting
 from ._sharding import place
@@ -51,6 +52,7 @@ def tree_deserialise_leaves(
     where: Callable[[PyTree], Any] | None = None,
     prefix: str = "",
     sharding: PyTree = None,
+    read_once: bool = False,
     progress: Progress = False,
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
@@ -80,6 +82,11 @@ def tree_deserialise_leaves(
         the axes that it lacks or that do not divide them ([`eqx_ckpt.match`][] tells
         which). A function `(name, struct)` that returns one of these for each leaf. Or
         a PyTree prefix of `like` with any of these.
+    - `read_once`: in a job of several processes that hold the same data, let one of
+        them read it and send it to the others, over the interconnect of the devices.
+        That is faster where the storage is slower than the interconnect. All processes
+        have to pass the same. Leaves of which there is one replica are read as usual,
+        and so are dtypes other than floats of 16 and 32 bits and integers.
     - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
         or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
 
@@ -126,7 +133,7 @@ def tree_deserialise_leaves(
         plan.check()
         with reporting(progress, plan.match.nbytes) as report:
             by_default = [read for read in plan.reads if read.spec is None]
-            values = dict(plan.values) | _restore(base, by_default, report)
+            values = dict(plan.values) | _restore(base, by_default, report, read_once)
             for read in plan.reads:
                 if read.spec is not None:
                     value = _restore_through(read.spec, base, read, report)
@@ -144,16 +151,28 @@ def tree_deserialise_leaves(
 
 
 def _restore(
-    base: KvSpec, reads: Sequence[Read], report: Reporter | None
+    base: KvSpec,
+    reads: Sequence[Read],
+    report: Reporter | None,
+    read_once: bool = False,
 ) -> dict[int, Any]:
     """The value of each leaf, by its position."""
     heard = report and ft.partial(report, "read")
     values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
     arrays = [read for read in reads if read.record.value is None]
+    stacks = {
+        read.position: stack
+        for read in (arrays if read_once else [])
+        if (stack := stack_of(read.place.sharding, read.record)) is not None
+    }
     todo = [
         (read, RegionRead(read.name, read.record, region), devices)
         for read in arrays
-        for region, devices in pieces(read.place.sharding, read.record.data_shape)
+        for region, devices in (
+            stacks[read.position].pieces()
+            if read.position in stacks
+            else pieces(read.place.sharding, read.record.data_shape)
+        )
     ]
     arrived: dict[int, list[Any]] = {read.position: [] for read in arrays}
     for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
@@ -163,14 +182,24 @@ def _restore(
         if report:
             report("place")
         parts = [
-            Part(from_stored(buffer, r.record), r.record, r.place.sharding, devices)
+            Part(
+                stacks[r.position].as_block(buffer)
+                if r.position in stacks
+                else from_stored(buffer, r.record),
+                r.record,
+                r.place.sharding,
+                devices,
+            )
             for (r, _, devices), buffer in zip(window, buffers, strict=True)
         ]
         for (read, _, _), placed in zip(window, put(parts), strict=True):
             arrived[read.position] += placed
     for read in arrays:
-        values[read.position] = assemble(
-            read.record, read.place.sharding, arrived.pop(read.position)
+        stack, found = stacks.get(read.position), arrived.pop(read.position)
+        values[read.position] = (
+            assemble(read.record, read.place.sharding, found)
+            if stack is None
+            else finished(stack.spread(found), read.record)
         )
     return values
 

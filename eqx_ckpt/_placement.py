@@ -93,12 +93,12 @@ def _is_free(part: Part) -> bool:
 def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -> Any:
     """A leaf of the arrays of its parts."""
     if sharding is None:
-        return _finished(arrays[0], record)
+        return finished(arrays[0], record)
     leaf = jax.make_array_from_single_device_arrays(record.data_shape, sharding, arrays)
-    return _finished(leaf, record)
+    return finished(leaf, record)
 
 
-def _finished(leaf: Any, record: LeafRecord) -> Any:
+def finished(leaf: Any, record: LeafRecord) -> Any:
     if record.kind == "key":
         return jax.random.wrap_key_data(leaf, impl=record.impl)
     if record.kind == "numpy_scalar":
