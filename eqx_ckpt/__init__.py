@@ -35,6 +35,7 @@ from ._serialise import (
     tree_serialise_leaves as tree_serialise_leaves,
     tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
+from ._skeleton import shard_like as shard_like
 
 
 __version__ = importlib.metadata.version("eqx-ckpt")

@@ -73,7 +73,7 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
     if not _is_target(target):
         target = target(name, jax.ShapeDtypeStruct(like.shape, like.dtype))
         if not _is_target(target):
-            return Place(None, problem=f"`sharding` returned {target!r} for it")
+            return Place(None, problem=f"{target!r} was returned for it")
     if isinstance(target, Mesh):
         sharding, dropped = _as_saved(target, record)
         return Place(target, sharding, dropped)

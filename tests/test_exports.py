@@ -20,6 +20,7 @@ FUNCTIONS = [
     "keep_last",
     "match",
     "read_manifest",
+    "shard_like",
     "tree_deserialise_leaves",
     "tree_like",
     "tree_serialise_leaves",

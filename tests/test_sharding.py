@@ -236,7 +236,7 @@ def test_what_is_no_prefix(path, tree):
 
 
 def test_a_function_that_returns_no_sharding(path, tree):
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match="`sharding` returned P"):
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="was returned for it"):
         eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=lambda n, s: P("x"))
 
 
@@ -273,3 +273,48 @@ def test_more_than_fits_at_once(path, tree, monkeypatch):
     assert_same(restored, tree)
     assert restored["w"].sharding == sharding
     assert max(most) <= 100
+
+
+def make(key):
+    model = eqx.nn.MLP(8, 8, 16, 1, key=key)
+    return {"model": model, "keys": jax.random.split(key, 8), "step": 0}
+
+
+def test_a_skeleton_with_shardings(tmp_path, getkey):
+    tree, square = make(getkey()), mesh(x=4, y=2)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
+    skeleton = eqx.filter_eval_shape(make, jax.random.key(0))
+    rules = {"weight$": P("x", "y"), "^keys": P("y"), ".*": P()}
+    like = eqx_ckpt.shard_like(skeleton, rules, square)
+    assert jax.tree.structure(like) == jax.tree.structure(skeleton)
+    assert like["model"].layers[0].weight.sharding == on(square, "x", "y")
+    assert like["keys"].sharding == on(square, "y")
+    assert like["model"].activation is skeleton["model"].activation
+    restored = eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like)
+    assert_same(restored, tree)
+    assert restored["model"].layers[0].weight.sharding == on(square, "x", "y")
+    assert restored["model"].layers[0].bias.sharding.is_equivalent_to(on(square), 1)
+
+
+def test_a_skeleton_by_a_function():
+    sharding = on(mesh(a=8), "a")
+    skeleton = eqx.filter_eval_shape(make, jax.random.key(0))
+    like = eqx_ckpt.shard_like(
+        skeleton, lambda name, struct: sharding if struct.ndim == 2 else None
+    )
+    assert like["model"].layers[0].weight.sharding == sharding
+    assert like["model"].layers[0].bias.sharding is None
+    weak = eqx_ckpt.shard_like({"w": jnp.asarray(1.0)}, lambda name, struct: None)
+    assert weak["w"].weak_type
+
+
+def test_leaves_that_no_rule_is_for():
+    skeleton = eqx.filter_eval_shape(make, jax.random.key(0))
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as raised:
+        eqx_ckpt.shard_like(skeleton, {"weight": P(None, "a")}, mesh(a=8))
+    assert "'model/layers/0/bias': no expression is found in it" in str(raised.value)
+    assert "'model/layers/0/weight'" not in str(raised.value)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="does not divide"):
+        eqx_ckpt.shard_like({"w": jnp.ones(3)}, {"w": P("a")}, mesh(a=8))
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="pass their `mesh`"):
+        eqx_ckpt.shard_like(skeleton, {"weight": P("a")})
