@@ -13,7 +13,9 @@ from ._plan import Write
 
 def is_local(leaf: Any) -> bool:
     """Whether a leaf is of one process alone; process 0 then writes its own."""
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return True
+    return {device.process_index for device in leaf.sharding.device_set} == {0}
 
 
 def assign(writes: Sequence[Write], size: int, index: int) -> list[Write]:

@@ -1,5 +1,6 @@
 """The checkpoints of one training run."""
 
+import functools as ft
 import logging
 import os
 import threading
@@ -23,11 +24,12 @@ from ._filter_spec import (
 from ._inspect import read_manifest, verify
 from ._manifest import Manifest
 from ._preemption import stop_watching, told_to_end
-from ._processes import DEADLINE, is_first, said_by_all, said_by_first
+from ._processes import any_says, by_all, by_first, DEADLINE, Group, group_of, is_first
 from ._progress import Progress
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
-from ._run import Run, superfluous
+from ._run import advice, Run, superfluous
 from ._serialise import save_in_background
+from ._together import telling
 from ._types import IsLeaf, PathLike
 
 
@@ -147,8 +149,10 @@ class CheckpointManager:
         """
         path = self._run.path(step)
         with self._one_at_a_time:
-            self._check_open()
-            self.wait()
+            group = group_of(self._deadline)
+            with telling(group):
+                self._check_open()
+                self.wait()
             self._saving = save_in_background(
                 path,
                 pytree,
@@ -159,9 +163,9 @@ class CheckpointManager:
                 overwrite=step in self._damaged,
                 progress=self._progress,
                 staging_bytes=self._staging_bytes,
-                deadline=self._deadline,
+                group=group,
                 owner=self,
-                afterwards=lambda: self._retain(step),
+                afterwards=lambda: self._retain(step, group),
             )
             self._saved.add(step)
             return self._saving
@@ -218,16 +222,15 @@ class CheckpointManager:
             )
 
         self._settle()
-        steps = self.steps()
         if step is not None:
-            path = self._run.path(step)
+            path, steps = self._run.path(step), self.steps()
             if step not in steps:
                 raise CheckpointNotFoundError(
                     f"No committed checkpoint at {path!r}. The steps there are "
                     f"{', '.join(map(str, steps)) or 'none'}."
                 )
             return restored(step)
-        steps = said_by_first("steps", steps, self._deadline)
+        steps = by_first("steps", self.steps, self._deadline)
         if not steps:
             raise CheckpointNotFoundError(
                 f"No committed checkpoint in {self._run.directory!r}. To start a new "
@@ -236,18 +239,20 @@ class CheckpointManager:
         for stranger in self._run.named():
             if stranger > steps[-1]:
                 logger.warning("%s is no checkpoint.", self._run.path(stranger))
-        result = problem = None
-        try:
-            result = restored(steps[-1])
-        except CorruptCheckpointError as e:
-            problem = str(e)
-        problems = said_by_all("damage", problem, self._deadline)
-        problem = next((text for text in problems if text is not None), None)
+        result, problem = by_all("damage", lambda: restored(steps[-1]), self._deadline)
         if problem is None:
             return result
-        whole = said_by_first("whole", self._newest_whole(steps[:-1]), self._deadline)
+        if isinstance(problem, CheckpointNotFoundError):
+            newest = self.latest()
+            if newest is not None and newest > steps[-1]:
+                # Another job has saved it since, and removed the one before.
+                return restored(newest)
+        if not isinstance(problem, CorruptCheckpointError):
+            raise problem
+        older = ft.partial(self._newest_whole, steps[:-1])
+        whole = by_first("whole", older, self._deadline)
         if on_damage == "raise" or whole is None:
-            raise CorruptCheckpointError(f"{problem}\n{_advice(steps, whole)}")
+            raise CorruptCheckpointError(f"{problem}\n{advice(steps, whole)}")
         self._damaged.update(step for step in steps if step > whole)
         warnings.warn(
             f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
@@ -256,7 +261,7 @@ class CheckpointManager:
         return restored(whole)
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
-        for step in reversed(steps if is_first() else []):
+        for step in reversed(steps):
             try:
                 verify(self._run.path(step))
             except (CorruptCheckpointError, CheckpointNotFoundError):
@@ -270,8 +275,8 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
-        latest = max(self.steps(), default=None)
-        return said_by_first("latest", latest, self._deadline)
+        newest = lambda: max(self.steps(), default=None)  # noqa: E731
+        return by_first("latest", newest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step whose metric is best.
@@ -323,7 +328,7 @@ class CheckpointManager:
         """
         self._check_open()
         told = told_to_end(self) and step not in self._saved
-        return any(said_by_all("told to end", told, self._deadline))
+        return any_says("told to end", told, self._deadline)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -372,11 +377,14 @@ class CheckpointManager:
                 raise
             error.add_note(f"Besides, a save failed: {e!r}")
 
-    def _retain(self, saved: int) -> None:
-        """Remove the steps that nothing keeps."""
+    def _retain(self, saved: int, group: Group | None) -> None:
         self._damaged.discard(saved)  # Now it is whole, and counts again.
-        if not is_first():
-            return
+        if group is None:
+            return self._remove(saved)
+        return group.by_first("retained", lambda: self._remove(saved))
+
+    def _remove(self, saved: int) -> None:
+        """Remove the steps that nothing keeps."""
         try:
             paths = superfluous(self._run, self._keep, self._damaged, saved)
             removed = [path for path in paths if path + "/" not in being_read]
@@ -386,13 +394,3 @@ class CheckpointManager:
             raise
         for path in removed:
             logger.info("Removed %s.", path)
-
-
-def _advice(steps: Sequence[int], whole: int | None) -> str:
-    if whole is None:
-        return "None of the older steps is whole."
-    return (
-        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
-        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
-        f"when that step is saved again), or `step={whole}` to look at it."
-    )

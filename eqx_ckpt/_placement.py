@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from ._chunks import Region, region_of, whole
-from ._leaves import LeafRecord
+from ._leaves import dtype_from_tag, LeafRecord
 
 
 _ALIGNMENT = 64
@@ -94,8 +94,16 @@ def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -
     """A leaf of the arrays of its parts."""
     if sharding is None:
         return finished(arrays[0], record)
-    leaf = jax.make_array_from_single_device_arrays(record.data_shape, sharding, arrays)
+    # A process may have no part of an array of the others.
+    leaf = jax.make_array_from_single_device_arrays(
+        record.data_shape, sharding, arrays, dtype=None if arrays else _dtype(record)
+    )
     return finished(leaf, record)
+
+
+def _dtype(record: LeafRecord) -> np.dtype:
+    is_key = record.kind == "key"
+    return np.dtype(record.data_type) if is_key else dtype_from_tag(record.dtype)
 
 
 def finished(leaf: Any, record: LeafRecord) -> Any:

@@ -110,3 +110,14 @@ def superfluous(
             )
         kept.update(chosen)
     return [run.path(step) for step in steps if step not in kept | steps.unreadable]
+
+
+def advice(steps: Sequence[int], whole: int | None) -> str:
+    """What to do about the newest of the steps, which is damaged."""
+    if whole is None:
+        return "None of the older steps is whole."
+    return (
+        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
+        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
+        f"when that step is saved again), or `step={whole}` to look at it."
+    )

@@ -5,7 +5,7 @@ import functools as ft
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
@@ -20,11 +20,11 @@ from ._filter_spec import default_serialise_filter_spec
 from ._leaves import shards
 from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
 from ._plan import plan_writes
-from ._processes import DEADLINE, Group
+from ._processes import DEADLINE, Group, group_of
 from ._progress import Progress, Reporter
 from ._staging import checked_limit, Staging
 from ._store import ArrayWrite, checksum, locate, write_arrays
-from ._together import assigned, JointAttempt, refuse
+from ._together import assigned, JointAttempt, refuse, telling
 from ._types import IsLeaf, PathLike
 
 
@@ -89,10 +89,12 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
+    group = Group(deadline) if jax.distributed.is_initialized() else None
     if open_saves:
-        raise_unseen()
+        with telling(group):
+            raise_unseen()
     save = Save(
-        path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, deadline
+        path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, group
     )
     save.run(
         [
@@ -154,7 +156,9 @@ def tree_serialise_leaves_async(
         saving.result()
         ```
     """
-    raise_unseen()
+    group = group_of(deadline)
+    with telling(group):
+        raise_unseen()
     return save_in_background(
         path,
         pytree,
@@ -164,7 +168,7 @@ def tree_serialise_leaves_async(
         overwrite=overwrite,
         progress=progress,
         staging_bytes=staging_bytes,
-        deadline=deadline,
+        group=group,
     )
 
 
@@ -178,15 +182,16 @@ def save_in_background(
     overwrite: bool,
     progress: Progress,
     staging_bytes: int | None,
-    deadline: float,
+    group: Group | None,
     owner: object = None,
     afterwards: Callable[[], None] = lambda: None,
 ) -> Saving:
     """Begin a save, and stage its data; a thread does the rest, then `afterwards`."""
-    limit = checked_limit(staging_bytes)
+    with telling(group):
+        limit = checked_limit(staging_bytes)
     with collector_paused():
         save = Save(
-            path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, deadline
+            path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, group
         )
         staging = Staging(save.arrays, limit)
 
@@ -208,6 +213,8 @@ def save_in_background(
             raise
     save.arrays.clear()
     saving.start()
+    if group is not None and not group.has_service:
+        wait([saving])  # Its messages must not meet the programs of the main thread.
     return saving
 
 
@@ -228,12 +235,11 @@ class Save:
         metadata: Any,
         overwrite: bool,
         progress: Progress,
-        deadline: float,
+        group: Group | None,
     ) -> None:
-        self.path = os.fspath(path)
-        self._group = Group(deadline) if jax.distributed.is_initialized() else None
         self._report: Reporter | None = None
         try:
+            self.path = os.fspath(path)
             writes, self._others = plan_writes(pytree, filter_spec, is_leaf)
             if metadata is not None:
                 check_metadata(metadata)
@@ -244,16 +250,15 @@ class Save:
                 total = sum(write.record.nbytes for write in writes)
                 self._report = Reporter(progress, total)
             target = locate(path)
-            if self._group is None:
-                attempt = ATTEMPTS[target["driver"]](target, overwrite)
+            if group is None:
+                self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
             else:
-                attempt = JointAttempt(self._group, target, overwrite, writes)
-                self.arrays = assigned(self._group, self.arrays)
-        except Exception as e:
-            if self._group is not None:
-                refuse(self._group, e)
+                self._attempt = JointAttempt(group, target, overwrite, writes)
+                self.arrays = assigned(group, self.arrays)
+        except BaseException as e:
+            if group is not None:
+                refuse(group, e)
             raise
-        self._attempt = attempt
 
     def run(
         self,

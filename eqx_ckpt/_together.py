@@ -5,9 +5,10 @@ and makes it durable.
 """
 
 import contextlib
+import functools as ft
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -15,8 +16,8 @@ from ._assignment import assign, is_local
 from ._commit import Attempt, ATTEMPTS, flush
 from ._errors import CheckpointError, LeafMismatchError
 from ._plan import Write
-from ._processes import Group
-from ._store import KvSpec
+from ._processes import from_json, Group, to_json
+from ._store import KvSpec, shown
 
 
 class JointAttempt:
@@ -28,6 +29,11 @@ class JointAttempt:
     def __init__(
         self, group: Group, target: KvSpec, overwrite: bool, writes: Sequence[Write]
     ) -> None:
+        if target["driver"] != "file":
+            raise CheckpointError(
+                f"{shown(target)} is in the memory of one process. Several processes "
+                "have to save to one shared directory."
+            )
         self.is_first = group.index == 0
         self._group = group
         self._outline = _outline(target["path"], overwrite, writes)
@@ -35,32 +41,22 @@ class JointAttempt:
         self._overwrite = overwrite
         self._attempt: Attempt | None = None
         self._directory: int | None = None
-        self._told = False
+        # The topic on which the others wait for what this process says.
+        self._awaited = ""
 
     def begin(self) -> None:
         """Agree on what is saved, and where; then process 0 begins."""
-        try:
-            _agree(self._group, self._outline)
-        except CheckpointError:
-            self._told = True  # All of them know.
-            raise
-        place = None
-        if self._group.index == 0:
-            try:
-                kind = ATTEMPTS[self._target["driver"]]
-                self._attempt = kind(self._target, self._overwrite)
-                place = {"base": self._attempt.base, "root": self._attempt.root}
-            except Exception as e:
-                self._group.from_first("begun", {"error": _to_json(e)})
-                self._told = True
-                raise
-        place = self._group.from_first("begun", place)
-        if "error" in place:
-            self._told = True
-            raise _from_json(0, place["error"])
+        _agree(self._group, self._outline)
+        place = self._group.by_first("begun", self._begin)
+        self._awaited = "written"
         self.base, self.root = place["base"], place["root"]
-        if self.base["driver"] == "file":
+        if not self.is_first:
             self._open_directory()
+
+    def _begin(self) -> dict[str, Any]:
+        kind = ATTEMPTS[self._target["driver"]]
+        self._attempt = kind(self._target, self._overwrite)
+        return {"base": self._attempt.base, "root": self._attempt.root}
 
     def _open_directory(self) -> None:
         path = self.base["path"]
@@ -81,34 +77,37 @@ class JointAttempt:
         if self._directory is not None:
             flush(self._directory, self.base["path"])
         self._tell(None)
-        if self._group.index == 0:
+        if self.is_first:
+            self._awaited = "committed"
             return True
-        error = self._group.from_first("committed")
-        if error is not None:
-            raise _from_json(0, error)
+        self._group.by_first("committed", _nothing)
         return False
 
     def commit(self, manifest: bytes) -> None:
         assert self._attempt is not None
-        try:
-            self._attempt.commit(manifest)
-        except Exception as e:
-            self._group.from_first("committed", _to_json(e))
-            raise
-        self._group.from_first("committed", None)
+        self._awaited = ""
+        self._group.by_first("committed", ft.partial(self._attempt.commit, manifest))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others at once, unless they know."""
-        if not self._told:
-            with contextlib.suppress(CheckpointError):
-                self._tell(_to_json(error))
+        """Tell the others, if they wait for this process."""
+        with contextlib.suppress(CheckpointError):
+            if self._awaited == "written":
+                # This waits: nothing may be removed while the others write.
+                self._tell(error)
+            elif self._awaited == "committed":
+                self._awaited = ""
+                self._group.by_first("committed", ft.partial(_raise, error))
+            else:
+                # They know, unless it is process 0 that was late.
+                self._group.say("written", to_json(error))
 
-    def _tell(self, error: Any) -> None:
-        self._told = True
-        errors = self._group.gather("written", error)
+    def _tell(self, error: BaseException | None) -> None:
+        self._awaited = ""
+        told = None if error is None else to_json(error)
+        errors = self._group.gather("written", told)
         for index, other in enumerate(errors):
             if other is not None and error is None:
-                raise _from_json(index, other)
+                raise from_json(index, other)
 
     def abandon(self) -> None:
         if self._directory is not None:
@@ -131,10 +130,21 @@ def _outline(path: str, overwrite: bool, writes: Sequence[Write]) -> list[str]:
     return lines
 
 
+@contextlib.contextmanager
+def telling(group: Group | None) -> Generator[None, None, None]:
+    """What fails in here, before there is a plan, fails in all processes."""
+    try:
+        yield
+    except BaseException as e:
+        if group is not None:
+            refuse(group, e)
+        raise
+
+
 def refuse(group: Group, error: BaseException) -> None:
     """Tell the others that there is no plan here."""
     with contextlib.suppress(CheckpointError):
-        group.gather("plan", {"error": _to_json(error)})
+        group.gather("plan", {"error": to_json(error)})
 
 
 def _agree(group: Group, outline: Sequence[str]) -> None:
@@ -142,7 +152,7 @@ def _agree(group: Group, outline: Sequence[str]) -> None:
     plans = group.gather("plan", {"digest": digest})
     for index, plan in enumerate(plans):
         if "error" in plan:
-            raise _from_json(index, plan["error"])
+            raise from_json(index, plan["error"])
     if all(plan == plans[0] for plan in plans):
         return
     sums = group.gather("leaves", [crc32(line.encode()) for line in outline])
@@ -160,16 +170,8 @@ def _agree(group: Group, outline: Sequence[str]) -> None:
     )
 
 
-def _to_json(error: BaseException) -> dict[str, Any]:
-    number = error.errno if isinstance(error, OSError) else None
-    return {"kind": type(error).__name__, "text": str(error), "errno": number}
+def _nothing() -> None: ...
 
 
-def _from_json(index: int, error: dict[str, Any]) -> Exception:
-    text = f"Process {index} failed: {error['kind']}: {error['text']}"
-    for kind in CheckpointError.__subclasses__():
-        if kind.__name__ == error["kind"]:
-            return kind(text)
-    if error["errno"] is not None:
-        return OSError(error["errno"], text)
-    return CheckpointError(text)
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,6 +1,5 @@
 """A file operation that fails is reported; what was there before stays as it was."""
 
-import errno
 import itertools
 import pathlib
 
@@ -8,19 +7,14 @@ import pytest
 
 import eqx_ckpt
 from faults import scenes, workloads
+from faults.failures import assert_says_why, ERRORS
 from faults.scenes import Scene
-from faults.shim import CHANGES, Fault, KINDS
+from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
 pytest_plugins = ["faults.fixtures"]
 
-# Which operations fail with which error on a real disk.
-ERRORS = {
-    "EIO": KINDS,
-    "ENOSPC": ("create", "write", "sync", "rename", "mkdir", "truncate", "link"),
-    "EACCES": ("create", "open", "rename", "unlink", "mkdir", "link"),
-}
 SCENES = [scenes.BESIDE, scenes.OVERWRITE]
 
 
@@ -42,7 +36,7 @@ def test_fail_at_every_operation(
             assert outcome.kind != "sync", f"a failed sync is no success: {where}"
         else:
             raised += 1
-            _assert_says_why(error, name)
+            assert_says_why(error, name)
             assert there in scene.outcomes, where
             # If it could, the package has put everything back as it was.
             assert for_ever or (there, names) == (scene.before, {*there}), where
@@ -50,15 +44,6 @@ def test_fail_at_every_operation(
             assert names == {*there}
             break
     assert raised > 10
-
-
-def _assert_says_why(error: Exception, name: str) -> None:
-    """An `OSError` with the errno, in words that a user can read."""
-    assert isinstance(error, OSError), repr(error)
-    assert not isinstance(error, eqx_ckpt.CheckpointError), repr(error)
-    assert error.errno == getattr(errno, name), repr(error)
-    assert "tensorstore_spec" not in str(error)
-    assert len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
@@ -87,7 +72,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_absent(
             break
         assert outcome.error is not None or outcome.value == 1
         if outcome.error is not None:
-            _assert_says_why(outcome.error, name)
+            assert_says_why(outcome.error, name)
     assert n > 5
 
 

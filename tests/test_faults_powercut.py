@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults import powercut, scenes, workloads
+from faults import powercut, runs, scenes, workloads
 from faults.powercut import PowerCut
-from faults.scenes import Scene
+from faults.scenes import Death, RunScene, Scene
 from faults.shim import Fault
 from faults.zygote import Zygote
 
 
 pytest_plugins = ["faults.fixtures"]
 
-SCENES = [scenes.BESIDE, scenes.OVERWRITE]
+SCENES = [scenes.BESIDE, scenes.OVERWRITE, scenes.KEEP_TWO, scenes.REPAIR]
 
 
 @pytest.fixture(scope="module", params=["ext4", "xfs"])
@@ -32,7 +32,7 @@ def power(
 @pytest.mark.parametrize("commit", [False, True], ids=["", "names are safe"])
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
 def test_what_was_acknowledged_survives(
-    zygote: Zygote, power: PowerCut, scene: Scene, commit: bool
+    zygote: Zygote, power: PowerCut, scene: Scene | RunScene, commit: bool
 ) -> None:
     directory = power.disk / f"acknowledged {scene.name} {commit}"
     scene.prepare(zygote, directory)
@@ -54,7 +54,7 @@ def test_what_was_acknowledged_in_new_directories_survives(
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
 def test_a_cut_in_the_middle_of_a_save(
-    zygote: Zygote, power: PowerCut, scene: Scene
+    zygote: Zygote, power: PowerCut, scene: Scene | RunScene
 ) -> None:
     """Killed and cut at places across the save, and at each step of its commit."""
     trial = power.disk / f"trial {scene.name}"
@@ -70,6 +70,21 @@ def test_a_cut_in_the_middle_of_a_save(
         there = zygote.call(workloads.load_all, str(directory))
         allowed = scene.outcomes if outcome.signal else [scene.after]
         assert there in allowed, f"cut before operation {n}: {outcome.hits}"
+
+
+@pytest.mark.parametrize("death", scenes.UNSAFE_DEATHS, ids=str)
+def test_a_cut_after_a_clean_up(zygote: Zygote, power: PowerCut, death: Death) -> None:
+    directory = power.disk / f"clean-up {death}"
+    death.scene.prepare(zygote, directory)
+    fault = Fault(str(directory), death.nth, kinds=(death.kind,))
+    assert death.scene.save(zygote, directory, fault).signal
+    zygote.call(runs.start, str(directory))
+    power.commit_journal()
+    power.cut()
+    there = zygote.call(workloads.load_all, str(directory))
+    assert there in death.scene.outcomes
+    zygote.call(runs.start, str(directory))
+    assert not runs.hidden(str(directory))
 
 
 def test_a_disk_that_cannot_be_read(zygote: Zygote, tmp_path: pathlib.Path) -> None:

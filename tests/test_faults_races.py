@@ -21,10 +21,14 @@ SEEDS = [1, 2, 3]
 ROUNDS = 15
 
 
+def _saves(path: str, overwrite: bool) -> dict[int, races.Call]:
+    return {seed: (workloads.save, (path, seed, overwrite)) for seed in SEEDS}
+
+
 def test_one_of_several_writers_wins(zygote: Zygote, disk: pathlib.Path) -> None:
     for n in range(ROUNDS):
         path = str(disk / str(n))
-        answers = zygote.call(races.save_at_once, path, SEEDS, False)
+        answers = zygote.call(races.at_once, _saves(path, False))
         assert sorted(answers.values()) == ["exists", "exists", "saved"]
         assert answers[zygote.call(workloads.load, path)] == "saved"
     assert len(list(disk.iterdir())) == ROUNDS
@@ -36,7 +40,7 @@ def test_several_writers_replace_one_checkpoint(
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1)
     for _ in range(ROUNDS):
-        answers = zygote.call(races.save_at_once, path, SEEDS, True)
+        answers = zygote.call(races.at_once, _saves(path, True))
         assert set(answers.values()) <= {"exists", "saved"}
         assert answers[zygote.call(workloads.load, path)] == "saved"
         assert os.listdir(disk) == ["new"]

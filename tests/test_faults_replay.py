@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from faults import replay, scenes, toys, workloads
-from faults.scenes import Scene
+from faults import replay, runs, scenes, toys, workloads
+from faults.scenes import Death, RunScene, Scene
 from faults.shim import Fault
 from faults.zygote import Zygote
 
@@ -40,12 +40,21 @@ def _explore_toy(zygote: Zygote, disk: pathlib.Path, step: str) -> replay.Result
     return replay.explore(log, root, disk / "initial", disk, toys.check)
 
 
-SCENES = [scenes.FIRST, scenes.BESIDE, scenes.OVERWRITE, scenes.AFTER_KILL]
+SCENES = [
+    scenes.FIRST,
+    scenes.BESIDE,
+    scenes.OVERWRITE,
+    scenes.AFTER_KILL,
+    scenes.FIRST_STEP,
+    scenes.KEEP_ONE,
+    scenes.KEEP_TWO,
+    scenes.REPAIR,
+]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
 def test_every_crash_state_of_a_save(
-    zygote: Zygote, disk: pathlib.Path, scene: Scene
+    zygote: Zygote, disk: pathlib.Path, scene: Scene | RunScene
 ) -> None:
     scene.prepare(zygote, disk / "initial")
     shutil.copytree(disk / "initial", disk / "root")
@@ -57,10 +66,30 @@ def test_every_crash_state_of_a_save(
     assert not result.bad, str(result)
 
 
-def _check(scene: Scene, directory: pathlib.Path, notes: list[str]) -> None:
+def _check(scene: Scene | RunScene, directory: pathlib.Path, notes: list[str]) -> None:
     there = workloads.load_all(str(directory))
     allowed = [scene.after] if "saved" in notes else scene.outcomes
     assert there in allowed, f"{there} is there, and the notes are {notes}"
+
+
+@pytest.mark.parametrize("death", scenes.UNSAFE_DEATHS, ids=str)
+def test_every_crash_state_of_a_clean_up(
+    zygote: Zygote, disk: pathlib.Path, death: Death
+) -> None:
+    """A process is killed, the next one cleans up, and then the power is cut."""
+    root, log = disk / "root", str(disk / "log")
+    death.scene.prepare(zygote, disk / "initial")
+    shutil.copytree(disk / "initial", root)
+    fault = Fault(str(root), death.nth, kinds=(death.kind,), log=log)
+    assert death.scene.save(zygote, root, fault).signal
+    outcome = zygote.run(runs.start, str(root), fault=Fault(str(root), log=log))
+    assert outcome.error is None
+    check = functools.partial(_check, death.scene)
+    result = replay.explore(
+        disk / "log", root, disk / "initial", disk, check, since="starting"
+    )
+    assert result.states > 2
+    assert not result.bad, str(result)
 
 
 def test_every_crash_state_of_a_save_in_new_directories(

@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parent.parent / "eqx_ckpt"
 MODULES = {file.stem: file for file in sorted(PACKAGE.glob("*.py"))}
 
 FLOORS = [
-    "_assignment _background _broadcast _chunks _errors _filter_spec _leaves _manifest _match _names _parse"
-    " _placement _plan _preemption _processes _progress _retention _sharding _skeleton _types",
+    "_assignment _background _broadcast _chunks _errors _filter_spec _leaves _manifest"
+    " _match _names _parse _placement _plan _preemption _processes _progress _retention"
+    " _sharding _skeleton _types",
     "_checkpoint _commit _staging _store _together",
     "_deserialise _inspect _run _serialise",
     "_manager",

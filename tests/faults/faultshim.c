@@ -29,15 +29,17 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 /* The kinds of operation; the same order as KINDS in shim.py. */
-enum kind { CREATE, WRITE, SYNC, RENAME, UNLINK, MKDIR, TRUNCATE, LINK, OPEN, READ };
-static const char *const NAMES[] = {"create", "write", "sync",     "rename", "unlink",
-                                    "mkdir",  "truncate", "link", "open",   "read"};
+enum kind { CREATE, WRITE, SYNC, RENAME, UNLINK, MKDIR, TRUNCATE, LINK, OPEN, READ, LOCK };
+static const char *const NAMES[] = {"create", "write", "sync", "rename",
+                                    "unlink", "mkdir", "truncate", "link",
+                                    "open", "read", "lock"};
 
 enum { KILL = -1, SHORT = -2, STOP = -3, STOP_EIO = -4 }; /* instead of an errno */
 enum { GO_ON = 0, FAIL = 1, WRITE_HALF = 2 };
@@ -335,6 +337,19 @@ static int do_sync(int fd, long number, const char *what) {
 int fsync(int fd) { return do_sync(fd, SYS_fsync, "fsync"); }
 int fdatasync(int fd) { return do_sync(fd, SYS_fdatasync, "fsync"); }
 int syncfs(int fd) { return do_sync(fd, SYS_syncfs, "syncfs"); }
+
+
+/* ---- flock ---- */
+
+/* A process that is stopped here has opened a lock, and does not hold it yet. */
+int flock(int fd, int operation) {
+    char path[PATH_MAX];
+    if (!counted_fd(fd, path)) return syscall(SYS_flock, fd, operation);
+    if (enter(LOCK, path) == FAIL) return -1;
+    int result = syscall(SYS_flock, fd, operation);
+    leave(result, 0, 0, 0, 0, 0, 0);
+    return result;
+}
 
 
 /* ---- rename, link, unlink, rmdir ---- */

@@ -1,5 +1,6 @@
 """Processes that work on one path at the same time; run in a child of the zygote."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -8,35 +9,66 @@ from typing import Any, NoReturn
 
 import eqx_ckpt
 
-from . import shim, workloads
+from . import shim
 
 
 _ANSWERS = ["saved", "exists", "failed"]  # by exit status
 
 
-def save_at_once(path: str, seeds: list[int], overwrite: bool) -> dict[int, str]:
-    """Save one tree by each of several processes: who "saved", for whom it "exists".
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def at_once(calls: dict[int, Call]) -> dict[int, str]:
+    """Save by each of several processes: who "saved", for whom it "exists".
 
     The processes start together, from a process that has not used TensorStore.
     """
     start, starter = os.pipe()
 
-    def save(seed: int) -> int:
+    def save(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
         os.close(starter)
         os.read(start, 1)  # until every writer is there
         try:
-            workloads.save(path, seed, overwrite)
+            function(*args)
         except eqx_ckpt.CheckpointExistsError:
             return 1
         return 0
 
-    children = {seed: _fork(lambda seed=seed: save(seed)) for seed in seeds}
+    children = {i: fork(lambda call=call: save(*call)) for i, call in calls.items()}
     os.close(starter)
     os.close(start)
-    return {seed: _ANSWERS[_status(pid)] for seed, pid in children.items()}
+    return {i: _ANSWERS[_status(pid)] for i, pid in children.items()}
 
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+class Racer:
+    """A call in a process of its own, which a fault stops, once or again and again."""
+
+    def __init__(self, fault: shim.Fault, call: Call) -> None:
+        self._answer, answers = Pipe(duplex=False)
+
+        def run() -> int:
+            shim.arm(fault, -1)
+            value = _outcome(call)
+            shim.disarm()
+            answers.send(value)
+            return 0
+
+        self._pid = fork(run)
+        self.is_stopped = self._wait()
+
+    def _wait(self) -> bool:
+        return os.WIFSTOPPED(os.waitpid(self._pid, os.WUNTRACED)[1])
+
+    def go_on(self) -> None:
+        """Until the fault stops it again, or it ends."""
+        os.kill(self._pid, signal.SIGCONT)
+        self.is_stopped = self._wait()
+
+    def finish(self) -> Any:
+        """What the call returns or raises."""
+        while self.is_stopped:
+            self.go_on()
+        return self._answer.recv()
 
 
 def overtake(fault: shim.Fault, first: Call, second: Call) -> tuple[Any, Any] | None:
@@ -46,22 +78,41 @@ def overtake(fault: shim.Fault, first: Call, second: Call) -> tuple[Any, Any] | 
     runs from beginning to end, and then what is left of the first. `None`: the first
     has no such operation.
     """
-    answer, answers = Pipe(duplex=False)
-
-    def run_first() -> int:
-        shim.arm(fault, -1)
-        value = _outcome(first)
-        shim.disarm()
-        answers.send(value)
-        return 0
-
-    pid = _fork(run_first)
-    _, status = os.waitpid(pid, os.WUNTRACED)
-    if not os.WIFSTOPPED(status):
+    racer = Racer(fault, first)
+    if not racer.is_stopped:
         return None
     overtaker = _outcome(second)
-    os.kill(pid, signal.SIGCONT)
-    return answer.recv(), overtaker
+    return racer.finish(), overtaker
+
+
+def overtake_often(
+    fault: shim.Fault, first: Call, second: Call, distance: int
+) -> tuple[Any, list[Any]]:
+    """As `overtake`, but the second runs again and again, at a distance."""
+    racer = Racer(dataclasses.replace(fault, for_ever=True), first)
+    overtakers: list[Any] = []
+    stops = 0
+    while racer.is_stopped:
+        if stops % distance == 0:
+            overtakers.append(_outcome(second))
+        racer.go_on()
+        stops += 1
+    return racer.finish(), overtakers
+
+
+def finish_first(
+    fault: shim.Fault, first: Call, later_fault: shim.Fault, later: Call
+) -> tuple[Any, Any] | None:
+    """What two calls return or raise, of which the first ends amid the later one.
+
+    The first runs until it is stopped, then the later one does; and then what is left
+    of the first, and of the later one. `None`: one has no such operation.
+    """
+    racer = Racer(fault, first)
+    follower = Racer(later_fault, later)
+    both = racer.is_stopped and follower.is_stopped
+    answers = racer.finish(), follower.finish()
+    return answers if both else None
 
 
 def _outcome(call: Call) -> Any:
@@ -72,7 +123,7 @@ def _outcome(call: Call) -> Any:
         return e
 
 
-def _fork(function: Callable[[], int]) -> int:
+def fork(function: Callable[[], int]) -> int:
     pid = os.fork()
     return pid if pid else _exit_with(function)
 

@@ -74,12 +74,14 @@ def explore(
     initial: pathlib.Path,
     scratch: pathlib.Path,
     check: Callable[[pathlib.Path, list[str]], None],
+    since: str = "",
 ) -> Result:
     """Check every distinct state that a power cut could have left.
 
     `root` is where the logged run wrote, `initial` a copy of what was there before.
     `check(directory, notes)` raises if a state, rebuilt in `directory` below `scratch`,
-    is bad; `notes` are those that the run had written by then.
+    is bad; `notes` are those that the run had written by then. Power cuts before the
+    note `since` are left out.
     """
     disk = Disk(str(root), initial)
     result = Result()
@@ -90,6 +92,8 @@ def explore(
             notes.append(operation.path)
         else:
             disk.apply(operation)
+        if since and since not in notes:
+            continue
         for lost, files in disk.states():
             digest = _digest(files, notes)
             if digest in seen:

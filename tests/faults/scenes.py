@@ -1,11 +1,12 @@
 """The situations in which a save is struck by a fault."""
 
+import itertools
 import pathlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import workloads
+from . import runs, workloads
 from .shim import Fault
 from .zygote import Outcome, Zygote
 
@@ -16,11 +17,36 @@ BYSTANDER, REPLACED, WRITTEN, LATER = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A directory in some state, and a save to `new` in it."""
+class Place:
+    """A directory in some state."""
 
     name: str
     before: dict[str, int] = field(default_factory=dict)  # name of checkpoint: seed
+
+    def __str__(self) -> str:
+        return self.name
+
+    def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
+        directory.mkdir()
+        for name, seed in self.before.items():
+            zygote.call(workloads.save, str(directory / name), seed)
+
+    def copies(
+        self, zygote: Zygote, disk: pathlib.Path
+    ) -> Iterator[tuple[int, pathlib.Path]]:
+        """1, 2, ..., each with a directory in this state."""
+        self.prepare(zygote, disk / "scene")
+        for n in range(1, 1000):
+            shutil.copytree(disk / "scene", disk / "copy")
+            yield n, disk / "copy"
+            shutil.rmtree(disk / "copy")
+        raise AssertionError("Nothing here needs a thousand operations.")
+
+
+@dataclass(frozen=True)
+class Scene(Place):
+    """A save to `new`."""
+
     killed_before: bool = False  # an earlier save to the path was killed
 
     @property
@@ -37,9 +63,7 @@ class Scene:
         return {**self.before, "new": WRITTEN}
 
     def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
-        directory.mkdir()
-        for name, seed in self.before.items():
-            zygote.call(workloads.save, str(directory / name), seed)
+        super().prepare(zygote, directory)
         if self.killed_before:
             self._leave_an_attempt(zygote, directory)
 
@@ -65,17 +89,6 @@ class Scene:
         args = (str(directory), "new", WRITTEN, self.overwrite)
         return zygote.run(workloads.save_and_look, *args, fault=fault)
 
-    def copies(
-        self, zygote: Zygote, disk: pathlib.Path
-    ) -> Iterator[tuple[int, pathlib.Path]]:
-        """1, 2, ..., each with a directory in the scene's state."""
-        self.prepare(zygote, disk / "scene")
-        for n in range(1, 1000):
-            shutil.copytree(disk / "scene", disk / "copy")
-            yield n, disk / "copy"
-            shutil.rmtree(disk / "copy")
-        raise AssertionError("A save does not need a thousand operations.")
-
 
 FIRST = Scene("first")
 BESIDE = Scene("beside", {"old": BYSTANDER})
@@ -84,3 +97,120 @@ AFTER_KILL = Scene("after a killed save", {"old": BYSTANDER}, killed_before=True
 OVERWRITE_AFTER_KILL = Scene(
     "overwrite after a killed save", OVERWRITE.before, killed_before=True
 )
+
+
+def steps(*numbers: int) -> dict[str, int]:
+    """The names of steps, with their seeds, which are the same numbers."""
+    return {f"{number:06d}": number for number in numbers}
+
+
+@dataclass(frozen=True)
+class RunScene(Place):
+    """A run, of which a manager saves one step more and removes the oldest ones."""
+
+    step: int = 1
+    keep: int = 2
+
+    def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
+        super().prepare(zygote, directory)
+        for name, seed in self.before.items():
+            if seed == workloads.DAMAGED:
+                workloads.lose_chunks(str(directory / name))
+
+    @property
+    def saved(self) -> dict[str, int]:
+        return {**self.before, **steps(self.step)}
+
+    @property
+    def after(self) -> dict[str, int]:
+        return kept(self.saved, self.keep)
+
+    @property
+    def outcomes(self) -> list[dict[str, int]]:
+        """What may be there after a fault: nothing else is new, or gone."""
+        removed = sorted({*self.saved} - {*self.after})
+        gone = [c for n in range(9) for c in itertools.combinations(removed, n)]
+        return [
+            self.before,
+            *({k: v for k, v in self.saved.items() if k not in g} for g in gone),
+        ]
+
+    def save(
+        self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
+    ) -> Outcome:
+        args = (str(directory), self.step, self.keep)
+        return zygote.run(runs.save, *args, fault=fault)
+
+
+def kept(found: dict[str, int], keep: int) -> dict[str, int]:
+    """The newest ones."""
+    return dict(sorted(found.items())[-keep:])
+
+
+def check_resumed(resumed: runs.Resumed, keep: int, where: str) -> None:
+    """A run goes on at the newest step that is whole, and nothing is left behind."""
+    whole = {k: v for k, v in resumed.found.items() if v != workloads.DAMAGED}
+    assert resumed.restored == max(whole.values(), default=0), where
+    later = {**whole, **steps(resumed.restored + 1)}
+    assert resumed.later == kept(later, keep), where
+    assert not resumed.debris, where
+    assert not resumed.later_debris, where
+
+
+FIRST_STEP = RunScene("first step")
+KEEP_ONE = RunScene("keep one", steps(1), step=2, keep=1)
+KEEP_TWO = RunScene("keep two", steps(1, 2, 3), step=4)
+REPAIR = RunScene(
+    "a damaged step", {**steps(1, 2), "000003": workloads.DAMAGED}, step=3, keep=1
+)
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that was killed before the `nth` operation of one kind."""
+
+    scene: RunScene
+    kind: str
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.scene}, {self.kind} {self.nth}"
+
+    def leave(self, zygote: Zygote, directory: pathlib.Path) -> None:
+        """Move what it has left, but for its steps, to a directory."""
+        place = directory.with_name("death")
+        self.scene.prepare(zygote, place)
+        fault = Fault(str(place), self.nth, kinds=(self.kind,))
+        assert self.scene.save(zygote, place, fault).signal
+        for name in runs.hidden(str(place)):
+            shutil.move(place / name, directory / name)
+        shutil.rmtree(place)
+
+
+# When the names, or the data, of what is there are not yet safe from a power cut.
+UNSAFE_DEATHS = [
+    Death(KEEP_TWO, "sync", 1),
+    Death(KEEP_TWO, "sync", 2),
+    Death(KEEP_TWO, "sync", 3),
+    Death(KEEP_TWO, "unlink", 5),
+    Death(REPAIR, "sync", 2),
+]
+
+
+@dataclass(frozen=True)
+class Debris(Place):
+    """A run with what processes have left that were killed."""
+
+    deaths: tuple[Death, ...] = (
+        Death(KEEP_TWO, "sync", 1),  # all of the step is there but its name
+        Death(KEEP_TWO, "unlink", 5),  # half of what retention removes is gone
+        Death(REPAIR, "unlink", 3),  # half of what was replaced is gone
+    )
+
+    def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
+        super().prepare(zygote, directory)
+        for death in self.deaths:
+            death.leave(zygote, directory)
+
+
+DEBRIS = Debris("debris", steps(1, 2))

@@ -22,8 +22,9 @@ KINDS = (
     "link",
     "open",
     "read",
+    "lock",
 )
-# What changes a disk: all but opening and reading what is there.
+# What changes a disk: all but opening, reading and locking what is there.
 CHANGES = KINDS[:8]
 _NOT_ERRNO = {"KILL": -1, "SHORT": -2, "STOP": -3, "STOP_EIO": -4}
 

@@ -16,6 +16,9 @@ from eqx_ckpt import _chunks
 from . import shim
 
 
+DAMAGED = 999  # instead of the seed of a checkpoint that cannot be restored
+
+
 def tree(seed: int) -> dict[str, Any]:
     """A tree of NumPy leaves (no JAX backend is needed), one of them in two chunks."""
     random = np.random.default_rng(seed)
@@ -99,10 +102,17 @@ def load_megabytes(path: str, size: int) -> None:
 def load_all(directory: str) -> dict[str, int | None]:
     """The seed of everything that looks like a checkpoint: no hidden name."""
     return {
-        entry.name: load(entry)
+        entry.name: _load_or_damaged(entry)
         for entry in sorted(pathlib.Path(directory).iterdir())
         if not entry.name.startswith(".")
     }
+
+
+def _load_or_damaged(path: pathlib.Path) -> int | None:
+    try:
+        return load(path)
+    except eqx_ckpt.CorruptCheckpointError:
+        return DAMAGED
 
 
 def save_and_look(

@@ -48,13 +48,14 @@ class Zygote:
     def __init__(self, library: pathlib.Path) -> None:
         ours, theirs = Pipe()
         here = pathlib.Path(__file__).resolve().parent
+        self.environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _MAIN, str(theirs.fileno())],
-            env={
-                **os.environ,
-                "LD_PRELOAD": str(library),
-                "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
-            },
+            env=self.environment,
             pass_fds=[theirs.fileno()],
         )
         theirs.close()

@@ -1,0 +1,170 @@
+"""Several managers in one directory: nobody removes what another one still needs."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import eqx_ckpt
+from faults import races, runs, scenes, workloads
+from faults.scenes import Place, RunScene, steps
+from faults.shim import CHANGES, Fault
+from faults.zygote import Zygote
+
+
+pytest_plugins = ["faults.fixtures"]
+
+ROUNDS = 15
+
+
+def test_one_of_several_managers_saves_a_step(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    for step in range(4, 4 + ROUNDS):
+        args = str(disk / "run"), step, 2
+        calls = {seed: (runs.save, (*args, seed)) for seed in (101, 102)}
+        answers = zygote.call(races.at_once, calls)
+        assert sorted(answers.values()) == ["exists", "saved"]
+        winner = next(seed for seed in answers if answers[seed] == "saved")
+        found = zygote.call(workloads.load_all, str(disk / "run"))
+        assert len(found) == 2
+        assert found[f"{step:06d}"] == winner
+        assert not runs.hidden(str(disk / "run"))
+
+
+def test_several_managers_save_a_step_each(zygote: Zygote, disk: pathlib.Path) -> None:
+    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    for first in range(4, 4 + 3 * ROUNDS, 3):
+        numbers = range(first, first + 3)
+        calls = {s: (runs.save, (str(disk / "run"), s, 1)) for s in numbers}
+        answers = zygote.call(races.at_once, calls)
+        assert [*answers.values()] == ["saved"] * 3
+        found = zygote.call(workloads.load_all, str(disk / "run"))
+        assert found.items() <= steps(*numbers).items()
+        assert f"{first + 2:06d}" in found
+        assert not runs.hidden(str(disk / "run"))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("scene", [scenes.KEEP_TWO, scenes.REPAIR], ids=str)
+def test_a_clean_up_leaves_a_live_save_alone(
+    zygote: Zygote, disk: pathlib.Path, scene: RunScene, nth: int
+) -> None:
+    """A manager starts before every third operation of the save.
+
+    If one started before all of them, it would take away each lock file between its
+    creation and its lock, for ever.
+    """
+    scene.prepare(zygote, disk / "run")
+    first = (runs.save, (str(disk / "run"), scene.step, scene.keep))
+    second = (runs.start, (str(disk / "run"),))
+    fault = Fault(str(disk), nth, "STOP", (*CHANGES, "lock"))
+    args = (fault, first, second, 3)
+    error, others = zygote.call(races.overtake_often, *args)
+    assert error is None
+    assert len(others) > 15
+    assert set(others) == {None}
+    assert zygote.call(workloads.load_all, str(disk / "run")) == scene.after
+    assert not runs.hidden(str(disk / "run"))
+
+
+def _overtaken(
+    zygote: Zygote,
+    disk: pathlib.Path,
+    place: Place,
+    first: races.Call,
+    second: races.Call,
+    kinds: tuple[str, ...],
+) -> Iterator[tuple[Any, Any, pathlib.Path]]:
+    """Let the second call overtake the first, before each operation of the first."""
+    for n, directory in place.copies(zygote, disk):
+        calls = [(f, (str(directory), *args)) for f, args in (first, second)]
+        fault = Fault(str(directory), n, "STOP", kinds)
+        answers = zygote.call(races.overtake, fault, *calls)
+        if answers is None:
+            assert n > 3
+            break
+        yield *answers, directory
+
+
+def test_a_clean_up_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
+    call = (runs.start, ())
+    kinds = (*CHANGES, "open", "lock")
+    for one, two, directory in _overtaken(
+        zygote, disk, scenes.DEBRIS, call, call, kinds
+    ):
+        assert one is None
+        assert two is None
+        assert not runs.hidden(str(directory))
+        assert workloads.load_all(str(directory)) == scenes.DEBRIS.before
+
+
+def test_a_clean_up_goes_on_behind_a_save_that_ended(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """The clean-up has opened the lock file of a save, which then ends.
+
+    Its name comes before those of the debris.
+    """
+    scenes.DEBRIS.prepare(zygote, disk / "run")
+    saving = (workloads.save, (str(disk / "run" / "000000"), 0))
+    cleaning = (runs.start, (str(disk / "run"),))
+    faults = [Fault(str(disk), 1, "STOP", kinds) for kinds in (("sync",), ("lock",))]
+    answers = zygote.call(races.finish_first, faults[0], saving, faults[1], cleaning)
+    assert answers == (None, None)
+    assert not runs.hidden(str(disk / "run"))
+    assert workloads.load_all(str(disk / "run")) == {
+        "000000": 0,
+        **scenes.DEBRIS.before,
+    }
+
+
+def test_a_fork_of_a_dead_process_does_not_keep_its_save_alive(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    fault = Fault(str(disk), 1, kinds=("sync",))
+    args = (str(disk / "run"), scenes.KEEP_TWO.step)
+    assert zygote.run(runs.save_beside_a_fork, *args, fault=fault).signal
+    assert runs.hidden(str(disk / "run"))
+    zygote.call(runs.start, str(disk / "run"))
+    assert not runs.hidden(str(disk / "run"))
+
+
+def test_a_save_is_overtaken_by_one_of_the_next_step(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    first, second = (runs.save, (4, 1)), (runs.save, (5, 1))
+    kinds = ("lock", "rename", "sync", "read")
+    for one, two, directory in _overtaken(
+        zygote, disk, scenes.KEEP_TWO, first, second, kinds
+    ):
+        assert one is None
+        assert two is None
+        found = workloads.load_all(str(directory))
+        assert found in (steps(5), steps(4, 5))
+        assert not runs.hidden(str(directory))
+
+
+def test_a_reader_is_overtaken_by_retention(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = (runs.restore, (3,)), (runs.save, (4, 1))
+    reading = ("open", "read")
+    for one, two, _ in _overtaken(
+        zygote, disk, scenes.KEEP_TWO, first, second, reading
+    ):
+        assert two is None
+        assert one == 3 or isinstance(one, eqx_ckpt.CheckpointNotFoundError)
+
+
+def test_a_reader_of_the_newest_is_overtaken_by_retention(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    first, second = (runs.restore, ()), (runs.save, (4, 1))
+    reading = ("open", "read")
+    for one, two, _ in _overtaken(
+        zygote, disk, scenes.KEEP_TWO, first, second, reading
+    ):
+        assert two is None
+        assert one in (3, 4), repr(one)
