@@ -119,9 +119,16 @@ def _as_weak(array: jax.Array) -> jax.Array:
     kind = array.dtype.kind
     if kind not in _ZEROS:
         return array
+    home = array.sharding if array.committed else None
     wide = array.dtype.itemsize > (8 if kind == "c" else 4)
     with jax.enable_x64(wide):
-        return _weak_copy(kind, array.sharding if array.committed else None)(array)
+        if home is None:
+            return _weak_copy(kind, None)(array)
+        # Not every JAX can compute in other memory than the default one.
+        device = next(iter(home.device_set))
+        default = home.with_memory_kind(device.default_memory().kind)
+        weak = _weak_copy(kind, default)(jax.device_put(array, default))
+        return jax.device_put(weak, home)
 
 
 _ZEROS = {"i": 0, "f": 0.0, "c": 0j}

@@ -396,6 +396,12 @@ FORK = """
     import os, sys, threading
     import jax.numpy as jnp
     import eqx_ckpt
+    from eqx_ckpt import _background
+
+    def end(status):
+        # As the interpreter would, but without what others do when it ends.
+        _background._finish()
+        os._exit(status)
 
     path, way = sys.argv[1:]
     reached, gate = threading.Event(), threading.Event()
@@ -414,8 +420,8 @@ FORK = """
         except eqx_ckpt.CheckpointError as e:
             assert "forked" in str(e), e
             assert eqx_ckpt.CheckpointManager(path).steps() == []
-            sys.exit(7)
-        sys.exit(8)
+            end(7)
+        end(8)
     _, status = os.waitpid(pid, 0)
     gate.set()
     manager.close()
