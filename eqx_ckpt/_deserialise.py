@@ -33,6 +33,7 @@ from ._manifest import Manifest
 from ._match import difference, would_narrow
 from ._placement import assemble, finished, Part, pieces, put
 from ._plan import match_leaf, picked_by, plan_reads, Read
+from ._processes import by_all
 from ._progress import Progress, Reporter, reporting
 from ._sharding import place
 from ._store import KvSpec, read_regions, RegionRead
@@ -41,6 +42,8 @@ from ._types import IsLeaf, PathLike, Spec
 
 # Host memory for regions on their way to another device.
 _WINDOW = 2**30
+# Seconds. To read for others may take long; of a death, JAX tells them before.
+_PATIENCE = 86400.0
 
 
 def tree_deserialise_leaves(
@@ -175,25 +178,37 @@ def _restore(
         )
     ]
     arrived: dict[int, list[Any]] = {read.position: [] for read in arrays}
-    for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
-        damage: dict[str, str] = {}
-        buffers = read_regions(base, [region for _, region, _ in window], damage, heard)
-        raise_damage(damage, base)
-        if report:
-            report("place")
-        parts = [
-            Part(
-                stacks[r.position].as_block(buffer)
-                if r.position in stacks
-                else from_stored(buffer, r.record),
-                r.record,
-                r.place.sharding,
-                devices,
+
+    def read_all() -> None:
+        for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
+            damage: dict[str, str] = {}
+            buffers = read_regions(
+                base, [region for _, region, _ in window], damage, heard
             )
-            for (r, _, devices), buffer in zip(window, buffers, strict=True)
-        ]
-        for (read, _, _), placed in zip(window, put(parts), strict=True):
-            arrived[read.position] += placed
+            raise_damage(damage, base)
+            if report:
+                report("place")
+            parts = [
+                Part(
+                    stacks[r.position].as_block(buffer)
+                    if r.position in stacks
+                    else from_stored(buffer, r.record),
+                    r.record,
+                    r.place.sharding,
+                    devices,
+                )
+                for (r, _, devices), buffer in zip(window, buffers, strict=True)
+            ]
+            for (read, _, _), placed in zip(window, put(parts), strict=True):
+                arrived[read.position] += placed
+
+    if read_once:
+        # A process that waits for what another cannot read would wait for ever.
+        _, problem = by_all("read", read_all, _PATIENCE)
+        if problem is not None:
+            raise problem
+    else:
+        read_all()
     for read in arrays:
         stack, found = stacks.get(read.position), arrived.pop(read.position)
         values[read.position] = (

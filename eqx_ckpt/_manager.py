@@ -180,6 +180,7 @@ class CheckpointManager:
         where: Callable[[PyTree], Any] | None = None,
         prefix: str = "",
         sharding: PyTree = None,
+        read_once: bool = False,
         on_damage: Literal["raise", "fallback"] = "raise",
     ) -> PyTree:
         """Restore a step, or the newest one. Waits for a save that is going on.
@@ -218,6 +219,7 @@ class CheckpointManager:
                 where=where,
                 prefix=prefix,
                 sharding=sharding,
+                read_once=read_once,
                 progress=self._progress,
             )
 

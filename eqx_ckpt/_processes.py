@@ -32,8 +32,12 @@ _numbering = threading.Lock()
 _in_use: set[int] = set()
 # What the service still has begins with this one.
 _remembered = 0
-_AFTERWARDS = {
-    "committed": "Whether the checkpoint was saved is not known: look at the disk.",
+_NOTHING = "Nothing was saved by this call."
+_UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk."
+# What it means not to hear from process 0 about a topic.
+_OUTCOMES = {
+    "written": _UNKNOWN,
+    "committed": _UNKNOWN,
     "retained": "The checkpoint was saved.",
 }
 
@@ -97,6 +101,12 @@ class Group:
         if self._client is not None:
             self._say(topic, self.index, [value, min(_in_use.copy())])
 
+    def said(self, topic: str) -> dict[int, Any]:
+        """What processes have said so far."""
+        who = range(0 if self._client is None else self.size)
+        said = {i: self._said(topic, i) for i in who}
+        return {i: value[0] for i, value in said.items() if value is not None}
+
     def _from_first(self, topic: str, value: Any = None) -> Any:
         if self._client is None:
             return _gather_on_devices(value)[0]
@@ -114,7 +124,8 @@ class Group:
         value = self._hear(topic, who, time.monotonic() + self._deadline + _GRACE)
         if value is None:
             late = range(self.size) if who == "all" else [0]
-            raise self._too_late(topic, [i for i in late if not self._said(topic, i)])
+            late = [i for i in late if self._said(topic, i) is None]
+            raise self._too_late(topic, late or [0], _OUTCOMES.get(topic, _NOTHING))
         return value
 
     def _hear(self, topic: str, who: int | str, end: float) -> Any:
@@ -130,12 +141,12 @@ class Group:
             raise _failed(e) from e
         return json.loads(text)
 
-    def _said(self, topic: str, who: int) -> bool:
+    def _said(self, topic: str, who: int) -> Any:
+        """`None` if it has said nothing so far."""
         try:
-            self._client.key_value_try_get(self._key(topic, who))
+            return json.loads(self._client.key_value_try_get(self._key(topic, who)))
         except jax.errors.JaxRuntimeError:
-            return False
-        return True
+            return None
 
     def _forget(self, before: int) -> None:
         """Let the service forget the undertakings that have ended everywhere."""
@@ -149,9 +160,10 @@ class Group:
     def _key(self, topic: str, who: int | str) -> str:
         return f"eqx_ckpt/{self._number}/{topic}/{who}"
 
-    def _too_late(self, topic: str, late: list[int]) -> CheckpointError:
-        names = " and ".join(f"process {i}" for i in late or [0])
-        outcome = _AFTERWARDS.get(topic, "Nothing was saved by this call.")
+    def _too_late(
+        self, topic: str, late: list[int], outcome: str = _NOTHING
+    ) -> CheckpointError:
+        names = " and ".join(f"process {i}" for i in late)
         return CheckpointError(
             f"No answer from {names} of {self.size} within {self._deadline:g} seconds "
             f"({topic}). It has died, hangs, or is late: its own output may say more. "

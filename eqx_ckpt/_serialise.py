@@ -255,7 +255,7 @@ class Save:
             else:
                 self._attempt = JointAttempt(group, target, overwrite, writes)
                 self.arrays = assigned(group, self.arrays)
-        except BaseException as e:
+        except Exception as e:
             if group is not None:
                 refuse(group, e)
             raise

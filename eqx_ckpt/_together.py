@@ -8,6 +8,7 @@ import contextlib
 import functools as ft
 import hashlib
 import os
+import shutil
 from collections.abc import Generator, Sequence
 from typing import Any
 from zlib import crc32
@@ -84,13 +85,19 @@ class JointAttempt:
         return False
 
     def commit(self, manifest: bytes) -> None:
-        assert self._attempt is not None
         self._awaited = ""
-        self._group.by_first("committed", ft.partial(self._attempt.commit, manifest))
+        self._group.by_first("committed", ft.partial(self._commit, manifest))
+
+    def _commit(self, manifest: bytes) -> None:
+        assert self._attempt is not None
+        # Who did not want to wait any longer has reported a failure.
+        for index, error in self._group.said("given up").items():
+            raise from_json(index, error)
+        self._attempt.commit(manifest)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others, if they wait for this process."""
-        with contextlib.suppress(CheckpointError):
+        """Tell the others, unless they know."""
+        with contextlib.suppress(CheckpointError, type(error)):
             if self._awaited == "written":
                 # This waits: nothing may be removed while the others write.
                 self._tell(error)
@@ -99,9 +106,11 @@ class JointAttempt:
                 self._group.by_first("committed", ft.partial(_raise, error))
             else:
                 # They know, unless it is process 0 that was late.
+                self._group.say("given up", to_json(error))
                 self._group.say("written", to_json(error))
 
     def _tell(self, error: BaseException | None) -> None:
+        """Say that this process has written, or why not, and hear it of the others."""
         self._awaited = ""
         told = None if error is None else to_json(error)
         errors = self._group.gather("written", told)
@@ -111,6 +120,9 @@ class JointAttempt:
 
     def abandon(self) -> None:
         if self._directory is not None:
+            # If process 0 did not wait, this process has written to a new one.
+            if not os.fstat(self._directory).st_nlink:
+                shutil.rmtree(self.base["path"], ignore_errors=True)
             os.close(self._directory)
         if self._attempt is not None:
             self._attempt.abandon()
@@ -135,7 +147,7 @@ def telling(group: Group | None) -> Generator[None, None, None]:
     """What fails in here, before there is a plan, fails in all processes."""
     try:
         yield
-    except BaseException as e:
+    except Exception as e:
         if group is not None:
             refuse(group, e)
         raise

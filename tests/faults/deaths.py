@@ -1,0 +1,151 @@
+"""Jobs of which a process dies, hangs or is late; run in all of their processes."""
+
+import functools as ft
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+import eqx_ckpt
+from eqx_ckpt import _commit, _processes, _serialise, _together
+
+from .programs import assert_same, DEADLINE, hidden
+from .troubles import attempt, caught, state
+
+
+# Instead of five seconds.
+GRACE = 0.5
+POINTS = (
+    "before the plan",
+    "after the plan",
+    "after the begin",
+    "amid the writes",
+    "after the writes",
+    "before the commit",
+    "after the commit",
+)
+
+
+def arm(point: str, act: Callable[[], Any]) -> None:
+    """Let this process do something at a point of its next save."""
+    joint, is_first = _together.JointAttempt, jax.process_index() == 0
+    if point == "amid the writes":
+        _amid(act)
+        return
+    owner, name, is_before = {
+        "before the plan": (_together, "_agree", True),
+        "after the plan": (_together, "_agree", False),
+        "after the begin": (joint, "begin", False),
+        "after the writes": (joint, "is_to_commit", True),
+        "before the commit": (joint, "_tell", False),
+        "after the commit": (
+            (_commit.DirectoryAttempt, "commit", False)
+            if is_first
+            else (joint, "is_to_commit", False)
+        ),
+    }[point]
+    whole = getattr(owner, name)
+
+    def acting(*args: Any) -> Any:
+        setattr(owner, name, whole)
+        if is_before:
+            act()
+        value = whole(*args)
+        if not is_before:
+            act()
+        return value
+
+    setattr(owner, name, acting)
+
+
+def _amid(act: Callable[[], Any]) -> None:
+    """Act once some of the pieces are on the disk."""
+    write_arrays = _serialise.write_arrays
+
+    def acting(shards: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(shards, 1)
+        time.sleep(0.1)
+        act()
+        yield from shards
+
+    def write(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> None:
+        _serialise.write_arrays = write_arrays
+        head = arrays[0]
+        head = head._replace(shards=acting(iter(head.shards)))
+        write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
+
+    _serialise.write_arrays = write
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_and_die(
+    directory: str, who: int, point: str, deadline: float
+) -> tuple[str, str, float]:
+    """Save step 1; then one process is killed while all of them save step 2."""
+    act = die if jax.process_index() == who else None
+    return _save_two(directory, point, act, deadline)
+
+
+def _save_two(
+    directory: str, point: str, act: Callable[[], Any] | None, deadline: float
+) -> tuple[str, str, float]:
+    eqx_ckpt.tree_serialise_leaves(f"{directory}/000001", state(1), deadline=DEADLINE)
+    if act is not None:
+        arm(point, act)
+    begin = time.monotonic()
+    path = f"{directory}/000002"
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=deadline)
+    return *caught(save, path, state(2)), time.monotonic() - begin
+
+
+def save_and_hang(
+    directory: str, who: int, point: str, deadline: float
+) -> tuple[str, str, float]:
+    """As `save_and_die`, but it hangs for longer than the others wait."""
+    _processes._GRACE = GRACE
+    dead = jax.process_index() == who
+
+    def hang() -> None:
+        time.sleep(deadline + GRACE + 3)
+        die()
+
+    return _save_two(directory, point, hang if dead else None, deadline)
+
+
+def die_while_first_is_late(
+    directory: str, who: int, deadline: float
+) -> tuple[str, str, float]:
+    """One process dies; process 0 comes later than the others would wait for it."""
+    _processes._GRACE = GRACE
+    acts = {0: ft.partial(time.sleep, 2 * GRACE), who: die}
+    act = acts.get(jax.process_index())
+    return _save_two(directory, "before the plan", act, deadline)
+
+
+def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
+    """One process is late, at each of two points; the next save works."""
+    _processes._GRACE = GRACE
+    found: dict[str, Any] = {}
+    for point in ("before the plan", "after the begin"):
+        if jax.process_index() == who:
+            arm(point, ft.partial(time.sleep, deadline + GRACE + 0.7))
+        save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=deadline)
+        found[point] = attempt(directory, point, save, f"{directory}/new", state(1))
+    return found
+
+
+def resume(directory: str) -> list[int]:
+    """In one process: every step is whole, and what was left over is gone."""
+    with eqx_ckpt.CheckpointManager(directory) as manager:
+        for step in manager.steps():
+            eqx_ckpt.verify(f"{directory}/{step:06d}")
+            assert_same(manager.restore(state(step), step), state(step))
+        assert not hidden(directory)
+        return manager.steps()

@@ -1,0 +1,254 @@
+"""What the processes of a job do in the tests; each function runs in all of them."""
+
+import functools as ft
+import hashlib
+import pathlib
+import socket
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
+
+import eqx_ckpt
+from eqx_ckpt import _serialise, _store
+
+
+# Which axes of the mesh (x=4, y=2) each leaf is sharded over.
+SPECS = {
+    "both": P("x", "y"),
+    "rows": P("x"),
+    "columns": P(None, "y"),
+    "one_axis": P(("x", "y")),
+    "nowhere": P(),
+    "bfloat16": P("y"),
+    "weak": P("x"),
+    "keys": P("y"),
+    "same_keys": P(),
+}
+DEADLINE = 20.0  # seconds; longer than anything here takes
+SPREAD_BYTES = 2**25
+
+
+def value(name: str) -> np.ndarray:
+    """The data of a leaf; of a key, its key data."""
+    if name.endswith("keys"):
+        return np.arange(16, dtype=np.uint32).reshape(8, 2)
+    if name == "weak":
+        return np.full(8, 2.5, np.float32)
+    dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.float32
+    seed = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 1000
+    return (np.arange(16 * 12).reshape(16, 12) + seed).astype(dtype)
+
+
+def mesh(x: int = 4, y: int = 2, *, first: str = "x") -> Mesh:
+    """All devices; with `first="y"`, the axes are transposed."""
+    devices = np.array(jax.devices())
+    if first == "y":
+        return Mesh(devices.reshape(y, x), ("y", "x"))
+    return Mesh(devices.reshape(x, y), ("x", "y"))
+
+
+def shared(data: np.ndarray, sharding: Sharding) -> jax.Array:
+    """An array of all processes."""
+    return jax.make_array_from_callback(
+        data.shape, sharding, lambda index: data[index], dtype=data.dtype
+    )
+
+
+def leaf(name: str, sharding: Sharding | None) -> Any:
+    """A leaf of the tree with the sharding; `None`: on one device."""
+    data = value(name)
+    if name == "weak":
+        fill = ft.partial(jnp.full, data.shape, 2.5)
+        return jax.jit(fill, out_shardings=sharding)()
+    array = jnp.asarray(data) if sharding is None else shared(data, sharding)
+    return jax.random.wrap_key_data(array) if name.endswith("keys") else array
+
+
+def tree(on: Mesh | None, specs: dict[str, P] = SPECS) -> dict[str, Any]:
+    """Leaves of every kind."""
+    every = {
+        name: leaf(name, None if on is None else NamedSharding(on, spec))
+        for name, spec in specs.items()
+    }
+    return {"shared": every, "local": local()} | some(on is not None)
+
+
+def local() -> dict[str, Any]:
+    """Leaves that each process has for itself."""
+    return {
+        "array": jnp.arange(5.0),
+        "key": jax.random.key(3),
+        "scalar": jnp.asarray(2.0),
+        "numpy": np.arange(6.0).reshape(2, 3),
+        "numpy_scalar": np.float32(1.5),
+        "bool": True,
+        "int": 7,
+        "float": 0.1,
+        "complex": 1j,
+    }
+
+
+def some(sharded: bool) -> dict[str, Any]:
+    """Leaves on some of the devices: of two processes, and of process 0 only."""
+    on_four, on_two = None, None
+    if sharded:
+        on_four = NamedSharding(Mesh(np.array(jax.devices()[2:6]), "x"), P("x"))
+        on_two = NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), P("x"))
+    return {"four": leaf("four", on_four), "two": leaf("two", on_two)}
+
+
+def pieces(array: Any) -> list[Any]:
+    """What can be seen of a leaf in this process, to the bit."""
+    if not isinstance(array, jax.Array):
+        return [type(array), np.asarray(array).dtype, np.asarray(array).tobytes()]
+    weak, dtype = getattr(array, "weak_type", False), str(array.dtype)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    shards = [
+        (str(shard.device), str(shard.index), np.asarray(shard.data).tobytes())
+        for shard in array.addressable_shards
+    ]
+    return [dtype, array.shape, weak, sorted(shards)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """The same leaves, with the same shards on the same devices."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    leaves = jax.tree.leaves_with_path(expected)
+    for (path, x), y in zip(leaves, jax.tree.leaves(found), strict=True):
+        assert pieces(y) == pieces(x), jax.tree_util.keystr(path)
+
+
+def save(path: str, asynchronous: bool = False) -> None:
+    saved = tree(mesh())
+    if asynchronous:
+        saving = eqx_ckpt.tree_serialise_leaves_async(path, saved, deadline=DEADLINE)
+        return saving.result()
+    return eqx_ckpt.tree_serialise_leaves(path, saved, deadline=DEADLINE)
+
+
+def restore(path: str, *, transposed: bool = False) -> None:
+    """Restore it onto the devices of this job, as `like` says."""
+    like = tree(mesh(first="y" if transposed else "x"))
+    assert_same(eqx_ckpt.tree_deserialise_leaves(path, like), like)
+
+
+def restore_by_mesh(path: str) -> None:
+    """Restore the shared leaves as they were sharded, on a mesh with other sizes."""
+    other = mesh(2, 4)
+    # The sizes of this mesh do not divide every leaf that it shards.
+    expected = tree(other)["shared"]
+    found = eqx_ckpt.tree_deserialise_leaves(
+        path, eqx_ckpt.tree_like(path, prefix="shared"), prefix="shared", sharding=other
+    )
+    assert_same(found, expected)
+
+
+def restore_on_one_device(path: str) -> None:
+    like = tree(None)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(path, like), like)
+    eqx_ckpt.verify(path)
+
+
+def save_and_restore(path: str) -> None:
+    """In one job: save, and restore as it was, transposed, and by a mesh."""
+    save(path)
+    eqx_ckpt.verify(path)
+    restore(path)
+    restore(path, transposed=True)
+    restore_by_mesh(path)
+    like = tree(mesh())
+    found = eqx_ckpt.tree_deserialise_leaves(path, like, read_once=True)
+    assert_same(found, like)
+    save(path + "-async", asynchronous=True)
+
+
+def alone(path: str) -> None:
+    """As a program that begins a job in any case, of however many processes."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as reserved:
+        address = "{}:{}".format(*reserved.getsockname())
+    jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address)
+    save_and_restore(path)
+
+
+def restore_anywhere(path: str) -> None:
+    restore(path)
+    restore(path, transposed=True)
+    restore_by_mesh(path)
+
+
+def hidden(directory: str) -> list[str]:
+    """What saves have left over."""
+    entries = pathlib.Path(directory).iterdir()
+    return sorted(entry.name for entry in entries if entry.name.startswith("."))
+
+
+# Who writes and who reads what.
+
+
+def spy_on_writes() -> list[tuple[str, str, int]]:
+    """From now on, of each piece that this process writes: leaf, region, bytes."""
+    seen: list[tuple[str, str, int]] = []
+    write_arrays = _serialise.write_arrays
+
+    def watched(name: str, shards: Iterator[Any]) -> Iterator[Any]:
+        for region, array in shards:
+            seen.append((name, str(region), array.nbytes))
+            yield region, array
+
+    def spy(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> None:
+        arrays = [a._replace(shards=watched(a.name, a.shards)) for a in arrays]
+        write_arrays(base, arrays, *args, **kwargs)
+
+    _serialise.write_arrays = spy
+    return seen
+
+
+def spy_on_reads() -> list[int]:
+    """From now on, the bytes of each region that this process reads."""
+    seen: list[int] = []
+    is_sound = _store._is_sound
+
+    def spy(base: Any, read: Any, *args: Any) -> bool:
+        shape, chunk = read.record.data_shape, read.record.chunk_shape
+        count = len(_store.touched(read.region, shape, chunk))
+        seen.append(count * int(np.prod(chunk)) * read.record.itemsize)
+        return is_sound(base, read, *args)
+
+    _store._is_sound = spy
+    return seen
+
+
+class Spread(NamedTuple):
+    """What one process did: the pieces that it wrote, and bytes."""
+
+    pieces: list[tuple[str, str, int]]
+    written: int
+    read: int
+    needed: int
+
+
+def spread(path: str) -> Spread:
+    """Save large arrays, and restore those that are sharded."""
+    data = np.arange(SPREAD_BYTES // 4, dtype=np.float32).reshape(16, 512, 1024)
+    specs = {"sharded": P("x", "y"), "partly": P("y"), "everywhere": P()}
+    saved = {n: shared(data, NamedSharding(mesh(), s)) for n, s in specs.items()}
+    seen, before = spy_on_writes(), _written()
+    eqx_ckpt.tree_serialise_leaves(path, saved, deadline=DEADLINE)
+    written = _written() - before
+    read = spy_on_reads()
+    found = eqx_ckpt.tree_deserialise_leaves(path, saved, where=lambda t: t["sharded"])
+    assert_same(found["sharded"], saved["sharded"])
+    needed = sum(shard.data.nbytes for shard in saved["sharded"].addressable_shards)
+    return Spread(seen, written, sum(read), needed)
+
+
+def _written() -> int:
+    """Bytes that this process has written to files so far."""
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["wchar"])

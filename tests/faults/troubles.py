@@ -1,0 +1,300 @@
+"""Jobs in which something goes wrong; each function runs in all of their processes."""
+
+import errno
+import functools as ft
+import logging
+import os
+import pathlib
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from eqx_ckpt import _manager, _processes, _serialise, _together
+
+from .programs import (
+    assert_same,
+    DEADLINE,
+    mesh,
+    restore,
+    save,
+    shared,
+    SPECS,
+    value,
+)
+
+
+def caught(call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """The type and the text of what a call raises."""
+    try:
+        call(*args, **kwargs)
+    except Exception as e:
+        notes = getattr(e, "__notes__", [])
+        return type(e).__name__, "\n".join([str(e), *notes])
+    return "", ""
+
+
+def state(step: int, spec: P = SPECS["both"]) -> dict[str, Any]:
+    """A small tree."""
+    data = value("both") + step
+    return {
+        "w": shared(data, NamedSharding(mesh(), spec)),
+        "same": shared(data, NamedSharding(mesh(), P())),
+        "numpy": np.arange(4) + step,
+        "step": step,
+    }
+
+
+class Case(NamedTuple):
+    """What a process raised, in how many seconds, and what process 0 found then."""
+
+    kind: str
+    text: str
+    seconds: float
+    entries: list[str]
+
+
+Save = Callable[..., Any]
+
+
+def attempt(directory: str, name: str, save: Save, *args: Any, **kwargs: Any) -> Case:
+    """What comes of a save; the next one then has to work."""
+    begin = time.monotonic()
+    kind, text = caught(save, *args, **kwargs)
+    seconds = time.monotonic() - begin
+    after = f"{directory}/after {name}"
+    eqx_ckpt.tree_serialise_leaves(after, state(1), deadline=DEADLINE)
+    entries = os.listdir(directory) if jax.process_index() == 0 else []
+    return Case(kind, text, seconds, [e for e in entries if not e.startswith("after")])
+
+
+def disagree(directory: str) -> dict[str, Case]:
+    """Saves of which process 1 wants something else than process 0."""
+    other = jax.process_index() == 1
+    good = state(1)
+    changes: dict[str, dict[str, Any]] = {
+        "more": {"zz": 1},
+        "shape": {"numpy": np.arange(5)},
+        "dtype": {"numpy": np.arange(4.0)},
+        "sharding": state(1, P("y", "x")),
+        "impossible": {"numpy": jax.ShapeDtypeStruct((4,), np.int64)},
+    }
+    cases: dict[str, Case] = {}
+
+    def check(name: str, tree: Any, path: str, **kwargs: Any) -> None:
+        save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=DEADLINE, **kwargs)
+        cases[name] = attempt(directory, name, save, path, tree)
+
+    for name, change in changes.items():
+        check(name, good | change if other else good, f"{directory}/new")
+    check("path", good, f"{directory}/{'other' if other else 'new'}")
+    check("overwrite", good, f"{directory}/new", overwrite=other)
+    check("exists", good, f"{directory}/after path")
+    check("memory", good, "memory://new")
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/after run", deadline=DEADLINE)
+
+    def save_step() -> None:
+        manager.save(2 if other else 1, good).result()
+
+    cases["step"] = attempt(directory, "step", save_step)
+    return cases
+
+
+class _Elsewhere:
+    """The module `os` of a machine on which a directory is another one."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: str, flags: int) -> int:
+        return os.open(path.replace(self._directory, "/nowhere"), flags)
+
+
+def fail(directory: str) -> dict[str, Case]:
+    """Saves that fail on one process only, in different phases."""
+    first, good = jax.process_index() == 0, state(1)
+    cases: dict[str, Case] = {}
+
+    def check(name: str, place: Any, attribute: str, broken: Any, here: bool) -> None:
+        whole = getattr(place, attribute)
+        save = ft.partial(_save_broken, place, attribute, broken if here else whole)
+        cases[name] = attempt(directory, name, save, f"{directory}/new", good)
+
+    check("not shared", _together, "os", _Elsewhere(directory), not first)
+    check("disk full", _serialise, "write_arrays", _raising(errno.ENOSPC), not first)
+    check("first full", _serialise, "write_arrays", _raising(errno.ENOSPC), first)
+    check("flush", _together, "flush", _raising(errno.EIO), not first)
+    check("begin", os, "mkdir", _raising(errno.EACCES), first)
+    lost = eqx_ckpt.CorruptCheckpointError("c.0 is missing")
+    check("look", _serialise, "checksum", _raising(lost), first)
+    check("rename", os, "rename", _raising(errno.EIO), first)
+    return cases
+
+
+def _save_broken(place: Any, attribute: str, value: Any, path: str, tree: Any) -> None:
+    whole = getattr(place, attribute)
+    setattr(place, attribute, value)
+    try:
+        eqx_ckpt.tree_serialise_leaves(path, tree, deadline=DEADLINE)
+    finally:
+        setattr(place, attribute, whole)
+
+
+def _raising(error: int | Exception) -> Callable[..., Any]:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(error, os.strerror(error)) if isinstance(error, int) else error
+
+    return broken
+
+
+def unseen(directory: str) -> dict[str, Case]:
+    """A save in the background fails; process 1 looks at its future, 0 does not."""
+    first, good = jax.process_index() == 0, state(1)
+    whole = _serialise.write_arrays
+    if not first:
+        _serialise.write_arrays = _raising(errno.ENOSPC)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
+    saving = save(f"{directory}/new", good)
+    wait([saving])
+    _serialise.write_arrays = whole
+    if not first:
+        saving.exception()
+
+    def save_and_look() -> None:
+        save(f"{directory}/new", good).result()
+
+    return {"unseen": attempt(directory, "unseen", save_and_look)}
+
+
+def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int]]:
+    """Process 0 cannot remove an old step; the run goes on."""
+    keep, deadline = eqx_ckpt.keep_last(1), DEADLINE
+    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=deadline)
+    manager.save(1, state(1)).result()
+    whole = _manager.remove
+    if jax.process_index() == 0:
+        _manager.remove = _raising(errno.EIO)
+    errors = {2: caught(manager.save(2, state(2)).result)}
+    manager.save(3, state(3))
+    errors[3] = caught(manager.wait)
+    _manager.remove = whole
+    manager.save(4, state(4)).result()
+    return errors, manager.steps()
+
+
+def in_the_background(directory: str) -> None:
+    """Several saves at once, of arrays that are donated afterwards, and a busy main."""
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    write_arrays = _serialise.write_arrays
+
+    go_on = threading.Event()
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        go_on.wait(DEADLINE)
+        write_arrays(*args, **kwargs)
+
+    if jax.process_index() == 0:
+        _serialise.write_arrays = slowly
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/run", deadline=DEADLINE)
+    array, savings = state(0)["w"], []
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
+    for n in range(4):
+        savings.append(save(f"{directory}/{n}", {"w": array}))
+        array = step(array)
+    for _ in range(100):  # Each of these is an agreement too.
+        assert not manager.should_save(0)
+    assert not any(saving.done() for saving in savings)
+    go_on.set()
+    for n, saving in enumerate(savings):
+        saving.result()
+        like = {"w": state(n)["w"]}
+        assert_same(eqx_ckpt.tree_deserialise_leaves(f"{directory}/{n}", like), like)
+    assert not manager.should_save(0)
+    if jax.process_index() == 0:
+        # It has let the service forget all but the last agreement.
+        remembered = _processes._client().key_value_dir_get("eqx_ckpt/")
+        assert len(remembered) < 10, remembered
+    manager.close()
+
+
+def train(directory: str) -> dict[str, Any]:
+    """A run with retention; damage that only one process meets; SIGTERM to one."""
+    is_first, keep = jax.process_index() == 0, eqx_ckpt.keep_last(2)
+    run = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
+    assert run.latest() is None
+    saved: list[list[int]] = []
+    for step in range(1, 5):
+        saving = run.save(step, state(step), metadata={"loss": 1 / step})
+        if step != 2:
+            saving.result()
+            saved.append(run.steps())
+    seen: dict[str, Any] = {"after saving": saved}
+    seen |= {"latest": run.latest(), "best": run.best("loss")}
+    assert_same(run.restore(state(0)), state(4))
+    if is_first:
+        # Process 0 has none of these rows.
+        chunk = pathlib.Path(directory, "000004", "w", "c.3.0")
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    assert not run.should_save(5)
+    seen["damaged"] = caught(run.restore, state(0))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert_same(run.restore(state(0), on_damage="fallback"), state(3))
+    seen["fallback"] = [str(warning.message) for warning in warned]
+    run.save(4, state(4)).result()
+    assert_same(run.restore(state(0)), state(4))
+    like = state(0) | ({} if is_first else {"more": 1})
+    seen["another tree"] = caught(run.restore, like)
+    if not is_first:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert run.should_save(5)
+    run.save(5, state(5))
+    assert not run.should_save(5)
+    run.close()
+    return seen | {"at the end": run.steps()}
+
+
+def read_once_what_is_damaged(path: str) -> tuple[str, str]:
+    """Only process 0 reads the damaged leaf, and would send it to the others."""
+    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
+    if jax.process_index() == 0:
+        chunk = pathlib.Path(path, "same", "c.0.0")
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    eqx_ckpt.tree_serialise_leaves(f"{path}-2", state(2), deadline=DEADLINE)
+    read = ft.partial(eqx_ckpt.tree_deserialise_leaves, like=state(0), read_once=True)
+    assert_same(read(f"{path}-2"), state(2))
+    return caught(read, path)
+
+
+def without_a_service(directory: str) -> list[Any]:
+    """As on a JAX that has no coordination service that we know."""
+    _processes._client = lambda: None
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("eqx_ckpt").addHandler(handler)
+    save(f"{directory}/new")
+    restore(f"{directory}/new")
+    save(f"{directory}/async", asynchronous=True)
+    other = jax.process_index() == 1
+    bad = state(1) | ({"zz": 1} if other else {})
+    errors = [
+        caught(eqx_ckpt.tree_serialise_leaves, f"{directory}/bad", bad),
+        caught(eqx_ckpt.tree_serialise_leaves, f"{directory}/new", state(1)),
+    ]
+    with eqx_ckpt.CheckpointManager(f"{directory}/run") as run:
+        run.save(1, state(1))
+        assert not run.should_save(2)
+        assert_same(run.restore(state(0)), state(1))
+    return [said, *errors, sorted(os.listdir(directory))]

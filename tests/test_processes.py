@@ -1,0 +1,279 @@
+"""Several processes save and restore one checkpoint."""
+
+import pathlib
+import re
+import signal
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from faults import deaths, jobs, programs, troubles
+from faults.zygote import Zygote
+from helpers import files_below
+
+
+pytest_plugins = ["faults.fixtures"]
+
+
+def test_restored_by_any_processes(zygote: Zygote, disk: pathlib.Path) -> None:
+    """Saved by two processes, it is what one process would have saved."""
+    two, one = disk / "two", disk / "one"
+    zygote.call(jobs.values, 2, 4, programs.save_and_restore, str(two))
+    zygote.call(jobs.values, 1, 8, programs.save_and_restore, str(one))
+    for path in (two, disk / "two-async", disk / "one-async"):
+        assert files_below(path) == files_below(one)
+        for name in files_below(one):
+            assert (path / name).read_bytes() == (one / name).read_bytes(), name
+    zygote.call(jobs.values, 1, 8, programs.restore_anywhere, str(two))
+    zygote.call(jobs.values, 4, 2, programs.restore_anywhere, str(two))
+    zygote.call(jobs.values, 1, 1, programs.restore_on_one_device, str(two))
+
+
+def test_saved_by_four_processes(zygote: Zygote, disk: pathlib.Path) -> None:
+    zygote.call(jobs.values, 4, 2, programs.save_and_restore, str(disk / "four"))
+    zygote.call(jobs.values, 2, 4, programs.restore_anywhere, str(disk / "four"))
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_each_writes_and_reads_its_part(
+    zygote: Zygote, disk: pathlib.Path, processes: int, devices: int
+) -> None:
+    path = disk / "new"
+    args = (processes, devices, programs.spread, str(path))
+    parts = zygote.call(jobs.values, *args)
+    pieces = [piece for part in parts for piece in part.pieces]
+    assert len(set(pieces)) == len(pieces)
+    assert sum(nbytes for *_, nbytes in pieces) == 3 * programs.SPREAD_BYTES
+    sizes = [
+        {
+            name: sum(nbytes for leaf, _, nbytes in part.pieces if leaf == name)
+            for name in ("sharded", "partly", "everywhere")
+        }
+        for part in parts
+    ]
+    for name in sizes[0]:
+        shares = [size[name] for size in sizes]
+        assert max(shares) <= 1.2 * min(shares), (name, shares)
+    for part, size in zip(parts, sizes, strict=True):
+        # What is counted is what reaches the files.
+        assert sum(size.values()) <= part.written <= 1.05 * sum(size.values())
+        assert part.needed <= part.read <= 1.05 * part.needed
+
+
+def test_no_buffer_is_larger_than_a_shard(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array is never gathered on the host, not even in one process."""
+    data = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    specs = {"both": P("x", "y"), "rows": P("x"), "columns": P(None, "y")}
+    mesh = programs.mesh()
+    tree = {n: jax.device_put(data, NamedSharding(mesh, s)) for n, s in specs.items()}
+    asarray, sizes = np.asarray, []
+
+    def watched(array, *args, **kwargs):
+        found = asarray(array, *args, **kwargs)
+        if isinstance(array, jax.Array):
+            sizes.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(np, "asarray", watched)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
+    eqx_ckpt.tree_serialise_leaves_async(tmp_path / "async", tree).result()
+    assert len(sizes) == 2 * (8 + 4 + 2)
+    assert max(sizes) == data.nbytes // 2
+    assert sum(sizes) == 2 * 3 * data.nbytes
+
+
+def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = zygote.call(jobs.values, 2, 4, troubles.disagree, str(disk))
+    for name, lines in {
+        "more": ["no more leaves", "leaf 'zz', Python int"],
+        "shape": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy int64[5]"],
+        "dtype": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy float64[4]"],
+        "sharding": ["leaf 'w', float32[16, 12], sharded as {", "leaf 'w', float32"],
+        "path": [f"path '{disk}/new/'", f"path '{disk}/other/'"],
+        "overwrite": [f"path '{disk}/new/'", f"path '{disk}/new/', overwrite=True"],
+        "step": [f"path '{disk}/after run/000001", f"path '{disk}/after run/000002"],
+    }.items():
+        case = first.pop(name)
+        assert (case.kind, case.text) == (second[name].kind, second.pop(name).text)
+        assert case.kind == "LeafMismatchError"
+        assert case.text.startswith("The processes do not save the same:\n")
+        for index, line in enumerate(lines):
+            assert f"\n- process {index}: {line}" in case.text, name
+        _check_soon_and_clean(case)
+    for name, kind, words in [
+        ("impossible", "CheckpointError", "'numpy' is a `jax.ShapeDtypeStruct`"),
+        ("exists", "CheckpointExistsError", f"'{disk}/after path' exists already"),
+        ("memory", "CheckpointError", "is in the memory of one process"),
+    ]:
+        for case in (first.pop(name), second.pop(name)):
+            assert case.kind == kind
+            assert words in case.text
+            _check_soon_and_clean(case)
+    assert not first
+    assert not second
+
+
+def _check_soon_and_clean(case: troubles.Case) -> None:
+    assert case.seconds < programs.DEADLINE / 4
+    assert not case.entries
+
+
+@pytest.mark.parametrize("program", [troubles.fail, troubles.unseen])
+def test_what_fails_on_one_fails_on_all(
+    zygote: Zygote, disk: pathlib.Path, program
+) -> None:
+    first, second = zygote.call(jobs.values, 2, 4, program, str(disk))
+    failing = dict.fromkeys(("not shared", "disk full", "flush"), 1)
+    for name, case in first.items():
+        assert case.kind == second[name].kind != "", name
+        errors = [case.text, second[name].text]
+        culprit = failing.get(name, 0)
+        own = re.sub(r"^\[Errno \d+\] ", "", errors[culprit])
+        assert f"Process {culprit} failed: {case.kind}: " in errors[1 - culprit], name
+        assert own in errors[1 - culprit], name
+        _check_soon_and_clean(case)
+    if program is troubles.fail:
+        path = f"{disk}/.new."
+        assert f"Process 1 does not see {path}" in first["not shared"].text
+        assert "save to one shared directory" in first["not shared"].text
+    assert not programs.hidden(str(disk))
+
+
+def test_a_failure_to_remove_old_steps_is_told_to_all(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    ends = zygote.call(jobs.values, 2, 4, troubles.fail_to_remove, str(disk / "run"))
+    for step, kind, text in [(s, *e) for end in ends for s, e in end[0].items()]:
+        assert kind == "OSError"
+        assert f"Step {step} was saved. Removing older steps failed." in text
+    assert [steps for _, steps in ends] == [[4], [4]]
+
+
+def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = zygote.call(jobs.values, 2, 4, troubles.train, str(disk / "run"))
+    for seen in (first, second):
+        assert seen["after saving"] == [[1], [2, 3], [3, 4]]
+        assert (seen["latest"], seen["best"]) == (4, 4)
+        kind, text = seen["damaged"]
+        assert kind == "CorruptCheckpointError"
+        assert "'w': c.3.0 is not the chunk that was saved." in text
+        assert "Step 3 is whole" in text
+        (warning,) = seen["fallback"]
+        assert warning.startswith("Step 4 is damaged, and step 3 was restored: ")
+        kind, text = seen["another tree"]
+        assert kind == "LeafMismatchError"
+        assert "'more': Python int in `like`, not in the checkpoint" in text
+        assert seen["at the end"] == [4, 5]
+    # Only process 1 reads the damaged chunk, and only it has another tree.
+    for what in ("damaged", "another tree"):
+        assert first[what][1].startswith("Process 1 failed: ")
+        assert not second[what][1].startswith("Process ")
+
+
+def test_damage_that_one_process_reads_for_all(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    args = (2, 4, troubles.read_once_what_is_damaged, str(disk / "new"))
+    for kind, text in zygote.call(jobs.values, *args):
+        assert kind == "CorruptCheckpointError"
+        assert "'same': c.0.0 is not the chunk that was saved." in text
+
+
+def test_several_saves_in_the_background(zygote: Zygote, disk: pathlib.Path) -> None:
+    zygote.call(jobs.values, 2, 4, troubles.in_the_background, str(disk))
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
+    """The older step is whole, there is no half of the new one, and no debris stays."""
+    calls = [
+        (2, 4, deaths.save_and_die, str(disk / point), who, point, 4.0)
+        for point in deaths.POINTS
+    ]
+    for (*_, point, deadline), ends in zip(
+        calls, zygote.call(jobs.at_once, calls), strict=True
+    ):
+        assert ends[who].signal == signal.SIGKILL, (point, ends)
+        survivor = ends[1 - who]
+        saved = point == "after the commit" or (who, point) == (1, "before the commit")
+        if who == 0:
+            # JAX's coordination service died with it: JAX ends its clients at once.
+            assert survivor.signal == signal.SIGABRT or survivor.value[0], point
+        elif saved:
+            assert survivor.value[0] == "", point
+        else:
+            _check_names(survivor, who, deadline, point)
+        found = zygote.call(jobs.values, 1, 8, deaths.resume, str(disk / point))
+        assert found == [[1, 2] if saved else [1]], point
+
+
+def _check_names(end: jobs.End, who: int, seconds: float, where: str) -> None:
+    assert not end.error, (where, end.error)
+    kind, text, passed = end.value
+    assert kind == "CheckpointError", where
+    assert text.startswith(f"No answer from process {who} of "), where
+    assert passed < seconds + 2, where
+
+
+def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
+    calls = [
+        (2, 4, deaths.save_and_hang, str(disk / point), 0, point, 3.0)
+        for point in deaths.POINTS
+    ]
+    for (*_, point, deadline), ends in zip(
+        calls, zygote.call(jobs.at_once, calls), strict=True
+    ):
+        _check_names(ends[1], 0, deadline + deaths.GRACE, point)
+        saved = point == "after the commit"
+        unknown = "Whether the checkpoint was saved is not known" in ends[1].value[1]
+        assert unknown or not saved
+        found = zygote.call(jobs.values, 1, 8, deaths.resume, str(disk / point))
+        assert found == [[1, 2] if saved else [1]], point
+
+
+def test_kill_one_of_four(zygote: Zygote, disk: pathlib.Path) -> None:
+    """The others name it, and not process 0, which tells them or is late itself."""
+    first, second = str(disk / "first"), str(disk / "second")
+    calls = [
+        (4, 2, deaths.save_and_die, first, 2, "amid the writes", 3.0),
+        (4, 2, deaths.die_while_first_is_late, second, 2, 3.0),
+    ]
+    for ends in zygote.call(jobs.at_once, calls):
+        assert ends[2].signal == signal.SIGKILL
+        for index in (0, 1, 3):
+            _check_names(ends[index], 2, 3.0 + deaths.GRACE, f"process {index}")
+            assert "from process 2 of 4 within 3 seconds" in ends[index].value[1]
+    for directory in (first, second):
+        assert zygote.call(jobs.values, 1, 8, deaths.resume, directory) == [[1]]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_late_process_is_named(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
+    """All of them raise, nothing is saved, and the next save works."""
+    ends = zygote.call(jobs.values, 2, 4, deaths.be_late, str(disk), who, 1.5)
+    for point in ends[0]:
+        for case in (cases[point] for cases in ends):
+            assert case.kind == "CheckpointError", point
+            assert f"No answer from process {who} of 2 within 1.5 seconds" in case.text
+            assert case.seconds < 1.5 + deaths.GRACE + 0.7 + 1
+            assert not case.entries, point
+
+
+def test_without_the_coordination_service(zygote: Zygote, disk: pathlib.Path) -> None:
+    ends = zygote.call(jobs.values, 2, 4, troubles.without_a_service, str(disk))
+    for warned, different, exists, entries in ends:
+        assert [line for line in warned if "no coordination service" in line] == warned
+        assert len(warned) == 1
+        assert different[0] == "LeafMismatchError"
+        assert "- process 1: leaf 'zz', Python int" in different[1]
+        assert exists[0] == "CheckpointExistsError"
+        assert entries == ["async", "new", "run"]
+
+
+def test_a_job_of_one_process(zygote: Zygote, disk: pathlib.Path) -> None:
+    zygote.call(jobs.values, 1, 8, programs.alone, str(disk / "new"))
