@@ -101,6 +101,8 @@ def _measurements(args: argparse.Namespace, scratch: Path) -> Iterator[Result]:
 def _one_peer(
     peer: str, saved: str, workloads: Sequence[str], scale: str, path: Path
 ) -> Iterator[Result]:
+    if saved == "E" and peer not in _ON_MESHES:
+        return
     yield run("save", peer, saved, scale, path)
     for workload in workloads:
         if workload != "D" or peer in _RESTORING_PARTS:
@@ -113,7 +115,7 @@ def _of_saves(
     measure: Sequence[str], peers: Sequence[str], saved: str
 ) -> Iterator[tuple[str, str]]:
     """What is measured of saves alone, and of whom."""
-    for peer in peers:
+    for peer in peers if saved != "E" else ():
         if "async" in measure and peer in _IN_BACKGROUND:
             yield "background", peer
         if "manager" in measure and peer == table.OURS and saved != "A":
@@ -128,6 +130,7 @@ def _remove(path: Path, saved: str) -> None:
 
 
 _IN_BACKGROUND = {"eqx_ckpt", "orbax", "orbax-files", "orbax-v1", "jax"}
+_ON_MESHES = _IN_BACKGROUND
 _RESTORING_PARTS = {
     "eqx_ckpt",
     "safetensors",

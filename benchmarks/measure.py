@@ -44,6 +44,8 @@ def run(action: str, peer: str, workload: str, scale: str, path: Path) -> Result
     result = {"action": action, "peer": peer, "workload": workload, "scale": scale}
     command = [sys.executable, "-m", "benchmarks.measure"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    if workload == "E":
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     # Without compiled files an import would be a compilation.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
@@ -86,9 +88,9 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     restore_once, check = _restorer(peer, workload, scale, path)
     for file in _files(path):
         _read_through(file)
-    base = _reset_peak()
+    base, read = _reset_peak(), _bytes_read()
     first = timed = _timed(restore_once)
-    peak = _peak() - base
+    peak, read = _peak() - base, _bytes_read() - read
     first = first._replace(value=None)
     later: list[Timed] = []
     for _ in range(2):
@@ -102,6 +104,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
         "steady": sum(t.seconds for t in later) / 2,
         "steady_cpu": sum(t.cpu for t in later) / 2,
         "restore_peak": peak,
+        "read": read,
     }
 
 
@@ -270,10 +273,10 @@ def _restorer(
     import jax
 
     from .peers import PEERS
-    from .workloads import check_same, filled, SAVED_BY, skeleton
+    from .workloads import check_same, filled, SAVED_BY, skeleton, target
 
     opened = PEERS[peer]()
-    like = skeleton(workload, scale)
+    like = target(workload, scale)
     adapted = opened.adapt(like)
     function = opened.restore
     if workload == "D":
@@ -324,6 +327,16 @@ def _forget(path: Path) -> str:
         Path("/proc/sys/vm/drop_caches").write_text("2")
         return "fadvise, drop_caches"
     return "fadvise"
+
+
+def _bytes_read() -> int:
+    """What TensorStore has read from files so far; 0 if it is not in use."""
+    if (tensorstore := sys.modules.get("tensorstore")) is None:
+        return 0
+    metrics = tensorstore.experimental_collect_matching_metrics("/tensorstore/")
+    names = ("/tensorstore/kvstore/file/bytes_read", "/tensorstore/file/mmap_bytes")
+    found = [metric["values"] for metric in metrics if metric["name"] in names]
+    return sum(value["value"] for values in found for value in values)
 
 
 def _reset_peak() -> int:

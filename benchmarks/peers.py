@@ -125,7 +125,7 @@ def _orbax(*, use_ocdbt: bool) -> Peer:
         start(path, tree)()
 
     def restore(path: Path, like: Any, *, part: bool = False) -> Any:
-        like = jtu.tree_map(_on_one_device, like)
+        like = jtu.tree_map(_placed, like)
         args = ocp.args.PyTreeRestore(
             like,
             restore_args=ocp.checkpoint_utils.construct_restore_args(like),
@@ -154,7 +154,7 @@ def orbax_v1() -> Peer:
     options = ocp.options.PyTreeOptions(loading=loading)
 
     def restore(path: Path, like: Any) -> Any:
-        return ocp.load_pytree(path, jtu.tree_map(_on_one_device, like))
+        return ocp.load_pytree(path, jtu.tree_map(_placed, like))
 
     def restore_part(path: Path, like: Any) -> Any:
         with ocp.Context(pytree_options=options):
@@ -166,8 +166,8 @@ def orbax_v1() -> Peer:
     return Peer(nested, ocp.save_pytree, restore, restore_part, start)
 
 
-def _on_one_device(struct: Any) -> jax.ShapeDtypeStruct:
-    sharding = SingleDeviceSharding(jax.devices()[0])
+def _placed(struct: Any) -> jax.ShapeDtypeStruct:
+    sharding = struct.sharding or SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
 
 
@@ -195,9 +195,8 @@ def jax_manager() -> Peer:
         start(path, arrays)()
 
     def restore(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
-        sharding = SingleDeviceSharding(jax.devices()[0])
         arrays = manager.deserialize(
-            [sharding] * len(like),
+            [_placed(struct).sharding for struct in like.values()],
             specs(path, like),
             [struct.shape for struct in like.values()],
             [struct.dtype for struct in like.values()],

@@ -51,6 +51,10 @@ _TARGETS = (
     ("C", "cold", 0.25, "best orbax"),
     ("D", "steady", 1.5, "safetensors"),
     ("D", "cold", 1.5, "best peer"),
+    ("E", "save", 1.2, "jax"),
+    ("E", "first", 0.6, "best peer"),
+    ("E", "steady", 0.2, "best peer"),
+    ("E", "cold", 0.8, "best peer"),
     ("A", "blocked", 1.0, "best orbax"),
     ("B", "blocked", 1.0, "best orbax"),
     ("C", "blocked", 0.3, "best orbax"),
@@ -131,6 +135,7 @@ def ratios(results: Sequence[Result]) -> str:
     rows = [
         *_time_rows(table),
         *_memory_rows(table),
+        *_read_rows(table),
         *_manager_rows(table),
         *_import_rows(table),
     ]
@@ -158,7 +163,7 @@ def _time_rows(table: Table) -> Iterable[Sequence[str]]:
 
 
 def _memory_rows(table: Table) -> Iterable[Sequence[str]]:
-    for workload in ("A", "B", "C"):
+    for workload in ("A", "B", "C", "E"):
         size = table.measured(workload, "nbytes", OURS)
         for key in ("save_peak", "restore_peak"):
             peak = table.measured(workload, key, OURS)
@@ -176,6 +181,21 @@ def _memory_rows(table: Table) -> Iterable[Sequence[str]]:
                 f"<= {target / MIB:.0f} MiB",
                 _yes(above <= target),
             )
+
+
+def _read_rows(table: Table) -> Iterable[Sequence[str]]:
+    read = table.measured("E", "read", OURS)
+    size = table.measured("E", "nbytes", OURS)
+    if read is not None and size is not None:
+        yield (
+            "E",
+            "bytes that a restore reads",
+            f"{read.text(MIB, 4)} MiB",
+            f"bytes restored: {size.text(MIB, 4)} MiB",
+            f"{read.median / size.median:.2f}",
+            "",
+            "",
+        )
 
 
 def _manager_rows(table: Table) -> Iterable[Sequence[str]]:

@@ -11,13 +11,15 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import PyTree
 
 
 SCALES = ("small", "full")
 
-# What a run of each workload saves. D restores a part of what B saved.
-SAVED_BY = {"A": "A", "B": "B", "C": "C", "D": "B"}
+# What a run of each workload saves. D restores a part of what B saved; E is A, saved
+# from a mesh and restored onto another one.
+SAVED_BY = {"A": "A", "B": "B", "C": "C", "D": "B", "E": "E"}
 
 
 class Block(eqx.Module):
@@ -64,14 +66,33 @@ def skeleton(name: str, scale: str) -> PyTree:
     `C` may be followed by the number of leaves, as in `C20000`.
     """
     small = scale == "small"
-    if name == "A":
+    if name in ("A", "E"):
         rows = 64 if small else 8192
-        return {f"array{i}": _struct(rows, 4096) for i in range(16)}
+        arrays = {f"array{i}": _struct(rows, 4096) for i in range(16)}
+        return arrays if name == "A" else _sharded(arrays, (4, 2), P("x", "y"))
     if name in ("B", "D"):
         sizes = {"width": 64, "layers": 2, "vocabulary": 512} if small else {}
         state = eqx.filter_eval_shape(ft.partial(_train_state, **sizes), jr.key(0))
         return {"model": state["model"]} if name == "D" else state
     return _many(int(name[1:] or (200 if small else 5000)))
+
+
+def target(name: str, scale: str) -> PyTree:
+    """What a restore is to fill: for E, half of the arrays in other parts each."""
+    like = skeleton(name, scale)
+    if name != "E":
+        return like
+    blocks = _sharded(like, (2, 4), P("x", "y"))
+    rows = _sharded(like, (2, 4), P(("x", "y")))
+    return {key: (rows if i % 2 else blocks)[key] for i, key in enumerate(like)}
+
+
+def _sharded(tree: PyTree, shape: tuple[int, int], spec: P) -> PyTree:
+    mesh = jax.make_mesh(shape, ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, spec)
+    return jtu.tree_map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
 
 
 def _struct(*shape: int) -> jax.ShapeDtypeStruct:
@@ -106,7 +127,9 @@ def filled(tree: PyTree) -> PyTree:
     noise = np.random.default_rng(0).random(2**24, np.float32)
     structs, treedef = jtu.tree_flatten(tree)
     arrays = [_noisy(noise, i, struct) for i, struct in enumerate(structs)]
-    return jax.block_until_ready(treedef.unflatten(jax.device_put(arrays)))
+    places = [struct.sharding for struct in structs]
+    placed = jax.device_put(arrays, None if None in places else places)
+    return jax.block_until_ready(treedef.unflatten(placed))
 
 
 def _noisy(noise: np.ndarray, i: int, struct: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -52,8 +52,9 @@ def targets_of(sharding: PyTree, like: PyTree, is_leaf: IsLeaf) -> list[Any]:
         nodes = jtu.tree_structure(sharding, _is_target).flatten_up_to(like)
     except ValueError as e:
         raise LeafMismatchError(
-            f"`sharding` is no prefix of `like`: {e} Pass one sharding for all leaves, "
-            "or a PyTree whose structure is that of the upper part of `like`."
+            f"`sharding` is no prefix of `like`: {str(e)[:300]} Pass one sharding for "
+            "all leaves, a function that is no PyTree itself, or a PyTree whose "
+            "structure is that of the upper part of `like`."
         ) from e
     return [
         target

@@ -233,13 +233,13 @@ def read_regions(
 
     root, context = _kvstore(base), _context()
     specs: dict[LeafRecord, ts.Spec] = {}
-    folders: set[str] = set()
+    known: set[str] = set()
     buffers: list[np.ndarray] = []
     reading: list[tuple[str, ts.WriteFutures, int]] = []
     try:
         # While TensorStore reads one batch, the next one is looked through.
         for batch in batches(reads, lambda read: read.nbytes, _BATCH):
-            sound = [_is_sound(base, read, folders, damage) for read in batch]
+            sound = [_is_sound(base, read, known, damage) for read in batch]
             # The metadata are known, so that nothing is read to open an array.
             opening = [
                 ts.open(
@@ -276,7 +276,7 @@ def read_regions(
 
 
 def _is_sound(
-    base: KvSpec, read: RegionRead, folders: set[str], damage: dict[str, str]
+    base: KvSpec, read: RegionRead, known: set[str], damage: dict[str, str]
 ) -> bool:
     """Compare the tails of the chunks of a region with the manifest.
 
@@ -290,11 +290,14 @@ def _is_sound(
     try:
         for i in touched(read.region, shape, chunk) if keys else ():
             key = f"{read.name}/{keys[i]}"
-            _check_folders(base, key, folders)
+            if key in known:
+                continue
+            _check_folders(base, key, known)
             if checksum(base, key, record, look_through=True) != record.crc32c[i]:
                 raise CorruptCheckpointError(
                     f"{keys[i]} is not the chunk that was saved"
                 )
+            known.add(key)
     except CorruptCheckpointError as e:
         damage.setdefault(read.name, str(e))
         return False

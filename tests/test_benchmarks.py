@@ -22,6 +22,14 @@ def test_a_part_is_measured(tmp_path):
         measure.restore("equinox", "D", "small", tmp_path / "saved")
 
 
+def test_another_mesh_is_measured(tmp_path):
+    saved = measure.save("eqx_ckpt", "E", "small", tmp_path / "saved")
+    restored = measure.restore("eqx_ckpt", "E", "small", tmp_path / "saved")
+    assert restored["read"] >= saved["nbytes"]
+    result = {"workload": "E", "peer": "eqx_ckpt", **saved, **restored}
+    assert "| E | bytes that a restore reads |" in table.ratios([result])
+
+
 def test_a_save_in_the_background_is_measured(tmp_path):
     measured = measure.run("background", "eqx_ckpt", "B", "small", tmp_path / "saved")
     assert measured.keys() >= {"blocked_first", "blocked", "blocked_step"}, measured

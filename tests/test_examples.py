@@ -1,18 +1,27 @@
 """The examples: the same code on the same data, here and there in fewer steps."""
 
+import contextlib
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import equinox as eqx
 import jax
+import numpy as np
 import pytest
 
 import eqx_ckpt
 from examples import demo, digits
 from examples.evaluate import evaluate
+from examples.language import init
+from examples.sharded import make_like, make_mesh
 from examples.train import log, train
 from examples.transfer import OddOrEven, restore_encoder, transfer
+from helpers import assert_same
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +112,52 @@ def test_the_demo_shows_the_checkpoint(run, capsys):
 def test_the_demo_ends_at_what_is_not_true():
     with pytest.raises(SystemExit, match="This should be true, and is not: 2 < 1."):
         demo.check("2 < 1", 2 < 1)
+
+
+def sharded(run, *arguments):
+    """Runs `examples.sharded`, and ends all of its processes if they take too long."""
+    command = [sys.executable, "-m", "examples.sharded", run, *arguments]
+    with subprocess.Popen(
+        list(map(str, command)),
+        cwd=demo.project,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed = process.communicate(timeout=120)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0
+    assert printed.count("the same to the bit: True") == 2, printed
+    return printed
+
+
+def losses(run):
+    manager = eqx_ckpt.CheckpointManager(run)
+    return {s: manager.read_manifest(s).metadata["loss"] for s in manager.steps()}
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_two_processes_on_another_mesh(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    sharded(whole, "--data", 2, "--steps", 40)
+    shutil.copytree(whole / "000010", parts / "000010")
+    shutil.copytree(whole / "000020", parts / "000020")
+    printed = sharded(parts, "--data", 4, "--steps", 40, "--processes", 2)
+    assert "goes on from step 20\n" in printed
+    found, expected = losses(parts), losses(whole)
+    assert found.keys() == expected.keys() == {10, 20, 30, 40}
+    # The sums of another mesh are rounded otherwise.
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-3)
+
+    skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
+    for step in (parts / "000020", parts / "000040"):
+        one = eqx_ckpt.tree_deserialise_leaves(step, skeleton)
+        for data in (1, 2, 4, 8):
+            like = make_like(make_mesh(data))
+            many = eqx_ckpt.tree_deserialise_leaves(step, like)
+            assert_same(many, one)
+            query = many["model"].blocks[0].attention.query_proj.weight
+            assert query.sharding.shard_shape(query.shape) == (64 * data // 8, 64)
