@@ -191,6 +191,19 @@ def test_an_explicit_mesh(path, tree):
     np.testing.assert_array_equal(restored["w"], tree["w"])
 
 
+def test_saved_from_an_explicit_mesh(tree, tmp_path):
+    explicit = mesh(AxisType.Explicit, x=4, y=2)
+    array = jax.device_put(np.asarray(tree["w"]), on(explicit, "y", "x"))
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", array)
+    record = eqx_ckpt.read_manifest(tmp_path / "new").leaves["@root"]
+    assert record.chunk_shape == (8, 3)
+    assert record.sharding is not None
+    assert record.sharding["spec"] == ["y", "x"]
+    restored = eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", array)
+    assert restored.sharding == array.sharding
+    np.testing.assert_array_equal(restored, array)
+
+
 def test_an_abstract_mesh_needs_a_current_one(path, tree):
     explicit = mesh(AxisType.Explicit, x=2, y=4)
     array = jax.device_put(np.zeros((16, 12), np.float32), on(explicit, "x"))
