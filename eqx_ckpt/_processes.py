@@ -137,11 +137,12 @@ class Group:
             )
         except jax.errors.JaxRuntimeError as e:
             if "DEADLINE_EXCEEDED" in str(e):
-                return None
+                # Who was waited for after another may have answered long ago.
+                return self._said(topic, who)
             raise _failed(e) from e
         return json.loads(text)
 
-    def _said(self, topic: str, who: int) -> Any:
+    def _said(self, topic: str, who: int | str) -> Any:
         """`None` if it has said nothing so far."""
         try:
             return json.loads(self._client.key_value_try_get(self._key(topic, who)))
