@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ._chunks import blocks, Region, region_of, Start, start_of
+from ._chunks import blocks, distinct_regions, Region, shape_of, Start, start_of
 from ._leaves import LeafRecord
 from ._plan import Write
 
@@ -36,9 +36,7 @@ def assign(writes: Sequence[Write], size: int, index: int) -> list[Write]:
         for region, processes in _holders(write.leaf, record):
             for piece in blocks(region, record.chunk_shape, record.itemsize):
                 writer = min(processes, key=lambda process: (loads[process], process))
-                loads[writer] += record.itemsize * math.prod(
-                    span.stop - span.start for span in piece
-                )
+                loads[writer] += record.itemsize * math.prod(shape_of(piece))
                 if writer == index:
                     starts.add(start_of(piece))
         mine.append(write._replace(mine=starts))
@@ -50,10 +48,9 @@ def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list
     """Every distinct region of an array, with the processes that have it."""
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
-    holders: dict[str, tuple[Region, set[int]]] = {}
     shape = record.data_shape
-    for device, slices in leaf.sharding.devices_indices_map(shape).items():
-        region = region_of(slices or (), shape)
-        known = holders.setdefault(repr(region), (region, set()))
-        known[1].add(device.process_index)
-    return [(region, sorted(processes)) for region, processes in holders.values()]
+    indices = leaf.sharding.devices_indices_map(shape)
+    return [
+        (region, sorted({device.process_index for device in devices}))
+        for region, devices in distinct_regions(indices, shape)
+    ]

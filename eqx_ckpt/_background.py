@@ -69,18 +69,24 @@ class Saving(Future[None]):
         if error is not None:
             raise error
 
+    def unseen_failure(self, verb: str) -> BaseException | None:
+        """How the save failed, if it did, with a note for who did not ask for it."""
+        error = self.exception()
+        if error is not None:
+            error.add_note(
+                f"This is how the save of {self.what} failed. It is {verb} here "
+                "because nobody had asked its future for the result."
+            )
+        return error
+
 
 def raise_unseen(owner: object = None) -> None:
     """Raise the failure of an earlier save that nobody has asked for yet."""
     for saving in list(open_saves):
         if saving.owner is not owner or not saving.done():
             continue
-        error = saving.exception()
+        error = saving.unseen_failure("raised")
         if error is not None:
-            error.add_note(
-                f"This is how the save of {saving.what} failed. It is raised here "
-                "because nobody had asked its future for the result."
-            )
             raise error
 
 
@@ -100,12 +106,8 @@ def _finish() -> None:
             saving.give_up()
         wait(open_saves)
     for saving in list(open_saves):
-        error = saving.exception()
+        error = saving.unseen_failure("shown")
         if error is not None:
-            error.add_note(
-                f"This is how the save of {saving.what} failed. It is shown here "
-                "because nobody had asked its future for the result."
-            )
             sys.excepthook(type(error), error, error.__traceback__)
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 
@@ -24,6 +24,22 @@ def whole(shape: Sequence[int]) -> Region:
 
 def start_of(region: Region) -> Start:
     return tuple(span.start for span in region)
+
+
+def shape_of(region: Region) -> tuple[int, ...]:
+    return tuple(span.stop - span.start for span in region)
+
+
+def distinct_regions(
+    indices: Mapping[_T, Sequence[slice] | None], shape: Sequence[int]
+) -> list[tuple[Region, list[_T]]]:
+    """Every region once, with the devices that have it, from JAX's map of indices."""
+    regions: dict[str, tuple[Region, list[_T]]] = {}
+    for device, index in indices.items():
+        region = region_of(index or (), shape)
+        # Slices cannot be keys before Python 3.12.
+        regions.setdefault(repr(region), (region, []))[1].append(device)
+    return list(regions.values())
 
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:

@@ -225,13 +225,13 @@ class CheckpointManager:
 
         self._settle()
         if step is not None:
-            path, steps = self._run.path(step), self.steps()
-            if step not in steps:
+            try:
+                return restored(step)
+            except CheckpointNotFoundError as e:
                 raise CheckpointNotFoundError(
-                    f"No committed checkpoint at {path!r}. The steps there are "
-                    f"{', '.join(map(str, steps)) or 'none'}."
-                )
-            return restored(step)
+                    f"No committed checkpoint at {self._run.path(step)!r}. The steps "
+                    f"there are {', '.join(map(str, self.steps())) or 'none'}."
+                ) from e
         steps = by_first("steps", self.steps, self._deadline)
         if not steps:
             raise CheckpointNotFoundError(
@@ -277,8 +277,9 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
-        newest = lambda: max(self.steps(), default=None)  # noqa: E731
-        return by_first("latest", newest, self._deadline)
+        return by_first(
+            "latest", lambda: max(self.steps(), default=None), self._deadline
+        )
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step whose metric is best.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from ._chunks import Region, region_of, whole
+from ._chunks import distinct_regions, Region, shape_of, whole
 from ._leaves import dtype_from_tag, LeafRecord
 
 
@@ -26,12 +26,7 @@ Pieces: TypeAlias = list[tuple[Region, list[Any]]]
 def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
     if sharding is None:
         return [(whole(shape), [])]
-    regions: dict[str, tuple[Region, list[Any]]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        region = region_of(index or (), shape)
-        # Slices cannot be keys before Python 3.12.
-        regions.setdefault(repr(region), (region, []))[1].append(device)
-    return list(regions.values())
+    return distinct_regions(sharding.addressable_devices_indices_map(shape), shape)
 
 
 def empty(region: Region, record: LeafRecord) -> np.ndarray:
@@ -39,8 +34,7 @@ def empty(region: Region, record: LeafRecord) -> np.ndarray:
 
     Large ones are on huge pages: fresh memory is several times dearer on small ones.
     """
-    shape = tuple(span.stop - span.start for span in region)
-    dtype = np.dtype(record.data_type)
+    shape, dtype = shape_of(region), np.dtype(record.data_type)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory, alignment = np.empty(nbytes + _ALIGNMENT, np.uint8), _ALIGNMENT

@@ -20,20 +20,18 @@ class Reporter:
                 f"`progress` is {progress!r}. Pass `True`, or a function `(phase, "
                 "leaf, done, total)`."
             )
-        self._bar = None if callable(progress) else _Bar()
-        self._report = progress if callable(progress) else self._bar
+        self._report = progress if callable(progress) else _Bar()
         self._total = total
         self._done = 0
 
     def __call__(self, phase: str, leaf: str = "", nbytes: int = 0) -> None:
         """`nbytes` more bytes of a leaf are done."""
         self._done += nbytes
-        assert self._report is not None
         self._report(phase, leaf, self._done, self._total)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        if isinstance(self._report, _Bar):
+            self._report.close()
 
 
 @contextlib.contextmanager

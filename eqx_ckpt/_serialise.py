@@ -89,7 +89,7 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
-    group = Group(deadline) if jax.distributed.is_initialized() else None
+    group = group_of(deadline) if jax.distributed.is_initialized() else None
     if open_saves:
         with telling(group):
             raise_unseen()

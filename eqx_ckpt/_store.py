@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ._chunks import batches, chunk_keys, Region, touched
+from ._chunks import batches, chunk_keys, Region, shape_of, touched
 from ._errors import CheckpointError, CorruptCheckpointError
 from ._leaves import LeafRecord
 from ._manifest import MAX_BYTES, zarr_metadata
@@ -54,8 +54,7 @@ class RegionRead(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        size = math.prod(span.stop - span.start for span in self.region)
-        return size * self.record.itemsize
+        return math.prod(shape_of(self.region)) * self.record.itemsize
 
 
 def _context() -> "ts.Context":
