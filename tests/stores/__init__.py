@@ -1,0 +1,1 @@
+"""Object stores on this machine, and a proxy that makes them fail."""

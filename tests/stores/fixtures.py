@@ -1,0 +1,86 @@
+"""The fixtures of the tests with an object store."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from . import gcs as gcs_server, s3 as s3_server
+from .place import Place
+from .proxy import Proxy
+
+
+_NUMBERS = itertools.count(1)
+# Of an S3 that is there already: see scripts/radosgw.
+GIVEN = os.environ.get("EQX_CKPT_TEST_BUCKET", "")
+
+
+@pytest.fixture(scope="session")
+def s3_backend() -> Iterator[s3_server.Server | s3_server.Given]:
+    """The S3 itself."""
+    if GIVEN:
+        yield s3_server.Given(os.environ["AWS_ENDPOINT_URL"], GIVEN)
+        return
+    server = s3_server.Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs_backend() -> Iterator[gcs_server.Server]:
+    """The GCS itself."""
+    server = gcs_server.Server()
+    yield server
+    server.stop()
+
+
+# TensorStore looks up the credentials of S3 and the URL of GCS whenever it opens a
+# store, but keeps the first token of GCS for ever. It does not look at AWS_REGION nor
+# AWS_ENDPOINT_URL: they are for others, who pass them on in a spec.
+
+
+@pytest.fixture
+def s3(
+    s3_backend: s3_server.Server | s3_server.Given, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """A fresh bucket, and an environment that names it and who may use it.
+
+    In an S3 that is there already, a fresh prefix, and who may use it is said already.
+    """
+    with _place("s3", s3_backend) as place:
+        if not GIVEN:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_REGION", s3_server.REGION)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", place.endpoint)
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+        yield place
+
+
+@pytest.fixture
+def gcs(
+    gcs_backend: gcs_server.Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    """A fresh bucket, and an environment in which "gs://" leads there."""
+    with _place("gs", gcs_backend) as place:
+        monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", place.endpoint)
+        yield place
+
+
+@contextlib.contextmanager
+def _place(
+    scheme: str, backend: s3_server.Server | s3_server.Given | gcs_server.Server
+) -> Iterator[Place]:
+    name = f"bucket-{next(_NUMBERS)}"
+    bucket, prefix = name, ""
+    if isinstance(backend, s3_server.Given):
+        bucket, prefix = backend.bucket, f"{name}-{os.getpid()}/"
+    else:
+        backend.make_bucket(bucket)
+    proxy = Proxy(backend.port)
+    yield Place(bucket, f"{scheme}://{bucket}/{prefix}run", proxy)
+    proxy.stop()

@@ -1,0 +1,129 @@
+"""A GCS in memory: as much of its JSON API as TensorStore uses."""
+
+import base64
+import hashlib
+import json
+import threading
+import urllib.parse
+from typing import Any, NamedTuple
+
+from . import serving
+
+
+class Blob(NamedTuple):
+    """A version of an object."""
+
+    body: bytes
+    generation: int
+
+
+class Server(serving.Server):
+    """Buckets by name, each of objects by name; one lock makes conditions atomic."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[str, dict[str, Blob]] = {}
+        self.lock = threading.Lock()
+        self.generation = 1000
+        super().__init__(Exchange)
+
+    def make_bucket(self, name: str) -> None:
+        self.buckets[name] = {}
+
+
+class Exchange(serving.Exchange):
+    """A request of the JSON API."""
+
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def respond(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        self._query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        # /storage/v1/b/BUCKET/o/NAME or /upload/storage/v1/b/BUCKET/o
+        bucket, _, name = url.path.partition("/b/")[2].partition("/o")
+        name = urllib.parse.unquote(name[1:]) or self._query.get("name", "")
+        with self.server.lock:
+            answer = self._answer(bucket, name)
+        self.answer(*answer)
+
+    def _answer(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
+        if "Authorization" not in self.headers:
+            return _error(401, "Anonymous caller does not have access.")
+        blobs = self.server.buckets.get(bucket)
+        if blobs is None:
+            return _error(404, "The specified bucket does not exist.")
+        if not name:
+            return self._list(bucket, blobs)
+        blob = blobs.get(name)
+        if blob is None and self.command != "POST":
+            return _error(404, f"No such object: {bucket}/{name}")
+        if not self._holds(blob):
+            return _error(304 if self.command == "GET" else 412, "conditionNotMet")
+        if self.command == "POST":
+            self.server.generation += 1
+            blobs[name] = blob = Blob(self.body, self.server.generation)
+        elif self.command == "DELETE":
+            del blobs[name]
+            return 204, {}, b""
+        elif self._query.get("alt") == "media":
+            return self._read(blob)
+        return _json(_metadata(bucket, name, blob))
+
+    def _holds(self, blob: Blob | None) -> bool:
+        """Whether the request's conditions hold."""
+        generation = str(blob.generation if blob else 0)
+        is_to_be = self._query.get("ifGenerationMatch", generation)
+        return is_to_be == generation != self._query.get("ifGenerationNotMatch")
+
+    def _list(
+        self, bucket: str, blobs: dict[str, Blob]
+    ) -> tuple[int, dict[str, str], bytes]:
+        ask = self._query.get
+        names = sorted(
+            name
+            for name in blobs
+            if name.startswith(ask("prefix", ""))
+            and max(ask("startOffset", ""), ask("pageToken", "")) <= name
+            and (not ask("endOffset") or name < ask("endOffset", ""))
+        )
+        most = int(ask("maxResults", "1000"))
+        items = [_metadata(bucket, name, blobs[name]) for name in names[:most]]
+        more = {"nextPageToken": names[most]} if len(names) > most else {}
+        return _json({"kind": "storage#objects", "items": items, **more})
+
+    def _read(self, blob: Blob) -> tuple[int, dict[str, str], bytes]:
+        body, size = blob.body, len(blob.body)
+        headers = {
+            "x-goog-generation": str(blob.generation),
+            "x-goog-stored-content-length": str(size),
+        }
+        if "Range" not in self.headers:
+            return 200, headers, body
+        first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+        begin = int(first) if first else max(0, size - int(last))
+        end = min(int(last) + 1, size) if first and last else size
+        if begin >= end:
+            return 416, {"Content-Range": f"bytes */{size}"}, b""
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+        return 206, headers, body[begin:end]
+
+
+def _metadata(bucket: str, name: str, blob: Blob) -> dict[str, str]:
+    return {
+        "kind": "storage#object",
+        "bucket": bucket,
+        "name": name,
+        "generation": str(blob.generation),
+        "size": str(len(blob.body)),
+        "md5Hash": base64.b64encode(hashlib.md5(blob.body).digest()).decode(),
+    }
+
+
+def _json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    return status, headers, json.dumps(value).encode()
+
+
+def _error(status: int, message: str) -> tuple[int, dict[str, str], bytes]:
+    if status == 304:
+        return status, {}, b""
+    return _json({"error": {"code": status, "message": message}}, status)

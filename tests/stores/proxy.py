@@ -1,0 +1,234 @@
+"""A proxy in front of an object store that treats requests as a test wants it."""
+
+import http.client
+import re
+import sys
+import threading
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import NamedTuple
+
+from . import serving
+
+
+ALWAYS = range(1, sys.maxsize)
+# Of S3, and of the JSON API of GCS.
+LIST = r"[?&]list-type=2|/o(\?|$)"
+_CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+_CONDITIONS = {"if-match", "if-none-match"}
+_CONDITION = re.compile(r"(?<=[?&])ifGeneration(?:Not)?Match=[^&]*&?")
+_NONCE = re.compile(r"[?&]tensorstore=[^&]*")
+# Those of a connection, not of what is sent through it.
+_HOP = {"connection", "content-length", "keep-alive", "transfer-encoding"}
+
+
+@dataclass(eq=False)
+class Rule:
+    """What becomes of some of the requests that match, which count from 1."""
+
+    action: Callable[["Exchange"], None]
+    method: str = ""  # or any
+    path: str = ""  # a regular expression, to be found in the path and the query
+    when: Container[int] = ALWAYS
+    seen: int = field(default=0, init=False)  # how many requests matched
+    struck: int = field(default=0, init=False)  # and on how many of them it acted
+
+    def strikes(self, method: str, path: str) -> bool:
+        """Whether to act on this request; it counts."""
+        if self.method not in ("", method) or not re.search(self.path, path):
+            return False
+        self.seen += 1
+        return self.seen in self.when
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, what the store said to it, and what the client was told."""
+
+    method: str
+    path: str  # with the query
+    stored: int = 0  # a status; 0 if the store was not asked
+    status: int = 0  # or 0 if there was no answer
+
+
+class Reply(NamedTuple):
+    """What the store says."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    length: int | None  # only if it is not that of the body
+
+
+class Proxy(serving.Server):
+    """Forwards every request to the store at `port`, unless one of its `rules` strikes.
+
+    The first rule that strikes acts, but each counts. `rules` may change at any time.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.backend = port
+        self.rules: list[Rule] = []
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+        super().__init__(Exchange)
+
+    def add(
+        self,
+        action: Callable[["Exchange"], None],
+        method: str = "",
+        path: str = "",
+        when: Container[int] = ALWAYS,
+    ) -> Rule:
+        """Add a rule to those that there are."""
+        self.rules.append(rule := Rule(action, method, path, when))
+        return rule
+
+    def found(self, method: str = "", path: str = "") -> list[Request]:
+        """The requests so far with this method and this regular expression."""
+        return [
+            request
+            for request in list(self.requests)
+            if method in ("", request.method) and re.search(path, request.path)
+        ]
+
+    def receive(self, request: Request) -> Callable[["Exchange"], None]:
+        """Record a request; what is to be done with it."""
+        with self._lock:
+            self.requests.append(request)
+            rules = list(self.rules)
+            striking = [r for r in rules if r.strikes(request.method, request.path)]
+            if not striking:
+                return passed
+            striking[0].struck += 1
+            return striking[0].action
+
+
+class Exchange(serving.Exchange):
+    """A request on its way, as an action sees it; it may change it before `forward`."""
+
+    server: Proxy  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def respond(self) -> None:
+        self.record = Request(self.command, self.path)
+        self.server.receive(self.record)(self)
+
+    def forward(self) -> Reply:
+        """Ask the store."""
+        store = http.client.HTTPConnection("127.0.0.1", self.server.backend, timeout=60)
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
+        store.request(self.command, self.path, self.body or None, headers)
+        reply = store.getresponse()
+        body = reply.read()
+        store.close()
+        self.record.stored = reply.status
+        headers = {k: v for k, v in reply.getheaders() if k.lower() not in _HOP}
+        length = None
+        if self.command == "HEAD":
+            length = int(reply.getheader("Content-Length", 0))
+        return Reply(reply.status, headers, body, length)
+
+    def reply(self, reply: Reply) -> None:
+        """Answer the client."""
+        self.record.status = reply.status
+        status, headers, body, length = reply
+        self.answer(status, headers, body, length=length)
+
+
+def passed(exchange: Exchange) -> None:
+    """Nothing happens to the request."""
+    exchange.reply(exchange.forward())
+
+
+def answered(status: int) -> Callable[[Exchange], None]:
+    """The store is not asked: it "answers" an error."""
+    code = _CODES.get(status, HTTPStatus(status).phrase)
+    xml = f"<Error><Code>{code}</Code><Message>By a rule.</Message></Error>"
+    json = f'{{"error": {{"code": {status}, "message": "{code}"}}}}'
+
+    def action(exchange: Exchange) -> None:
+        # A LIST of TensorStore finds nothing in the JSON, but would stop at XML.
+        is_gcs = "/storage/v1/" in exchange.path
+        kind, body = ("json", json) if is_gcs else ("xml", xml)
+        headers = {"Content-Type": f"application/{kind}"}
+        exchange.reply(Reply(status, headers, body.encode(), None))
+
+    return action
+
+
+def reset(exchange: Exchange) -> None:
+    """The connection is reset before the store is asked."""
+    exchange.abort()
+
+
+def lost(exchange: Exchange) -> None:
+    """The store does it, but the connection is reset before the answer."""
+    exchange.forward()
+    exchange.abort()
+
+
+def halved(exchange: Exchange) -> None:
+    """Half of the answer's body comes, and nothing says that there was more."""
+    reply = exchange.forward()
+    exchange.reply(reply._replace(body=reply.body[: len(reply.body) // 2]))
+
+
+def torn(exchange: Exchange) -> None:
+    """The connection ends after half of the answer's body."""
+    reply = exchange.forward()
+    whole = len(reply.body)
+    exchange.reply(reply._replace(body=reply.body[: whole // 2], length=whole))
+
+
+def flipped(exchange: Exchange) -> None:
+    """One bit of the answer's body is another."""
+    reply = exchange.forward()
+    exchange.reply(reply._replace(body=_flip(reply.body)))
+
+
+def flipped_request(exchange: Exchange) -> None:
+    """One bit of the request's body is another."""
+    exchange.body = _flip(exchange.body)
+    passed(exchange)
+
+
+def hung(exchange: Exchange) -> None:
+    """There is no answer, until the proxy stops."""
+    exchange.server.stopping.wait()
+    exchange.abort()
+
+
+def slow(seconds: float) -> Callable[[Exchange], None]:
+    """The request waits before the store is asked."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.server.stopping.wait(seconds)
+        passed(exchange)
+
+    return action
+
+
+def stale() -> Callable[[Exchange], None]:
+    """Each request is answered as when it was first made."""
+    first: dict[str, Reply] = {}
+
+    def action(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        exchange.reply(first.setdefault(_NONCE.sub("", exchange.path), reply))
+
+    return action
+
+
+def unconditional(exchange: Exchange) -> None:
+    """The store ignores the request's conditions."""
+    for name in _CONDITIONS:
+        del exchange.headers[name]
+    exchange.path = _CONDITION.sub("", exchange.path)
+    passed(exchange)
+
+
+def _flip(body: bytes) -> bytes:
+    middle = len(body) // 2
+    changed = bytes(byte ^ 1 for byte in body[middle : middle + 1])
+    return body[:middle] + changed + body[middle + 1 :]
