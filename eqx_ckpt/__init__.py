@@ -25,6 +25,7 @@ from ._leaves import LeafRecord as LeafRecord
 from ._manager import CheckpointManager as CheckpointManager
 from ._manifest import Manifest as Manifest
 from ._match import LeafMatch as LeafMatch, Match as Match
+from ._remote import Store as Store
 from ._retention import (
     keep_all as keep_all,
     keep_best as keep_best,

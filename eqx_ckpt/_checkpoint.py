@@ -4,7 +4,7 @@ import contextlib
 import gc
 import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 from ._errors import (
@@ -12,6 +12,7 @@ from ._errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
+from ._keys import list_keys, read_key, read_keys
 from ._leaves import LeafRecord
 from ._manifest import MANIFEST, Manifest, zarr_metadata
 from ._parse import (
@@ -21,7 +22,7 @@ from ._parse import (
     is_foreign,
     metadata_from_bytes,
 )
-from ._store import KvSpec, locate, read_key, shown
+from ._store import database, KvSpec, locate, shown
 from ._types import PathLike
 
 
@@ -38,7 +39,8 @@ def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
     """The manifest of a checkpoint, and where its arrays are."""
     base = locate(path)
     manifest = from_bytes(_manifest_of(base), shown(base))
-    return {**base, "path": base["path"] + manifest.root}, manifest
+    arrays = {**base, "path": base["path"] + manifest.root}
+    return database(arrays) if manifest.layout == "ocdbt" else arrays, manifest
 
 
 def read_metadata(base: KvSpec) -> Any:
@@ -49,6 +51,9 @@ def read_metadata(base: KvSpec) -> Any:
 def _manifest_of(base: KvSpec) -> bytes:
     data = read_key(base, MANIFEST)
     if data is None:
+        if base["driver"] not in ("file", "memory"):
+            # Without the bucket there is no key either; only a listing tells.
+            list_keys({**base, "path": base["path"] + MANIFEST})
         raise CheckpointNotFoundError(
             f"No committed checkpoint at {shown(base)}: there is no `{MANIFEST}`."
         )
@@ -111,7 +116,7 @@ def collector_paused() -> Generator[None, None, None]:
 def identity(base: KvSpec) -> object:
     """Something that is equal only for the same checkpoint, and `None` for none."""
     if base["driver"] != "file":
-        return read_key(base, MANIFEST)
+        return read_key(base, MANIFEST, HEAD_BYTES)
     try:
         status = os.stat(base["path"])
     except (FileNotFoundError, NotADirectoryError):
@@ -120,18 +125,25 @@ def identity(base: KvSpec) -> object:
 
 
 def check_array_metadata(
-    base: KvSpec, name: str, record: LeafRecord, damage: dict[str, str]
+    base: KvSpec, records: Mapping[str, LeafRecord], damage: dict[str, str]
 ) -> None:
-    """Compare the `zarr.json` of a leaf, which no restore needs, with the manifest."""
-    key, expected = f"{name}/{MANIFEST}", zarr_metadata(record)
-    try:
-        data = read_key(base, key)
-        if data is None:
-            damage[name] = f"{key} is missing"
-        elif len(data) > _MAX_ARRAY_METADATA or json.loads(data) != expected:
-            damage[name] = f"{key} is not what was saved"
-    except (CorruptCheckpointError, ValueError, RecursionError) as e:
-        damage[name] = f"{key}: {e}"
+    """Compare the `zarr.json` of leaves, which no restore needs, with the manifest."""
+    keys = {f"{name}/{MANIFEST}": name for name in records}
+    for (key, name), data in zip(
+        keys.items(), read_keys(base, list(keys)), strict=True
+    ):
+        if isinstance(data, CorruptCheckpointError):
+            damage[name] = f"{key}: {data}"
+            continue
+        try:
+            if data is None:
+                damage[name] = f"{key} is missing"
+            elif len(data) > _MAX_ARRAY_METADATA or json.loads(data) != zarr_metadata(
+                records[name]
+            ):
+                damage[name] = f"{key} is not what was saved"
+        except (ValueError, RecursionError) as e:
+            damage[name] = f"{key}: {e}"
 
 
 def raise_damage(damage: dict[str, str], base: KvSpec) -> None:

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 # Measured best: a chunk is encoded and verified through a buffer of its own size. See
 # docs/performance.md.
 TARGET_BYTES = 8 * 2**20
+_PART_BYTES = 2**20
 
 _T = TypeVar("_T")
 
@@ -50,22 +51,32 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
 
 
 def chunk_shape(
-    shard_shape: Sequence[int], itemsize: int, *, divide: bool
+    shape: Sequence[int], shard_shape: Sequence[int], itemsize: int
 ) -> tuple[int, ...]:
-    """The shape of the chunks of an array whose shards have the shape `shard_shape`.
+    """The shape of the chunks of an array that is sharded so, or is its only shard.
 
-    A chunk is a contiguous run of a shard, of about `TARGET_BYTES` at most. With
-    `divide` it divides the shard, so that no chunk crosses a shard's edge: needed
-    wherever the array has more than one.
+    The axes along which it is sharded are cut first, into four parts together if these
+    have a MiB: then two or four times the shards read nothing twice. Then the others
+    are cut, until a chunk has about `TARGET_BYTES` at most. No chunk crosses a shard's
+    edge.
     """
     if 0 in shard_shape:
         return (1,) * len(shard_shape)
+    sharded = [axis for axis, size in enumerate(shard_shape) if size != shape[axis]]
+    others = [axis for axis in range(len(shape)) if axis not in sharded]
+    nbytes = math.prod(shard_shape) * itemsize
+    parts = max(n for n in (1, 2, 4) if n == 1 or nbytes >= n * _PART_BYTES)
     chunk = list(shard_shape)
-    for axis, size in enumerate(shard_shape):
-        rest = math.prod(chunk[axis + 1 :]) * itemsize
-        if size * rest <= TARGET_BYTES:
+    for i, axis in enumerate(sharded):
+        left = math.prod(chunk) * itemsize * parts / nbytes
+        most = int(chunk[axis] / left ** (1 / (len(sharded) - i)))
+        chunk[axis] = _split(chunk[axis], max(1, most), divide=True)
+    for axis in (*others, *sharded):
+        rest = math.prod(chunk) // chunk[axis] * itemsize
+        if chunk[axis] * rest <= TARGET_BYTES:
             break
-        chunk[axis] = _split(size, max(1, TARGET_BYTES // rest), divide=divide)
+        most = max(1, TARGET_BYTES // rest)
+        chunk[axis] = _split(chunk[axis], most, divide=bool(sharded))
     return tuple(chunk)
 
 
@@ -100,6 +111,39 @@ def touched(region: Region, shape: Sequence[int], chunk: Sequence[int]) -> list[
         count = -(-size // c)
         positions = [p * count + i for p in positions for i in axis]
     return positions
+
+
+def chunk_index(
+    position: int, shape: Sequence[int], chunk: Sequence[int]
+) -> tuple[int, ...]:
+    """Which chunk along each axis the one at a position in C order is."""
+    index: list[int] = []
+    for count in reversed(grid_shape(shape, chunk)):
+        position, i = divmod(position, count)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def chunk_region(
+    index: Sequence[int], shape: Sequence[int], chunk: Sequence[int]
+) -> Region:
+    """The part of a chunk that is inside the array."""
+    return tuple(
+        slice(i * c, min((i + 1) * c, size))
+        for i, size, c in zip(index, shape, chunk, strict=True)
+    )
+
+
+def chunk_key(index: Sequence[int]) -> str:
+    return ".".join(("c", *map(str, index)))
+
+
+def overlap(a: Region, b: Region) -> Region:
+    """What two regions that touch have in common."""
+    return tuple(
+        slice(max(x.start, y.start), min(x.stop, y.stop))
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Region]:

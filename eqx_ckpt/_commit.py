@@ -14,20 +14,14 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Protocol, runtime_checkable
 
 from ._errors import CheckpointError, CheckpointExistsError
-from ._manifest import files, MANIFEST
+from ._keys import read_key
+from ._manifest import foreign, MANIFEST
 from ._parse import from_bytes
-from ._store import (
-    create_key,
-    delete_below,
-    KvSpec,
-    read_key,
-    replace_key,
-    shown,
-)
+from ._store import KvSpec
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -101,7 +95,7 @@ class DirectoryAttempt:
         except OSError as e:
             self._is_ours = True
             if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _exists(repr(self._target)) from None
+                raise already_there(repr(self._target)) from None
             raise
         try:
             os.fsync(self._parent)
@@ -131,7 +125,7 @@ class DirectoryAttempt:
                 f"{self._target} is a file. Nothing was saved; choose another path."
             ) from None
         if not self._overwrite:
-            raise _exists(repr(self._target))
+            raise already_there(repr(self._target))
         foreign = _foreign_files(self._target)
         if foreign:
             raise CheckpointExistsError(
@@ -156,42 +150,6 @@ class DirectoryAttempt:
             logger.warning("Could not take back the save of %s: %s", self._target, e)
         else:
             self._is_ours = True
-
-
-class StoreAttempt:
-    """Keys below a fresh prefix, which the manifest, created last, points to."""
-
-    def __init__(self, target: KvSpec, overwrite: bool) -> None:
-        self._target = target
-        self._overwrite = overwrite
-        if not overwrite and read_key(target, MANIFEST) is not None:
-            raise _exists(shown(target))
-        self.root = f"@{uuid.uuid4().hex}/"
-        self.base = {**target, "path": target["path"] + self.root}
-        self._is_ours = True
-
-    def commit(self, manifest: bytes) -> None:
-        old = read_key(self._target, MANIFEST) if self._overwrite else None
-        if old is None:
-            if not create_key(self._target, MANIFEST, manifest):
-                raise _exists(shown(self._target))
-            self._is_ours = False
-            return
-        replaced = from_bytes(old, shown(self._target))
-        self._is_ours = False
-        replace_key(self._target, MANIFEST, manifest)
-        delete_below(self._target, replaced.root)
-
-    def abandon(self) -> None:
-        if self._is_ours:
-            delete_below(self._target, self.root)
-
-
-# How to begin an attempt, by the driver of its target.
-ATTEMPTS: dict[str, Callable[[KvSpec, bool], Attempt]] = {
-    "file": DirectoryAttempt,
-    "memory": StoreAttempt,
-}
 
 
 def remove(checkpoints: Iterable[str]) -> None:
@@ -281,7 +239,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _exists(target: str) -> CheckpointExistsError:
+def already_there(target: str) -> CheckpointExistsError:
     return CheckpointExistsError(
         f"{target} exists already. Nothing was saved, and it was left as it is: choose "
         "another path or step, or remove it; `tree_serialise_leaves` replaces a "
@@ -292,16 +250,16 @@ def _exists(target: str) -> CheckpointExistsError:
 def _foreign_files(checkpoint: str) -> list[str]:
     """The files below a checkpoint's directory that are not of the checkpoint."""
     data = read_key({"driver": "file", "path": checkpoint + "/"}, MANIFEST)
-    own = set()
+    manifest = None
     if data is not None:
         with contextlib.suppress(CheckpointError):
-            own = files(from_bytes(data, repr(checkpoint)))
-    return [
-        path
+            manifest = from_bytes(data, repr(checkpoint))
+    found = (
+        os.path.relpath(f"{folder}/{name}", checkpoint)
         for folder, _, names in os.walk(checkpoint)
         for name in names
-        if (path := os.path.relpath(f"{folder}/{name}", checkpoint)) not in own
-    ]
+    )
+    return foreign(found, manifest)
 
 
 def _delete(directory: str) -> None:

@@ -35,8 +35,9 @@ from ._placement import assemble, finished, Part, pieces, put
 from ._plan import match_leaf, picked_by, plan_reads, Read
 from ._processes import by_all
 from ._progress import Progress, Reporter, reporting
+from ._regions import read_regions
 from ._sharding import place
-from ._store import KvSpec, read_regions, RegionRead
+from ._store import KvSpec, RegionRead
 from ._types import IsLeaf, PathLike, Spec
 
 

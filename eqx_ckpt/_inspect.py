@@ -13,7 +13,7 @@ from ._checkpoint import (
     raise_damage,
     read_consistently,
 )
-from ._chunks import blocks, whole
+from ._chunks import batches, blocks, whole
 from ._errors import LeafMismatchError
 from ._filter_spec import default_deserialise_filter_spec
 from ._leaves import dtype_from_tag, key_shape, LeafRecord, scalar_from_text
@@ -21,12 +21,13 @@ from ._manifest import Manifest
 from ._match import Match
 from ._names import is_below
 from ._plan import check_prefix, plan_reads
-from ._store import (
-    KvSpec,
-    read_regions,
-    RegionRead,
-)
+from ._regions import read_regions
+from ._store import KvSpec, RegionRead
 from ._types import IsLeaf, PathLike
+
+
+# Host memory for what `verify` reads at a time.
+_WINDOW = 64 * 2**20
 
 
 def read_manifest(path: PathLike) -> Manifest:
@@ -220,10 +221,15 @@ def verify(path: PathLike) -> None:
 
 def _verify(base: KvSpec, manifest: Manifest) -> None:
     damage: dict[str, str] = {}
-    for name, record in manifest.leaves.items():
-        if record.is_array:
-            check_array_metadata(base, name, record, damage)
-            region = whole(record.data_shape)
-            for piece in blocks(region, record.chunk_shape, record.itemsize):
-                read_regions(base, [RegionRead(name, record, piece)], damage)
+    arrays = {name: r for name, r in manifest.leaves.items() if r.is_array}
+    check_array_metadata(base, arrays, damage)
+    reads = (
+        RegionRead(name, record, piece)
+        for name, record in arrays.items()
+        for piece in blocks(
+            whole(record.data_shape), record.chunk_shape, record.itemsize
+        )
+    )
+    for window in batches(reads, lambda read: read.nbytes, _WINDOW):
+        read_regions(base, window, damage)
     raise_damage(damage, base)

@@ -60,6 +60,7 @@ class LeafRecord(NamedTuple):
     - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
         when it was saved; `None` for an array on one device.
     - `data_type`, `data_shape`, `chunk_shape`: of the Zarr array.
+    - `compression`: of its chunks: `"zstd"`, or `None`.
     - `crc32c`: for each chunk, in C order, the checksum that its file ends with.
     """
 
@@ -74,6 +75,7 @@ class LeafRecord(NamedTuple):
     data_type: str = ""
     data_shape: tuple[int, ...] = ()
     chunk_shape: tuple[int, ...] = ()
+    compression: str | None = None
     crc32c: tuple[str, ...] = ()
 
     @property
@@ -223,7 +225,7 @@ def _array_record(
         sharding=sharding,
         data_type=data_type,
         data_shape=shape,
-        chunk_shape=chunk_shape(shard, dtype.itemsize, divide=shard != shape),
+        chunk_shape=chunk_shape(shape, shard, dtype.itemsize),
     )
 
 

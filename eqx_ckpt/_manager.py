@@ -14,23 +14,24 @@ from jaxtyping import PyTree
 
 from ._background import raise_unseen, Saving
 from ._checkpoint import being_read
-from ._commit import remove, sweep
+from ._compression import Compression
 from ._deserialise import tree_deserialise_leaves
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
-from ._inspect import read_manifest, verify
+from ._inspect import read_manifest
 from ._manifest import Manifest
 from ._preemption import stop_watching, told_to_end
 from ._processes import any_says, by_all, by_first, DEADLINE, Group, group_of, is_first
 from ._progress import Progress
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
-from ._run import advice, Run, superfluous
+from ._run import advice, newest_whole, run_at, superfluous
 from ._serialise import save_in_background
+from ._store import shown
 from ._together import telling
-from ._types import IsLeaf, PathLike
+from ._types import IsLeaf, Layout, PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -70,29 +71,35 @@ class CheckpointManager:
         directory: PathLike,
         *,
         keep: Keep | Sequence[Keep] = keep_all,
+        layout: Layout = "zarr",
+        compression: Compression = None,
         progress: Progress = False,
         staging_bytes: int | None = None,
         deadline: float = DEADLINE,
     ) -> None:
         """**Arguments:**
 
-        - `directory`: of the run; the first save creates it.
+        - `directory`: of the run; the first save creates it. Or a place in an object
+            store, as [`eqx_ckpt.tree_serialise_leaves`][].
         - `keep`: which steps to keep, after each save: [`eqx_ckpt.keep_last`][],
             [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], any other function from
             `{step: metadata}` to steps, or several, of which each keeps its own. The
             newest step, the one just saved, and one that this process is reading are
             never removed.
+        - `layout`, `compression`: of saves, as [`eqx_ckpt.tree_serialise_leaves`][].
         - `progress`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
             as [`eqx_ckpt.tree_deserialise_leaves`][].
         - `staging_bytes`: as [`eqx_ckpt.tree_serialise_leaves_async`][].
         """
-        self._run = Run(directory)
+        self._run = run_at(directory)
         self._keep = [keep] if callable(keep) else list(keep)
         if not self._keep or not all(map(callable, self._keep)):
             raise CheckpointError(
                 f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or "
                 "several in a list; `keep_all` keeps all steps."
             )
+        self._layout: Layout = layout
+        self._compression: Compression = compression
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
         self._deadline = deadline
@@ -108,10 +115,8 @@ class CheckpointManager:
         if not is_first():
             return
         try:
-            sweep(self._run.directory)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
+            self._run.sweep(starting=True)
+        except (OSError, CheckpointError) as e:
             # Whoever may only read, or has no locks there, can still restore.
             logger.warning("Could not clean up in %s: %s", self._run.directory, e)
 
@@ -161,6 +166,8 @@ class CheckpointManager:
                 metadata=metadata,
                 # A restore fell back behind it; it would be in the way for ever.
                 overwrite=step in self._damaged,
+                layout=self._layout,
+                compression=self._compression,
                 progress=self._progress,
                 staging_bytes=self._staging_bytes,
                 group=group,
@@ -229,8 +236,8 @@ class CheckpointManager:
                 return restored(step)
             except CheckpointNotFoundError as e:
                 raise CheckpointNotFoundError(
-                    f"No committed checkpoint at {self._run.path(step)!r}. The steps "
-                    f"there are {', '.join(map(str, self.steps())) or 'none'}."
+                    f"No committed checkpoint at {shown(self._run.base(step))}. The "
+                    f"steps there are {', '.join(map(str, self.steps())) or 'none'}."
                 ) from e
         steps = by_first("steps", self.steps, self._deadline)
         if not steps:
@@ -251,7 +258,7 @@ class CheckpointManager:
                 return restored(newest)
         if not isinstance(problem, CorruptCheckpointError):
             raise problem
-        older = ft.partial(self._newest_whole, steps[:-1])
+        older = ft.partial(newest_whole, self._run, steps[:-1])
         whole = by_first("whole", older, self._deadline)
         if on_damage == "raise" or whole is None:
             raise CorruptCheckpointError(f"{problem}\n{advice(steps, whole)}")
@@ -261,15 +268,6 @@ class CheckpointManager:
             stacklevel=2,
         )
         return restored(whole)
-
-    def _newest_whole(self, steps: Sequence[int]) -> int | None:
-        for step in reversed(steps):
-            try:
-                verify(self._run.path(step))
-            except (CorruptCheckpointError, CheckpointNotFoundError):
-                continue
-            return step
-        return None
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order. Anything else in there is ignored."""
@@ -389,11 +387,12 @@ class CheckpointManager:
     def _remove(self, saved: int) -> None:
         """Remove the steps that nothing keeps."""
         try:
-            paths = superfluous(self._run, self._keep, self._damaged, saved)
-            removed = [path for path in paths if path + "/" not in being_read]
-            remove(removed)
+            steps = superfluous(self._run, self._keep, self._damaged, saved)
+            removed = [s for s in steps if self._run.base(s)["path"] not in being_read]
+            self._run.remove(removed)
+            self._run.sweep(starting=False)
         except Exception as e:
             e.add_note(f"Step {saved} was saved. Removing older steps failed.")
             raise
-        for path in removed:
-            logger.info("Removed %s.", path)
+        for step in removed:
+            logger.info("Removed %s.", self._run.path(step))

@@ -6,7 +6,8 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from ._leaves import (
     LeafRecord,
 )
 from ._names import folders
+from ._types import Layout
 
 
 FORMAT_VERSION = 1
@@ -46,7 +48,15 @@ VERSIONS = {
 }
 # Only for other readers of Zarr: all of ours is in front of it.
 CONSOLIDATED = ',\n"consolidated_metadata":'
+# The keys of an OCDBT database, or of one for each process.
+_DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
 _GROUP = {"attributes": {}, "node_type": "group", "zarr_format": 3}
+COMPRESSIONS = ("zstd",)
+_COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
+    None: [],
+    # The level is TensorStore's default. It checks the checksum that follows.
+    "zstd": [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}],
+}
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 
@@ -62,6 +72,8 @@ class Manifest:
     - `metadata`: what was passed as `metadata` when the checkpoint was saved.
     - `versions`: the versions of the packages that saved it.
     - `root`: below which prefix of the checkpoint's path the arrays lie.
+    - `layout`: how they lie there: `"zarr"`, each in a directory of its own name, or
+        `"ocdbt"`, all in one database.
     - `format_version`: of the format, see `docs/format.md`.
     """
 
@@ -70,6 +82,7 @@ class Manifest:
     metadata: Any
     versions: Mapping[str, str]
     root: str = ""
+    layout: Layout = "zarr"
     format_version: int = FORMAT_VERSION
 
     @property
@@ -85,6 +98,7 @@ def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
         record.data_type,
         record.data_shape,
         record.chunk_shape,
+        record.compression,
         tag if record.dtype != record.data_type else None,
     )
 
@@ -94,6 +108,7 @@ def _zarr_metadata(
     data_type: str,
     data_shape: tuple[int, ...],
     chunk_shape: tuple[int, ...],
+    compression: str | None,
     tag: tuple[str, str, str | None] | None,
 ) -> dict[str, Any]:
     """Many leaves have the same; nobody changes what this returns."""
@@ -106,7 +121,11 @@ def _zarr_metadata(
             "name": "regular",
         },
         "chunk_key_encoding": {"configuration": {"separator": "."}, "name": "default"},
-        "codecs": [{**endian, "name": "bytes"}, {"name": "crc32c"}],
+        "codecs": [
+            {**endian, "name": "bytes"},
+            *_COMPRESSORS[compression],
+            {"name": "crc32c"},
+        ],
         "data_type": data_type,
         "fill_value": _FILL_VALUES.get(dtype.kind, fill_value),
         "node_type": "array",
@@ -119,9 +138,24 @@ def _zarr_metadata(
     return metadata
 
 
+def foreign(keys: Iterable[str], manifest: Manifest | None) -> list[str]:
+    """Those keys that do not belong to a checkpoint."""
+    own = set[str]() if manifest is None else files(manifest)
+    is_ocdbt = manifest is not None and manifest.layout == "ocdbt"
+    root = re.escape(manifest.root if manifest else "")
+    in_database = re.compile(root + _DATABASE)
+    return [
+        key
+        for key in keys
+        if key not in own and not (is_ocdbt and in_database.fullmatch(key))
+    ]
+
+
 def files(manifest: Manifest) -> set[str]:
-    """The keys of everything that belongs to a checkpoint."""
+    """The keys of everything that belongs to a checkpoint, but for a database."""
     keys = {MANIFEST}
+    if manifest.layout == "ocdbt":
+        return keys
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")
@@ -133,18 +167,20 @@ def files(manifest: Manifest) -> set[str]:
 def to_bytes(manifest: Manifest) -> bytes:
     """The file. One leaf, one line, so that `less`, `grep` and `diff` work on it."""
     arrays = {
-        name: zarr_metadata(record)
+        manifest.root + name: zarr_metadata(record)
         for name, record in manifest.leaves.items()
-        if record.data_type in _ZARR_CORE
+        if record.data_type in _ZARR_CORE and manifest.layout == "zarr"
     }
     groups = dict.fromkeys(sorted(folders(arrays)), _GROUP)
     metadata = None if manifest.metadata is None else _pack(manifest.metadata)
     leaves = {name: _record_to_json(r) for name, r in manifest.leaves.items()}
+    layout = "" if manifest.layout == "zarr" else f'"layout": "{manifest.layout}",\n'
     text = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
         f'"format_version": {manifest.format_version},\n'
         f'"digest": "{NO_DIGEST}",\n'
         f'"root": {json.dumps(manifest.root)},\n'
+        f"{layout}"
         f'"versions": {json.dumps(manifest.versions)},\n'
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"others": {_lines(manifest.others)},\n'
@@ -169,7 +205,7 @@ def _record_to_json(record: LeafRecord) -> dict[str, Any]:
     if record.value is not None:
         return entry | {"value": record.value}
     entry |= {"dtype": record.dtype, "shape": record.shape}
-    for name in ("impl", "weak_type", "sharding"):
+    for name in ("impl", "weak_type", "sharding", "compression"):
         if getattr(record, name) != LeafRecord._field_defaults[name]:
             entry[name] = getattr(record, name)
     return entry | {

@@ -26,6 +26,7 @@ from ._leaves import (
     VIEWED,
 )
 from ._manifest import (
+    COMPRESSIONS,
     CONSOLIDATED,
     depth,
     FORMAT_VERSION,
@@ -156,9 +157,12 @@ def _require(condition: bool, problem: str) -> None:
 
 
 def _checked(content: dict[str, Any]) -> Manifest:
-    _require(content.keys() == _KEYS, f"it has the keys {sorted(content)}")
+    keys = content.keys() | {"layout"}
+    _require(keys == _KEYS | {"layout"}, f"it has the keys {sorted(content)}")
     _require(content["format_version"] == FORMAT_VERSION, "it has no format version")
     root, leaves, others = content["root"], content["leaves"], content["others"]
+    layout = content.get("layout", "zarr")
+    _require(layout in ("zarr", "ocdbt"), "its layout is not known")
     _require(type(root) is str and _is_root(root), f"its root is {root!r}"[:200])
     for name in ("leaves", "others", "versions"):
         _require(type(content[name]) is dict, f"`{name}` is not a dictionary")
@@ -171,6 +175,7 @@ def _checked(content: dict[str, Any]) -> Manifest:
         metadata=metadata,
         versions=content["versions"],
         root=root,
+        layout=layout,
     )
 
 
@@ -236,6 +241,8 @@ def _check_array(record: LeafRecord) -> None:
     shape, chunk = record.data_shape, record.chunk_shape
     if record.kind not in ARRAY_KINDS:
         raise _Wrong(f"its kind is {str(record.kind)[:50]!r}")
+    if record.compression not in (None, *COMPRESSIONS):
+        raise _Wrong(f"its compression is {str(record.compression)[:50]!r}")
     if type(record.weak_type) is not bool or type(record.sharding) not in _OPTIONAL:
         raise _Wrong("`weak_type` or `sharding` is of the wrong type")
     if record.kind == "key":

@@ -11,21 +11,23 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from ._attempts import ATTEMPTS, check_limits
 from ._background import open_saves, raise_unseen, Saving
 from ._checkpoint import collector_paused
 from ._chunks import chunk_keys
-from ._commit import ATTEMPTS
+from ._compression import compressed, Compression
 from ._errors import CheckpointError
 from ._filter_spec import default_serialise_filter_spec
 from ._leaves import shards
 from ._manifest import check_metadata, Manifest, to_bytes, VERSIONS
+from ._objects import write_objects
 from ._plan import plan_writes
 from ._processes import DEADLINE, Group, group_of
 from ._progress import Progress, Reporter
 from ._staging import checked_limit, Staging
-from ._store import ArrayWrite, checksum, locate, write_arrays
+from ._store import ArrayWrite, checksum, locate, new_database, write_arrays
 from ._together import assigned, JointAttempt, refuse, telling
-from ._types import IsLeaf, PathLike
+from ._types import IsLeaf, Layout, PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -39,6 +41,8 @@ def tree_serialise_leaves(
     *,
     metadata: Any = None,
     overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
     progress: Progress = False,
     deadline: float = DEADLINE,
 ) -> None:
@@ -50,7 +54,8 @@ def tree_serialise_leaves(
     **Arguments:**
 
     - `path`: the directory to save to. It must not exist, or be empty; directories
-        above it are created.
+        above it are created. Or a place in an object store: `"s3://bucket/path"`,
+        `"gs://bucket/path"`, or an [`eqx_ckpt.Store`][].
     - `pytree`: the PyTree to save. JAX arrays (typed PRNG keys too), NumPy arrays and
         Python bool/int/float/complexes are saved; all other leaves are not.
     - `filter_spec`: as that of `equinox.tree_serialise_leaves`: a function `(f, leaf)`
@@ -61,6 +66,11 @@ def tree_serialise_leaves(
     - `is_leaf`: called on every node of `pytree`; if `True`, the node is a leaf.
     - `metadata`: anything that JSON can hold, such as `{"loss": 0.31}`.
     - `overwrite`: replace a checkpoint that is at `path` already, in one atomic step.
+    - `layout`: `"zarr"`, a directory with files for each array, or `"ocdbt"`, a few
+        files for all of them, in TensorStore's database format: for thousands of small
+        arrays, above all in an object store.
+    - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
+        of them for each array, of which it gets the [`eqx_ckpt.LeafRecord`][].
     - `progress`: a function `(phase, leaf, done, total)`, which is called with
         `"write"` or `"commit"`, the leaf's name, and bytes; `True` shows a bar.
     - `deadline`: in a job of several processes, how many seconds each of them may let
@@ -94,7 +104,16 @@ def tree_serialise_leaves(
         with telling(group):
             raise_unseen()
     save = Save(
-        path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, group
+        path,
+        pytree,
+        filter_spec,
+        is_leaf,
+        metadata,
+        overwrite,
+        layout,
+        compression,
+        progress,
+        group,
     )
     save.run(
         [
@@ -112,6 +131,8 @@ def tree_serialise_leaves_async(
     *,
     metadata: Any = None,
     overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
     progress: Progress = False,
     staging_bytes: int | None = None,
     deadline: float = DEADLINE,
@@ -166,6 +187,8 @@ def tree_serialise_leaves_async(
         is_leaf,
         metadata=metadata,
         overwrite=overwrite,
+        layout=layout,
+        compression=compression,
         progress=progress,
         staging_bytes=staging_bytes,
         group=group,
@@ -180,6 +203,8 @@ def save_in_background(
     *,
     metadata: Any,
     overwrite: bool,
+    layout: Layout,
+    compression: Compression,
     progress: Progress,
     staging_bytes: int | None,
     group: Group | None,
@@ -191,7 +216,16 @@ def save_in_background(
         limit = checked_limit(staging_bytes)
     with collector_paused():
         save = Save(
-            path, pytree, filter_spec, is_leaf, metadata, overwrite, progress, group
+            path,
+            pytree,
+            filter_spec,
+            is_leaf,
+            metadata,
+            overwrite,
+            layout,
+            compression,
+            progress,
+            group,
         )
         staging = Staging(save.arrays, limit)
 
@@ -234,6 +268,8 @@ class Save:
         is_leaf: IsLeaf,
         metadata: Any,
         overwrite: bool,
+        layout: Layout,
+        compression: Compression,
         progress: Progress,
         group: Group | None,
     ) -> None:
@@ -241,6 +277,8 @@ class Save:
         try:
             self.path = os.fspath(path)
             writes, self._others = plan_writes(pytree, filter_spec, is_leaf)
+            if compression is not None:
+                writes = compressed(writes, compression)
             if metadata is not None:
                 check_metadata(metadata)
             self._metadata = copy.deepcopy(metadata)
@@ -250,6 +288,9 @@ class Save:
                 total = sum(write.record.nbytes for write in writes)
                 self._report = Reporter(progress, total)
             target = locate(path)
+            self._layout: Layout = layout
+            if target["driver"] != "file" or layout != "zarr":
+                check_limits(target, self._leaves, layout)
             if group is None:
                 self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
             else:
@@ -278,20 +319,32 @@ class Save:
         try:
             if joint is not None:
                 joint.begin()
-            write_arrays(
-                attempt.base,
+            base = attempt.base
+            if self._layout == "ocdbt":
+                base = new_database(base, joint.part if joint else "")
+            write = write_arrays if base["driver"] == "file" else write_objects
+            tails = write(
+                base,
                 arrays,
                 written if release or report else None,
                 create=joint is None or joint.is_first,
             )
-            if joint is not None and not joint.is_to_commit():
+            if joint is not None and not joint.is_to_commit(tails, self._layout):
                 return
             for name, record, _ in arrays:
                 keys = chunk_keys(record.data_shape, record.chunk_shape)
-                found = [checksum(attempt.base, f"{name}/{k}", record) for k in keys]
+                found = (
+                    tails[name][i] if tails else checksum(base, f"{name}/{key}", record)
+                    for i, key in enumerate(keys)
+                )
                 self._leaves[name] = record._replace(crc32c=tuple(found))
             manifest = Manifest(
-                self._leaves, self._others, self._metadata, VERSIONS, attempt.root
+                self._leaves,
+                self._others,
+                self._metadata,
+                VERSIONS,
+                attempt.root,
+                self._layout,
             )
             if report:
                 report("commit")

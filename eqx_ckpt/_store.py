@@ -1,4 +1,4 @@
-"""The only module that knows TensorStore: arrays to bytes at rest, and back."""
+"""TensorStore: keys and values, and arrays that are files."""
 
 import errno
 import math
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ._chunks import batches, chunk_keys, Region, shape_of, touched
+from ._chunks import Region, shape_of
 from ._errors import CheckpointError, CorruptCheckpointError
 from ._leaves import LeafRecord
-from ._manifest import MAX_BYTES, zarr_metadata
-from ._placement import empty
-from ._types import PathLike, Report
+from ._manifest import zarr_metadata
+from ._remote import remote_kvstore, SCHEMES, Store
+from ._types import PathLike, Report, Tails
 
 
 # Importing TensorStore takes longer than all the rest of this package, so the functions
@@ -26,11 +26,21 @@ if TYPE_CHECKING:
 
 # Encoded chunks wait in memory until the disk has taken them.
 MAX_IN_FLIGHT = 48 * 2**20
-_BATCH = 32 * 2**20
-_CHECKSUM_BYTES = 4
+CHECKSUM_BYTES = 4
 # Smaller files are not mapped by TensorStore.
 _MAPPED = 2**16
 _SCRATCH = bytearray(2**20)
+# Twenty seconds or so, for a store that says that it is busy, or cannot be reached.
+_RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
+# A request of which no byte moves for so many seconds is given up, and tried again.
+_STALLED = {
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+_DENIED = re.compile(
+    "^PERMISSION_DENIED|^UNAUTHENTICATED|credentials|ExpiredToken|InvalidAccessKeyId|"
+    "SignatureDoesNotMatch|AuthorizationHeaderMalformed|PermanentRedirect"
+)
 # By process.
 _contexts: "dict[int, ts.Context]" = {}
 
@@ -57,7 +67,7 @@ class RegionRead(NamedTuple):
         return math.prod(shape_of(self.region)) * self.record.itemsize
 
 
-def _context() -> "ts.Context":
+def context() -> "ts.Context":
     """One for the whole process: they hold threads, and `memory://` lives in one.
 
     Files are not synced one by one, and not locked: an attempt has a directory of its
@@ -72,6 +82,8 @@ def _context() -> "ts.Context":
                 "does not survive that. Start it with the method `spawn`, or save and "
                 "restore in its parent only."
             )
+        for name, value in _STALLED.items():
+            os.environ.setdefault(name, value)
         import tensorstore as ts
 
         _contexts[pid] = ts.Context(
@@ -79,6 +91,8 @@ def _context() -> "ts.Context":
                 "file_io_sync": False,
                 "file_io_locking": {"mode": "none"},
                 "file_io_mode": {"mode": "memmap"},
+                "s3_request_retries": _RETRIES,
+                "gcs_request_retries": _RETRIES,
             }
         )
     return _contexts[pid]
@@ -89,12 +103,20 @@ def locate(path: PathLike) -> KvSpec:
     text = os.fspath(path)
     if not text or "\0" in text:
         raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, rest = text.partition(":/")
+    if separator and scheme in (*SCHEMES, "memory") and not rest.startswith("/"):
+        raise CheckpointError(
+            f"{text!r} has lost a slash: `pathlib` cannot hold a URL. Pass a string, "
+            "or an `eqx_ckpt.Store`."
+        )
+    if separator and scheme in SCHEMES:
+        return remote_kvstore(path if isinstance(path, Store) else Store(text))
     if separator and scheme == "memory":
         return {"driver": "memory", "path": rest.strip("/") + "/"}
-    if separator and scheme.isalnum():
+    if separator and scheme.isalnum() and rest.startswith("/"):
         raise CheckpointError(
-            f"{text!r}: `{scheme}://` is not supported. Pass a directory."
+            f"{text!r}: `{scheme}://` is not supported. Pass a directory, or an URL "
+            "that begins with `s3://` or `gs://`."
         )
     folder = os.path.realpath(os.path.expanduser(text))
     if "\\" in folder or not folder.isprintable():
@@ -105,7 +127,40 @@ def locate(path: PathLike) -> KvSpec:
     return {"driver": "file", "path": folder.rstrip("/") + "/"}
 
 
-def _spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
+def database(base: KvSpec, name: str = "") -> KvSpec:
+    """The OCDBT database at a place, or at a name below it."""
+    return {"driver": "ocdbt", "base": {**base, "path": base["path"] + name}}
+
+
+def new_database(base: KvSpec, name: str = "") -> KvSpec:
+    """As `database`, of one that is to be written.
+
+    A store gets a new manifest for each transaction: to replace one on a condition is
+    more than some can, and TensorStore would try for ever.
+    """
+    spec = database(base, name)
+    if base["driver"] != "file":
+        spec["config"] = {"manifest_kind": "numbered"}
+    return spec
+
+
+def shown(base: KvSpec) -> str:
+    """A place in words, for errors."""
+    return repr(url(base))
+
+
+def url(base: KvSpec, key: str = "") -> str:
+    while base["driver"] == "ocdbt":
+        base = base["base"]
+    path = base["path"].rstrip("/") if not key else base["path"] + key
+    if base["driver"] == "file":
+        return path
+    scheme = {"gcs": "gs"}.get(base["driver"], base["driver"])
+    bucket = base["bucket"] + "/" if "bucket" in base else ""
+    return f"{scheme}://{bucket}{path}"
+
+
+def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
     """How to open an array; parsed once for all arrays that are alike."""
     import tensorstore as ts
 
@@ -130,28 +185,26 @@ def write_arrays(
     written: Report | None = None,
     *,
     create: bool = True,
-) -> None:
+) -> Tails:
     """Write every array, a bounded number of bytes at a time.
 
+    What its chunks end with is not returned: the files are there to be looked at.
     Unless `create`, another process creates them. `written` is told of every piece that
     TensorStore is done with. When this returns or raises, TensorStore writes nothing
-    below `base` any more.
+    below `base` any more, which is a directory.
     """
     import tensorstore as ts
 
-    root, context = _kvstore(base), _context()
+    root = kvstore(base)
     specs: dict[LeafRecord, ts.Spec] = {}
-    # Nobody changes the arrays before this function returns, so that no copy is needed;
-    # but `memory://` would keep referring to them.
-    on_disk = base["driver"] == "file"
     opening = [
         ts.open(
-            _spec(write.record, specs),
+            array_spec(write.record, specs),
             kvstore=root / f"{write.name}/",
             create=create,
             open=not create,
             assume_metadata=not create,
-            context=context,
+            context=context(),
         )
         for write in writes
     ]
@@ -159,53 +212,52 @@ def write_arrays(
     try:
         in_flight = 0
         for write, opened in zip(writes, opening, strict=True):
-            store = _result(opened, write.name)
+            store = result(opened, write.name)
             record = write.record
             for region, array in write.shards:
                 target = store if array.shape == record.data_shape else store[region]
+                # Nobody changes the arrays before this function returns.
                 future = target.write(
-                    array, can_reference_source_data_indefinitely=on_disk
+                    array, can_reference_source_data_indefinitely=True
                 )
                 writing.append((write.name, future, array.nbytes))
                 in_flight += array.nbytes
                 while in_flight > MAX_IN_FLIGHT:
                     name, future, nbytes = writing.popleft()
-                    _result(future, name)
+                    result(future, name)
                     in_flight -= nbytes
                     if written:
                         written(name, nbytes)
         for name, future, nbytes in writing:
-            _result(future, name)
+            result(future, name)
             if written:
                 written(name, nbytes)
     finally:
         for future in (*opening, *(future for _, future, _ in writing)):
             future.exception()
+    return {}
 
 
 def checksum(
     base: KvSpec, key: str, record: LeafRecord, *, look_through: bool = False
 ) -> str:
-    """The last four bytes of a chunk; proves that it is there, in its full size."""
+    """The last four bytes of a file; proves that it is there, in its full size."""
     itemsize = np.dtype(record.data_type).itemsize
-    expected = math.prod(record.chunk_shape) * itemsize + _CHECKSUM_BYTES
-    if base["driver"] == "file":
-        fd = _open_file(base, key)
-        if fd is None:
-            raise CorruptCheckpointError(f"{key} is missing")
-        try:
-            size = os.fstat(fd).st_size
-            if look_through and _MAPPED <= size == expected:
-                _look_through(fd, size)
-            tail = os.pread(fd, _CHECKSUM_BYTES, max(0, size - _CHECKSUM_BYTES))
-        finally:
-            os.close(fd)
-    else:
-        data = read_key(base, key) or b""
-        size, tail = len(data), data[-_CHECKSUM_BYTES:]
-    if size != expected:
-        raise CorruptCheckpointError(f"{key} has {size} bytes instead of {expected}")
-    return tail.hex()
+    expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
+    fd = open_file(base, key)
+    if fd is None:
+        raise CorruptCheckpointError(f"{key} is missing")
+    try:
+        size = os.fstat(fd).st_size
+        if size != expected and record.compression is None:
+            raise CorruptCheckpointError(
+                f"{key} has {size} bytes instead of {expected}"
+            )
+        if look_through and size >= _MAPPED:
+            _look_through(fd, size)
+        return os.pread(fd, CHECKSUM_BYTES, max(0, size - CHECKSUM_BYTES)).hex()
+    finally:
+        os.close(fd)
 
 
 def _look_through(fd: int, size: int) -> None:
@@ -217,121 +269,7 @@ def _look_through(fd: int, size: int) -> None:
         os.preadv(fd, [_SCRATCH], offset)
 
 
-def read_regions(
-    base: KvSpec,
-    reads: Sequence[RegionRead],
-    damage: dict[str, str],
-    arrived: Report | None = None,
-) -> list[np.ndarray]:
-    """Read regions of arrays into buffers that JAX takes over as they are.
-
-    What is wrong with a leaf is put into `damage` under its name; its array is then not
-    to be used. `raise_damage` makes an error of that. `arrived` is told of each region.
-    """
-    import tensorstore as ts
-
-    root, context = _kvstore(base), _context()
-    specs: dict[LeafRecord, ts.Spec] = {}
-    known: set[str] = set()
-    buffers: list[np.ndarray] = []
-    reading: list[tuple[str, ts.WriteFutures, int]] = []
-    try:
-        # While TensorStore reads one batch, the next one is looked through.
-        for batch in batches(reads, lambda read: read.nbytes, _BATCH):
-            sound = [_is_sound(base, read, known, damage) for read in batch]
-            # The metadata are known, so that nothing is read to open an array.
-            opening = [
-                ts.open(
-                    _spec(read.record, specs),
-                    kvstore=root / f"{read.name}/",
-                    open=True,
-                    assume_metadata=True,
-                    context=context,
-                )
-                if is_sound and read.nbytes
-                else None
-                for read, is_sound in zip(batch, sound, strict=True)
-            ]
-            todo = zip(batch, sound, opening, strict=True)
-            for (name, record, region), is_sound, opened in todo:
-                buffers.append(empty(region, record) if is_sound else np.empty(0))
-                if opened is not None:
-                    store = _result(opened, name)
-                    if buffers[-1].shape != record.data_shape:
-                        store = store[region]
-                    future = ts.array(buffers[-1]).write(store)
-                    reading.append((name, future, buffers[-1].nbytes))
-        for name, future, nbytes in reading:
-            try:
-                _result(future, name)
-            except CorruptCheckpointError as e:
-                damage.setdefault(name, str(e))
-            if arrived:
-                arrived(name, nbytes)
-    finally:
-        for _, future, _ in reading:
-            future.exception()
-    return buffers
-
-
-def _is_sound(
-    base: KvSpec, read: RegionRead, known: set[str], damage: dict[str, str]
-) -> bool:
-    """Compare the tails of the chunks of a region with the manifest.
-
-    TensorStore compares the checksum of a chunk with its content, which does not show
-    that two chunks changed places. And it is told nothing that could abort the process,
-    such as a chunk shape that its files do not have.
-    """
-    record = read.record
-    shape, chunk = record.data_shape, record.chunk_shape
-    keys = chunk_keys(shape, chunk)
-    try:
-        for i in touched(read.region, shape, chunk) if keys else ():
-            key = f"{read.name}/{keys[i]}"
-            if key in known:
-                continue
-            _check_folders(base, key, known)
-            if checksum(base, key, record, look_through=True) != record.crc32c[i]:
-                raise CorruptCheckpointError(
-                    f"{keys[i]} is not the chunk that was saved"
-                )
-            known.add(key)
-    except CorruptCheckpointError as e:
-        damage.setdefault(read.name, str(e))
-        return False
-    return True
-
-
-def _check_folders(base: KvSpec, key: str, known: set[str]) -> None:
-    """No folder of a checkpoint is a link that leads out of it."""
-    folder = key.rpartition("/")[0]
-    while base["driver"] == "file" and folder and folder not in known:
-        if os.path.islink(base["path"] + folder):
-            raise CorruptCheckpointError(f"{folder} is a symbolic link")
-        known.add(folder)
-        folder = folder.rpartition("/")[0]
-
-
-def shown(base: KvSpec) -> str:
-    """A place in words, for errors."""
-    scheme = "" if base["driver"] == "file" else base["driver"] + "://"
-    return repr(scheme + base["path"].rstrip("/"))
-
-
-def read_key(base: KvSpec, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
-    """The value of a key, or its first `most` bytes; `None` if there is none."""
-    if base["driver"] != "file":
-        found = _result(_kvstore(base).read(key), key)
-        return found.value if found.state == "value" else None
-    fd = _open_file(base, key)
-    if fd is None:
-        return None
-    with open(fd, "rb") as f:
-        return f.read(most)
-
-
-def _open_file(base: KvSpec, key: str) -> int | None:
+def open_file(base: KvSpec, key: str) -> int | None:
     """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -348,50 +286,55 @@ def _open_file(base: KvSpec, key: str) -> int | None:
     raise CorruptCheckpointError(f"{key} is not a file")
 
 
-def create_key(base: KvSpec, key: str, value: bytes) -> bool:
-    """Write a value unless the key exists already; whether it was written."""
-    kvstore = _kvstore(base)
-    absent = _result(kvstore.read(key), key)
-    if absent.state == "value":
-        return False
-    written = kvstore.write(key, value, if_equal=absent.stamp.generation)
-    return bool(_result(written, key).generation)
+def own_context() -> "ts.Context":
+    """For a database: without mappings, which a failing disk makes a signal.
 
-
-def replace_key(base: KvSpec, key: str, value: bytes) -> None:
-    _result(_kvstore(base).write(key, value), key)
-
-
-def delete_below(base: KvSpec, prefix: str) -> None:
-    """Delete every key that starts with `prefix`."""
+    With caches of its own, which know of no database that was at the same place before.
+    """
     import tensorstore as ts
 
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-    _result(_kvstore(base).delete_range(ts.KvStore.KeyRange(prefix, end)), prefix)
+    own = {"cache_pool": {"total_bytes_limit": 0}, "file_io_mode": {"mode": "default"}}
+    return ts.Context(own, context())
 
 
-def _kvstore(base: KvSpec) -> "ts.KvStore":
+def kvstore(base: KvSpec) -> "ts.KvStore":
     import tensorstore as ts
 
-    return _result(ts.KvStore.open(base, context=_context()), base["path"])
+    used = own_context() if base["driver"] == "ocdbt" else context()
+    return result(ts.KvStore.open(base, context=used), base["driver"])
 
 
-def _result(future: Any, name: str) -> Any:
+def result(future: Any, name: str, seconds: float | None = None) -> Any:
+    """What a future of TensorStore comes to, after so many seconds at most."""
     try:
-        return future.result()
+        return future.result(timeout=seconds)
+    except TimeoutError:
+        raise TimeoutError(
+            f"No answer within {seconds:g} seconds ({name}). Is the endpoint right?"
+        ) from None
     except (ValueError, RuntimeError, TypeError, NotImplementedError) as e:
         raise _translated(e, name) from None
 
 
 def _translated(error: Exception, name: str) -> Exception:
     """TensorStore's errors are `ValueError`s with a status and details in the text."""
-    text = re.sub(
-        r"\s*\[(tensorstore_spec|source locations)=.*", "", str(error), flags=re.S
-    )
+    text = re.sub(r"\s*\[[a-z_ -]+=.*", "", str(error), flags=re.S)
     code = re.search(r"\[os_error_code='(\d+)'", str(error))
     if code:
         number = int(code[1])
         return OSError(number, f"{os.strerror(number)} (leaf {name!r}: {text})")
+    if "bucket does not exist" in text or "NoSuchBucket" in text:
+        return CheckpointError(f"{name}: there is no such bucket. Make it first.")
+    if _DENIED.search(text):
+        return PermissionError(
+            errno.EACCES,
+            f"The store denies {name} ({text}). Look at the credentials, what they "
+            "allow, and the region",
+        )
+    if text.startswith(("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")):
+        return ConnectionError(
+            f"The store of {name} does not answer, or is too busy: {text}"
+        )
     if text.startswith(("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF")):
         return CorruptCheckpointError(text)
     return CheckpointError(f"TensorStore failed at {name!r}: {text}")

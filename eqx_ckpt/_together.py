@@ -14,11 +14,14 @@ from typing import Any
 from zlib import crc32
 
 from ._assignment import assign, is_local
-from ._commit import Attempt, ATTEMPTS, flush
+from ._attempts import ATTEMPTS
+from ._commit import Attempt, flush
 from ._errors import CheckpointError, LeafMismatchError
+from ._objects import link_databases
 from ._plan import Write
 from ._processes import from_json, Group, to_json
 from ._store import KvSpec, shown
+from ._types import Layout, Tails
 
 
 class JointAttempt:
@@ -30,14 +33,15 @@ class JointAttempt:
     def __init__(
         self, group: Group, target: KvSpec, overwrite: bool, writes: Sequence[Write]
     ) -> None:
-        if target["driver"] != "file":
+        if target["driver"] == "memory":
             raise CheckpointError(
                 f"{shown(target)} is in the memory of one process. Several processes "
                 "have to save to one shared directory."
             )
         self.is_first = group.index == 0
         self._group = group
-        self._outline = _outline(target["path"], overwrite, writes)
+        self.part = f"p{group.index}/"
+        self._outline = _outline(shown(target), overwrite, writes)
         self._target = target
         self._overwrite = overwrite
         self._attempt: Attempt | None = None
@@ -51,7 +55,7 @@ class JointAttempt:
         place = self._group.by_first("begun", self._begin)
         self._awaited = "written"
         self.base, self.root = place["base"], place["root"]
-        if not self.is_first:
+        if not self.is_first and self.base["driver"] == "file":
             self._open_directory()
 
     def _begin(self) -> dict[str, Any]:
@@ -70,16 +74,21 @@ class JointAttempt:
                 "made. All processes have to save to one shared directory."
             ) from None
 
-    def is_to_commit(self) -> bool:
+    def is_to_commit(self, tails: Tails, layout: Layout) -> bool:
         """Wait until all have written; on process 0, that all is there to commit.
 
-        On the others, wait for the commit.
+        `tails`, of what this process has written, then has what all have. On the
+        others, wait for the commit.
         """
         if self._directory is not None:
             flush(self._directory, self.base["path"])
-        self._tell(None)
+        said = self._tell(None, tails)
         if self.is_first:
             self._awaited = "committed"
+            for name, position, tail in (item for items in said for item in items):
+                tails[name][position] = tail
+            if layout == "ocdbt":
+                link_databases(self.base, [f"p{i}/" for i in range(len(said))])
             return True
         self._group.by_first("committed", _nothing)
         return False
@@ -100,23 +109,29 @@ class JointAttempt:
         with contextlib.suppress(CheckpointError, type(error)):
             if self._awaited == "written":
                 # This waits: nothing may be removed while the others write.
-                self._tell(error)
+                self._tell(error, {})
             elif self._awaited == "committed":
                 self._awaited = ""
                 self._group.by_first("committed", ft.partial(_raise, error))
             else:
                 # They know, unless it is process 0 that was late.
                 self._group.say("given up", to_json(error))
-                self._group.say("written", to_json(error))
+                self._group.say("written", {"error": to_json(error), "tails": []})
 
-    def _tell(self, error: BaseException | None) -> None:
-        """Say that this process has written, or why not, and hear it of the others."""
+    def _tell(self, error: BaseException | None, tails: Tails) -> list[Any]:
+        """Say what this process has written, or why not, and hear it of the others."""
         self._awaited = ""
-        told = None if error is None else to_json(error)
-        errors = self._group.gather("written", told)
-        for index, other in enumerate(errors):
-            if other is not None and error is None:
-                raise from_json(index, other)
+        told: dict[str, Any] = {
+            "error": None if error is None else to_json(error),
+            "tails": [
+                (n, i, tail) for n, of in tails.items() for i, tail in of.items()
+            ],
+        }
+        said = self._group.gather("written", told)
+        for index, other in enumerate(said):
+            if other["error"] is not None and error is None:
+                raise from_json(index, other["error"])
+        return [other["tails"] for other in said]
 
     def abandon(self) -> None:
         if self._directory is not None:
@@ -135,7 +150,7 @@ def assigned(group: Group, writes: Sequence[Write]) -> list[Write]:
 
 def _outline(path: str, overwrite: bool, writes: Sequence[Write]) -> list[str]:
     """What has to be the same in all processes, a line for each leaf."""
-    lines = [f"path {path!r}, overwrite={overwrite}"]
+    lines = [f"path {path}, overwrite={overwrite}"]
     for name, record, leaf, _ in writes:
         place = "of one process" if is_local(leaf) else f"sharded as {record.sharding}"
         lines.append(f"leaf {name!r}, {record}, {place}")

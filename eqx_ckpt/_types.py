@@ -1,12 +1,15 @@
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
 KeyPath: TypeAlias = tuple[Any, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
+Layout: TypeAlias = Literal["zarr", "ocdbt"]
 Spec: TypeAlias = Callable[[Any, Any], Any]
 # Told of the name of a leaf, and of how many more bytes of it are done.
 Report: TypeAlias = Callable[[str, int], None]
+# For each leaf, what its chunks end with, by their positions.
+Tails: TypeAlias = dict[str, dict[int, str]]

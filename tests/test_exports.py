@@ -27,7 +27,7 @@ FUNCTIONS = [
     "tree_serialise_leaves_async",
     "verify",
 ]
-CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match"]
+CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match", "Store"]
 ERRORS = [
     "CheckpointError",
     "CheckpointExistsError",

@@ -397,8 +397,6 @@ def test_a_directory_that_may_only_be_read(readable_run, caplog):
 
 
 def test_a_place_that_is_no_directory(tmp_path):
-    with pytest.raises(eqx_ckpt.CheckpointError, match="no directory of a file"):
-        CheckpointManager("memory://run")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         CheckpointManager(tmp_path / "file").save(1, state(1))

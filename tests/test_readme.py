@@ -17,6 +17,7 @@ import pytest
 import eqx_ckpt
 
 
+pytest_plugins = ["stores.fixtures"]
 ROOT = Path(__file__).parent.parent
 SNIPPET = re.compile(
     r"^( *)```python\n(.*?)^\1```\n(?:\n\1```text\n(.*?)^\1```\n)?",
@@ -62,8 +63,11 @@ def test_snippets_are_found():
 
 
 @pytest.mark.parametrize("source", TEXTS)
-def test_snippets_run(source, tmp_path, monkeypatch):
+def test_snippets_run(source, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
+    if "s3://bucket" in TEXTS[source]:
+        request.getfixturevalue("s3")
+        request.getfixturevalue("s3_backend").make_bucket("bucket")
     run(TEXTS[source], source)
 
 

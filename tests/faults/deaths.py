@@ -72,11 +72,11 @@ def _amid(act: Callable[[], Any]) -> None:
         act()
         yield from shards
 
-    def write(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> None:
+    def write(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
         _serialise.write_arrays = write_arrays
         head = arrays[0]
         head = head._replace(shards=acting(iter(head.shards)))
-        write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
+        return write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
 
     _serialise.write_arrays = write
 

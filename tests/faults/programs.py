@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
-from eqx_ckpt import _serialise, _store
+from eqx_ckpt import _regions, _serialise
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -201,9 +201,9 @@ def spy_on_writes() -> list[tuple[str, str, int]]:
             seen.append((name, str(region), array.nbytes))
             yield region, array
 
-    def spy(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> None:
+    def spy(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
         arrays = [a._replace(shards=watched(a.name, a.shards)) for a in arrays]
-        write_arrays(base, arrays, *args, **kwargs)
+        return write_arrays(base, arrays, *args, **kwargs)
 
     _serialise.write_arrays = spy
     return seen
@@ -212,15 +212,15 @@ def spy_on_writes() -> list[tuple[str, str, int]]:
 def spy_on_reads() -> list[int]:
     """From now on, the bytes of each region that this process reads."""
     seen: list[int] = []
-    is_sound = _store._is_sound
+    is_sound = _regions._is_sound
 
     def spy(base: Any, read: Any, *args: Any) -> bool:
         shape, chunk = read.record.data_shape, read.record.chunk_shape
-        count = len(_store.touched(read.region, shape, chunk))
+        count = len(_regions.touched(read.region, shape, chunk))
         seen.append(count * int(np.prod(chunk)) * read.record.itemsize)
         return is_sound(base, read, *args)
 
-    _store._is_sound = spy
+    _regions._is_sound = spy
     return seen
 
 

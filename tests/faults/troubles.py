@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import _manager, _processes, _serialise, _together
+from eqx_ckpt import _processes, _run, _serialise, _together
 
 from .programs import (
     assert_same,
@@ -182,13 +182,13 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
     keep, deadline = eqx_ckpt.keep_last(1), DEADLINE
     manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=deadline)
     manager.save(1, state(1)).result()
-    whole = _manager.remove
+    whole = _run.remove
     if jax.process_index() == 0:
-        _manager.remove = _raising(errno.EIO)
+        _run.remove = _raising(errno.EIO)
     errors = {2: caught(manager.save(2, state(2)).result)}
     manager.save(3, state(3))
     errors[3] = caught(manager.wait)
-    _manager.remove = whole
+    _run.remove = whole
     manager.save(4, state(4)).result()
     return errors, manager.steps()
 
@@ -200,9 +200,9 @@ def in_the_background(directory: str) -> None:
 
     go_on = threading.Event()
 
-    def slowly(*args: Any, **kwargs: Any) -> None:
+    def slowly(*args: Any, **kwargs: Any) -> Any:
         go_on.wait(DEADLINE)
-        write_arrays(*args, **kwargs)
+        return write_arrays(*args, **kwargs)
 
     if jax.process_index() == 0:
         _serialise.write_arrays = slowly

@@ -1,0 +1,338 @@
+"""How a checkpoint comes into being in an object store, where nothing can be renamed.
+
+Its objects go below a fresh prefix. Then the manifest, which points to them, is created
+where there was none: the one step that a store does for one writer only.
+"""
+
+import itertools
+import logging
+import math
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+from ._chunks import chunk_keys
+from ._commit import already_there, Attempt, DirectoryAttempt
+from ._errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CorruptCheckpointError,
+    LeafNameError,
+)
+from ._keys import (
+    delete_below,
+    delete_keys,
+    list_keys,
+    PATIENCE,
+    read_key,
+    read_version,
+    write_key,
+)
+from ._leaves import LeafRecord
+from ._manifest import foreign, MANIFEST
+from ._parse import from_bytes
+from ._store import KvSpec, shown
+from ._types import Layout
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+# `@<uuid>/`, the prefix of an attempt.
+ATTEMPT = re.compile(r"@[0-9a-f]{32}/")
+_STEP_ATTEMPT = re.compile(r"[0-9]{6,}/@[0-9a-f]{32}/")
+# Seconds in which nothing happens below the prefix of an attempt, until a manager takes
+# it for dead; and until it takes itself for dead, which is sooner.
+GRACE = 600.0
+_OWN_GRACE = 300.0
+_BEAT = 60.0
+# Of S3 and of GCS.
+_MAX_KEY = 1024
+_MAX_OBJECT = 5 * 2**30
+_TRIES = 3
+_ALIVE = "alive"
+_PROBE = "probe"
+# The buckets that were seen to keep conditions, by what identifies them.
+_keep_conditions: set[tuple[object, ...]] = set()
+
+
+def check_limits(
+    target: KvSpec, leaves: Mapping[str, LeafRecord], layout: Layout
+) -> None:
+    """Raise if a key or a chunk is larger than object stores take."""
+    if layout not in ("zarr", "ocdbt"):
+        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+    problems: list[str] = []
+    for name, record in leaves.items() if target["driver"] in ("s3", "gcs") else ():
+        if not record.is_array:
+            continue
+        last = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
+        key = max(MANIFEST, *last, key=len)
+        length = len(f"{target['path']}@{'0' * 32}/{name}/{key}".encode())
+        nbytes = math.prod(record.chunk_shape) * record.itemsize
+        if layout == "zarr" and length > _MAX_KEY:
+            problems.append(f"- {name!r}: its key would have {length} bytes")
+        elif nbytes > _MAX_OBJECT:
+            problems.append(f"- {name!r}: a chunk would have {nbytes} bytes")
+    if problems:
+        raise LeafNameError(
+            f"{shown(target)} cannot take these leaves:\n"
+            + "\n".join(problems)
+            + f"\nA key has {_MAX_KEY} bytes at most, an object {_MAX_OBJECT}. Pass "
+            "`layout='ocdbt'`, which has keys of any length, or a shorter path; shard "
+            "the leaf so that its shards can be cut evenly."
+        )
+
+
+class StoreAttempt:
+    """Keys below a fresh prefix, which the manifest, created last, points to."""
+
+    def __init__(self, target: KvSpec, overwrite: bool) -> None:
+        self._target = target
+        self._life: _Life | None = None
+        self._old = read_version(target, MANIFEST)
+        if self._old.value is not None and not overwrite:
+            raise already_there(shown(target))
+        self._check_keys()
+        self.root = f"@{uuid.uuid4().hex}/"
+        self.base = {**target, "path": target["path"] + self.root}
+        self._is_ours = True
+        try:
+            if target.get("use_conditional_write", True):
+                _check_conditions(self.base, replace=self._old.value is not None)
+        except BaseException:
+            self.abandon()
+            raise
+        self._life = _Life(self.base)
+
+    def _check_keys(self) -> None:
+        """Raise if there is anything that is not of a checkpoint."""
+        old = self._old.value
+        manifest = None if old is None else from_bytes(old, shown(self._target))
+        keys = [key for key in list_keys(self._target) if not ATTEMPT.match(key)]
+        strangers = foreign(keys, manifest)
+        if strangers:
+            raise CheckpointExistsError(
+                f"{shown(self._target)} holds something else, such as "
+                f"{strangers[0]!r}. Nothing was saved; choose another path."
+            )
+
+    def commit(self, manifest: bytes) -> None:
+        assert self._life is not None
+        self._life.check()
+        # From here on a request may arrive, whatever is heard of it.
+        self._is_ours = False
+        try:
+            is_there = self._publish(manifest)
+        except Exception as e:
+            e.add_note(
+                "Whether the checkpoint was saved is not known: look again when the "
+                f"store answers. If it was, it is whole. ({shown(self._target)})"
+            )
+            raise
+        if not is_there:
+            self._is_ours = True
+            raise already_there(shown(self._target))
+        if self._old.value is not None:
+            self._remove_old(self._old.value)
+
+    def _publish(self, manifest: bytes) -> bool:
+        """Whether the manifest is there now; raises if that cannot be known.
+
+        If an answer is lost, TensorStore asks again, and is then refused because of
+        its own first request. So what is there is compared with what was to be.
+        """
+        problem: Exception | None = None
+        for _ in range(_TRIES):
+            try:
+                if write_key(self._target, MANIFEST, manifest, self._old.version):
+                    return True
+                problem = None
+            except (OSError, CheckpointError) as e:
+                problem = e
+            found = read_key(self._target, MANIFEST)
+            if found == manifest:
+                return True
+            if found != self._old.value and self._is_of_another(found):
+                return False
+        raise problem or CheckpointError(
+            f"{shown(self._target)} refuses the manifest, and nobody else's is there."
+        )
+
+    def _is_of_another(self, manifest: bytes | None) -> bool:
+        """Not if it is damaged, maybe on its way: then it could be our own."""
+        if manifest is None:
+            return True  # Somebody has removed what was to be replaced.
+        try:
+            return from_bytes(manifest, shown(self._target)).root != self.root
+        except CorruptCheckpointError:
+            return False
+        except CheckpointError:
+            return True
+
+    def _remove_old(self, old: bytes) -> None:
+        try:
+            remove_data(self._target, old)
+        except (OSError, CheckpointError) as e:
+            logger.warning("Could not delete what was replaced: %s", e)
+
+    def abandon(self) -> None:
+        if self._life is not None:
+            self._life.end()
+        if self._is_ours:
+            try:
+                delete_below(self._target, self.root)
+            except (OSError, CheckpointError) as e:
+                logger.warning("Could not delete %s: %s", shown(self.base), e)
+
+
+class _Life:
+    """Signs of life below the prefix of an attempt, as long as that goes on.
+
+    They are for managers, which look whether anything changes there: no clock of two
+    machines is compared.
+    """
+
+    def __init__(self, base: KvSpec) -> None:
+        self._base = base
+        self._last = clock()
+        self._longest = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        key = ""
+        for number in itertools.count():
+            if self._ended.wait(_BEAT):
+                break
+            now, before, key = clock(), key, f"{_ALIVE}.{number}"
+            try:
+                write_key(self._base, key, b"1")
+                self._longest, self._last = max(self._longest, now - self._last), now
+                if before:
+                    delete_keys(self._base, [before])
+            except (OSError, CheckpointError) as e:
+                logger.debug("No sign of life in %s: %s", shown(self._base), e)
+
+    def check(self) -> None:
+        """Raise if a manager could have taken this attempt for dead, now or before."""
+        silent = max(self._longest, clock() - self._last)
+        if silent > _OWN_GRACE:
+            raise CheckpointError(
+                f"For {silent:.0f} seconds this save was suspended, or could not reach "
+                f"{shown(self._base)}, and a manager may have removed its data "
+                "meanwhile. Nothing was saved; save again."
+            )
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(PATIENCE)
+
+
+def clock() -> float:
+    """Seconds that nobody sets, and that go on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _check_conditions(base: KvSpec, *, replace: bool) -> None:
+    """Ask for what a store must refuse, or else of two writers both would win."""
+    place = (base["driver"], base.get("endpoint"), base.get("bucket"), replace)
+    if place in _keep_conditions:
+        return
+    absent = read_version(base, _PROBE)
+    write_key(base, _PROBE, b"first", absent.version)
+    write_key(base, _PROBE, b"second", absent.version)
+    found = read_version(base, _PROBE)
+    expected = b"first"
+    if replace:
+        write_key(base, _PROBE, b"third", found.version)
+        write_key(base, _PROBE, b"fourth", found.version)
+        found, expected = read_version(base, _PROBE), b"third"
+    if found.value != expected:
+        what = (
+            "replace a checkpoint only if nobody else has"
+            if replace
+            else ("create an object only if there is none")
+        )
+        raise CheckpointError(
+            f"The store of {shown(base)} cannot {what}, so that of two writers both "
+            "would seem to succeed. Nothing was saved. If nobody else ever saves "
+            "there, say so: `eqx_ckpt.Store(url, single_writer=True)`. Or save to "
+            "another path."
+        )
+    delete_keys(base, [_PROBE])
+    _keep_conditions.add(place)
+
+
+def remove_checkpoint(base: KvSpec) -> None:
+    """Delete a checkpoint: first the manifest, so that it is never half there."""
+    manifest = read_key(base, MANIFEST)
+    delete_keys(base, [MANIFEST])
+    if manifest is not None:
+        remove_data(base, manifest)
+
+
+def remove_data(base: KvSpec, manifest: bytes) -> None:
+    """Delete what a manifest points to."""
+    checkpoint = from_bytes(manifest, shown(base))
+    if checkpoint.root:
+        delete_below(base, checkpoint.root)
+    else:
+        # A directory that was copied to the store.
+        keys = list_keys(base)
+        others = {MANIFEST, *foreign(keys, checkpoint)}
+        delete_keys(base, [key for key in keys if key not in others])
+
+
+class Debris:
+    """What dead attempts have left in a run, as one manager sees it over time."""
+
+    def __init__(self, run: KvSpec) -> None:
+        self._run = run
+        # By prefix: what was there, and since when it is the same.
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._in_use: set[str] = set()
+
+    def sweep(self) -> None:
+        """Delete the attempts in which nothing has changed for `GRACE`."""
+        found: dict[str, list[str]] = {}
+        for key in list_keys(self._run):
+            if (m := _STEP_ATTEMPT.match(key)) and m[0] not in self._in_use:
+                found.setdefault(m[0], []).append(key)
+        seen, now = self._seen, clock()
+        self._seen = {}
+        for prefix, keys in found.items():
+            state, (before, since) = (
+                hash(tuple(sorted(keys))),
+                seen.get(prefix, (0, now)),
+            )
+            if state != before:
+                self._seen[prefix] = state, now
+            elif now - since < GRACE:
+                self._seen[prefix] = before, since
+            elif self._is_in_use(prefix):
+                self._in_use.add(prefix)
+            else:
+                logger.info("Removing %s, which a dead process left.", prefix)
+                delete_below(self._run, prefix)
+
+    def _is_in_use(self, prefix: str) -> bool:
+        step, _, attempt = prefix.rstrip("/").rpartition("/")
+        manifest = read_key(self._run, f"{step}/{MANIFEST}")
+        if manifest is None:
+            return False
+        try:
+            return from_bytes(manifest, step).root == f"{attempt}/"
+        except CheckpointError:
+            return True  # Damaged: its data may still be of use.
+
+
+# How to begin an attempt, by the driver of its target.
+ATTEMPTS: dict[str, Callable[[KvSpec, bool], Attempt]] = {
+    "file": DirectoryAttempt,
+    "memory": StoreAttempt,
+    "s3": StoreAttempt,
+    "gcs": StoreAttempt,
+}
