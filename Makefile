@@ -6,7 +6,7 @@ VERSIONS := 3.11 3.12 3.13
 DEMO := -m examples.demo
 BENCH := -m benchmarks
 
-PYTEST := pytest -n 2 -q
+PYTEST := pytest -n 3 -q
 find = $(shell scripts/find-python $(1))
 install = $(1)/bin/python -m pip install -qq pip==26.3 && $(1)/bin/python -m pip install -qq
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

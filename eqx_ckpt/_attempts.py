@@ -32,7 +32,7 @@ from ._keys import (
 )
 from ._leaves import LeafRecord
 from ._manifest import foreign, MANIFEST
-from ._parse import from_bytes
+from ._parse import from_bytes, strangers
 from ._store import KvSpec, shown
 from ._types import Layout
 
@@ -50,7 +50,9 @@ _BEAT = 60.0
 # Of S3 and of GCS.
 _MAX_KEY = 1024
 _MAX_OBJECT = 5 * 2**30
-_TRIES = 3
+# Of the keys of ours that have no leaf's name, such as `@<uuid>/p1234/d/<uuid>`.
+_OWN = 80
+_TRIES = 2
 _ALIVE = "alive"
 _PROBE = "probe"
 # The buckets that were seen to keep conditions, by what identifies them.
@@ -63,8 +65,13 @@ def check_limits(
     """Raise if a key or a chunk is larger than object stores take."""
     if layout not in ("zarr", "ocdbt"):
         raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+    if target["driver"] not in ("s3", "gcs"):
+        return
     problems: list[str] = []
-    for name, record in leaves.items() if target["driver"] in ("s3", "gcs") else ():
+    length = len(target["path"].encode()) + _OWN
+    if length > _MAX_KEY:
+        problems.append(f"- any leaf: without its name, keys would have {length} bytes")
+    for name, record in leaves.items():
         if not record.is_array:
             continue
         last = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
@@ -108,14 +115,13 @@ class StoreAttempt:
 
     def _check_keys(self) -> None:
         """Raise if there is anything that is not of a checkpoint."""
-        old = self._old.value
-        manifest = None if old is None else from_bytes(old, shown(self._target))
+        where = shown(self._target)
         keys = [key for key in list_keys(self._target) if not ATTEMPT.match(key)]
-        strangers = foreign(keys, manifest)
-        if strangers:
+        others = strangers(keys, self._old.value, where)
+        if others:
             raise CheckpointExistsError(
-                f"{shown(self._target)} holds something else, such as "
-                f"{strangers[0]!r}. Nothing was saved; choose another path."
+                f"{where} holds something else, such as {others[0]!r}. Nothing was "
+                "saved; choose another path."
             )
 
     def commit(self, manifest: bytes) -> None:
@@ -203,18 +209,20 @@ class _Life:
         self._thread.start()
 
     def _beat(self) -> None:
-        key = ""
         for number in itertools.count():
-            if self._ended.wait(_BEAT):
-                break
-            now, before, key = clock(), key, f"{_ALIVE}.{number}"
+            is_last = self._ended.wait(_BEAT)
             try:
-                write_key(self._base, key, b"1")
-                self._longest, self._last = max(self._longest, now - self._last), now
-                if before:
-                    delete_keys(self._base, [before])
+                if not is_last:
+                    now = clock()
+                    write_key(self._base, f"{_ALIVE}.{number}", b"1")
+                    self._longest = max(self._longest, now - self._last)
+                    self._last = now
+                if number:
+                    delete_keys(self._base, [f"{_ALIVE}.{number - 1}"])
             except (OSError, CheckpointError) as e:
                 logger.debug("No sign of life in %s: %s", shown(self._base), e)
+            if is_last:
+                return
 
     def check(self) -> None:
         """Raise if a manager could have taken this attempt for dead, now or before."""

@@ -173,7 +173,10 @@ def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Regi
 def batches(
     items: Iterable[_T], nbytes: Callable[[_T], int], limit: int
 ) -> Iterator[list[_T]]:
-    """Cut a list into lists of at most `limit` bytes, or of one item."""
+    """Cut a list into lists of at most `limit` bytes, or of one item.
+
+    Who makes the items may wait until a full list is done with.
+    """
     batch: list[_T] = []
     total = 0
     for item in items:
@@ -182,5 +185,8 @@ def batches(
             batch, total = [], 0
         batch.append(item)
         total += nbytes(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
     if batch:
         yield batch

@@ -17,10 +17,10 @@ import uuid
 from collections.abc import Generator, Iterable
 from typing import Protocol, runtime_checkable
 
-from ._errors import CheckpointError, CheckpointExistsError
+from ._errors import CheckpointExistsError
 from ._keys import read_key
-from ._manifest import foreign, MANIFEST
-from ._parse import from_bytes
+from ._manifest import MANIFEST
+from ._parse import strangers
 from ._store import KvSpec
 
 
@@ -250,16 +250,12 @@ def already_there(target: str) -> CheckpointExistsError:
 def _foreign_files(checkpoint: str) -> list[str]:
     """The files below a checkpoint's directory that are not of the checkpoint."""
     data = read_key({"driver": "file", "path": checkpoint + "/"}, MANIFEST)
-    manifest = None
-    if data is not None:
-        with contextlib.suppress(CheckpointError):
-            manifest = from_bytes(data, repr(checkpoint))
     found = (
         os.path.relpath(f"{folder}/{name}", checkpoint)
         for folder, _, names in os.walk(checkpoint)
         for name in names
     )
-    return foreign(found, manifest)
+    return strangers(found, data, repr(checkpoint))
 
 
 def _delete(directory: str) -> None:

@@ -222,7 +222,6 @@ def verify(path: PathLike) -> None:
 def _verify(base: KvSpec, manifest: Manifest) -> None:
     damage: dict[str, str] = {}
     arrays = {name: r for name, r in manifest.leaves.items() if r.is_array}
-    check_array_metadata(base, arrays, damage)
     reads = (
         RegionRead(name, record, piece)
         for name, record in arrays.items()
@@ -232,4 +231,6 @@ def _verify(base: KvSpec, manifest: Manifest) -> None:
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
         read_regions(base, window, damage)
+    whole_so_far = {name: r for name, r in arrays.items() if name not in damage}
+    check_array_metadata(base, whole_so_far, damage)
     raise_damage(damage, base)

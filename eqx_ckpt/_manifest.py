@@ -49,7 +49,7 @@ VERSIONS = {
 # Only for other readers of Zarr: all of ours is in front of it.
 CONSOLIDATED = ',\n"consolidated_metadata":'
 # The keys of an OCDBT database, or of one for each process.
-_DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
+DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
 _GROUP = {"attributes": {}, "node_type": "group", "zarr_format": 3}
 COMPRESSIONS = ("zstd",)
 _COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
@@ -138,24 +138,18 @@ def _zarr_metadata(
     return metadata
 
 
-def foreign(keys: Iterable[str], manifest: Manifest | None) -> list[str]:
+def foreign(keys: Iterable[str], manifest: Manifest) -> list[str]:
     """Those keys that do not belong to a checkpoint."""
-    own = set[str]() if manifest is None else files(manifest)
-    is_ocdbt = manifest is not None and manifest.layout == "ocdbt"
-    root = re.escape(manifest.root if manifest else "")
-    in_database = re.compile(root + _DATABASE)
-    return [
-        key
-        for key in keys
-        if key not in own and not (is_ocdbt and in_database.fullmatch(key))
-    ]
+    if manifest.layout == "ocdbt":
+        own = re.compile(f"{MANIFEST}|{manifest.root}{DATABASE}")
+        return [key for key in keys if not own.fullmatch(key)]
+    names = files(manifest)
+    return [key for key in keys if key not in names]
 
 
 def files(manifest: Manifest) -> set[str]:
-    """The keys of everything that belongs to a checkpoint, but for a database."""
+    """The keys of everything that belongs to a checkpoint without a database."""
     keys = {MANIFEST}
-    if manifest.layout == "ocdbt":
-        return keys
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")

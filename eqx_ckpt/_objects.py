@@ -13,11 +13,18 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
-from ._chunks import batches, chunk_key, overlap, Region, shape_of, touched
+from ._chunks import (
+    batches,
+    chunk_key,
+    overlap,
+    Region,
+    shape_of,
+    TARGET_BYTES,
+)
 from ._errors import CorruptCheckpointError
 from ._manifest import MANIFEST, zarr_metadata
 from ._placement import empty
-from ._scratch import Chunk, Piece, Scratch
+from ._scratch import Chunk, chunks_of, Piece, Scratch
 from ._store import (
     ArrayWrite,
     CHECKSUM_BYTES,
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 
 # Many requests at a time, since each of them takes long.
 _MAX_REQUESTED = 256 * 2**20
+# Seconds: a database tries again for ever, where a store refuses what is right.
+_COMMIT = 900.0
 # What is encoded or decoded at a time: so many bytes, or chunks.
 _BATCH = 32 * 2**20
 _LEAST = _BATCH // 512
@@ -125,8 +134,8 @@ class _Transactions:
     def __init__(self, base: KvSpec) -> None:
         self._where = url(base)
         self._store = self._bound = kvstore(base)
-        on_disk = base["base"]["driver"] == "file"
-        self._most = MAX_IN_FLIGHT if on_disk else _MAX_REQUESTED
+        self._on_disk = base["base"]["driver"] == "file"
+        self._most = MAX_IN_FLIGHT if self._on_disk else _MAX_REQUESTED
         self._nbytes = 0
         self._transaction: ts.Transaction | None = None
 
@@ -143,12 +152,16 @@ class _Transactions:
 
     def finish(self) -> None:
         if self._transaction is not None:
-            result(self._transaction.commit_async(), self._where)
+            result(self._transaction.commit_async(), self._where, _COMMIT)
         self._transaction, self._nbytes = None, 0
 
     def cancel(self) -> None:
+        """Nothing is written to a disk any more when this returns."""
         if self._transaction is not None:
             self._transaction.abort()
+            if self._on_disk:
+                # A commit that has begun is not aborted.
+                self._transaction.future.exception()
 
 
 def link_databases(base: KvSpec, names: Sequence[str]) -> None:
@@ -165,7 +178,7 @@ def link_databases(base: KvSpec, names: Sequence[str]) -> None:
     target = whole.with_transaction(transaction)
     for linking in [part.experimental_copy_range_to(target) for part in parts]:
         result(linking, url(base))
-    result(transaction.commit_async(), url(base))
+    result(transaction.commit_async(), url(base), _COMMIT)
 
 
 class _Wanted(NamedTuple):
@@ -214,9 +227,11 @@ def read_objects(
                     size = math.prod(shape_of(overlap(chunk.region, region)))
                     arrived(chunk.name, size * array.itemsize)
 
-    for batch in batches(_wanted(reads), lambda wanted: wanted.cost, _BATCH):
+    on_disk = base["driver"] == "ocdbt" and base["base"]["driver"] == "file"
+    size, most = (TARGET_BYTES, 1) if on_disk else (_BATCH, _MAX_REQUESTED // _BATCH)
+    for batch in batches(_wanted(reads), lambda wanted: wanted.cost, size):
         asked.append((batch, [store.read(wanted.chunk.key) for wanted in batch]))
-        if len(asked) * _BATCH >= _MAX_REQUESTED:
+        if len(asked) > most:
             take()
     while asked:
         take()
@@ -224,13 +239,12 @@ def read_objects(
 
 
 def _wanted(reads: Sequence[RegionRead]) -> Iterable[_Wanted]:
-    wanted: dict[tuple[str, int], _Wanted] = {}
+    wanted: dict[str, _Wanted] = {}
     for i, (name, record, region) in enumerate(reads):
         if 0 in shape_of(region):
             continue
-        for position in touched(region, record.data_shape, record.chunk_shape):
-            chunk = Chunk(name, record, position)
-            wanted.setdefault((name, position), _Wanted(chunk, [])).reads.append(i)
+        for chunk in chunks_of(name, record, region):
+            wanted.setdefault(chunk.key, _Wanted(chunk, [])).reads.append(i)
     return wanted.values()
 
 

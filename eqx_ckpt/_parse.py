@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, NoReturn
 
 from ._chunks import grid_shape
@@ -28,8 +28,11 @@ from ._leaves import (
 from ._manifest import (
     COMPRESSIONS,
     CONSOLIDATED,
+    DATABASE,
     depth,
+    foreign,
     FORMAT_VERSION,
+    MANIFEST,
     Manifest,
     MAX_BYTES,
     MAX_DEPTH,
@@ -47,6 +50,7 @@ HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})",\n'
 )
+_OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
 _METADATA = re.compile(rb'\n"metadata": (.*),\n"others": ')
 
 
@@ -61,6 +65,21 @@ def from_bytes(data: bytes, where: str) -> Manifest:
         raise _corrupt(where, f"it has more than {_MAX_NODES} JSON objects")
     with _reading(where):
         return _checked(_loads(ours)["attributes"]["eqx_ckpt"])
+
+
+def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[str]:
+    """Those keys that do not belong to the checkpoint of a manifest.
+
+    If it is damaged, what is named as a checkpoint's files are belongs to it.
+    """
+    keys = list(keys)
+    try:
+        return keys if manifest is None else foreign(keys, from_bytes(manifest, where))
+    except CorruptCheckpointError:
+        is_ours = b"eqx_ckpt" in (manifest or b"")
+        return [key for key in keys if not (is_ours and _OWN_NAME.fullmatch(key))]
+    except CheckpointError:
+        return keys
 
 
 def metadata_from_bytes(data: bytes, where: str) -> Any:

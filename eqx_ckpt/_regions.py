@@ -1,8 +1,9 @@
 """Reading regions of arrays, and comparing every byte with its checksum."""
 
+import contextlib
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from ._store import (
 from ._types import Report
 
 
-if TYPE_CHECKING:
-    pass
-
 _BATCH = 32 * 2**20
+_FOLDER = re.compile(r"d|p\d+")
+_OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
+# One that lists a few of the last versions has some kB.
+_MAX_MANIFEST = 2**20
 
 
 def read_regions(
@@ -40,6 +42,11 @@ def read_regions(
     What is wrong with a leaf is put into `damage` under its name; its array is then not
     to be used. `raise_damage` makes an error of that. `arrived` is told of each region.
     """
+    if base["driver"] == "ocdbt" and base["base"]["driver"] == "file":
+        problem = _database_problem(base["base"]["path"])
+        if problem:
+            damage.update({read.name: problem for read in reads})
+            return [np.empty(0) for _ in reads]
     if base["driver"] != "file":
         return read_objects(base, reads, damage, arrived)
     import tensorstore as ts
@@ -86,6 +93,35 @@ def read_regions(
         for _, future, _ in reading:
             future.exception()
     return buffers
+
+
+def _database_problem(path: str) -> str:
+    """What a database has that is no file or directory of its own, or ''.
+
+    TensorStore would follow a link out of the checkpoint, wait for ever for a pipe, and
+    die of a manifest that does not fit in memory.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry, name in _entries(path):
+            if entry.is_symlink():
+                return f"{name} is a symbolic link"
+            kind = "directory" if _FOLDER.fullmatch(entry.name) else "file"
+            if not (entry.is_dir() if kind == "directory" else entry.is_file()):
+                return f"{name} is not a {kind}"
+            size = entry.stat().st_size
+            if entry.name.startswith("manifest.") and size > _MAX_MANIFEST:
+                return f"{name} has {size} bytes"
+    return ""
+
+
+def _entries(path: str, prefix: str = "") -> Iterator[tuple[os.DirEntry[str], str]]:
+    """All of a database, and what it is called; a directory before what is in it."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if _OF_DATABASE.fullmatch(entry.name):
+                yield entry, prefix + entry.name
+                if entry.is_dir():
+                    yield from _entries(entry.path, f"{prefix}{entry.name}/")
 
 
 def _is_sound(

@@ -10,7 +10,7 @@ from ._errors import CheckpointError
 
 SCHEMES = ("s3", "gs")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
-_ENDPOINT = re.compile(r"https?://[^\s/?#]+/?")
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,11 @@ class StoreRun(Run):
 
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:
-            remove_checkpoint(self.base(step))
+            try:
+                remove_checkpoint(self.base(step))
+            except CorruptCheckpointError as e:
+                # The step is gone, and a sweep will find its data.
+                logger.warning("Could not delete all of step %d: %s", step, e)
 
     def sweep(self, *, starting: bool) -> None:
         self._debris.sweep()

@@ -12,6 +12,7 @@ from ._chunks import (
     chunk_region,
     overlap,
     Region,
+    shape_of,
     touched,
 )
 from ._errors import CorruptCheckpointError
@@ -33,11 +34,13 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk as it is at rest, and its position in C order."""
+    """A chunk as it is at rest, and which one of its array it is."""
 
     name: str
     record: LeafRecord
-    position: int
+    position: int  # in C order
+    at: tuple[int, ...]  # along each axis
+    key: str
     value: bytes = b""
 
     @property
@@ -46,18 +49,16 @@ class Chunk(NamedTuple):
         return math.prod(self.record.chunk_shape) * self.record.itemsize
 
     @property
-    def at(self) -> tuple[int, ...]:
-        return chunk_index(
-            self.position, self.record.data_shape, self.record.chunk_shape
-        )
-
-    @property
     def region(self) -> Region:
         return chunk_region(self.at, self.record.data_shape, self.record.chunk_shape)
 
-    @property
-    def key(self) -> str:
-        return f"{self.name}/{chunk_key(self.at)}"
+
+def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
+    """Those that a region touches, without their values."""
+    shape, chunk = record.data_shape, record.chunk_shape
+    for position in touched(region, shape, chunk):
+        at = chunk_index(position, shape, chunk)
+        yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
 
 
 class Scratch:
@@ -84,11 +85,9 @@ class Scratch:
             for piece in pieces
         ]
         chunks = [
-            Chunk(piece.name, piece.record, position)
+            chunk
             for piece in pieces
-            for position in touched(
-                piece.region, piece.record.data_shape, piece.record.chunk_shape
-            )
+            for chunk in chunks_of(piece.name, piece.record, piece.region)
         ]
         for piece, future in writing:
             result(future, piece.name)
@@ -148,4 +147,4 @@ class Scratch:
 
 
 def _at(array: "ts.TensorStore", region: Region) -> "ts.TensorStore":
-    return array[region] if region else array
+    return array if array.shape == shape_of(region) else array[region]

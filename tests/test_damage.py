@@ -1,47 +1,39 @@
 """What is damaged at rest is reported by name, and never restored as other values."""
 
+import functools
 import os
 import pathlib
-import random
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._compression import Compression
 from faults import workloads
+from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
 
 
 pytest_plugins = ["faults.fixtures"]
 
-FLIPS = 20  # places in each file
-REFUSALS = (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError)
-
-
-def _bits(tree: Any) -> list[bytes]:
-    """The leaves' bits: a NaN is like itself, and -0.0 is not 0.0."""
-    leaves = []
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and leaf.dtype == jax.random.key(0).dtype:
-            leaf = jax.random.key_data(leaf)
-        leaves.append(np.asarray(leaf).tobytes())
-    return leaves
-
 
 @pytest.fixture
 def path(disk: pathlib.Path) -> pathlib.Path:
+    return _saved(disk, None)
+
+
+@pytest.fixture
+def compressed(disk: pathlib.Path) -> pathlib.Path:
+    return _saved(disk, "zstd")
+
+
+def _saved(disk: pathlib.Path, compression: Compression) -> pathlib.Path:
+    save = functools.partial(eqx_ckpt.tree_serialise_leaves, compression=compression)
     with workloads.small_chunks(32):
-        eqx_ckpt.tree_serialise_leaves(disk / "new", every_kind(1))
-        eqx_ckpt.tree_serialise_leaves(disk / "other", every_kind(2))
+        save(disk / "new", every_kind(1))
+        save(disk / "other", every_kind(2))
     return disk / "new"
-
-
-def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _leaf(path: pathlib.Path, file: pathlib.Path) -> str:
@@ -51,68 +43,53 @@ def _leaf(path: pathlib.Path, file: pathlib.Path) -> str:
     return next((name for name in names if relative.startswith(name + "/")), "")
 
 
-def _report(path: pathlib.Path) -> str:
-    """What `verify` says; a restore is refused too, or it is exact: never silent."""
-    try:
-        restored = eqx_ckpt.tree_deserialise_leaves(path, every_kind(0))
-        refusal = ""
-        assert _bits(restored) == _bits(every_kind(1)), "other values, without a word"
-    except REFUSALS as e:
-        refusal = str(e)
-    try:
-        eqx_ckpt.verify(path)
-    except REFUSALS as e:
-        return str(e)
-    assert not refusal, f"`verify` finds nothing, but a restore says {refusal}"
-    return ""
-
-
 def _check(path: pathlib.Path, file: pathlib.Path, damage: str) -> None:
-    report = _report(path)
-    assert report, f"{damage} of {file} is not found"
-    assert _leaf(path, file) in report, f"{damage} of {file}: {report}"
+    found = report(path)
+    assert found, f"{damage} of {file} is not found"
+    assert _leaf(path, file) in found, f"{damage} of {file}: {found}"
 
 
-def _damaged(data: bytes, name: str) -> Iterator[tuple[str, bytes]]:
-    """Every kind of damage of a file's bytes that leaves a file there."""
-    yield "truncation to nothing", b""
-    yield "truncation by half", data[: len(data) // 2]
-    yield "truncation by a byte", data[:-1]
-    yield "appending", data + b"\0"
-    yield "doubling", data + data
-    yield "zeroing", bytes(len(data))
-    places = random.Random(name)
-    for _ in range(FLIPS):
-        flipped = bytearray(data)
-        bit = places.randrange(len(data) * 8)
-        flipped[bit // 8] ^= 1 << bit % 8
-        yield f"flipping bit {bit}", bytes(flipped)
-
-
-def test_nothing_is_damaged(path: pathlib.Path) -> None:
-    assert _report(path) == ""
+def test_nothing_isdamaged(path: pathlib.Path) -> None:
+    assert report(path) == ""
     assert len(list((path / "chunks").glob("c.*"))) == 4
 
 
 @pytest.mark.parametrize("pattern", ["c*", "zarr.json"])
 def test_every_damage_of_every_file(path: pathlib.Path, pattern: str) -> None:
-    files = [file for file in _files(path) if file.match(pattern)]
-    assert len(files) > 10
-    for file in files:
+    matching = [file for file in files(path) if file.match(pattern)]
+    assert len(matching) > 10
+    for file in matching:
         original = file.read_bytes()
-        for damage, data in _damaged(original, file.name):
+        for damage, data in damaged(original, file.name):
             file.write_bytes(data)
             _check(path, file, damage)
         file.write_bytes(original)
-    assert _report(path) == ""
+    assert report(path) == ""
+
+
+def test_every_damage_of_compressed_chunks(compressed: pathlib.Path) -> None:
+    for name in ("chunks/c.1.0", "f32/c.0.0"):
+        file = compressed / name
+        original = file.read_bytes()
+        for damage, data in damaged(original, file.name):
+            file.write_bytes(data)
+            _check(compressed, file, damage)
+        file.write_bytes(original)
+    assert report(compressed) == ""
+
+
+def test_swapped_compressed_chunks(compressed: pathlib.Path) -> None:
+    one, two = (compressed / "chunks" / f"c.{i}.0" for i in (0, 2))
+    swap(one, two)
+    assert "chunks" in report(compressed)
 
 
 def test_every_missing_file(path: pathlib.Path) -> None:
-    for file in _files(path):
+    for file in files(path):
         file.rename(path / "aside")
         _check(path, file, "removal")
         (path / "aside").rename(file)
-    assert _report(path) == ""
+    assert report(path) == ""
 
 
 def test_every_missing_directory(path: pathlib.Path) -> None:
@@ -120,46 +97,39 @@ def test_every_missing_directory(path: pathlib.Path) -> None:
         folder.rename(path.with_name("aside"))
         _check(path, folder / "c.0", "removal")
         path.with_name("aside").rename(folder)
-    assert _report(path) == ""
+    assert report(path) == ""
 
 
 def test_swapped_files(path: pathlib.Path) -> None:
     """Each file is whole, in another's place: a checksum in the file sees nothing."""
-    files = [file for file in _files(path) if file.name != "zarr.json"]
+    chunks = [file for file in files(path) if file.name != "zarr.json"]
     swaps = 0
-    for i, one in enumerate(files):
-        for two in files[:i]:
+    for i, one in enumerate(chunks):
+        for two in chunks[:i]:
             same_size = one.stat().st_size == two.stat().st_size
             if not same_size or one.read_bytes() == two.read_bytes():
                 continue
-            _swap(one, two)
-            report = _report(path)
-            assert _leaf(path, one) in report, f"swap of {one} and {two}: {report!r}"
-            assert _leaf(path, two) in report, f"swap of {one} and {two}: {report!r}"
-            assert report, f"swap of {one} and {two} is not found"
-            _swap(one, two)
+            swap(one, two)
+            found = report(path)
+            assert _leaf(path, one) in found, f"swap of {one} and {two}: {found!r}"
+            assert _leaf(path, two) in found, f"swap of {one} and {two}: {found!r}"
+            assert found, f"swap of {one} and {two} is not found"
+            swap(one, two)
             swaps += 1
     assert swaps > 6
-    assert _report(path) == ""
-
-
-def _swap(one: pathlib.Path, two: pathlib.Path) -> None:
-    aside = one.with_name("aside")
-    one.rename(aside)
-    two.rename(one)
-    aside.rename(two)
+    assert report(path) == ""
 
 
 def test_swapped_leaves(path: pathlib.Path) -> None:
-    _swap(path / "f32", path / "layer" / "twin")
-    report = _report(path)
-    assert "f32" in report
-    assert "layer/twin" in report
+    swap(path / "f32", path / "layer" / "twin")
+    found = report(path)
+    assert "f32" in found
+    assert "layer/twin" in found
 
 
 def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
     replaced = 0
-    for file in _files(path):
+    for file in files(path):
         original = file.read_bytes()
         other = path.with_name("other") / file.relative_to(path)
         if other.read_bytes() == original:
@@ -169,7 +139,7 @@ def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
         file.write_bytes(original)
         replaced += 1
     assert replaced > 8
-    assert _report(path) == ""
+    assert report(path) == ""
 
 
 def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
@@ -181,7 +151,7 @@ def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
     assert len(names) > 8
     names.remove("layer/zero")
     for i, name in enumerate(names):
-        victim = _files(path / name)[i % 2]  # a chunk, or the metadata
+        victim = files(path / name)[i % 2]  # a chunk, or the metadata
         match i % 3:
             case 0:
                 victim.unlink()
@@ -205,7 +175,7 @@ def test_only_the_damaged_leaf_is_lost(path: pathlib.Path) -> None:
         path, like, where=lambda t: [v for k, v in sorted(t.items()) if k != "chunks"]
     )
     expected = {**every_kind(1), "chunks": like["chunks"]}
-    assert _bits(restored) == _bits(expected)
+    assert bits(restored) == bits(expected)
 
 
 def test_a_damaged_manifest_is_not_an_absent_checkpoint(path: pathlib.Path) -> None:
@@ -224,4 +194,4 @@ def test_a_damaged_checkpoint_can_be_replaced(path: pathlib.Path) -> None:
     (path / "int4" / "c.0").write_bytes(b"")
     eqx_ckpt.tree_serialise_leaves(path, every_kind(3), overwrite=True)
     restored = eqx_ckpt.tree_deserialise_leaves(path, every_kind(0))
-    assert _bits(restored) == _bits(every_kind(3))
+    assert bits(restored) == bits(every_kind(3))

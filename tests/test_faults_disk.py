@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._types import Layout
 from faults import doors, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
@@ -95,11 +96,23 @@ def test_save_where_a_checkpoint_is(disk: pathlib.Path) -> None:
     assert _contents(disk) == before
 
 
-def test_foreign_files_in_a_checkpoint_are_not_deleted(disk: pathlib.Path) -> None:
-    eqx_ckpt.tree_serialise_leaves(disk / "new", workloads.tree(1))
-    (disk / "new" / "notes.txt").write_text("the best run of all")
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("zarr", "notes.txt"),
+        ("zarr", "manifest.ocdbt"),
+        ("ocdbt", "notes.txt"),
+        ("ocdbt", "d/notes.txt"),
+        ("ocdbt", "d2"),
+    ],
+)
+def test_foreign_files_in_a_checkpoint_are_not_deleted(
+    disk: pathlib.Path, layout: Layout, name: str
+) -> None:
+    eqx_ckpt.tree_serialise_leaves(disk / "new", workloads.tree(1), layout=layout)
+    (disk / "new" / name).write_text("the best run of all")
     before = _contents(disk)
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="notes.txt"):
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match=name):
         eqx_ckpt.tree_serialise_leaves(disk / "new", workloads.tree(2), overwrite=True)
     assert _contents(disk) == before
 
@@ -132,11 +145,17 @@ def test_save_without_permission(zygote: Zygote, disk: pathlib.Path) -> None:
     assert _contents(disk) == {}
 
 
-@pytest.mark.parametrize("name", ["", "zarr.json", "layer/weight", "layer/bias/c.0"])
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        *(("zarr", n) for n in ("", "zarr.json", "layer/weight", "layer/bias/c.0")),
+        *(("ocdbt", n) for n in ("", "zarr.json", "manifest.ocdbt", "d")),
+    ],
+)
 def test_restore_without_permission(
-    zygote: Zygote, disk: pathlib.Path, name: str
+    zygote: Zygote, disk: pathlib.Path, layout: Layout, name: str
 ) -> None:
-    zygote.call(workloads.save, str(disk / "new"), 1)
+    zygote.call(workloads.save, str(disk / "new"), 1, False, layout)
     disk.chmod(0o755)
     (disk / "new" / name).chmod(0)
     outcome = zygote.run(_as_nobody, workloads.load, str(disk / "new"))
@@ -172,15 +191,18 @@ def _assert_free(directory: pathlib.Path, blocks: int) -> None:
     assert _free(directory) == blocks
 
 
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_disk_full(small_disk: pathlib.Path, overwrite: bool) -> None:
+def test_disk_full(small_disk: pathlib.Path, overwrite: bool, layout: Layout) -> None:
     eqx_ckpt.tree_serialise_leaves(small_disk / "old", workloads.tree(1))
     free, before = _free(small_disk), _contents(small_disk)
     large = {f"leaf{i}": np.full(200_000, i, np.uint8) for i in range(10)}
     path = small_disk / ("old" if overwrite else "new")
     for _ in range(3):
         with pytest.raises(OSError, match="No space left on device") as failed:
-            eqx_ckpt.tree_serialise_leaves(path, large, overwrite=overwrite)
+            eqx_ckpt.tree_serialise_leaves(
+                path, large, overwrite=overwrite, layout=layout
+            )
         assert failed.value.errno == errno.ENOSPC
         assert _contents(small_disk) == before
         _assert_free(small_disk, free)

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._types import Layout
 from faults import scenes, workloads
 from faults.failures import assert_says_why, ERRORS
 from faults.scenes import Scene
@@ -15,12 +16,20 @@ from faults.zygote import Zygote
 
 pytest_plugins = ["faults.fixtures"]
 
-SCENES = [scenes.BESIDE, scenes.OVERWRITE]
+SCENES = [scenes.BESIDE, scenes.OVERWRITE, scenes.OVERWRITE_DATABASE]
+LAYOUTS = ["zarr", "ocdbt"]
 
 
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
-@pytest.mark.parametrize("name", ERRORS)
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize(
+    ("scene", "name"),
+    [
+        *((scene, name) for scene in SCENES[:2] for name in ERRORS),
+        (scenes.OVERWRITE_DATABASE, "EIO"),
+        (scenes.ARRAYS_OVER_DATABASE, "EIO"),
+    ],
+    ids=str,
+)
 def test_fail_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scene: Scene, name: str, for_ever: bool
 ) -> None:
@@ -55,15 +64,16 @@ def test_every_write_is_short(zygote: Zygote, disk: pathlib.Path, scene: Scene) 
         assert there == (scene.before if error else scene.after)
         if not outcome.hits:
             break
-    assert n > 5
+    assert n > 4
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["EIO", "EACCES", "EMFILE"])
 def test_a_checkpoint_that_cannot_be_read_is_not_absent(
-    zygote: Zygote, disk: pathlib.Path, name: str
+    zygote: Zygote, disk: pathlib.Path, name: str, layout: Layout
 ) -> None:
     path = str(disk / "new")
-    zygote.call(workloads.save, path, 1)
+    zygote.call(workloads.save, path, 1, False, layout)
     for n in itertools.count(1):
         fault = Fault(str(disk), n, name, ("open", "read"))
         outcome = zygote.run(workloads.load, path, fault=fault)
@@ -76,21 +86,25 @@ def test_a_checkpoint_that_cannot_be_read_is_not_absent(
     assert n > 5
 
 
-def test_reading_changes_nothing(zygote: Zygote, disk: pathlib.Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reading_changes_nothing(
+    zygote: Zygote, disk: pathlib.Path, layout: Layout
+) -> None:
     path = str(disk / "new")
-    zygote.call(workloads.save, path, 1)
+    zygote.call(workloads.save, path, 1, False, layout)
     outcome = zygote.run(workloads.load, path, fault=Fault(str(disk), kinds=CHANGES))
     assert outcome.value == 1
     assert outcome.count == 0
 
 
+@pytest.mark.parametrize("scene", SCENES[1:], ids=lambda scene: scene.name)
 def test_what_is_replaced_stays_until_its_successor_is_safe(
-    zygote: Zygote, disk: pathlib.Path
+    zygote: Zygote, disk: pathlib.Path, scene: Scene
 ) -> None:
     """The new names cannot be made durable, nor the old ones be put back."""
-    for n, directory in scenes.OVERWRITE.copies(zygote, disk):
+    for n, directory in scene.copies(zygote, disk):
         fault = Fault(str(directory), n, "EIO", ("sync", "rename"), for_ever=True)
-        outcome = scenes.OVERWRITE.save_and_look(zygote, directory, fault)
+        outcome = scene.save_and_look(zygote, directory, fault)
         error, _, names = outcome.value
         seeds = [zygote.call(workloads.load, str(directory / name)) for name in names]
         assert scenes.BYSTANDER in seeds

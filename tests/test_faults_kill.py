@@ -19,6 +19,7 @@ SCENES = [
     scenes.OVERWRITE,
     scenes.AFTER_KILL,
     scenes.OVERWRITE_AFTER_KILL,
+    *scenes.OF_DATABASES,
 ]
 
 
@@ -37,6 +38,7 @@ def test_kill_at_every_operation(
             "new",
             scenes.LATER,
             scene.overwrite,
+            scene.layout,
         )
         where = f"killed before operation {n}: {outcome.hits}"
         assert there in scene.outcomes, where

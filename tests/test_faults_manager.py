@@ -17,7 +17,14 @@ from faults.zygote import Outcome, Zygote
 pytest_plugins = ["faults.fixtures"]
 
 _ONLY_REMOVING_FAILED = "Step {} was saved. Removing older steps failed."
-SCENES = [scenes.FIRST_STEP, scenes.KEEP_ONE, scenes.KEEP_TWO, scenes.REPAIR]
+SCENES = [
+    scenes.FIRST_STEP,
+    scenes.KEEP_ONE,
+    scenes.KEEP_TWO,
+    scenes.REPAIR,
+    scenes.KEEP_ONE_DATABASES,
+    scenes.REPAIR_DATABASE,
+]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
@@ -68,7 +75,11 @@ def test_kill_at_every_operation_of_a_clean_up(
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 @pytest.mark.parametrize(
     ("scene", "name"),
-    [*((scenes.KEEP_TWO, name) for name in ERRORS), (scenes.REPAIR, "ENOSPC")],
+    [
+        *((scenes.KEEP_TWO, name) for name in ERRORS),
+        (scenes.REPAIR, "ENOSPC"),
+        (scenes.KEEP_ONE_DATABASES, "EIO"),
+    ],
     ids=str,
 )
 def test_fail_at_every_operation(
@@ -76,7 +87,7 @@ def test_fail_at_every_operation(
 ) -> None:
     for n, directory in scene.copies(zygote, disk):
         fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        args = (str(directory), scene.step, scene.keep)
+        args = (str(directory), scene.step, scene.keep, None, scene.layout)
         outcome = zygote.run(runs.strike, runs.save, *args, fault=fault)
         where = f"{name} at operation {n}, {outcome.hits[:1]}"
         assert not outcome.signal, where

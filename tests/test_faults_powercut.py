@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from eqx_ckpt._types import Layout
 from faults import powercut, runs, scenes, workloads
 from faults.powercut import PowerCut
 from faults.scenes import Death, RunScene, Scene
@@ -15,7 +16,13 @@ from faults.zygote import Zygote
 
 pytest_plugins = ["faults.fixtures"]
 
-SCENES = [scenes.BESIDE, scenes.OVERWRITE, scenes.KEEP_TWO, scenes.REPAIR]
+SCENES = [
+    scenes.BESIDE,
+    scenes.OVERWRITE,
+    scenes.OVERWRITE_DATABASE,
+    scenes.KEEP_TWO,
+    scenes.REPAIR,
+]
 
 
 @pytest.fixture(scope="module", params=["ext4", "xfs"])
@@ -87,13 +94,16 @@ def test_a_cut_after_a_clean_up(zygote: Zygote, power: PowerCut, death: Death) -
     assert not runs.hidden(str(directory))
 
 
-def test_a_disk_that_cannot_be_read(zygote: Zygote, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_disk_that_cannot_be_read(
+    zygote: Zygote, tmp_path: pathlib.Path, layout: Layout
+) -> None:
     """A read error is an exception: a mapped file would be the death of the process."""
     if reason := powercut.missing("ext4", tmp_path):
         pytest.skip(reason)
     with PowerCut("ext4", tmp_path) as power:
         path = str(power.disk / "new")
-        zygote.call(workloads.save_megabytes, path, 8)
+        zygote.call(workloads.save_megabytes, path, 8, layout)
         power.lose_data()
         outcome = zygote.run(workloads.load_megabytes, path, 8)
     assert not outcome.signal, f"dead by signal {outcome.signal}"

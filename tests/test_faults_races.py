@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._types import Layout
 from faults import races, workloads
 from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
@@ -17,30 +18,35 @@ from faults.zygote import Zygote
 
 pytest_plugins = ["faults.fixtures"]
 
+LAYOUTS = ["zarr", "ocdbt"]
 SEEDS = [1, 2, 3]
 ROUNDS = 15
 
 
-def _saves(path: str, overwrite: bool) -> dict[int, races.Call]:
-    return {seed: (workloads.save, (path, seed, overwrite)) for seed in SEEDS}
+def _saves(path: str, overwrite: bool, layout: Layout) -> dict[int, races.Call]:
+    return {seed: (workloads.save, (path, seed, overwrite, layout)) for seed in SEEDS}
 
 
-def test_one_of_several_writers_wins(zygote: Zygote, disk: pathlib.Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_of_several_writers_wins(
+    zygote: Zygote, disk: pathlib.Path, layout: Layout
+) -> None:
     for n in range(ROUNDS):
         path = str(disk / str(n))
-        answers = zygote.call(races.at_once, _saves(path, False))
+        answers = zygote.call(races.at_once, _saves(path, False, layout))
         assert sorted(answers.values()) == ["exists", "exists", "saved"]
         assert answers[zygote.call(workloads.load, path)] == "saved"
     assert len(list(disk.iterdir())) == ROUNDS
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_several_writers_replace_one_checkpoint(
-    zygote: Zygote, disk: pathlib.Path
+    zygote: Zygote, disk: pathlib.Path, layout: Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1)
     for _ in range(ROUNDS):
-        answers = zygote.call(races.at_once, _saves(path, True))
+        answers = zygote.call(races.at_once, _saves(path, True, layout))
         assert set(answers.values()) <= {"exists", "saved"}
         assert answers[zygote.call(workloads.load, path)] == "saved"
         assert os.listdir(disk) == ["new"]
@@ -54,6 +60,7 @@ def _overtaken(
     old: int | None,
     what: str = "STOP",
     kinds: tuple[str, ...] = CHANGES,
+    layout: Layout = "zarr",
 ) -> Iterator[tuple[Any, Any, int | None, list[str]]]:
     """Let the second call overtake the first, before each operation of the first.
 
@@ -62,7 +69,8 @@ def _overtaken(
     """
     (disk / "template").mkdir()
     if old is not None:
-        zygote.call(workloads.save, str(disk / "template" / "new"), old)
+        path = str(disk / "template" / "new")
+        zygote.call(workloads.save, path, old, False, layout)
     for n in itertools.count(1):
         directory = disk / "copy"
         shutil.copytree(disk / "template", directory)
@@ -77,8 +85,11 @@ def _overtaken(
         shutil.rmtree(directory)
 
 
-def test_a_writer_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
-    first, second = (workloads.save, (1,)), (workloads.save, (2,))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_writer_is_overtaken(
+    zygote: Zygote, disk: pathlib.Path, layout: Layout
+) -> None:
+    first, second = ((workloads.save, (n, False, layout)) for n in (1, 2))
     winners = set()
     for one, two, there, names in _overtaken(zygote, disk, first, second, None):
         loser = two if there == 1 else one
@@ -115,20 +126,28 @@ def test_a_writer_that_fails_does_not_take_the_overtaker_away(
         assert names == ["new"]
 
 
-def test_a_reader_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("zarr", "zarr"), ("ocdbt", "ocdbt"), ("ocdbt", "zarr")]
+)
+def test_a_reader_is_overtaken(
+    zygote: Zygote, disk: pathlib.Path, before: Layout, after: Layout
+) -> None:
     """A writer replaces the checkpoint before each file that a reader opens."""
-    first, second = (workloads.load, ()), (workloads.save, (2, True))
-    reading = ("STOP", ("open", "read"))
+    first, second = (workloads.load, ()), (workloads.save, (2, True, after))
+    reading = ("STOP", ("open", "read"), before)
     for one, two, there, _ in _overtaken(zygote, disk, first, second, 1, *reading):
         assert two is None
         assert there == 2
         assert one in (1, 2), repr(one)
 
 
-def test_chunks_vanish_while_they_are_read(zygote: Zygote, disk: pathlib.Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_vanish_while_they_are_read(
+    zygote: Zygote, disk: pathlib.Path, layout: Layout
+) -> None:
     first, second = (workloads.load, ()), (workloads.lose_chunks, ())
     (disk / "template").mkdir()
-    zygote.call(workloads.save, str(disk / "template" / "new"), 1)
+    zygote.call(workloads.save, str(disk / "template" / "new"), 1, False, layout)
     for n in itertools.count(1):
         path = str(shutil.copytree(disk / "template", disk / str(n)) / "new")
         fault = Fault(path, n, "STOP", ("open", "read"))

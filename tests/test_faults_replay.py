@@ -45,10 +45,13 @@ SCENES = [
     scenes.BESIDE,
     scenes.OVERWRITE,
     scenes.AFTER_KILL,
+    scenes.OVERWRITE_DATABASE,
+    scenes.ARRAYS_OVER_DATABASE,
     scenes.FIRST_STEP,
     scenes.KEEP_ONE,
     scenes.KEEP_TWO,
     scenes.REPAIR,
+    scenes.KEEP_ONE_DATABASES,
 ]
 
 

@@ -167,6 +167,20 @@ def test_a_fallback_warns_and_the_run_goes_on(run):
         assert_same(manager.restore(state(300)), state(300))
 
 
+def test_a_fallback_from_a_damaged_manifest(run):
+    """The step is replaced, unless there is something that no checkpoint has."""
+    flip(run / "000300/zarr.json")
+    with CheckpointManager(run) as manager:
+        with pytest.warns(UserWarning, match="step 200 was restored"):
+            manager.restore(state(200), on_damage="fallback")
+        (run / "000300/notes.txt").write_text("mine")
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=r"notes\.txt"):
+            manager.save(300, state(301))
+        (run / "000300/notes.txt").unlink()
+        manager.save(300, state(301)).result()
+        assert_same(manager.restore(state(300)), state(301))
+
+
 def test_without_a_whole_step_a_fallback_raises(run):
     for step in ("000100", "000200", "000300"):
         flip(run / step / "w/c.0")

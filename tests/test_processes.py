@@ -94,7 +94,7 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
         "shape": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy int64[5]"],
         "dtype": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy float64[4]"],
         "sharding": ["leaf 'w', float32[16, 12], sharded as {", "leaf 'w', float32"],
-        "path": [f"path '{disk}/new'", f"path '{disk}/other/'"],
+        "path": [f"path '{disk}/new'", f"path '{disk}/other'"],
         "overwrite": [f"path '{disk}/new'", f"path '{disk}/new', overwrite=True"],
         "step": [f"path '{disk}/after run/000001", f"path '{disk}/after run/000002"],
     }.items():

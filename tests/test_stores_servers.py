@@ -20,11 +20,6 @@ WRITE = {"s3": "PUT", "gs": "POST"}
 BODY = bytes(range(256)) * 4
 
 
-@pytest.fixture(params=["s3", "gcs"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def kv(place: Place) -> ts.KvStore:
     context = ts.Context(

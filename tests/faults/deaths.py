@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt import _commit, _processes, _serialise, _together
+from eqx_ckpt import _processes, _serialise, _together
+from eqx_ckpt._types import Layout
 
 from .programs import assert_same, DEADLINE, hidden
 from .troubles import attempt, caught, state
@@ -42,11 +43,7 @@ def arm(point: str, act: Callable[[], Any]) -> None:
         "after the begin": (joint, "begin", False),
         "after the writes": (joint, "is_to_commit", True),
         "before the commit": (joint, "_tell", False),
-        "after the commit": (
-            (_commit.DirectoryAttempt, "commit", False)
-            if is_first
-            else (joint, "is_to_commit", False)
-        ),
+        "after the commit": (joint, "_commit" if is_first else "is_to_commit", False),
     }[point]
     whole = getattr(owner, name)
 
@@ -63,8 +60,8 @@ def arm(point: str, act: Callable[[], Any]) -> None:
 
 
 def _amid(act: Callable[[], Any]) -> None:
-    """Act once some of the pieces are on the disk."""
-    write_arrays = _serialise.write_arrays
+    """Act once some of the pieces are on the disk, or some of the objects there."""
+    write_arrays, write_objects = _serialise.write_arrays, _serialise.write_objects
 
     def acting(shards: Iterator[Any]) -> Iterator[Any]:
         yield from itertools.islice(shards, 1)
@@ -78,7 +75,13 @@ def _amid(act: Callable[[], Any]) -> None:
         head = head._replace(shards=acting(iter(head.shards)))
         return write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
 
-    _serialise.write_arrays = write
+    def write_some(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+        _serialise.write_objects = write_objects
+        tails = write_objects(base, arrays[:1], *args, **kwargs)
+        act()
+        return tails | write_objects(base, arrays[1:], *args, **kwargs)
+
+    _serialise.write_arrays, _serialise.write_objects = write, write_some
 
 
 def die() -> None:
@@ -86,23 +89,27 @@ def die() -> None:
 
 
 def save_and_die(
-    directory: str, who: int, point: str, deadline: float
+    directory: str, who: int, point: str, deadline: float, layout: Layout = "zarr"
 ) -> tuple[str, str, float]:
     """Save step 1; then one process is killed while all of them save step 2."""
     act = die if jax.process_index() == who else None
-    return _save_two(directory, point, act, deadline)
+    return _save_two(directory, point, act, deadline, layout)
 
 
 def _save_two(
-    directory: str, point: str, act: Callable[[], Any] | None, deadline: float
+    directory: str,
+    point: str,
+    act: Callable[[], Any] | None,
+    deadline: float,
+    layout: Layout = "zarr",
 ) -> tuple[str, str, float]:
-    eqx_ckpt.tree_serialise_leaves(f"{directory}/000001", state(1), deadline=DEADLINE)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout)
+    save(f"{directory}/000001", state(1), deadline=DEADLINE)
     if act is not None:
         arm(point, act)
     begin = time.monotonic()
-    path = f"{directory}/000002"
-    save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=deadline)
-    return *caught(save, path, state(2)), time.monotonic() - begin
+    error = caught(save, f"{directory}/000002", state(2), deadline=deadline)
+    return *error, time.monotonic() - begin
 
 
 def save_and_hang(

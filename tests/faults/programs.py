@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
 from eqx_ckpt import _regions, _serialise
+from eqx_ckpt._types import Layout
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -124,12 +125,12 @@ def assert_same(found: Any, expected: Any) -> None:
         assert pieces(y) == pieces(x), jax.tree_util.keystr(path)
 
 
-def save(path: str, asynchronous: bool = False) -> None:
-    saved = tree(mesh())
+def save(path: str, asynchronous: bool = False, layout: Layout = "zarr") -> None:
+    saved, options = tree(mesh()), {"layout": layout, "deadline": DEADLINE}
     if asynchronous:
-        saving = eqx_ckpt.tree_serialise_leaves_async(path, saved, deadline=DEADLINE)
+        saving = eqx_ckpt.tree_serialise_leaves_async(path, saved, **options)
         return saving.result()
-    return eqx_ckpt.tree_serialise_leaves(path, saved, deadline=DEADLINE)
+    return eqx_ckpt.tree_serialise_leaves(path, saved, **options)
 
 
 def restore(path: str, *, transposed: bool = False) -> None:
@@ -155,9 +156,9 @@ def restore_on_one_device(path: str) -> None:
     eqx_ckpt.verify(path)
 
 
-def save_and_restore(path: str) -> None:
+def save_and_restore(path: str, layout: Layout = "zarr") -> None:
     """In one job: save, and restore as it was, transposed, and by a mesh."""
-    save(path)
+    save(path, layout=layout)
     eqx_ckpt.verify(path)
     restore(path)
     restore(path, transposed=True)
@@ -165,7 +166,7 @@ def save_and_restore(path: str) -> None:
     like = tree(mesh())
     found = eqx_ckpt.tree_deserialise_leaves(path, like, read_once=True)
     assert_same(found, like)
-    save(path + "-async", asynchronous=True)
+    save(path + "-async", asynchronous=True, layout=layout)
 
 
 def alone(path: str) -> None:
@@ -233,13 +234,14 @@ class Spread(NamedTuple):
     needed: int
 
 
-def spread(path: str) -> Spread:
+def spread(path: str, layout: Layout = "zarr") -> Spread:
     """Save large arrays, and restore those that are sharded."""
     data = np.arange(SPREAD_BYTES // 4, dtype=np.float32).reshape(16, 512, 1024)
     specs = {"sharded": P("x", "y"), "partly": P("y"), "everywhere": P()}
     saved = {n: shared(data, NamedSharding(mesh(), s)) for n, s in specs.items()}
     seen, before = spy_on_writes(), _written()
-    eqx_ckpt.tree_serialise_leaves(path, saved, deadline=DEADLINE)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout, deadline=DEADLINE)
+    save(path, saved)
     written = _written() - before
     read = spy_on_reads()
     found = eqx_ckpt.tree_deserialise_leaves(path, saved, where=lambda t: t["sharded"])

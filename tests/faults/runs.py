@@ -10,15 +10,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import eqx_ckpt
+from eqx_ckpt._types import Layout
 
 from . import shim, workloads
 
 
-def save(directory: str, step: int, keep: int, seed: int | None = None) -> None:
+def save(
+    directory: str,
+    step: int,
+    keep: int,
+    seed: int | None = None,
+    layout: Layout = "zarr",
+) -> None:
     """Start a manager, and save one step; instead of the same one, if it is damaged."""
     tree = workloads.tree(step if seed is None else seed)
     with eqx_ckpt.CheckpointManager(
-        directory, keep=eqx_ckpt.keep_last(keep)
+        directory, keep=eqx_ckpt.keep_last(keep), layout=layout
     ) as manager:
         if step in manager.steps():
             manager.restore(workloads.tree(0), on_damage="fallback")

@@ -4,7 +4,10 @@ import itertools
 import pathlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from eqx_ckpt._types import Layout
 
 from . import runs, workloads
 from .shim import Fault
@@ -22,6 +25,8 @@ class Place:
 
     name: str
     before: dict[str, int] = field(default_factory=dict)  # name of checkpoint: seed
+    layout: Layout = "zarr"
+    layout_before: Layout = "zarr"
 
     def __str__(self) -> str:
         return self.name
@@ -29,7 +34,8 @@ class Place:
     def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
         directory.mkdir()
         for name, seed in self.before.items():
-            zygote.call(workloads.save, str(directory / name), seed)
+            args = (str(directory / name), seed, False, self.layout_before)
+            zygote.call(workloads.save, *args)
 
     def copies(
         self, zygote: Zygote, disk: pathlib.Path
@@ -80,14 +86,23 @@ class Scene(Place):
     def save(
         self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
     ) -> Outcome:
-        path = str(directory / "new")
-        return zygote.run(workloads.save, path, WRITTEN, self.overwrite, fault=fault)
+        args = (str(directory / "new"), WRITTEN, self.overwrite, self.layout)
+        return zygote.run(workloads.save, *args, fault=fault)
 
     def save_and_look(
         self, zygote: Zygote, directory: pathlib.Path, fault: Fault
     ) -> Outcome:
-        args = (str(directory), "new", WRITTEN, self.overwrite)
+        args = (str(directory), "new", WRITTEN, self.overwrite, self.layout)
         return zygote.run(workloads.save_and_look, *args, fault=fault)
+
+
+AnyPlace = TypeVar("AnyPlace", bound=Place)
+
+
+def of_databases(scene: AnyPlace) -> AnyPlace:
+    """The same, with databases."""
+    name = f"{scene.name}, databases"
+    return replace(scene, name=name, layout="ocdbt", layout_before="ocdbt")
 
 
 FIRST = Scene("first")
@@ -97,6 +112,19 @@ AFTER_KILL = Scene("after a killed save", {"old": BYSTANDER}, killed_before=True
 OVERWRITE_AFTER_KILL = Scene(
     "overwrite after a killed save", OVERWRITE.before, killed_before=True
 )
+FIRST_DATABASE = of_databases(FIRST)
+OVERWRITE_DATABASE = of_databases(OVERWRITE)
+ARRAYS_OVER_DATABASE = replace(
+    OVERWRITE, name="arrays over a database", layout_before="ocdbt"
+)
+DATABASE_OVER_ARRAYS = replace(OVERWRITE, name="a database over arrays", layout="ocdbt")
+DATABASE_AFTER_KILL = of_databases(AFTER_KILL)
+OF_DATABASES = [
+    OVERWRITE_DATABASE,
+    ARRAYS_OVER_DATABASE,
+    DATABASE_OVER_ARRAYS,
+    DATABASE_AFTER_KILL,
+]
 
 
 def steps(*numbers: int) -> dict[str, int]:
@@ -138,7 +166,7 @@ class RunScene(Place):
     def save(
         self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
     ) -> Outcome:
-        args = (str(directory), self.step, self.keep)
+        args = (str(directory), self.step, self.keep, None, self.layout)
         return zygote.run(runs.save, *args, fault=fault)
 
 
@@ -163,6 +191,8 @@ KEEP_TWO = RunScene("keep two", steps(1, 2, 3), step=4)
 REPAIR = RunScene(
     "a damaged step", {**steps(1, 2), "000003": workloads.DAMAGED}, step=3, keep=1
 )
+KEEP_ONE_DATABASES = of_databases(KEEP_ONE)
+REPAIR_DATABASE = of_databases(REPAIR)
 
 
 @dataclass(frozen=True)
@@ -194,6 +224,8 @@ UNSAFE_DEATHS = [
     Death(KEEP_TWO, "sync", 3),
     Death(KEEP_TWO, "unlink", 5),
     Death(REPAIR, "sync", 2),
+    Death(KEEP_ONE_DATABASES, "unlink", 3),
+    Death(REPAIR_DATABASE, "sync", 2),
 ]
 
 

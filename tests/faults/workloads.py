@@ -12,6 +12,7 @@ import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt import _chunks
+from eqx_ckpt._types import Layout
 
 from . import shim
 
@@ -64,9 +65,13 @@ def small_chunks(size: int = 64) -> Iterator[None]:
         _chunks.TARGET_BYTES = usual
 
 
-def save(path: str, seed: int, overwrite: bool = False) -> None:
+def save(
+    path: str, seed: int, overwrite: bool = False, layout: Layout = "zarr"
+) -> None:
     with small_chunks():
-        eqx_ckpt.tree_serialise_leaves(path, tree(seed), overwrite=overwrite)
+        eqx_ckpt.tree_serialise_leaves(
+            path, tree(seed), overwrite=overwrite, layout=layout
+        )
     shim.note("saved")
 
 
@@ -86,13 +91,15 @@ def load(path: str | os.PathLike[str]) -> int | None:
 
 
 def lose_chunks(path: str) -> None:
-    """Delete the chunks of a leaf."""
-    for file in pathlib.Path(path, "layer", "weight").glob("c.*"):
-        file.unlink()
+    """Delete the chunks of a leaf, or all data files of a database."""
+    for pattern in ("layer/weight/c.*", "d/*"):
+        for file in pathlib.Path(path).glob(pattern):
+            file.unlink()
 
 
-def save_megabytes(path: str, size: int) -> None:
-    eqx_ckpt.tree_serialise_leaves(path, np.ones(size * 2**20, np.uint8))
+def save_megabytes(path: str, size: int, layout: Layout = "zarr") -> None:
+    tree = np.ones(size * 2**20, np.uint8)
+    eqx_ckpt.tree_serialise_leaves(path, tree, layout=layout)
 
 
 def load_megabytes(path: str, size: int) -> None:
@@ -116,12 +123,12 @@ def _load_or_damaged(path: pathlib.Path) -> int | None:
 
 
 def save_and_look(
-    directory: str, name: str, seed: int, overwrite: bool
+    directory: str, name: str, seed: int, overwrite: bool, layout: Layout = "zarr"
 ) -> tuple[Exception | None, dict[str, int | None], set[str]]:
     """What a save raises, what is there then, and all names, hidden ones too."""
     error = None
     try:
-        save(os.path.join(directory, name), seed, overwrite)
+        save(os.path.join(directory, name), seed, overwrite, layout)
     except Exception as e:
         error = e
     shim.disarm()
@@ -129,9 +136,9 @@ def save_and_look(
 
 
 def load_all_and_save(
-    directory: str, name: str, seed: int, overwrite: bool
+    directory: str, name: str, seed: int, overwrite: bool, layout: Layout = "zarr"
 ) -> tuple[dict[str, int | None], dict[str, int | None]]:
     """What is there; and what is there after a save at `name`."""
     before = load_all(directory)
-    save(os.path.join(directory, name), seed, overwrite or name in before)
+    save(os.path.join(directory, name), seed, overwrite or name in before, layout)
     return before, load_all(directory)

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from eqx_ckpt import _keys, _store
+
 from . import gcs as gcs_server, s3 as s3_server
 from .place import Place
 from .proxy import Proxy
 
 
 _NUMBERS = itertools.count(1)
-# Of an S3 that is there already: see scripts/radosgw.
-GIVEN = os.environ.get("EQX_CKPT_TEST_BUCKET", "")
 
 
 @pytest.fixture(scope="session")
 def s3_backend() -> Iterator[s3_server.Server | s3_server.Given]:
     """The S3 itself."""
-    if GIVEN:
-        yield s3_server.Given(os.environ["AWS_ENDPOINT_URL"], GIVEN)
+    if s3_server.GIVEN:
+        yield s3_server.Given(os.environ["AWS_ENDPOINT_URL"], s3_server.GIVEN)
         return
     server = s3_server.Server()
     yield server
@@ -50,7 +50,7 @@ def s3(
     In an S3 that is there already, a fresh prefix, and who may use it is said already.
     """
     with _place("s3", s3_backend) as place:
-        if not GIVEN:
+        if not s3_server.GIVEN:
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         monkeypatch.setenv("AWS_REGION", s3_server.REGION)
@@ -69,6 +69,21 @@ def gcs(
         monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "testing")
         monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", place.endpoint)
         yield place
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """A fresh bucket in each kind of store."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer is given up at once, not in half a minute."""
+    retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
+    monkeypatch.setattr(_store, "_RETRIES", retries)
+    monkeypatch.setattr(_store, "_contexts", {})
+    monkeypatch.setattr(_keys, "PATIENCE", 10.0)
 
 
 @contextlib.contextmanager

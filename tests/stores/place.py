@@ -14,6 +14,7 @@ class Place:
     bucket: str
     url: str  # with no slash at its end
     proxy: Proxy
+    path: str = "run/"
 
     @property
     def endpoint(self) -> str:

@@ -16,6 +16,7 @@ ALWAYS = range(1, sys.maxsize)
 # Of S3, and of the JSON API of GCS.
 LIST = r"[?&]list-type=2|/o(\?|$)"
 _CODES = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+_RANGE = re.compile(r"(?<=[?&])(prefix|startOffset|endOffset)=[^&]*")
 _CONDITIONS = {"if-match", "if-none-match"}
 _CONDITION = re.compile(r"(?<=[?&])ifGeneration(?:Not)?Match=[^&]*&?")
 _NONCE = re.compile(r"[?&]tensorstore=[^&]*")
@@ -141,9 +142,9 @@ def passed(exchange: Exchange) -> None:
     exchange.reply(exchange.forward())
 
 
-def answered(status: int) -> Callable[[Exchange], None]:
+def answered(status: int, code: str = "") -> Callable[[Exchange], None]:
     """The store is not asked: it "answers" an error."""
-    code = _CODES.get(status, HTTPStatus(status).phrase)
+    code = code or _CODES.get(status, HTTPStatus(status).phrase)
     xml = f"<Error><Code>{code}</Code><Message>By a rule.</Message></Error>"
     json = f'{{"error": {{"code": {status}, "message": "{code}"}}}}'
 
@@ -218,6 +219,12 @@ def stale() -> Callable[[Exchange], None]:
         exchange.reply(first.setdefault(_NONCE.sub("", exchange.path), reply))
 
     return action
+
+
+def blind(exchange: Exchange) -> None:
+    """A LIST finds nothing, as before the first object was there."""
+    exchange.path = _RANGE.sub(r"\1=nothing", exchange.path)
+    passed(exchange)
 
 
 def unconditional(exchange: Exchange) -> None:

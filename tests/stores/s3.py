@@ -1,6 +1,7 @@
 """An S3 in memory."""
 
 import http.client
+import os
 import threading
 import urllib.parse
 from typing import Any
@@ -14,6 +15,8 @@ from werkzeug.serving import make_server
 
 
 REGION = "us-east-1"
+# A bucket that is there already: see scripts/radosgw.
+GIVEN = os.environ.get("EQX_CKPT_TEST_BUCKET", "")
 
 
 class Server:

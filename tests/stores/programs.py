@@ -1,0 +1,113 @@
+"""What processes do at an object store that runs in the process of the tests.
+
+Each function runs in all processes of a job; see tests/faults/jobs.py.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import eqx_ckpt
+from eqx_ckpt import _keys, _store
+from eqx_ckpt._types import Layout
+from faults.programs import assert_same, DEADLINE
+from faults.troubles import caught, state
+
+from .place import Place
+
+
+_NAMES = ("AWS_", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "TENSORSTORE_GCS_HTTP_URL")
+
+
+def environment(place: Place) -> dict[str, str]:
+    """What leads to a place, and says who may use it."""
+    found = {k: v for k, v in os.environ.items() if k.startswith(_NAMES)}
+    assert place.endpoint in found.values()
+    return found
+
+
+def at(names: Mapping[str, str], program: Callable[..., Any], *args: Any) -> Any:
+    """Run a program in an environment: its process has not used TensorStore yet."""
+    os.environ.update(names)
+    return program(*args)
+
+
+def small(step: int) -> dict[str, Any]:
+    """A small tree of one process."""
+    return {"w": jnp.full(3, step), "history": np.full(5, step), "step": step}
+
+
+def save_and_die(run: str, layout: Layout) -> None:
+    """Save step 1; then the process is killed before the commit of step 2."""
+
+    def die(phase: str, *_: Any) -> None:
+        if phase == "commit":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with eqx_ckpt.CheckpointManager(run, layout=layout) as manager:
+        manager.save(1, small(1))
+    with eqx_ckpt.CheckpointManager(run, layout=layout, progress=die) as manager:
+        manager.save(2, small(2))
+
+
+def train(run: str, layout: Layout) -> dict[str, Any]:
+    """A run with retention, and with damage that only process 1 meets."""
+    options = {"layout": layout, "deadline": DEADLINE}
+    keep = eqx_ckpt.keep_last(2)
+    manager = eqx_ckpt.CheckpointManager(run, keep=keep, **options)
+    assert manager.latest() is None
+    saved: list[list[int]] = []
+    for step in range(1, 5):
+        saving = manager.save(step, state(step), metadata={"loss": 1 / step})
+        if step != 2:
+            saving.result()
+            saved.append(manager.steps())
+    seen: dict[str, Any] = {"after saving": saved}
+    seen |= {"latest": manager.latest(), "best": manager.best("loss")}
+    assert_same(manager.restore(state(0)), state(4))
+    transposed = P("y", "x")
+    assert_same(manager.restore(state(0, transposed)), state(4, transposed))
+    seen["again"] = caught(lambda: manager.save(4, state(9)).result())
+    if layout == "zarr":
+        seen["damaged"] = damage(manager, run)
+    manager.save(5, state(5))
+    manager.close()
+    return seen | {"at the end": manager.steps()}
+
+
+def damage(manager: eqx_ckpt.CheckpointManager, run: str) -> tuple[str, str]:
+    """Damage a chunk of step 4 of which process 0 has none."""
+    if jax.process_index() == 0:
+        base = _store.locate(f"{run}/000004")
+        (key,) = [k for k in _keys.list_keys(base) if k.endswith("/w/c.3.0")]
+        _keys.write_key(base, key, bytes(len(_keys.read_key(base, key) or b"")))
+    assert not manager.should_save(5)  # So that all of them come after that.
+    return caught(manager.restore, state(0))
+
+
+def save_what_one_cannot(path: str, layout: Layout) -> tuple[str, str]:
+    """The store denies something to one of the processes."""
+    save = eqx_ckpt.tree_serialise_leaves
+    return caught(save, path, state(1), layout=layout, deadline=DEADLINE)
+
+
+def resume(run: str, layout: Layout) -> tuple[list[int], list[int]]:
+    """Every step is whole, and the run goes on."""
+    options = {"layout": layout, "deadline": DEADLINE}
+    with eqx_ckpt.CheckpointManager(run, **options) as manager:
+        found = manager.steps()
+        for step in found:
+            eqx_ckpt.verify(f"{run}/{step:06d}")
+            assert_same(manager.restore(state(0), step), state(step))
+        if found[-1] == 1:
+            manager.save(2, state(2)).result()
+        manager.save(3, state(3)).result()
+        assert_same(manager.restore(state(0), 2), state(2))
+        assert_same(manager.restore(state(0)), state(3))
+        return found, manager.steps()

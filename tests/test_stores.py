@@ -1,0 +1,487 @@
+"""Checkpoints in object stores: what is saved comes back, in few requests."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from eqx_ckpt import _attempts, _store, Store
+from faults.workloads import every_kind, small_chunks, tree
+from helpers import assert_same, files_below
+from stores import proxy
+from stores.place import Place
+
+
+pytest_plugins = ["stores.fixtures"]
+pytestmark = pytest.mark.usefixtures("impatient")
+
+TREE = {
+    "model": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3, jnp.bfloat16)},
+    "opt": {"m": np.arange(4), "n": 7},
+}
+ATTEMPT = re.compile(r"@[0-9a-f]{32}/")
+
+
+def keys(place: Place) -> set[str]:
+    """All keys below the place."""
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    return {key.decode() for key in kv.list().result()}
+
+
+def counted(place: Place) -> Counter[str]:
+    """How many requests of each kind there were since the last time."""
+    requests = place.proxy.found()
+    place.proxy.requests.clear()
+    return Counter(
+        "LIST"
+        if re.search(proxy.LIST, r.path) and r.method == "GET"
+        else {"POST": "PUT"}.get(r.method, r.method)
+        for r in requests
+    )
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_every_kind_of_leaf(place, layout, compression):
+    with small_chunks(32):
+        eqx_ckpt.tree_serialise_leaves(
+            place.url, every_kind(1), layout=layout, compression=None
+        )
+    expected = {**every_kind(1), "empty": jnp.zeros((0, 3))}
+    assert_same(
+        eqx_ckpt.tree_deserialise_leaves(place.url, every_kind(0)), every_kind(1)
+    )
+
+    def choose(name, record):
+        return compression if record.data_type in ("float32", "int16") else None
+
+    eqx_ckpt.tree_serialise_leaves(
+        place.url, expected, layout=layout, compression=choose, overwrite=True
+    )
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, expected), expected)
+    eqx_ckpt.verify(place.url)
+    assert eqx_ckpt.match(place.url, expected).ok
+    assert eqx_ckpt.read_manifest(place.url).layout == layout
+
+
+def test_in_the_background(place):
+    state = {"w": jnp.arange(3.0), "log": np.zeros(3), "step": 1}
+    saving = eqx_ckpt.tree_serialise_leaves_async(place.url, state, metadata={"a": 1})
+    state["log"][0] = 1.0
+    saving.result()
+    expected = {**state, "log": np.zeros(3)}
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, state), expected)
+    assert eqx_ckpt.read_manifest(place.url).metadata == {"a": 1}
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_onto_another_mesh(place, layout):
+    square = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    line = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    weight = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
+    saved = jax.device_put(weight, NamedSharding(square, P("x", "y")))
+    eqx_ckpt.tree_serialise_leaves(place.url, {"w": saved}, layout=layout)
+    for sharding in (NamedSharding(line, P(None, "x")), NamedSharding(line, P("x"))):
+        found = eqx_ckpt.tree_deserialise_leaves(
+            place.url, {"w": saved}, sharding=sharding
+        )["w"]
+        assert found.sharding == sharding
+        assert np.asarray(found).tobytes() == weight.tobytes()
+
+
+def test_requests_of_a_save_and_a_restore(place):
+    eqx_ckpt.tree_serialise_leaves(place.url, TREE)
+    is_gcs = place.url.startswith("gs:")
+    counted(place)
+    # A LIST of GCS that is denied looks empty: one more GET tells.
+    asking = Counter(GET=1 + is_gcs, LIST=1)
+    eqx_ckpt.tree_serialise_leaves(place.url + "/2", TREE)
+    assert counted(place) == asking + Counter(PUT=3 * 2 + 1)
+    eqx_ckpt.tree_deserialise_leaves(place.url + "/2", TREE)
+    # The manifest twice, since its size is not known, and what it begins with twice.
+    assert counted(place) == Counter(GET=3 + 4)
+    eqx_ckpt.match(place.url + "/2", TREE)
+    assert counted(place) == Counter(GET=2)
+    eqx_ckpt.verify(place.url + "/2")
+    assert counted(place) == Counter(GET=3 * 2 + 4)
+
+
+def test_only_what_is_wanted_is_requested(place):
+    eqx_ckpt.tree_serialise_leaves(place.url, TREE)
+    place.proxy.requests.clear()
+    like = jax.tree.map(lambda leaf: leaf, TREE)
+    like["model"]["b"] = jnp.zeros(3, jnp.bfloat16)
+    restored = eqx_ckpt.tree_deserialise_leaves(
+        place.url, like, where=lambda tree: tree["model"]["w"]
+    )
+    assert_same(restored, like)
+    part = eqx_ckpt.tree_deserialise_leaves(place.url, TREE["opt"], prefix="opt")
+    assert_same(part, TREE["opt"])
+    chunks = place.proxy.found(path=r"(/|%2F)c\.")
+    assert [
+        re.findall(r"(?:/|%2F)(\w)(?:/|%2F)c\.", request.path) for request in chunks
+    ] == [["w"], ["m"]]
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_overwriting_leaves_nothing_of_the_old(place, layout):
+    for seed in (1, 2):
+        eqx_ckpt.tree_serialise_leaves(
+            place.url, tree(seed), overwrite=True, layout=layout
+        )
+        assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(seed))
+    root = eqx_ckpt.read_manifest(place.url).root
+    assert all(key == "zarr.json" or key.startswith(root) for key in keys(place))
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
+        eqx_ckpt.tree_serialise_leaves(place.url, tree(3))
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(2))
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_directory_that_was_copied(place, layout, tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "local", TREE, layout=layout)
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    for name in files_below(tmp_path / "local"):
+        kv.write(name, (tmp_path / "local" / name).read_bytes()).result()
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, TREE), TREE)
+    eqx_ckpt.verify(place.url)
+    eqx_ckpt.tree_serialise_leaves(place.url, tree(1), overwrite=True)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(1))
+    root = eqx_ckpt.read_manifest(place.url).root
+    assert {key for key in keys(place) if not key.startswith(root)} == {"zarr.json"}
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_readers_see_the_old_or_the_new(place, layout):
+    eqx_ckpt.tree_serialise_leaves(place.url, tree(0), layout=layout)
+    done, seen = threading.Event(), set[int]()
+
+    def overwrite() -> None:
+        for seed in range(1, 6):
+            eqx_ckpt.tree_serialise_leaves(
+                place.url, tree(seed), overwrite=True, layout=layout
+            )
+        done.set()
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        while not done.is_set() and writer.is_alive():
+            restored = eqx_ckpt.tree_deserialise_leaves(place.url, tree(0))
+            assert_same(restored, tree(restored["step"]))
+            seen.add(restored["step"])
+    finally:
+        writer.join()
+    assert done.is_set()
+    assert seen
+    assert eqx_ckpt.tree_deserialise_leaves(place.url, tree(0))["step"] == 5
+
+
+def test_a_store_with_arguments(s3, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION"):
+        monkeypatch.delenv(name)
+    run = Store(s3.url, endpoint=s3.endpoint + "/", region="us-east-1")
+    eqx_ckpt.tree_serialise_leaves(run / "000100", TREE)
+    assert str(run / "000100") == os.fspath(run / "000100") == s3.url + "/000100"
+    assert_same(eqx_ckpt.tree_deserialise_leaves(run / "000100", TREE), TREE)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for region in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(region, "us-east-1")
+        assert_same(eqx_ckpt.tree_deserialise_leaves(s3.url + "/000100/", TREE), TREE)
+        monkeypatch.delenv(region)
+    # Of an endpoint of one's own, no region need be known.
+    assert_same(eqx_ckpt.tree_deserialise_leaves(s3.url + "/000100", TREE), TREE)
+
+
+QUIET = """
+import contextlib
+import sys
+import eqx_ckpt
+import numpy as np
+
+tree = {"w": np.arange(3.0), "step": 1}
+for layout in ("zarr", "ocdbt"):
+    url = f"{sys.argv[1]}/{layout}"
+    eqx_ckpt.tree_serialise_leaves(url, tree, layout=layout)
+    restored = eqx_ckpt.tree_deserialise_leaves(url, tree)
+    assert restored["w"].tolist() == [0.0, 1.0, 2.0]
+# Here nothing else checks its type.
+for url in (sys.argv[1], "local"):
+    with contextlib.suppress(eqx_ckpt.CheckpointError):
+        eqx_ckpt.tree_serialise_leaves(url, tree, layout="zip")
+        raise AssertionError("there is no such layout")
+"""
+
+
+def test_nothing_is_written_to_stderr(s3, tmp_path):
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": s3.endpoint,
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-c", QUIET, s3.url]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_zarr_reads_a_copy(place, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    eqx_ckpt.tree_serialise_leaves(place.url, {"w": jnp.arange(3.0), "deep": [TREE]})
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    for key in keys(place):
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(kv.read(key).result().value)
+    group = zarr.open_group(tmp_path, mode="r")
+    root = eqx_ckpt.read_manifest(place.url).root
+    assert group[f"{root}w"][:].tolist() == [0.0, 1.0, 2.0]
+    assert group[f"{root}deep/0/opt/m"][:].tolist() == [0, 1, 2, 3]
+
+
+# What is wrong with the arguments, the bucket, or who asks.
+
+
+def doors(url: Any) -> list[Any]:
+    return [
+        lambda: eqx_ckpt.tree_serialise_leaves(url, TREE),
+        lambda: eqx_ckpt.tree_deserialise_leaves(url, TREE),
+        lambda: eqx_ckpt.verify(url),
+        lambda: eqx_ckpt.match(url, TREE),
+    ]
+
+
+def test_no_such_bucket(place):
+    url = place.url.replace("/run", "-absent/run")
+    for door in doors(url):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="absent"):
+            door()
+
+
+def test_not_there(place):
+    for door in doors(place.url)[1:]:
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=place.url):
+            door()
+
+
+@pytest.mark.parametrize("method", ["", "PUT", "GET", "LIST"])
+def test_denied(place, method):
+    path = proxy.LIST if method == "LIST" else ""
+    if place.url.startswith("gs:") and method == "LIST":
+        # Google denies what is not there to who may not list.
+        path = proxy.LIST + "|/o/.*%40[?]"
+    if method == "LIST":
+        method = "GET"
+    if method == "PUT" and place.url.startswith("gs:"):
+        method = "POST"
+    place.proxy.add(proxy.answered(403), method, path)
+    with pytest.raises(PermissionError, match="denies") as caught:
+        eqx_ckpt.tree_serialise_leaves(place.url, TREE)
+    assert place.bucket in str(caught.value)
+    place.proxy.rules.clear()
+    assert keys(place) == set()
+    eqx_ckpt.tree_serialise_leaves(place.url, TREE)
+    if method in ("", "GET") and not path:
+        place.proxy.add(proxy.answered(403), method, path)
+        for door in doors(place.url)[1:]:
+            with pytest.raises(PermissionError, match="denies"):
+                door()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "AuthorizationHeaderMalformed"),
+        (301, "PermanentRedirect"),
+        (400, "ExpiredToken"),
+        (403, "InvalidAccessKeyId"),
+        (403, "SignatureDoesNotMatch"),
+    ],
+)
+def test_the_wrong_region_or_credentials(s3, status, code):
+    s3.proxy.add(proxy.answered(status, code))
+    for door in doors(s3.url):
+        with pytest.raises(PermissionError, match="(?s)credentials.*region"):
+            door()
+
+
+def test_nobody_at_the_endpoint(place, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "TENSORSTORE_GCS_HTTP_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for door in doors(place.url):
+        with pytest.raises(ConnectionError, match="does not answer"):
+            door()
+
+
+def test_no_credentials(s3, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    for door in doors(s3.url):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="No credentials"):
+            door()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "w/c.0", "@attempt/w", "zarr.json/x"])
+def test_what_is_not_of_a_checkpoint_is_left_alone(place, name):
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv.write(name, b"years of work").result()
+    for overwrite in (False, True):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=name):
+            eqx_ckpt.tree_serialise_leaves(place.url, TREE, overwrite=overwrite)
+    assert keys(place) == {name}
+    assert kv.read(name).result().value == b"years of work"
+
+
+@pytest.mark.parametrize("text", [b'{"zarr_format": 3}', b"damaged", b""])
+def test_a_manifest_that_is_none(place, text):
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv.write("zarr.json", text).result()
+    for overwrite in (False, True):
+        with pytest.raises(eqx_ckpt.CheckpointError, match=place.url):
+            eqx_ckpt.tree_serialise_leaves(place.url, TREE, overwrite=overwrite)
+    for door in doors(place.url)[1:]:
+        with pytest.raises(eqx_ckpt.CheckpointError, match=place.url):
+            door()
+    assert keys(place) == {"zarr.json"}
+    assert kv.read("zarr.json").result().value == text
+
+
+def test_keys_that_are_too_long(place):
+    leaf: Any = np.ones(1)
+    for i in range(5):
+        leaf = {f"{i}" * 200: leaf}
+    for deep in (leaf, {"x" * 100: leaf}):
+        with pytest.raises(eqx_ckpt.LeafNameError, match="0{200}.*(?s:.)*ocdbt"):
+            eqx_ckpt.tree_serialise_leaves(place.url, deep)
+    assert keys(place) == set()
+    eqx_ckpt.tree_serialise_leaves(place.url, leaf, layout="ocdbt")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, leaf), leaf)
+
+
+def test_keys_that_are_just_short_enough(s3):
+    """S3 takes a key or we say before that it does not."""
+    outcomes = []
+    for length in range(170, 200):
+        deep: Any = {"y" * length: np.ones(1)}
+        for _ in range(4):
+            deep = {"x" * 195: deep}
+        before = keys(s3)
+        try:
+            eqx_ckpt.tree_serialise_leaves(f"{s3.url}/{length}", deep)
+            outcomes.append(True)
+        except eqx_ckpt.LeafNameError:
+            outcomes.append(False)
+            assert keys(s3) == before
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert len(set(outcomes)) == 2
+
+
+@pytest.mark.parametrize("length", [950, 980, 1000, 1020])
+def test_a_path_that_is_too_long(s3, length):
+    url = s3.url + "/x" * (length // 2)
+    for layout in ("zarr", "ocdbt"):
+        with pytest.raises(eqx_ckpt.LeafNameError, match="1024"):
+            eqx_ckpt.tree_serialise_leaves(url, TREE, layout=layout)
+        with pytest.raises(eqx_ckpt.LeafNameError, match="1024"):
+            eqx_ckpt.tree_serialise_leaves(url, {"n": 1}, layout=layout)
+    assert keys(s3) == set()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://", "s3:///x", "s3://b", "s3://bucket/a//b", "s3://bucket/../b",
+        "s3://bucket/a\\b", "s3://bucket/a\nb", "gs://", "s4://bucket/x",
+        "s3:/bucket/x", pathlib.Path("s3://bucket/x"), pathlib.Path("gs://bucket/x"),
+    ],
+)  # fmt: skip
+def test_urls_that_are_none(s3, url):
+    for door in doors(url):
+        with pytest.raises(eqx_ckpt.CheckpointError, match=r"Pass|Choose") as caught:
+            door()
+        assert type(caught.value) is eqx_ckpt.CheckpointError
+    assert s3.proxy.requests == []
+
+
+@pytest.mark.parametrize("url", ["bucket/x", "/tmp/x", "s3:/x", "http://x", ""])
+def test_a_store_that_is_none(url):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="no URL of an object store"):
+        Store(url)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
+def test_an_endpoint_that_is_none(s3, endpoint):
+    for door in doors(Store(s3.url, endpoint=endpoint)):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="is no URL. Pass `https:"):
+            door()
+
+
+def test_google_has_no_endpoint(gcs):
+    for store in (
+        Store(gcs.url, endpoint=gcs.endpoint),
+        Store(gcs.url, region="us-east-1"),
+        Store(gcs.url, single_writer=True),
+    ):
+        for door in doors(store):
+            with pytest.raises(eqx_ckpt.CheckpointError, match="are for S3"):
+                door()
+
+
+@pytest.mark.parametrize("name", ["gzip", "", 7])
+def test_no_such_compression(place, name):
+    with pytest.raises(eqx_ckpt.CheckpointError, match=r"(?s)compressed.*Pass"):
+        eqx_ckpt.tree_serialise_leaves(place.url, TREE, compression=lambda *_: name)
+    assert place.proxy.requests == []
+
+
+def test_a_save_that_was_suspended(place, monkeypatch):
+    """Who comes back later than a manager waits has to begin again."""
+    monkeypatch.setattr(_attempts, "_BEAT", 0.02)
+    late = [0.0]
+    clock = _attempts.clock
+    monkeypatch.setattr(_attempts, "clock", lambda: clock() + late[0])
+
+    def suspended(phase, leaf, done, total):
+        if phase == "write":
+            late[0] = 400.0
+            # It beats again before it commits, as if nothing had happened.
+            before = len(place.proxy.found(path="alive"))
+            while len(place.proxy.found(path="alive")) < before + 6:
+                threading.Event().wait(0.01)
+
+    with pytest.raises(eqx_ckpt.CheckpointError, match="suspended"):
+        eqx_ckpt.tree_serialise_leaves(place.url, {"w": np.ones(3)}, progress=suspended)
+    assert keys(place) == set()
+
+
+def test_signs_of_life_go_with_the_save(place, monkeypatch):
+    monkeypatch.setattr(_attempts, "_BEAT", 0.01)
+
+    def wait(phase, leaf, done, total):
+        while phase == "write" and len(place.proxy.found(path="alive")) < 4:
+            threading.Event().wait(0.01)
+
+    eqx_ckpt.tree_serialise_leaves(place.url, {"w": np.ones(3)}, progress=wait)
+    assert {ATTEMPT.sub("", key) for key in keys(place)} == {
+        "zarr.json",
+        "w/zarr.json",
+        "w/c.0",
+    }

@@ -1,0 +1,413 @@
+"""Object stores that fail: a save is there or not, and nobody is told otherwise."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Container
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tensorstore as ts
+
+import eqx_ckpt
+from eqx_ckpt import _attempts, _store, Store
+from faults.workloads import tree
+from helpers import assert_same
+from stores import proxy
+from stores.place import Place
+
+
+pytest_plugins = ["stores.fixtures"]
+pytestmark = pytest.mark.usefixtures("impatient")
+
+OWN = (eqx_ckpt.CheckpointError, OSError)
+ACTIONS: dict[str, Callable[..., None]] = {
+    "403": proxy.answered(403),
+    "409": proxy.answered(409),
+    "412": proxy.answered(412),
+    "503": proxy.answered(503),
+    "blind": proxy.blind,
+    "flipped": proxy.flipped,
+    "halved": proxy.halved,
+    "lost": proxy.lost,
+    "reset": proxy.reset,
+    "torn": proxy.torn,
+    "unconditional": proxy.unconditional,
+}
+# Those that a save or a restore gets over, if they happen once.
+PASSING = {"503", "lost", "reset", "torn"}
+_ATTEMPT = r"(?:@|%40)[0-9a-f]{32}(?:/|%2F)"
+TARGETS = {
+    "chunk": _ATTEMPT + r".*(?:/|%2F)c\.",
+    "array": _ATTEMPT + r".*(?:/|%2F)zarr\.json",
+    "database": _ATTEMPT + r"(?:manifest|d(?:/|%2F))",
+    "manifest": r"run(?:/|%2F)zarr\.json",
+    "probe": _ATTEMPT + "probe",
+    "list": proxy.LIST,
+}
+# Whether something is replaced, the layout, the requests, and what happens to them.
+SAVES = [
+    (False, "zarr", "PUT chunk", "403 503 lost reset"),
+    (False, "zarr", "PUT array", "403 503 lost reset"),
+    (False, "zarr", "PUT manifest", "403 409 412 503 lost reset"),
+    (False, "zarr", "GET manifest", "403 503 reset"),
+    (False, "zarr", "PUT probe", "403 503 lost reset unconditional"),
+    (False, "zarr", "GET probe", "503 flipped halved torn"),
+    (False, "zarr", "DELETE probe", "403 503 lost reset"),
+    (False, "zarr", "GET list", "403 503 blind flipped halved reset torn"),
+    (False, "ocdbt", "PUT database", "403 503 lost reset"),
+    (False, "ocdbt", "GET database", "403 503 flipped halved reset"),
+    (False, "ocdbt", "GET list", "403 503 blind halved reset torn"),
+    (True, "zarr", "PUT chunk", "503 lost"),
+    (True, "zarr", "PUT manifest", "403 409 412 503 lost reset"),
+    (True, "zarr", "GET manifest", "403 503 flipped halved reset torn"),
+    (True, "zarr", "PUT probe", "503 lost unconditional"),
+    (True, "zarr", "GET list", "503 blind flipped halved reset"),
+    (True, "zarr", "DELETE chunk", "403 503 lost reset"),
+    (True, "ocdbt", "DELETE database", "403 503 lost reset"),
+]
+READS = "403 503 flipped halved reset torn"
+
+
+def strike(place: Place, request: str, action: str, when: Container[int]) -> proxy.Rule:
+    """Add a rule for such a request as `PUT chunk`."""
+    method, target = request.split()
+    if method == "PUT" and place.url.startswith("gs:"):
+        method = "POST"
+    return place.proxy.add(ACTIONS[action], method, TARGETS[target], when)
+
+
+def fresh(place: Place, name: object) -> Place:
+    """A place below that place."""
+    path = f"run/{name}/run"
+    return replace(place, url=f"{place.url}/{name}/run", path=path + "/")
+
+
+def keys(place: Place) -> set[str]:
+    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    return {key.decode() for key in kv.list().result()}
+
+
+def debris(place: Place) -> set[str]:
+    """The keys that are not of the checkpoint, if there is one."""
+    try:
+        own = eqx_ckpt.read_manifest(place.url).root
+    except eqx_ckpt.CheckpointNotFoundError:
+        return keys(place)
+    return {k for k in keys(place) if k != "zarr.json" and not k.startswith(own)}
+
+
+def save(place: Place, seed: int, **kwargs: Any) -> Exception | None:
+    """What a save raises."""
+    try:
+        eqx_ckpt.tree_serialise_leaves(place.url, tree(seed), **kwargs)
+    except OWN as e:
+        return e
+    return None
+
+
+def found(place: Place) -> int | None:
+    """The seed of the tree that is there, all of it."""
+    try:
+        restored = eqx_ckpt.tree_deserialise_leaves(place.url, tree(0))
+    except eqx_ckpt.CheckpointNotFoundError:
+        return None
+    assert_same(restored, tree(restored["step"]))
+    return restored["step"]
+
+
+def said(error: Exception | None) -> str:
+    return "" if error is None else f"{error} {getattr(error, '__notes__', '')}"
+
+
+@pytest.mark.parametrize(("overwrite", "layout", "request_", "actions"), SAVES)
+def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
+    struck = 0
+    # A second request is another one only for some.
+    again: list[set[int]] = (
+        [{2}] if re.search("manifest|probe|database", request_) else []
+    )
+    faults = itertools.product(actions.split(), ({1}, *again, proxy.ALWAYS))
+    for number, (action, when) in enumerate(faults):
+        what = f"{action} at {when}"
+        here = fresh(place, number)
+        before = 1 if overwrite else None
+        if overwrite:
+            assert save(here, 1, layout=layout) is None
+        monkeypatch.setattr(_attempts, "_keep_conditions", set())
+        rule = strike(place, request_, action, when)
+        error = save(here, 2, layout=layout, overwrite=overwrite)
+        place.proxy.rules.clear()
+        struck += rule.struck
+        what += f": {said(error)!r}"
+        if action in PASSING and when is not proxy.ALWAYS:
+            assert error is None, what
+        # Nobody else was there.
+        assert not isinstance(error, eqx_ckpt.CheckpointExistsError), what
+        there = found(here)
+        if error is None:
+            assert there == 2, what
+        elif "is not known" in said(error):
+            assert there in (before, 2), what
+        else:
+            assert there == before, what
+        left = debris(here)
+        assert all(re.match("@[0-9a-f]{32}/", key) for key in left), (what, left)
+        # And the next save is right about it.
+        later = save(here, 3, layout=layout)
+        assert (later is None) == (there is None), what
+        assert later is None or isinstance(later, eqx_ckpt.CheckpointExistsError)
+    assert struck
+    assert save(here, 4, layout=layout, overwrite=True) is None
+    assert found(here) == 4
+    eqx_ckpt.verify(here.url)
+
+
+@pytest.mark.parametrize(
+    ("layout", "request_", "actions"),
+    [
+        ("zarr", "GET chunk", READS),
+        ("zarr", "GET array", READS),
+        ("zarr", "GET manifest", READS),
+        ("ocdbt", "GET database", READS),
+        ("ocdbt", "GET list", "403 503 blind flipped halved reset torn"),
+    ],
+)
+def test_a_restore(place, layout, request_, actions):
+    assert save(place, 1, layout=layout) is None
+    doors: dict[str, Callable[[], Any]] = {
+        "restore": lambda: eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)),
+        "verify": lambda: eqx_ckpt.verify(place.url),
+        "match": lambda: eqx_ckpt.match(place.url, tree(0)),
+    }
+    struck = 0
+    for action, when, door in itertools.product(
+        actions.split(), ({1}, {2}, proxy.ALWAYS), doors
+    ):
+        if door == "match" and "manifest" not in request_:
+            continue
+        what = f"{door}: {action} at {when}"
+        rule = strike(place, request_, action, when)
+        result, error = None, None
+        try:
+            result = doors[door]()
+        except OWN as e:
+            error = e
+        assert not isinstance(error, eqx_ckpt.CheckpointNotFoundError), what
+        if not rule.struck or (action in PASSING and when is not proxy.ALWAYS):
+            assert error is None, what
+        if error is None and door == "restore":
+            assert_same(result, tree(1))
+        place.proxy.rules.clear()
+        struck += rule.struck
+    assert struck
+    assert found(place) == 1
+
+
+@pytest.mark.parametrize("action", ["flipped", "halved", "torn", "503", "reset"])
+def test_a_commit_of_which_no_news_can_be_trusted(place, action):
+    """What is read back after a lost answer may be wrong too."""
+    for when in ({2}, range(2, 99)):
+        for overwrite in (False, True):
+            here = fresh(place, f"{2 in when}-{len(when)}-{overwrite}")
+            if overwrite:
+                assert save(here, 1) is None
+            # The first read is from before the save, in two requests if it is short.
+            begin = len(place.proxy.requests)
+            strike(place, "PUT manifest", "lost", {1})
+            reads = [n + 2 * overwrite - 1 for n in when] if overwrite else when
+            strike(place, "GET manifest", action, set(reads))
+            error = save(here, 2, overwrite=overwrite)
+            place.proxy.rules.clear()
+            assert found(here) == 2, said(error)
+            assert error is None or "is not known" in said(error)
+            assert len(place.proxy.requests) > begin
+            eqx_ckpt.verify(here.url)
+
+
+def test_one_who_replaces_and_one_who_removes(place):
+    """Who finds nothing left to replace is told, and saves nothing."""
+    assert save(place, 1) is None
+
+    def remove(exchange: proxy.Exchange) -> None:
+        place.proxy.rules.clear()
+        _attempts.remove_checkpoint(_store.locate(place.url))
+        proxy.passed(exchange)
+
+    method = "POST" if place.url.startswith("gs:") else "PUT"
+    place.proxy.add(remove, method, TARGETS["manifest"])
+    error = save(place, 2, overwrite=True)
+    assert isinstance(error, eqx_ckpt.CheckpointError), error
+    assert keys(place) == set()
+
+
+@pytest.mark.parametrize(
+    ("answers", "layout", "rounds"),
+    [
+        ("all", "zarr", 2),
+        ("some lost", "zarr", 2),
+        ("lost and 503", "zarr", 1),
+        ("some lost", "ocdbt", 1),
+    ],
+)
+def test_sixteen_writers(place, answers, layout, rounds):
+    for number in range(rounds):
+        here, outcomes = fresh(place, number), dict[int, Exception | None]()
+        barrier = threading.Barrier(16)
+        if answers != "all":
+            strike(place, "PUT manifest", "lost", range(1, 99, 2))
+        if answers == "lost and 503":
+            strike(place, "PUT manifest", "503", range(2, 99, 6))
+
+        def race(
+            seed: int,
+            here: Place = here,
+            barrier: threading.Barrier = barrier,
+            outcomes: dict[int, Exception | None] = outcomes,
+        ) -> None:
+            barrier.wait()
+            outcomes[seed] = save(here, seed, layout=layout)
+
+        threads = [threading.Thread(target=race, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        place.proxy.rules.clear()
+        won = [seed for seed, error in outcomes.items() if error is None]
+        assert len(outcomes) == 16
+        assert won == [found(here)]
+        for error in outcomes.values():
+            assert error is None or isinstance(error, eqx_ckpt.CheckpointExistsError)
+        assert debris(here) == set()
+        eqx_ckpt.verify(here.url)
+
+
+def test_writers_who_all_replace(place):
+    assert save(place, 0) is None
+    outcomes: dict[int, Exception | None] = {}
+
+    def race(seed: int) -> None:
+        outcomes[seed] = save(place, seed, overwrite=True)
+
+    threads = [threading.Thread(target=race, args=(i,)) for i in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = {seed for seed, error in outcomes.items() if error is None}
+    assert found(place) in won
+    for error in outcomes.values():
+        assert error is None or isinstance(error, eqx_ckpt.CheckpointExistsError)
+    assert debris(place) == set()
+
+
+def test_a_store_without_conditions(s3):
+    s3.proxy.add(proxy.unconditional)
+    for overwrite in (False, True):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
+            eqx_ckpt.tree_serialise_leaves(s3.url, tree(1), overwrite=overwrite)
+        assert keys(s3) == set()
+    alone = Store(s3.url, single_writer=True)
+    eqx_ckpt.tree_serialise_leaves(alone, tree(1))
+    with pytest.raises(eqx_ckpt.CheckpointExistsError):
+        eqx_ckpt.tree_serialise_leaves(alone, tree(2))
+    assert found(s3) == 1
+    with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
+        eqx_ckpt.tree_serialise_leaves(s3.url, tree(2), overwrite=True)
+    strike(s3, "PUT manifest", "lost", {1})
+    eqx_ckpt.tree_serialise_leaves(alone, tree(2), overwrite=True)
+    assert found(s3) == 2
+    assert debris(s3) == set()
+
+
+def test_a_store_that_creates_but_cannot_replace(s3):
+    """Some keep `If-None-Match`, and ignore `If-Match`."""
+
+    def action(exchange: proxy.Exchange) -> None:
+        del exchange.headers["If-Match"]
+        proxy.passed(exchange)
+
+    s3.proxy.add(action)
+    assert save(s3, 1) is None
+    error = save(s3, 2, overwrite=True)
+    assert "replace a checkpoint only if nobody else has" in said(error)
+    assert found(s3) == 1
+    assert debris(s3) == set()
+
+
+HANGS = """
+import sys
+import time
+import eqx_ckpt
+import numpy as np
+from eqx_ckpt import _store
+
+if len(sys.argv) > 2:
+    _store._RETRIES["max_retries"] = int(sys.argv[2])
+begin = time.monotonic()
+tree = {"w": np.arange(3.0), "step": 1}
+try:
+    eqx_ckpt.tree_serialise_leaves(sys.argv[1], tree)
+except (OSError, eqx_ckpt.CheckpointError) as e:
+    print(type(e).__name__, *getattr(e, "__notes__", ()))
+else:
+    print("saved")
+print(time.monotonic() - begin)
+"""
+
+
+def in_a_process(url: str, *retries: str, **env: str) -> tuple[str, float]:
+    """How a save ends in a process, and after how long.
+
+    With the true patience, unless it is to try again so many times only.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, url, *retries],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said, seconds = done.stdout.splitlines() or [done.stderr, "0"]
+    return said, float(seconds)
+
+
+@pytest.mark.slow
+def test_a_hang_is_asked_again(s3):
+    rules = [
+        strike(s3, request, "503", ())
+        for request in ("PUT chunk", "PUT array", "PUT manifest", "GET list")
+    ]
+    for rule in rules:
+        rule.action, rule.when = proxy.hung, {1}
+    short = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
+    assert in_a_process(s3.url, **short)[0] == "saved"
+    assert [rule.struck for rule in rules] == [1] * 4
+    assert eqx_ckpt.read_manifest(s3.url).leaves["step"].value == "1"
+
+
+@pytest.mark.slow
+def test_a_dead_store_is_given_up(s3):
+    s3.proxy.add(proxy.reset)
+    said, seconds = in_a_process(s3.url)
+    assert said.startswith(("ConnectionError", "TimeoutError"))
+    assert seconds < 60
+
+
+def test_a_dead_store(place):
+    place.proxy.add(proxy.reset)
+    assert in_a_process(place.url, "1")[0].startswith("ConnectionError")
+
+
+def test_a_store_that_dies_at_the_commit(s3):
+    strike(s3, "PUT manifest", "503", ()).when = proxy.ALWAYS
+    assert "is not known" in in_a_process(s3.url, "1")[0]
+    s3.proxy.rules.clear()
+    assert found(s3) is None
+    assert save(s3, 2) is None
+    assert found(s3) == 2

@@ -1,0 +1,679 @@
+"""A training run in an object store, through its manager."""
+
+import contextlib
+import functools as ft
+import json
+import os
+import re
+import signal
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import _attempts, CheckpointManager
+from eqx_ckpt._keys import delete_keys, list_keys, read_key, write_key
+from eqx_ckpt._store import kvstore, locate
+from faults.zygote import Zygote
+from helpers import assert_same
+from stores import programs, proxy
+from stores.place import Place
+from stores.s3 import GIVEN
+
+
+pytest_plugins = ["faults.fixtures", "stores.fixtures"]
+
+STEPS = (100, 200, 300)
+DEADLINE = 30.0  # seconds; longer than anything here takes
+LISTS = proxy.LIST
+# How an S3 and a GCS are asked for a listing, and how the latter is asked whether one
+# may list: without that right, it denies what is not there.
+DENIED = rf"{LISTS}|%40\?"
+
+
+def state(step):
+    return {"w": jnp.full(3, step), "history": np.full(5, step), "step": step}
+
+
+@pytest.fixture(params=["memory", "s3", "gcs"])
+def empty(request: pytest.FixtureRequest) -> str:
+    """A place where nothing is."""
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}/run"
+    return request.getfixturevalue(request.param).url
+
+
+@ft.cache
+def objects() -> dict[str, bytes]:
+    """Of a run with the steps 100, 200 and 300."""
+    run = f"memory://{uuid.uuid4().hex}"
+    with CheckpointManager(run) as manager:
+        for step in STEPS:
+            metadata = {"loss": 1 / step, "acc": step % 200}
+            manager.save(step, state(step), metadata=metadata)
+    return {key: read_key(locate(run), key) or b"" for key in keys(run)}
+
+
+def write_all(run: str, values: dict[str, bytes]) -> str:
+    store = kvstore(locate(run))
+    for writing in [store.write(key, value) for key, value in values.items()]:
+        writing.result(timeout=DEADLINE)
+    return run
+
+
+@pytest.fixture
+def run(empty: str) -> str:
+    """A run with the steps 100, 200 and 300."""
+    return write_all(empty, objects())
+
+
+@pytest.fixture
+def behind(place: Place) -> Place:
+    """A place with such a run, and a proxy that has seen nothing yet."""
+    write_all(place.url, objects())
+    place.proxy.requests.clear()
+    return place
+
+
+def keys(run: str, below: str = "") -> list[str]:
+    return sorted(key for key in list_keys(locate(run)) if key.startswith(below))
+
+
+def data_of(run: str, step: int) -> dict[str, bytes | None]:
+    base = locate(run)
+    return {key: read_key(base, key) for key in keys(run, f"{step:06d}/")}
+
+
+def flip(run: str, pattern: str) -> None:
+    """Change a bit of the object whose key this is found in."""
+    base = locate(run)
+    (key,) = [key for key in keys(run) if re.search(pattern, key)]
+    data = bytearray(read_key(base, key) or b"")
+    data[len(data) // 2] ^= 1
+    write_key(base, key, bytes(data))
+
+
+def leave_debris(run: str, step: int, attempt: str = "f" * 32) -> str:
+    """What a save of this step leaves that dies before its commit."""
+    base, prefix = locate(run), f"{step:06d}/@{attempt}/"
+    for key in keys(run, "000300/@"):
+        write_key(base, prefix + key.split("/", 2)[2], read_key(base, key) or b"")
+    return prefix
+
+
+class Clock:
+    """Instead of the clock that decides which attempt is dead."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_attempts, "clock", clock)
+    return clock
+
+
+class Slow:
+    """A save that waits before its commit."""
+
+    def __init__(self, run: str, step: int) -> None:
+        self._reached, self._go_on = threading.Event(), threading.Event()
+        self._manager = CheckpointManager(run, progress=self._wait)
+        self.saving = self._manager.save(step, state(step))
+        assert self._reached.wait(DEADLINE)
+        (self.prefix,) = {
+            "/".join(key.split("/")[:2]) + "/" for key in keys(run, f"{step:06d}/@")
+        }
+
+    def _wait(self, phase, leaf, done, total) -> None:
+        if phase == "commit":
+            self._reached.set()
+            self._go_on.wait(DEADLINE)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+        with contextlib.suppress(eqx_ckpt.CheckpointError):
+            self.saving.result(DEADLINE)
+
+
+@pytest.fixture
+def slowly() -> Iterator[Callable[[str, int], Slow]]:
+    saves: list[Slow] = []
+
+    def begin(run: str, step: int) -> Slow:
+        saves.append(Slow(run, step))
+        return saves[-1]
+
+    yield begin
+    for save in saves:
+        save.go_on()
+
+
+def test_a_run(run: str) -> None:
+    manager = CheckpointManager(run)
+    assert manager.steps() == [100, 200, 300]
+    assert manager.latest() == 300
+    assert_same(manager.restore(state(300)), state(300))
+    assert_same(manager.restore(state(100), 100), state(100))
+    assert manager.read_manifest(200).metadata == {"loss": 1 / 200, "acc": 0}
+    assert manager.best("loss") == 300
+    assert manager.best("loss", "max") == 100
+    assert manager.best("acc", "max") == 300
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000200"):
+        manager.save(200, state(1))
+    manager.close()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
+        manager.save(400, state(400))
+    assert_same(manager.restore(state(200), 200), state(200))
+    assert eqx_ckpt.verify(f"{run}/000200") is None
+
+
+def test_an_empty_run(empty: str) -> None:
+    manager = CheckpointManager(empty)
+    assert (manager.steps(), manager.latest()) == ([], None)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="look at `latest"):
+        manager.restore(state(0))
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="None of the 0 steps"):
+        manager.best("loss")
+    assert not keys(empty)
+
+
+def test_a_step_that_is_not_there(run: str) -> None:
+    match = "000150'. The steps there are 100, 200, 300"
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
+        CheckpointManager(run).restore(state(150), 150)
+
+
+def test_a_place_with_options(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    store = eqx_ckpt.Store(s3.url, endpoint=s3.endpoint)
+    with CheckpointManager(store, keep=eqx_ckpt.keep_last(1)) as manager:
+        for step in STEPS:
+            manager.save(step, state(step))
+    assert manager.steps() == [300]
+    assert_same(manager.restore(state(300)), state(300))
+
+
+def test_a_tree_without_arrays(empty: str) -> None:
+    with CheckpointManager(empty) as manager:
+        for step in range(3):
+            manager.save(step, {"step": step})
+        manager.wait()
+        assert manager.steps() == [0, 1, 2]
+        assert manager.restore({"step": -1}) == {"step": 2}
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_retention(empty: str, layout) -> None:
+    keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("loss", 1)]
+    with CheckpointManager(empty, keep=keep, layout=layout) as manager:
+        for step in range(6):
+            metadata = {"loss": abs(step - 1)}
+            manager.save(step, state(step), metadata=metadata).result(DEADLINE)
+            newest = range(max(0, step - 1), step + 1)
+            assert manager.steps() == sorted({min(1, step), *newest})
+            assert_same(manager.restore(state(step)), state(step))
+    assert {key[:6] for key in keys(empty)} == {"000001", "000004", "000005"}
+    for step in manager.steps():
+        eqx_ckpt.verify(f"{empty}/{step:06d}")
+
+
+def test_a_step_that_is_being_read_stays(run: str) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    restored: list[object] = []
+
+    def wait(*_: object) -> None:
+        reading.set()
+        go_on.wait(DEADLINE)
+
+    def restore() -> None:
+        manager = CheckpointManager(run, progress=wait)
+        restored.append(manager.restore(state(100), 100))
+
+    reader = threading.Thread(target=restore)
+    reader.start()
+    assert reading.wait(DEADLINE)
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+        manager.save(400, state(400)).result(DEADLINE)
+        assert manager.steps() == [100, 400]
+        go_on.set()
+        reader.join(DEADLINE)
+        assert_same(restored, [state(100)])
+        manager.save(500, state(500)).result(DEADLINE)
+        assert manager.steps() == [500]
+
+
+def test_the_steps_are_one_list(behind: Place) -> None:
+    manager = CheckpointManager(behind.url)
+    behind.proxy.requests.clear()
+    assert manager.steps() == [100, 200, 300]
+    assert len(behind.proxy.found("GET", LISTS)) == 1
+    # And whether one may list.
+    assert len(behind.proxy.requests) == (1 if behind.url.startswith("s3") else 2)
+    behind.proxy.requests.clear()
+    assert manager.latest() == 300
+    assert len(behind.proxy.found("GET", LISTS)) == 1
+
+
+def test_metadata_are_read_once(behind: Place) -> None:
+    manager = CheckpointManager(behind.url)
+    manager.best("loss")
+    behind.proxy.requests.clear()
+    manager.best("loss")
+    # Of each step the head is read, which says whether it is the same.
+    assert len(behind.proxy.found("GET", r"zarr\.json")) == len(STEPS)
+
+
+def deleted(place: Place) -> list[str]:
+    """The keys of the run that were deleted, in order."""
+    paths = [request.path for request in place.proxy.found("DELETE")]
+    return [re.sub(r"%2F", "/", path).split("/run/")[1] for path in paths]
+
+
+def test_the_manifest_is_deleted_first(behind: Place) -> None:
+    with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(2)) as manager:
+        manager.save(400, state(400)).result(DEADLINE)
+    for step in ("000100", "000200"):
+        of_step = [key for key in deleted(behind) if key.startswith(step)]
+        assert of_step[0].split("?")[0] == f"{step}/zarr.json"
+        assert len(of_step) == 1 + 4
+    assert not keys(behind.url, "0001")
+
+
+@pytest.mark.parametrize("which", range(1, 6))
+def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
+    """However far it came, no half of a step is listed, and its data go later."""
+    refused = behind.proxy.add(
+        proxy.answered(403), "DELETE", "000100", range(which, 1000)
+    )
+    manager = CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3))
+    with pytest.raises(PermissionError) as raised:
+        manager.save(400, state(400)).result(DEADLINE)
+    assert "Step 400 was saved. Removing older steps failed." in raised.value.__notes__
+    listed = [100, 200, 300, 400] if which == 1 else [200, 300, 400]
+    assert refused.struck
+    assert CheckpointManager(behind.url).steps() == manager.steps() == listed
+    for step in listed:
+        eqx_ckpt.verify(f"{behind.url}/{step:06d}")
+    assert_same(manager.restore(state(400)), state(400))
+    behind.proxy.rules.clear()
+    manager.save(500, state(500)).result(DEADLINE)
+    clock.now += _attempts.GRACE + 1
+    manager.save(600, state(600)).result(DEADLINE)
+    clock.now += _attempts.GRACE + 1
+    manager.save(700, state(700)).result(DEADLINE)
+    assert {key[:6] for key in keys(behind.url)} == {"000500", "000600", "000700"}
+    manager.close()
+
+
+def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
+    """Its data too, although its manifest does not say where they are."""
+    flip(run, "000100/zarr.json")
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(2)) as manager:
+        assert manager.steps() == [100, 200, 300]
+        manager.save(400, state(400)).result(DEADLINE)
+        assert manager.steps() == [300, 400]
+        for step in (500, 600):
+            clock.now += _attempts.GRACE + 1
+            manager.save(step, state(step)).result(DEADLINE)
+        assert not keys(run, "0001")
+
+
+@pytest.mark.parametrize("ask", ["steps", "latest", "best", "restore", "save"])
+def test_a_denied_list_is_an_error(behind: Place, ask: str, caplog) -> None:
+    manager = CheckpointManager(behind.url)
+    before = data_of(behind.url, 300)
+    behind.proxy.add(proxy.answered(403), "GET", DENIED)
+    calls = {
+        "steps": manager.steps,
+        "latest": manager.latest,
+        "best": lambda: manager.best("loss"),
+        "restore": lambda: manager.restore(state(300)),
+        "save": lambda: manager.save(400, state(400)),
+    }
+    with pytest.raises(PermissionError, match="denies"):
+        calls[ask]()
+    # Who may not list may still read a step whose number is known.
+    assert_same(CheckpointManager(behind.url).restore(state(300), 300), state(300))
+    assert f"Could not clean up in {behind.url}" in caplog.text
+    behind.proxy.rules.clear()
+    assert manager.steps() == [100, 200, 300]
+    assert data_of(behind.url, 300) == before
+
+
+@pytest.mark.parametrize("action", [proxy.answered(503), proxy.reset, proxy.torn])
+def test_a_list_that_fails_twice(impatient: None, behind: Place, action) -> None:
+    manager = CheckpointManager(behind.url)
+    rule = behind.proxy.add(action, "GET", LISTS, range(1, 3))
+    assert manager.latest() == 300
+    assert rule.struck == 2
+
+
+def test_half_a_list_is_an_error(behind: Place) -> None:
+    manager = CheckpointManager(behind.url)
+    behind.proxy.add(proxy.halved, "GET", LISTS)
+    with pytest.raises((eqx_ckpt.CheckpointError, OSError)):
+        manager.latest()
+
+
+def test_a_long_list(place: Place) -> None:
+    """One that comes in parts: the newest step is in the second one."""
+    # A store lists a thousand keys at a time.
+    write_all(place.url, objects() | {f"000150/{i}": b"" for i in range(1000)})
+    manager = CheckpointManager(place.url)
+    place.proxy.requests.clear()
+    assert manager.steps() == [100, 200, 300]
+    assert len(place.proxy.found("GET", LISTS)) == 2
+    rest = [2] if place.url.startswith("s3") else [2, 3]
+    place.proxy.add(proxy.answered(403), "GET", DENIED, rest)
+    with pytest.raises(PermissionError):
+        manager.latest()
+
+
+def test_foreign_objects_are_left_alone(run: str) -> None:
+    base = locate(run)
+    group = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
+    foreign = {
+        "notes.txt": b"mine",
+        "000400": b"a step's name",
+        "000500/zarr.json": group,
+        "000700/notes.txt": b"mine",
+        "000700/@mine/data": b"mine",
+        "100/zarr.json": read_key(base, "000100/zarr.json"),
+        "0000800/zarr.json": read_key(base, "000100/zarr.json"),
+        "best/zarr.json": read_key(base, "000100/zarr.json"),
+        "000300.bak/zarr.json": read_key(base, "000100/zarr.json"),
+        "000900/deeper/zarr.json": read_key(base, "000100/zarr.json"),
+    }
+    for key, value in foreign.items():
+        write_key(base, key, value or b"")
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+        assert manager.steps() == [100, 200, 300]
+        assert manager.latest() == 300
+        assert_same(manager.restore(state(300)), state(300))
+        manager.save(301, state(301)).result(DEADLINE)
+        for step, words in ((500, "exists already"), (700, "something else")):
+            with pytest.raises(eqx_ckpt.CheckpointExistsError, match=words):
+                manager.save(step, state(step))
+    assert manager.steps() == [301]
+    assert [key for key in keys(run) if not key.startswith("000301")] == sorted(foreign)
+    assert {key: read_key(base, key) for key in foreign} == foreign
+
+
+def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
+    """Its arrays lie beside its manifest, and are removed with it."""
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", state(1))
+    for file in (tmp_path / "new").rglob("*"):
+        if file.is_file():
+            name = str(file.relative_to(tmp_path / "new"))
+            write_key(locate(empty), f"000001/{name}", file.read_bytes())
+    write_key(locate(empty), "000001/notes.txt", b"mine")
+    with CheckpointManager(empty, keep=eqx_ckpt.keep_last(1)) as manager:
+        assert manager.steps() == [1]
+        assert_same(manager.restore(state(1)), state(1))
+        manager.save(2, state(2)).result(DEADLINE)
+        assert manager.steps() == [2]
+    assert keys(empty, "000001") == ["000001/notes.txt"]
+
+
+def test_two_managers_and_one_step(empty: str, slowly) -> None:
+    slow = slowly(empty, 1)
+    CheckpointManager(empty).save(1, state(9)).result(DEADLINE)
+    before = data_of(empty, 1)
+    slow.go_on()
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000001' exists already"):
+        slow.saving.result(DEADLINE)
+    manager = CheckpointManager(empty)
+    assert_same(manager.restore(state(9)), state(9))
+    eqx_ckpt.verify(f"{empty}/000001")
+    found = data_of(empty, 1)
+    assert found == {k: v for k, v in before.items() if not k.startswith(slow.prefix)}
+
+
+def test_many_managers_and_one_step(empty: str) -> None:
+    barrier, errors = threading.Barrier(4), list[BaseException | None]()
+
+    def save(step: int) -> None:
+        with CheckpointManager(empty) as manager:
+            barrier.wait()
+            try:
+                errors.append(manager.save(1, state(step)).exception(DEADLINE))
+            except eqx_ckpt.CheckpointExistsError as e:
+                errors.append(e)
+
+    threads = [threading.Thread(target=save, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert errors.count(None) == 1
+    kinds = {type(error) for error in errors if error is not None}
+    assert kinds == {eqx_ckpt.CheckpointExistsError}
+    eqx_ckpt.verify(f"{empty}/000001")
+    assert len({key.split("/")[1] for key in keys(empty)}) == 2
+
+
+def test_damage_names_the_leaf_and_an_older_step_that_is_whole(run: str) -> None:
+    flip(run, "000300/.*/w/c.0")
+    delete_keys(locate(run), [k for k in keys(run, "000200") if "history/c.0" in k])
+    manager = CheckpointManager(run)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
+        manager.restore(state(300))
+    assert "- 'w': " in str(raised.value)
+    assert "Step 100 is whole: pass `on_damage='fallback'`" in str(raised.value)
+    assert manager.latest() == 300
+
+
+def is_replaceable(run: str) -> bool:
+    """Whether the store replaces an object on a condition."""
+    return not (GIVEN and run.startswith("s3"))
+
+
+def test_a_fallback_warns_and_the_run_goes_on(run: str) -> None:
+    flip(run, "000300/.*/w/c.0")
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
+            restored = manager.restore(state(200), on_damage="fallback")
+        assert_same(restored, state(200))
+        manager.save(250, state(250)).result(DEADLINE)
+        # What is damaged is not taken for the newest one that is to be kept.
+        assert manager.steps() == [250, 300]
+        if not is_replaceable(run):
+            with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
+                manager.save(300, state(300))
+            return
+        manager.save(300, state(300)).result(DEADLINE)
+        assert manager.steps() == [300]
+        assert_same(manager.restore(state(300)), state(300))
+        eqx_ckpt.verify(f"{run}/000300")
+
+
+def test_a_fallback_from_a_damaged_manifest(run: str) -> None:
+    """The step is replaced; what was below it is left to the sweep."""
+    flip(run, "000300/zarr.json")
+    with CheckpointManager(run) as manager:
+        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
+            manager.restore(state(200), on_damage="fallback")
+        manager.save(300, state(301)).result(DEADLINE)
+        assert_same(manager.restore(state(300)), state(301))
+
+
+def test_a_fallback_with_a_single_writer(s3: Place) -> None:
+    """It needs no condition of the store."""
+    write_all(s3.url, objects())
+    flip(s3.url, "000300/.*/w/c.0")
+    store = eqx_ckpt.Store(s3.url, single_writer=True)
+    with CheckpointManager(store) as manager:
+        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
+            manager.restore(state(200), on_damage="fallback")
+        manager.save(300, state(300)).result(DEADLINE)
+        assert_same(manager.restore(state(300)), state(300))
+
+
+def test_an_unreachable_step_is_no_damage(behind: Place) -> None:
+    """Then there is no fallback to an older one."""
+    manager = CheckpointManager(behind.url)
+    behind.proxy.add(proxy.answered(403), "GET", "000300.*w(/|%2F)c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PermissionError):
+            manager.restore(state(300), on_damage="fallback")
+
+
+def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
+    with CheckpointManager(run) as manager:
+        debris = [leave_debris(run, 400), leave_debris(run, 300)]
+        manager.save(301, state(301)).result(DEADLINE)
+        clock.now += _attempts.GRACE - 1
+        manager.save(302, state(302)).result(DEADLINE)
+        assert all(keys(run, prefix) for prefix in debris)
+        # One of them changes.
+        write_key(locate(run), debris[0] + "w/c.1", b"")
+        clock.now += 2
+        manager.save(303, state(303)).result(DEADLINE)
+        assert keys(run, debris[0])
+        assert not keys(run, debris[1])
+        clock.now += _attempts.GRACE + 1
+        manager.save(304, state(304)).result(DEADLINE)
+        assert not keys(run, debris[0])
+        assert manager.steps() == [*STEPS, 301, 302, 303, 304]
+    for step in manager.steps():
+        eqx_ckpt.verify(f"{run}/{step:06d}")
+
+
+def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
+    CheckpointManager(run)
+    debris = leave_debris(run, 400)
+    clock.now += 10 * _attempts.GRACE
+    with CheckpointManager(run) as manager:
+        manager.save(401, state(401)).result(DEADLINE)
+        assert keys(run, debris)
+
+
+def test_a_manifest_that_is_damaged_keeps_its_data(run: str, clock: Clock) -> None:
+    flip(run, "000300/zarr.json")
+    before = data_of(run, 300)
+    with CheckpointManager(run) as manager:
+        for step in (400, 500):
+            clock.now += _attempts.GRACE + 1
+            manager.save(step, state(step)).result(DEADLINE)
+    assert data_of(run, 300) == before
+
+
+def beat(run: str, save: Slow) -> None:
+    """Wait until another sign of life has begun and ended."""
+
+    def signs() -> list[int]:
+        return [int(k.split(".")[-1]) for k in keys(run, save.prefix) if "alive" in k]
+
+    last, end = max(signs(), default=-1) + 2, time.monotonic() + DEADLINE
+    while max(signs(), default=-1) < last:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_who_gives_signs_of_life_is_no_debris(
+    run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_attempts, "_BEAT", 0.05)
+    slow = slowly(run, 400)
+    with CheckpointManager(run) as manager:
+        for step in (500, 600, 700):
+            for _ in range(3):
+                clock.now += _attempts.GRACE / 3 + 1
+                beat(run, slow)
+            manager.save(step, state(step)).result(DEADLINE)
+        slow.go_on()
+        slow.saving.result(DEADLINE)
+        assert manager.steps() == [*STEPS, 400, 500, 600, 700]
+        assert_same(manager.restore(state(400), 400), state(400))
+    assert not [key for key in keys(run) if "alive" in key]
+
+
+def test_who_was_suspended_does_not_commit(run: str, clock: Clock, slowly) -> None:
+    slow = slowly(run, 400)
+    clock.now += _attempts._OWN_GRACE + 1
+    slow.go_on()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="For 301 seconds this save was"):
+        slow.saving.result(DEADLINE)
+    assert CheckpointManager(run).steps() == [100, 200, 300]
+    assert not keys(run, "000400")
+    assert _attempts._OWN_GRACE + 2 * _attempts._BEAT < _attempts.GRACE
+
+
+def test_who_goes_on_after_that_does_not_commit_either(
+    run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_attempts, "_BEAT", 0.05)
+    slow = slowly(run, 400)
+    beat(run, slow)
+    clock.now += _attempts.GRACE + 1
+    beat(run, slow)
+    slow.go_on()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="save was suspended"):
+        slow.saving.result(DEADLINE)
+    assert CheckpointManager(run).steps() == [100, 200, 300]
+
+
+def test_whose_data_were_removed_does_not_commit(
+    run: str, clock: Clock, slowly
+) -> None:
+    """A manager takes it for dead only when it takes itself for dead."""
+    slow = slowly(run, 400)
+    with CheckpointManager(run) as manager:
+        clock.now += _attempts.GRACE + 1
+        manager.save(500, state(500)).result(DEADLINE)
+        assert not keys(run, slow.prefix)
+        slow.go_on()
+        with pytest.raises(eqx_ckpt.CheckpointError, match="may have removed its data"):
+            slow.saving.result(DEADLINE)
+        assert manager.steps() == [*STEPS, 500]
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) -> None:
+    """Nothing of it is listed, and its step can be saved again at once."""
+    args = (programs.environment(place), programs.save_and_die, place.url, layout)
+    assert zygote.run(programs.at, *args).signal == signal.SIGKILL
+    left = keys(place.url, "000002/@")
+    assert left
+    with CheckpointManager(place.url, layout=layout) as manager:
+        assert manager.steps() == [1]
+        assert_same(manager.restore(programs.small(1)), programs.small(1))
+        manager.save(2, programs.small(2)).result(DEADLINE)
+        assert manager.steps() == [1, 2]
+        assert {*left} < {*keys(place.url)}
+        clock.now += _attempts.GRACE + 1
+        manager.save(3, programs.small(3)).result(DEADLINE)
+        assert not {*left} & {*keys(place.url)}
+        for step in (1, 2, 3):
+            assert_same(manager.restore(programs.small(0), step), programs.small(step))
+
+
+def test_should_save(empty: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with CheckpointManager(empty) as manager:
+        assert not manager.should_save(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.should_save(1)
+        manager.save(1, state(1))
+        assert not manager.should_save(1)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert manager.latest() == 1
+
+
+def test_there_is_no_bucket(s3: Place) -> None:
+    manager = CheckpointManager("s3://no-such-bucket/run")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="no such bucket"):
+        manager.latest()

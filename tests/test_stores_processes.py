@@ -1,0 +1,170 @@
+"""Several processes save and restore in an object store, and in a database."""
+
+import functools as ft
+import pathlib
+import re
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt._keys import list_keys, read_key
+from eqx_ckpt._store import locate
+from eqx_ckpt._types import Layout
+from faults import deaths, jobs, programs as common
+from faults.zygote import Zygote
+from stores import programs, proxy
+from stores.place import Place
+
+
+pytest_plugins = ["faults.fixtures", "stores.fixtures"]
+
+POINTS = ("amid the writes", "before the commit", "after the commit")
+
+
+class Where(NamedTuple):
+    """A place, as processes find it, and how they save there."""
+
+    url: str
+    layout: Layout
+    names: dict[str, str]
+    zygote: Zygote
+
+    def run(self, processes: int, devices: int, program: Any, *args: Any) -> list[Any]:
+        return self.zygote.call(
+            *(jobs.values, processes, devices, programs.at, self.names, program, *args)
+        )
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted(list_keys(locate(self.url)))
+
+
+@pytest.fixture
+def where(request: pytest.FixtureRequest, zygote: Zygote) -> Where:
+    kind, layout = request.param.split()
+    if kind == "disk":
+        disk: pathlib.Path = request.getfixturevalue("disk")
+        return Where(f"{disk}/run", layout, {}, zygote)
+    place: Place = request.getfixturevalue(kind)
+    return Where(place.url, layout, programs.environment(place), zygote)
+
+
+def at(*places: str, slow: tuple[str, ...] = ()) -> Callable[..., Any]:
+    marked = [pytest.param(place, marks=pytest.mark.slow) for place in slow]
+    return pytest.mark.parametrize("where", [*places, *marked], indirect=True)
+
+
+def content(url: str) -> dict[str, bytes | None]:
+    """What is at a place, whatever the prefix of its attempt."""
+    base = locate(url)
+    return {
+        re.sub("^@[0-9a-f]{32}/", "", key): read_key(base, key)
+        for key in list_keys(base)
+        if key != "zarr.json"
+    }
+
+
+@at("disk ocdbt", slow=("s3 zarr", "s3 ocdbt", "gcs zarr", "gcs ocdbt"))
+def test_restored_by_any_processes(where: Where) -> None:
+    two = f"{where.url}/two"
+    where.run(2, 4, common.save_and_restore, two, where.layout)
+    for path in (two, f"{two}-async"):
+        where.run(1, 8, common.restore_anywhere, path)
+    where.run(4, 2, common.restore_anywhere, two)
+    where.run(1, 1, common.restore_on_one_device, two)
+
+
+@at("s3 zarr", "s3 ocdbt", "disk ocdbt")
+def test_saved_by_four_processes(where: Where) -> None:
+    four = f"{where.url}/four"
+    where.run(4, 2, common.save, four, False, where.layout)
+    where.run(2, 4, common.restore_anywhere, four)
+    where.run(1, 8, common.restore_anywhere, four)
+
+
+def test_two_processes_write_what_one_would(s3: Place, zygote: Zygote) -> None:
+    """The same objects, each of them once."""
+    names = programs.environment(s3)
+    for n, devices in ((2, 4), (1, 8)):
+        path = f"{s3.url}/{n}"
+        zygote.call(jobs.values, n, devices, programs.at, names, common.save, path)
+    assert content(f"{s3.url}/2") == content(f"{s3.url}/1")
+    puts = [request.path for request in s3.proxy.found("PUT", "/c[.0-9]*$")]
+    assert len(puts) == len({*puts}) > 50
+
+
+@at("s3 ocdbt", "disk ocdbt")
+def test_each_has_a_database_of_its_own(where: Where) -> None:
+    """Process 0 makes one of them, and copies nothing."""
+    where.run(2, 4, common.spread, f"{where.url}/new", where.layout)
+    sizes = {k: len(v or b"") for k, v in content(f"{where.url}/new").items()}
+    shares = [
+        sum(size for key, size in sizes.items() if key.startswith(prefix))
+        for prefix in ("p0/", "p1/", "")
+    ]
+    nbytes = 3 * common.SPREAD_BYTES
+    assert nbytes <= shares[2] < 1.02 * nbytes
+    assert nbytes / 2.2 < min(shares[:2]) <= max(shares[:2]) < nbytes / 1.8
+
+
+@at("s3 zarr", "s3 ocdbt", "gcs zarr", "disk ocdbt")
+def test_a_run(where: Where) -> None:
+    first, second = where.run(2, 4, programs.train, where.url, where.layout)
+    for seen in (first, second):
+        assert seen["after saving"] == [[1], [2, 3], [3, 4]]
+        assert (seen["latest"], seen["best"]) == (4, 4)
+        assert seen["again"][0] == "CheckpointExistsError"
+        if where.layout == "zarr":
+            kind, text = seen["damaged"]
+            assert kind == "CorruptCheckpointError"
+            assert "'w': c.3.0 is not the chunk that was saved." in text
+            assert "Step 3 is whole" in text
+        assert seen["at the end"] == [4, 5]
+    assert {key[:6] for key in where.keys} <= {"000004", "000005"} | {"d", "manife"}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> None:
+    """All of them raise, and nothing is left."""
+    s3.proxy.add(proxy.answered(403), "PUT", f"/p{index}/")
+    program = programs.save_what_one_cannot
+    names, path = programs.environment(s3), f"{s3.url}/new"
+    args = (2, 4, programs.at, names, program, path, "ocdbt")
+    ends = zygote.call(jobs.values, *args)
+    assert [kind for kind, _ in ends] == ["PermissionError"] * 2
+    assert f"Process {index} failed: PermissionError: " in ends[1 - index][1]
+    assert not list_keys(locate(s3.url))
+    s3.proxy.rules.clear()
+    assert zygote.call(jobs.values, *args) == [("", ""), ("", "")]
+    eqx_ckpt.verify(path)
+
+
+@at("disk ocdbt", "s3 ocdbt", slow=("s3 zarr",))
+@pytest.mark.parametrize("who", [0, 1])
+def test_kill_one_process(where: Where, who: int) -> None:
+    """The older step is whole, no half of the new one is seen, and the run goes on."""
+    run, seconds = f"{where.url}/{{}}".format, 4.0
+    program = ft.partial(programs.at, where.names, deaths.save_and_die)
+    calls = [
+        (2, 4, program, run(point), who, point, seconds, where.layout)
+        for point in POINTS
+    ]
+    for point, ends in zip(POINTS, where.zygote.call(jobs.at_once, calls), strict=True):
+        assert ends[who].signal == signal.SIGKILL, (point, ends)
+        survivor = ends[1 - who]
+        saved = point == "after the commit" or (who, point) == (1, "before the commit")
+        if who == 0:
+            # JAX's coordination service died with it: JAX ends its clients at once.
+            assert survivor.value is None or survivor.value[0] or saved, point
+        elif saved:
+            assert survivor.value[0] == "", point
+        else:
+            kind, text, passed = survivor.value
+            assert kind == "CheckpointError", point
+            assert text.startswith(f"No answer from process {who} of 2"), point
+            assert passed < seconds + 10, point
+        ended = where.run(2, 4, programs.resume, run(point), where.layout)
+        assert ended == [([1, 2] if saved else [1], [1, 2, 3])] * 2, point
