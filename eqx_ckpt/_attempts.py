@@ -245,10 +245,30 @@ def clock() -> float:
 
 
 def _check_conditions(base: KvSpec, *, replace: bool) -> None:
-    """Ask for what a store must refuse, or else of two writers both would win."""
+    """Raise unless the store keeps conditions: of two writers, both would win."""
     place = (base["driver"], base.get("endpoint"), base.get("bucket"), replace)
     if place in _keep_conditions:
         return
+    refused: CheckpointError | None = None
+    try:
+        keeps = _keeps_conditions(base, replace)
+    except CheckpointError as e:
+        keeps, refused = False, e
+    if not keeps:
+        what = "create an object only if there is none"
+        if replace:
+            what = "replace a checkpoint only if nobody else has"
+        raise CheckpointError(
+            f"The store of {shown(base)} cannot {what}, so that of two writers both "
+            "would seem to succeed. Nothing was saved. If nobody else ever saves "
+            "there, say so: `eqx_ckpt.Store(url, single_writer=True)`. Or save to "
+            "another path."
+        ) from refused
+    _keep_conditions.add(place)
+
+
+def _keeps_conditions(base: KvSpec, replace: bool) -> bool:
+    """Ask the store for what it must refuse."""
     absent = read_version(base, _PROBE)
     write_key(base, _PROBE, b"first", absent.version)
     write_key(base, _PROBE, b"second", absent.version)
@@ -258,20 +278,8 @@ def _check_conditions(base: KvSpec, *, replace: bool) -> None:
         write_key(base, _PROBE, b"third", found.version)
         write_key(base, _PROBE, b"fourth", found.version)
         found, expected = read_version(base, _PROBE), b"third"
-    if found.value != expected:
-        what = (
-            "replace a checkpoint only if nobody else has"
-            if replace
-            else ("create an object only if there is none")
-        )
-        raise CheckpointError(
-            f"The store of {shown(base)} cannot {what}, so that of two writers both "
-            "would seem to succeed. Nothing was saved. If nobody else ever saves "
-            "there, say so: `eqx_ckpt.Store(url, single_writer=True)`. Or save to "
-            "another path."
-        )
     delete_keys(base, [_PROBE])
-    _keep_conditions.add(place)
+    return found.value == expected
 
 
 def remove_checkpoint(base: KvSpec) -> None:
@@ -306,16 +314,17 @@ class Debris:
     def sweep(self) -> None:
         """Delete the attempts in which nothing has changed for `GRACE`."""
         found: dict[str, list[str]] = {}
-        for key in list_keys(self._run):
+        everything = list_keys(self._run)
+        manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
+        self._in_use = {p for p in self._in_use if _manifest_of(p) in manifests}
+        for key in everything:
             if (m := _STEP_ATTEMPT.match(key)) and m[0] not in self._in_use:
                 found.setdefault(m[0], []).append(key)
         seen, now = self._seen, clock()
         self._seen = {}
         for prefix, keys in found.items():
-            state, (before, since) = (
-                hash(tuple(sorted(keys))),
-                seen.get(prefix, (0, now)),
-            )
+            state = hash(tuple(sorted(keys)))
+            before, since = seen.get(prefix, (0, now))
             if state != before:
                 self._seen[prefix] = state, now
             elif now - since < GRACE:
@@ -327,14 +336,18 @@ class Debris:
                 delete_below(self._run, prefix)
 
     def _is_in_use(self, prefix: str) -> bool:
-        step, _, attempt = prefix.rstrip("/").rpartition("/")
-        manifest = read_key(self._run, f"{step}/{MANIFEST}")
+        manifest = read_key(self._run, _manifest_of(prefix))
         if manifest is None:
             return False
         try:
-            return from_bytes(manifest, step).root == f"{attempt}/"
+            return prefix.partition("/")[2] == from_bytes(manifest, prefix).root
         except CheckpointError:
             return True  # Damaged: its data may still be of use.
+
+
+def _manifest_of(prefix: str) -> str:
+    """The manifest beside the prefix of an attempt."""
+    return f"{prefix.partition('/')[0]}/{MANIFEST}"
 
 
 # How to begin an attempt, by the driver of its target.

@@ -67,7 +67,7 @@ def write_key(
 ) -> bool:
     """Write a value, if the key still has this version; whether it was written.
 
-    After a lost answer this may be `False` for a value that was written: see there.
+    After a lost answer this is `False` for a value that was written: look at the key.
     """
     writing = kvstore(base).write(key, value, if_equal=version)
     try:

@@ -328,7 +328,8 @@ def result(future: Any, name: str, seconds: float | None = None) -> Any:
         return future.result(timeout=seconds)
     except TimeoutError:
         raise TimeoutError(
-            f"No answer within {seconds:g} seconds ({name}). Is the endpoint right?"
+            f"No answer within {seconds:g} seconds ({name}). Look at the endpoint and "
+            "the credentials."
         ) from None
     except (ValueError, RuntimeError, TypeError, NotImplementedError) as e:
         raise _translated(e, name) from None

@@ -22,6 +22,7 @@ from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below
 from stores import proxy
 from stores.place import Place
+from stores.s3 import GIVEN
 
 
 pytest_plugins = ["stores.fixtures"]
@@ -31,6 +32,10 @@ TREE = {
     "model": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3, jnp.bfloat16)},
     "opt": {"m": np.arange(4), "n": 7},
 }
+# Those by hand, see CONTRIBUTING.md.
+replacing = pytest.mark.skipif(
+    bool(GIVEN), reason="A Ceph gateway does not replace an object on a condition."
+)
 ATTEMPT = re.compile(r"@[0-9a-f]{32}/")
 
 
@@ -63,17 +68,16 @@ def test_every_kind_of_leaf(place, layout, compression):
     assert_same(
         eqx_ckpt.tree_deserialise_leaves(place.url, every_kind(0)), every_kind(1)
     )
+    url = f"{place.url}/second"
 
     def choose(name, record):
         return compression if record.data_type in ("float32", "int16") else None
 
-    eqx_ckpt.tree_serialise_leaves(
-        place.url, expected, layout=layout, compression=choose, overwrite=True
-    )
-    assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, expected), expected)
-    eqx_ckpt.verify(place.url)
-    assert eqx_ckpt.match(place.url, expected).ok
-    assert eqx_ckpt.read_manifest(place.url).layout == layout
+    eqx_ckpt.tree_serialise_leaves(url, expected, layout=layout, compression=choose)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(url, expected), expected)
+    eqx_ckpt.verify(url)
+    assert eqx_ckpt.match(url, expected).ok
+    assert eqx_ckpt.read_manifest(url).layout == layout
 
 
 def test_in_the_background(place):
@@ -135,6 +139,7 @@ def test_only_what_is_wanted_is_requested(place):
     ] == [["w"], ["m"]]
 
 
+@replacing
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_overwriting_leaves_nothing_of_the_old(place, layout):
     for seed in (1, 2):
@@ -149,6 +154,7 @@ def test_overwriting_leaves_nothing_of_the_old(place, layout):
     assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(2))
 
 
+@replacing
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_directory_that_was_copied(place, layout, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "local", TREE, layout=layout)
@@ -163,6 +169,7 @@ def test_a_directory_that_was_copied(place, layout, tmp_path):
     assert {key for key in keys(place) if not key.startswith(root)} == {"zarr.json"}
 
 
+@replacing
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_readers_see_the_old_or_the_new(place, layout):
     eqx_ckpt.tree_serialise_leaves(place.url, tree(0), layout=layout)
@@ -231,8 +238,8 @@ def test_nothing_is_written_to_stderr(s3, tmp_path):
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ACCESS_KEY_ID": os.environ["AWS_ACCESS_KEY_ID"],
+        "AWS_SECRET_ACCESS_KEY": os.environ["AWS_SECRET_ACCESS_KEY"],
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_ENDPOINT_URL": s3.endpoint,
         "JAX_PLATFORMS": "cpu",
@@ -270,7 +277,7 @@ def doors(url: Any) -> list[Any]:
 
 
 def test_no_such_bucket(place):
-    url = place.url.replace("/run", "-absent/run")
+    url = place.url.replace(place.bucket, f"{place.bucket}-absent", 1)
     for door in doors(url):
         with pytest.raises(eqx_ckpt.CheckpointError, match="absent"):
             door()

@@ -505,6 +505,8 @@ def test_a_fallback_from_a_damaged_manifest(run: str) -> None:
     with CheckpointManager(run) as manager:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             manager.restore(state(200), on_damage="fallback")
+        if not is_replaceable(run):
+            return
         manager.save(300, state(301)).result(DEADLINE)
         assert_same(manager.restore(state(300)), state(301))
 
