@@ -58,24 +58,22 @@ def test_nothing_isdamaged(path: pathlib.Path) -> None:
 def test_every_damage_of_every_file(path: pathlib.Path, pattern: str) -> None:
     matching = [file for file in files(path) if file.match(pattern)]
     assert len(matching) > 10
-    for file in matching:
+    _damage_each(path, matching)
+
+
+def test_every_damage_of_compressed_chunks(compressed: pathlib.Path) -> None:
+    chunks = [compressed / name for name in ("chunks/c.1.0", "f32/c.0.0")]
+    _damage_each(compressed, chunks)
+
+
+def _damage_each(path: pathlib.Path, some: list[pathlib.Path]) -> None:
+    for file in some:
         original = file.read_bytes()
         for damage, data in damaged(original, file.name):
             file.write_bytes(data)
             _check(path, file, damage)
         file.write_bytes(original)
     assert report(path) == ""
-
-
-def test_every_damage_of_compressed_chunks(compressed: pathlib.Path) -> None:
-    for name in ("chunks/c.1.0", "f32/c.0.0"):
-        file = compressed / name
-        original = file.read_bytes()
-        for damage, data in damaged(original, file.name):
-            file.write_bytes(data)
-            _check(compressed, file, damage)
-        file.write_bytes(original)
-    assert report(compressed) == ""
 
 
 def test_swapped_compressed_chunks(compressed: pathlib.Path) -> None:

@@ -198,26 +198,9 @@ def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
     for (*_, point, deadline), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        assert ends[who].signal == signal.SIGKILL, (point, ends)
-        survivor = ends[1 - who]
-        saved = point == "after the commit" or (who, point) == (1, "before the commit")
-        if who == 0:
-            # JAX's coordination service died with it: JAX ends its clients at once.
-            assert survivor.value is None or survivor.value[0] or saved, point
-        elif saved:
-            assert survivor.value[0] == "", point
-        else:
-            _check_names(survivor, who, deadline, point)
+        saved = deaths.check_ends(ends, who, point, deadline)
         found = zygote.call(jobs.values, 1, 8, deaths.resume, str(disk / point))
         assert found == [[1, 2] if saved else [1]], point
-
-
-def _check_names(end: jobs.End, who: int, seconds: float, where: str) -> None:
-    assert not end.error, (where, end.error)
-    kind, text, passed = end.value
-    assert kind == "CheckpointError", where
-    assert text.startswith(f"No answer from process {who} of "), where
-    assert passed < seconds + 10, where
 
 
 def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -228,7 +211,7 @@ def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
     for (*_, point, deadline), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        _check_names(ends[1], 0, deadline + deaths.GRACE, point)
+        deaths.check_names(ends[1], 0, deadline + deaths.GRACE, point)
         saved = point == "after the commit"
         unknown = "Whether the checkpoint was saved is not known" in ends[1].value[1]
         assert unknown or not saved
@@ -247,7 +230,7 @@ def test_kill_one_of_four(zygote: Zygote, disk: pathlib.Path) -> None:
     for ends in zygote.call(jobs.at_once, calls):
         assert ends[2].signal == signal.SIGKILL
         for index in (0, 1, 3):
-            _check_names(ends[index], 2, 12.0 + deaths.GRACE, f"process {index}")
+            deaths.check_names(ends[index], 2, 12.0 + deaths.GRACE, f"process {index}")
             assert "from process 2 of 4 within 12 seconds" in ends[index].value[1]
     for directory in (first, second):
         assert zygote.call(jobs.values, 1, 8, deaths.resume, directory) == [[1]]

@@ -14,6 +14,7 @@ import eqx_ckpt
 from eqx_ckpt import _processes, _serialise, _together
 from eqx_ckpt._types import Layout
 
+from .jobs import End
 from .programs import assert_same, DEADLINE, hidden
 from .troubles import attempt, caught, state
 
@@ -110,6 +111,34 @@ def _save_two(
     begin = time.monotonic()
     error = caught(save, f"{directory}/000002", state(2), deadline=deadline)
     return *error, time.monotonic() - begin
+
+
+def check_ends(ends: list[End], who: int, point: str, seconds: float) -> bool:
+    """Of two processes, one was killed: whether the save was to succeed all the same.
+
+    The other one knows how it ended, or names the dead one.
+    """
+    assert ends[who].signal == signal.SIGKILL, (point, ends)
+    survivor = ends[1 - who]
+    saved = point == "after the commit" or (who, point) == (1, "before the commit")
+    if who == 0:
+        # JAX's coordination service died with it: JAX ends its clients at once.
+        assert survivor.value is None or survivor.value[0] or saved, point
+    elif saved:
+        assert survivor.value[0] == "", point
+    else:
+        check_names(survivor, who, seconds, point)
+        assert f"No answer from process {who} of {len(ends)}" in survivor.value[1]
+    return saved
+
+
+def check_names(end: End, who: int, seconds: float, where: str) -> None:
+    """That a process says in time who is dead or late."""
+    assert not end.error, (where, end.error)
+    kind, text, passed = end.value
+    assert kind == "CheckpointError", where
+    assert text.startswith(f"No answer from process {who} of "), where
+    assert passed < seconds + 10, where
 
 
 def save_and_hang(
