@@ -30,8 +30,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import _chunks, _leaves
-from eqx_ckpt._deserialise import pieces, read_consistently, read_regions, RegionRead
+from eqx_ckpt._format import chunks, leaves
+from eqx_ckpt._restore import pieces, read_consistently, read_regions, RegionRead
 
 from .table import markdown
 from .workloads import check_same, filled
@@ -63,13 +63,13 @@ _PLAYED = 4
 
 def _set_target(nbytes: int) -> None:
     """Set the size of chunks, which is no option of the package."""
-    _chunks.TARGET_BYTES = nbytes
+    chunks.TARGET_BYTES = nbytes
 
 
 def _as_it_is(shape: Shape, shard: Shape, itemsize: int, target: int) -> Shape:
     """What the package does."""
     _set_target(target)
-    return _chunks.chunk_shape(shape, shard, itemsize)
+    return chunks.chunk_shape(shape, shard, itemsize)
 
 
 def _by_rows(shape: Shape, shard: Shape, itemsize: int, target: int) -> Shape:
@@ -79,7 +79,7 @@ def _by_rows(shape: Shape, shard: Shape, itemsize: int, target: int) -> Shape:
         rest = math.prod(chunk[axis + 1 :]) * itemsize
         if size * rest > target:
             most = max(1, target // rest)
-            chunk[axis] = _chunks._split(size, most, divide=shard != shape)
+            chunk[axis] = chunks._split(size, most, divide=shard != shape)
     return tuple(chunk)
 
 
@@ -174,16 +174,16 @@ def _measure(case: Case, path: Path) -> dict[str, Any]:
 def _cut_by(cut: Callable[[Shape, Shape, int, int], Shape], target: int) -> None:
     """Let this process save chunks of another shape."""
     _set_target(target)
-    usual = _leaves._array_record
+    usual = leaves._array_record
 
     def record(
         kind: str, shape: Shape, dtype: np.dtype, leaf: jax.Array | None = None
-    ) -> _leaves.LeafRecord:
+    ) -> leaves.LeafRecord:
         shard = shape if leaf is None else leaf.sharding.shard_shape(shape)
         chunk = cut(shape, shard, dtype.itemsize, target)
         return usual(kind, shape, dtype, leaf)._replace(chunk_shape=chunk)
 
-    _leaves._array_record = record
+    leaves._array_record = record
 
 
 def _structs(grid: Grid) -> dict[str, jax.ShapeDtypeStruct]:
@@ -256,7 +256,7 @@ def _chunk(cut: str, mib: float, saved: str, name: str) -> Shape:
 
 def _grids(cut: str, mib: float, saved: str) -> list[Shape]:
     return [
-        _chunks.grid_shape(shape, _chunk(cut, mib, saved, name))
+        chunks.grid_shape(shape, _chunk(cut, mib, saved, name))
         for name, (shape, _) in _SHAPES.items()
     ]
 
@@ -273,8 +273,8 @@ def _read(cut: str, mib: float, saved: str, grid: Grid) -> float:
                 slice(i * rows, (i + 1) * rows),
                 slice(j * columns, (j + 1) * columns),
             )
-            chunks = _chunks.touched(region, shape, chunk)
-            read += len(chunks) * math.prod(chunk) * itemsize
+            hit = chunks.touched(region, shape, chunk)
+            read += len(hit) * math.prod(chunk) * itemsize
             needed += rows * columns * itemsize
         found.append(read / needed)
     return max(found)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 
-from ._deserialise import tree_deserialise_leaves as tree_deserialise_leaves
 from ._errors import (
     CheckpointError as CheckpointError,
     CheckpointExistsError as CheckpointExistsError,
@@ -11,32 +10,33 @@ from ._errors import (
     LeafMismatchError as LeafMismatchError,
     LeafNameError as LeafNameError,
 )
-from ._filter_spec import (
-    default_deserialise_filter_spec as default_deserialise_filter_spec,
-    default_serialise_filter_spec as default_serialise_filter_spec,
-)
+from ._format.leaves import LeafRecord as LeafRecord
+from ._format.manifest import Manifest as Manifest
 from ._inspect import (
     match as match,
     read_manifest as read_manifest,
     tree_like as tree_like,
     verify as verify,
 )
-from ._leaves import LeafRecord as LeafRecord
 from ._manager import CheckpointManager as CheckpointManager
-from ._manifest import Manifest as Manifest
-from ._match import LeafMatch as LeafMatch, Match as Match
-from ._remote import Store as Store
+from ._restore import tree_deserialise_leaves as tree_deserialise_leaves
 from ._retention import (
     keep_all as keep_all,
     keep_best as keep_best,
     keep_every as keep_every,
     keep_last as keep_last,
 )
-from ._serialise import (
+from ._save import (
     tree_serialise_leaves as tree_serialise_leaves,
     tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
-from ._skeleton import shard_like as shard_like
+from ._storage.url import Store as Store
+from ._tree.filter_spec import (
+    default_deserialise_filter_spec as default_deserialise_filter_spec,
+    default_serialise_filter_spec as default_serialise_filter_spec,
+)
+from ._tree.match import LeafMatch as LeafMatch, Match as Match
+from ._tree.skeleton import shard_like as shard_like
 
 
 __version__ = importlib.metadata.version("eqx-ckpt")

@@ -7,22 +7,22 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from ._checkpoint import (
+from ._errors import LeafMismatchError
+from ._format.chunks import batches, blocks, whole
+from ._format.leaves import dtype_from_tag, key_shape, LeafRecord, scalar_from_text
+from ._format.manifest import Manifest
+from ._format.names import is_below
+from ._storage.checkpoint import (
     check_array_metadata,
     open_checkpoint,
     raise_damage,
     read_consistently,
 )
-from ._chunks import batches, blocks, whole
-from ._errors import LeafMismatchError
-from ._filter_spec import default_deserialise_filter_spec
-from ._leaves import dtype_from_tag, key_shape, LeafRecord, scalar_from_text
-from ._manifest import Manifest
-from ._match import Match
-from ._names import is_below
-from ._plan import check_prefix, plan_reads
-from ._regions import read_regions
-from ._store import KvSpec, RegionRead
+from ._storage.chunk_files import read_regions
+from ._storage.kvstore import KvSpec, RegionRead
+from ._tree.filter_spec import default_deserialise_filter_spec
+from ._tree.match import Match
+from ._tree.plan import check_prefix, plan_reads
 from ._types import IsLeaf, PathLike
 
 

@@ -12,25 +12,33 @@ from typing import Any, Literal
 
 from jaxtyping import PyTree
 
-from ._background import raise_unseen, Saving
-from ._checkpoint import being_read
-from ._compression import Compression
-from ._deserialise import tree_deserialise_leaves
+from ._distributed.coordination import (
+    any_says,
+    by_all,
+    by_first,
+    DEADLINE,
+    Group,
+    group_of,
+    is_first,
+)
+from ._distributed.joint import telling
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from ._filter_spec import (
+from ._format.manifest import Manifest
+from ._futures import raise_unseen, Saving
+from ._inspect import read_manifest
+from ._preemption import stop_watching, told_to_end
+from ._progress import Progress
+from ._restore import tree_deserialise_leaves
+from ._retention import check_mode, Keep, keep_all, Mode, ranked
+from ._save import save_in_background
+from ._steps import advice, newest_whole, run_at, superfluous
+from ._storage.checkpoint import being_read
+from ._storage.kvstore import shown
+from ._tree.compression import Compression
+from ._tree.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
-from ._inspect import read_manifest
-from ._manifest import Manifest
-from ._preemption import stop_watching, told_to_end
-from ._processes import any_says, by_all, by_first, DEADLINE, Group, group_of, is_first
-from ._progress import Progress
-from ._retention import check_mode, Keep, keep_all, Mode, ranked
-from ._run import advice, newest_whole, run_at, superfluous
-from ._serialise import save_in_background
-from ._store import shown
-from ._together import telling
 from ._types import IsLeaf, Layout, PathLike
 
 

@@ -1,3 +1,5 @@
+"""Types that several modules share."""
+
 import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias

@@ -292,9 +292,9 @@ PENDING = """
     import sys, time
     import jax.numpy as jnp
     import eqx_ckpt
-    from eqx_ckpt import _background
+    from eqx_ckpt import _futures
 
-    _background._PATIENCE = 0.1
+    _futures._PATIENCE = 0.1
 
     def slowly(phase, leaf, done, total):
         if phase == "commit":
@@ -328,7 +328,7 @@ def test_ctrl_c_at_the_end_gives_up_and_leaves_nothing(tmp_path):
         import os, signal, sys, time
         import numpy as np
         import eqx_ckpt
-        from eqx_ckpt import _background
+        from eqx_ckpt import _futures
 
         def interrupt(phase, leaf, done, total):
             if not hits:
@@ -338,7 +338,7 @@ def test_ctrl_c_at_the_end_gives_up_and_leaves_nothing(tmp_path):
                 time.sleep(1)
 
         hits = []
-        _background._PATIENCE = 0.1
+        _futures._PATIENCE = 0.1
         signal.signal(signal.SIGINT, signal.default_int_handler)
         tree = {str(i): np.ones(2**20) for i in range(64)}
         eqx_ckpt.tree_serialise_leaves_async(sys.argv[1], tree, progress=interrupt)
@@ -396,11 +396,11 @@ FORK = """
     import os, sys, threading
     import jax.numpy as jnp
     import eqx_ckpt
-    from eqx_ckpt import _background
+    from eqx_ckpt import _futures
 
     def end(status):
         # As the interpreter would, but without what others do when it ends.
-        _background._finish()
+        _futures._finish()
         os._exit(status)
 
     path, way = sys.argv[1:]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._compression import Compression
+from eqx_ckpt._tree.compression import Compression
 from faults import workloads
 from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind

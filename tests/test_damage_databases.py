@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import _objects
+from eqx_ckpt._storage import chunk_values
 from faults import workloads
 from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
@@ -34,7 +34,7 @@ def path(disk: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def of_many_files(disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A database that several transactions have written."""
-    monkeypatch.setattr(_objects, "MAX_IN_FLIGHT", 300)
+    monkeypatch.setattr(chunk_values, "MAX_IN_FLIGHT", 300)
     _save(disk / "new", 1)
     return disk / "new"
 

@@ -13,7 +13,7 @@ from jax.sharding import (
 )
 
 import eqx_ckpt
-from eqx_ckpt import _placement
+from eqx_ckpt._transfer import placement
 from helpers import assert_same
 
 
@@ -218,7 +218,7 @@ def test_an_abstract_mesh_needs_a_current_one(path, tree):
 
 def test_a_sharding_that_does_not_divide(path, tree, monkeypatch):
     bad = on(mesh(a=8), None, "a")
-    monkeypatch.setattr("eqx_ckpt._deserialise.read_regions", None)  # Nothing is read.
+    monkeypatch.setattr("eqx_ckpt._restore.read_regions", None)  # Nothing is read.
     with pytest.raises(eqx_ckpt.LeafMismatchError) as raised:
         eqx_ckpt.tree_deserialise_leaves(
             path, tree, sharding={n: bad if n in "wb" else None for n in tree}
@@ -271,14 +271,14 @@ def test_the_manager(path, tree, tmp_path):
 
 def test_more_than_fits_at_once(path, tree, monkeypatch):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
-    monkeypatch.setattr("eqx_ckpt._deserialise._WINDOW", 100)
+    monkeypatch.setattr("eqx_ckpt._restore._WINDOW", 100)
     most = []
 
     def put(parts):
         most.append(sum(part.host.nbytes for part in parts))
-        return _placement.put(parts)
+        return placement.put(parts)
 
-    monkeypatch.setattr("eqx_ckpt._deserialise.put", put)
+    monkeypatch.setattr("eqx_ckpt._restore.put", put)
     sharding = on(mesh(a=8), "a")
     restored = eqx_ckpt.tree_deserialise_leaves(
         path, tree, sharding=lambda name, struct: sharding if name == "w" else None

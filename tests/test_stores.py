@@ -17,7 +17,8 @@ import tensorstore as ts
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import _attempts, _store, Store
+from eqx_ckpt import Store
+from eqx_ckpt._storage import bucket, kvstore
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below
 from stores import proxy
@@ -41,7 +42,7 @@ ATTEMPT = re.compile(r"@[0-9a-f]{32}/")
 
 def keys(place: Place) -> set[str]:
     """All keys below the place."""
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     return {key.decode() for key in kv.list().result()}
 
 
@@ -158,7 +159,7 @@ def test_overwriting_leaves_nothing_of_the_old(place, layout):
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_directory_that_was_copied(place, layout, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "local", TREE, layout=layout)
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     for name in files_below(tmp_path / "local"):
         kv.write(name, (tmp_path / "local" / name).read_bytes()).result()
     assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, TREE), TREE)
@@ -254,7 +255,7 @@ def test_nothing_is_written_to_stderr(s3, tmp_path):
 def test_zarr_reads_a_copy(place, tmp_path):
     zarr = pytest.importorskip("zarr")
     eqx_ckpt.tree_serialise_leaves(place.url, {"w": jnp.arange(3.0), "deep": [TREE]})
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     for key in keys(place):
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_bytes(kv.read(key).result().value)
@@ -348,7 +349,7 @@ def test_no_credentials(s3, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["thesis.tex", "w/c.0", "@attempt/w", "zarr.json/x"])
 def test_what_is_not_of_a_checkpoint_is_left_alone(place, name):
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     kv.write(name, b"years of work").result()
     for overwrite in (False, True):
         with pytest.raises(eqx_ckpt.CheckpointExistsError, match=name):
@@ -359,7 +360,7 @@ def test_what_is_not_of_a_checkpoint_is_left_alone(place, name):
 
 @pytest.mark.parametrize("text", [b'{"zarr_format": 3}', b"damaged", b""])
 def test_a_manifest_that_is_none(place, text):
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     kv.write("zarr.json", text).result()
     for overwrite in (False, True):
         with pytest.raises(eqx_ckpt.CheckpointError, match=place.url):
@@ -461,10 +462,10 @@ def test_no_such_compression(place, name):
 
 def test_a_save_that_was_suspended(place, monkeypatch):
     """Who comes back later than a manager waits has to begin again."""
-    monkeypatch.setattr(_attempts, "_BEAT", 0.02)
+    monkeypatch.setattr(bucket, "_BEAT", 0.02)
     late = [0.0]
-    clock = _attempts.clock
-    monkeypatch.setattr(_attempts, "clock", lambda: clock() + late[0])
+    clock = bucket.clock
+    monkeypatch.setattr(bucket, "clock", lambda: clock() + late[0])
 
     def suspended(phase, leaf, done, total):
         if phase == "write":
@@ -480,7 +481,7 @@ def test_a_save_that_was_suspended(place, monkeypatch):
 
 
 def test_signs_of_life_go_with_the_save(place, monkeypatch):
-    monkeypatch.setattr(_attempts, "_BEAT", 0.01)
+    monkeypatch.setattr(bucket, "_BEAT", 0.01)
 
     def wait(phase, leaf, done, total):
         while phase == "write" and len(place.proxy.found(path="alive")) < 4:

@@ -14,7 +14,8 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt import _attempts, _store, Store
+from eqx_ckpt import Store
+from eqx_ckpt._storage import bucket, kvstore
 from faults.workloads import tree
 from helpers import assert_same
 from stores import proxy
@@ -88,7 +89,7 @@ def fresh(place: Place, name: object) -> Place:
 
 
 def keys(place: Place) -> set[str]:
-    kv = ts.KvStore.open(place.spec, context=_store.context()).result()
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
     return {key.decode() for key in kv.list().result()}
 
 
@@ -138,7 +139,7 @@ def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
         before = 1 if overwrite else None
         if overwrite:
             assert save(here, 1, layout=layout) is None
-        monkeypatch.setattr(_attempts, "_keep_conditions", set())
+        monkeypatch.setattr(bucket, "_keep_conditions", set())
         rule = strike(place, request_, action, when)
         error = save(here, 2, layout=layout, overwrite=overwrite)
         place.proxy.rules.clear()
@@ -235,7 +236,7 @@ def test_one_who_replaces_and_one_who_removes(place):
 
     def remove(exchange: proxy.Exchange) -> None:
         place.proxy.rules.clear()
-        _attempts.remove_checkpoint(_store.locate(place.url))
+        bucket.remove_checkpoint(kvstore.locate(place.url))
         proxy.passed(exchange)
 
     method = "POST" if place.url.startswith("gs:") else "PUT"
@@ -345,10 +346,10 @@ import sys
 import time
 import eqx_ckpt
 import numpy as np
-from eqx_ckpt import _store
+from eqx_ckpt._storage import kvstore
 
 if len(sys.argv) > 2:
-    _store._RETRIES["max_retries"] = int(sys.argv[2])
+    kvstore._RETRIES["max_retries"] = int(sys.argv[2])
 begin = time.monotonic()
 tree = {"w": np.arange(3.0), "step": 1}
 try:

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import _attempts, CheckpointManager
-from eqx_ckpt._keys import delete_keys, list_keys, read_key, write_key
-from eqx_ckpt._store import kvstore, locate
+from eqx_ckpt import CheckpointManager
+from eqx_ckpt._storage import bucket
+from eqx_ckpt._storage.key_values import delete_keys, list_keys, read_key, write_key
+from eqx_ckpt._storage.kvstore import kvstore, locate
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
@@ -120,7 +121,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(_attempts, "clock", clock)
+    monkeypatch.setattr(bucket, "clock", clock)
     return clock
 
 
@@ -309,9 +310,9 @@ def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
     assert_same(manager.restore(state(400)), state(400))
     behind.proxy.rules.clear()
     manager.save(500, state(500)).result(DEADLINE)
-    clock.now += _attempts.GRACE + 1
+    clock.now += bucket.GRACE + 1
     manager.save(600, state(600)).result(DEADLINE)
-    clock.now += _attempts.GRACE + 1
+    clock.now += bucket.GRACE + 1
     manager.save(700, state(700)).result(DEADLINE)
     assert {key[:6] for key in keys(behind.url)} == {"000500", "000600", "000700"}
     manager.close()
@@ -325,7 +326,7 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
         manager.save(400, state(400)).result(DEADLINE)
         assert manager.steps() == [300, 400]
         for step in (500, 600):
-            clock.now += _attempts.GRACE + 1
+            clock.now += bucket.GRACE + 1
             manager.save(step, state(step)).result(DEADLINE)
         assert not keys(run, "0001")
 
@@ -537,7 +538,7 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
     with CheckpointManager(run) as manager:
         debris = [leave_debris(run, 400), leave_debris(run, 300)]
         manager.save(301, state(301)).result(DEADLINE)
-        clock.now += _attempts.GRACE - 1
+        clock.now += bucket.GRACE - 1
         manager.save(302, state(302)).result(DEADLINE)
         assert all(keys(run, prefix) for prefix in debris)
         # One of them changes.
@@ -546,7 +547,7 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
         manager.save(303, state(303)).result(DEADLINE)
         assert keys(run, debris[0])
         assert not keys(run, debris[1])
-        clock.now += _attempts.GRACE + 1
+        clock.now += bucket.GRACE + 1
         manager.save(304, state(304)).result(DEADLINE)
         assert not keys(run, debris[0])
         assert manager.steps() == [*STEPS, 301, 302, 303, 304]
@@ -557,7 +558,7 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
 def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
     CheckpointManager(run)
     debris = leave_debris(run, 400)
-    clock.now += 10 * _attempts.GRACE
+    clock.now += 10 * bucket.GRACE
     with CheckpointManager(run) as manager:
         manager.save(401, state(401)).result(DEADLINE)
         assert keys(run, debris)
@@ -568,7 +569,7 @@ def test_a_manifest_that_is_damaged_keeps_its_data(run: str, clock: Clock) -> No
     before = data_of(run, 300)
     with CheckpointManager(run) as manager:
         for step in (400, 500):
-            clock.now += _attempts.GRACE + 1
+            clock.now += bucket.GRACE + 1
             manager.save(step, state(step)).result(DEADLINE)
     assert data_of(run, 300) == before
 
@@ -588,12 +589,12 @@ def beat(run: str, save: Slow) -> None:
 def test_who_gives_signs_of_life_is_no_debris(
     run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attempts, "_BEAT", 0.05)
+    monkeypatch.setattr(bucket, "_BEAT", 0.05)
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
         for step in (500, 600, 700):
             for _ in range(3):
-                clock.now += _attempts.GRACE / 3 + 1
+                clock.now += bucket.GRACE / 3 + 1
                 beat(run, slow)
             manager.save(step, state(step)).result(DEADLINE)
         slow.go_on()
@@ -605,22 +606,22 @@ def test_who_gives_signs_of_life_is_no_debris(
 
 def test_who_was_suspended_does_not_commit(run: str, clock: Clock, slowly) -> None:
     slow = slowly(run, 400)
-    clock.now += _attempts._OWN_GRACE + 1
+    clock.now += bucket._OWN_GRACE + 1
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="For 301 seconds this save was"):
         slow.saving.result(DEADLINE)
     assert CheckpointManager(run).steps() == [100, 200, 300]
     assert not keys(run, "000400")
-    assert _attempts._OWN_GRACE + 2 * _attempts._BEAT < _attempts.GRACE
+    assert bucket._OWN_GRACE + 2 * bucket._BEAT < bucket.GRACE
 
 
 def test_who_goes_on_after_that_does_not_commit_either(
     run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_attempts, "_BEAT", 0.05)
+    monkeypatch.setattr(bucket, "_BEAT", 0.05)
     slow = slowly(run, 400)
     beat(run, slow)
-    clock.now += _attempts.GRACE + 1
+    clock.now += bucket.GRACE + 1
     beat(run, slow)
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="save was suspended"):
@@ -634,7 +635,7 @@ def test_whose_data_were_removed_does_not_commit(
     """A manager takes it for dead only when it takes itself for dead."""
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
-        clock.now += _attempts.GRACE + 1
+        clock.now += bucket.GRACE + 1
         manager.save(500, state(500)).result(DEADLINE)
         assert not keys(run, slow.prefix)
         slow.go_on()
@@ -656,7 +657,7 @@ def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) 
         manager.save(2, programs.small(2)).result(DEADLINE)
         assert manager.steps() == [1, 2]
         assert {*left} < {*keys(place.url)}
-        clock.now += _attempts.GRACE + 1
+        clock.now += bucket.GRACE + 1
         manager.save(3, programs.small(3)).result(DEADLINE)
         assert not {*left} & {*keys(place.url)}
         for step in (1, 2, 3):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._keys import list_keys, read_key
-from eqx_ckpt._store import locate
+from eqx_ckpt._storage.key_values import list_keys, read_key
+from eqx_ckpt._storage.kvstore import locate
 from eqx_ckpt._types import Layout
 from faults import deaths, jobs, programs as common
 from faults.zygote import Zygote

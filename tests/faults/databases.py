@@ -11,8 +11,9 @@ import tensorstore as ts
 from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt import _objects, _staging
-from eqx_ckpt._compression import Compression
+from eqx_ckpt._storage import chunk_values
+from eqx_ckpt._transfer import staging
+from eqx_ckpt._tree.compression import Compression
 from eqx_ckpt._types import Layout
 
 from . import doors
@@ -132,8 +133,8 @@ def save_large_pieces(path: str) -> None:
     Shards with a prime number of columns are not cut.
     """
     jax.config.update("jax_num_cpu_devices", 8)
-    _objects.MAX_IN_FLIGHT = _staging.MAX_IN_FLIGHT = 48 * 2**10
-    _objects._BATCH, _objects._LEAST = 32 * 2**10, 64
+    chunk_values.MAX_IN_FLIGHT = staging.MAX_IN_FLIGHT = 48 * 2**10
+    chunk_values._BATCH, chunk_values._LEAST = 32 * 2**10, 64
     mesh = jax.make_mesh((8,), ("x",))
     rows = np.arange(64 * 20011, dtype=np.float32).reshape(64, 20011)
     saved = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("x")))

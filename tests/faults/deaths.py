@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt import _processes, _serialise, _together
+from eqx_ckpt import _save
+from eqx_ckpt._distributed import coordination, joint
 from eqx_ckpt._types import Layout
 
 from .jobs import End
@@ -34,17 +35,17 @@ POINTS = (
 
 def arm(point: str, act: Callable[[], Any]) -> None:
     """Let this process do something at a point of its next save."""
-    joint, is_first = _together.JointAttempt, jax.process_index() == 0
+    attempt, is_first = joint.JointAttempt, jax.process_index() == 0
     if point == "amid the writes":
         _amid(act)
         return
     owner, name, is_before = {
-        "before the plan": (_together, "_agree", True),
-        "after the plan": (_together, "_agree", False),
-        "after the begin": (joint, "begin", False),
-        "after the writes": (joint, "is_to_commit", True),
-        "before the commit": (joint, "_tell", False),
-        "after the commit": (joint, "_commit" if is_first else "is_to_commit", False),
+        "before the plan": (attempt, "_agree", True),
+        "after the plan": (attempt, "_agree", False),
+        "after the begin": (attempt, "begin", False),
+        "after the writes": (attempt, "is_to_commit", True),
+        "before the commit": (attempt, "_tell", False),
+        "after the commit": (attempt, "_commit" if is_first else "is_to_commit", False),
     }[point]
     whole = getattr(owner, name)
 
@@ -62,7 +63,7 @@ def arm(point: str, act: Callable[[], Any]) -> None:
 
 def _amid(act: Callable[[], Any]) -> None:
     """Act once some of the pieces are on the disk, or some of the objects there."""
-    write_arrays, write_objects = _serialise.write_arrays, _serialise.write_objects
+    write_arrays, write_objects = _save.write_arrays, _save.write_objects
 
     def acting(shards: Iterator[Any]) -> Iterator[Any]:
         yield from itertools.islice(shards, 1)
@@ -71,18 +72,18 @@ def _amid(act: Callable[[], Any]) -> None:
         yield from shards
 
     def write(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        _serialise.write_arrays = write_arrays
+        _save.write_arrays = write_arrays
         head = arrays[0]
         head = head._replace(shards=acting(iter(head.shards)))
         return write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
 
     def write_some(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        _serialise.write_objects = write_objects
+        _save.write_objects = write_objects
         tails = write_objects(base, arrays[:1], *args, **kwargs)
         act()
         return tails | write_objects(base, arrays[1:], *args, **kwargs)
 
-    _serialise.write_arrays, _serialise.write_objects = write, write_some
+    _save.write_arrays, _save.write_objects = write, write_some
 
 
 def die() -> None:
@@ -145,7 +146,7 @@ def save_and_hang(
     directory: str, who: int, point: str, deadline: float
 ) -> tuple[str, str, float]:
     """As `save_and_die`, but it hangs for longer than the others wait."""
-    _processes._GRACE = GRACE
+    coordination._GRACE = GRACE
     dead = jax.process_index() == who
 
     def hang() -> None:
@@ -159,7 +160,7 @@ def die_while_first_is_late(
     directory: str, who: int, deadline: float
 ) -> tuple[str, str, float]:
     """One process dies; process 0 comes later than the others would wait for it."""
-    _processes._GRACE = GRACE
+    coordination._GRACE = GRACE
     acts = {0: ft.partial(time.sleep, 2 * GRACE), who: die}
     act = acts.get(jax.process_index())
     return _save_two(directory, "before the plan", act, deadline)
@@ -167,7 +168,7 @@ def die_while_first_is_late(
 
 def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
     """One process is late, at each of two points; the next save works."""
-    _processes._GRACE = GRACE
+    coordination._GRACE = GRACE
     found: dict[str, Any] = {}
     for point in ("before the plan", "after the begin"):
         if jax.process_index() == who:

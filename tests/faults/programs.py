@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
-from eqx_ckpt import _regions, _serialise
+from eqx_ckpt import _save
+from eqx_ckpt._storage import chunk_files
 from eqx_ckpt._types import Layout
 
 
@@ -195,7 +196,7 @@ def hidden(directory: str) -> list[str]:
 def spy_on_writes() -> list[tuple[str, str, int]]:
     """From now on, of each piece that this process writes: leaf, region, bytes."""
     seen: list[tuple[str, str, int]] = []
-    write_arrays = _serialise.write_arrays
+    write_arrays = _save.write_arrays
 
     def watched(name: str, shards: Iterator[Any]) -> Iterator[Any]:
         for region, array in shards:
@@ -206,22 +207,22 @@ def spy_on_writes() -> list[tuple[str, str, int]]:
         arrays = [a._replace(shards=watched(a.name, a.shards)) for a in arrays]
         return write_arrays(base, arrays, *args, **kwargs)
 
-    _serialise.write_arrays = spy
+    _save.write_arrays = spy
     return seen
 
 
 def spy_on_reads() -> list[int]:
     """From now on, the bytes of each region that this process reads."""
     seen: list[int] = []
-    is_sound = _regions._is_sound
+    is_sound = chunk_files._is_sound
 
     def spy(base: Any, read: Any, *args: Any) -> bool:
         shape, chunk = read.record.data_shape, read.record.chunk_shape
-        count = len(_regions.touched(read.region, shape, chunk))
+        count = len(chunk_files.touched(read.region, shape, chunk))
         seen.append(count * int(np.prod(chunk)) * read.record.itemsize)
         return is_sound(base, read, *args)
 
-    _regions._is_sound = spy
+    chunk_files._is_sound = spy
     return seen
 
 

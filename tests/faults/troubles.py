@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import _processes, _run, _serialise, _together
+from eqx_ckpt import _save, _steps
+from eqx_ckpt._distributed import coordination, joint
 
 from .programs import (
     assert_same,
@@ -131,13 +132,13 @@ def fail(directory: str) -> dict[str, Case]:
         save = ft.partial(_save_broken, place, attribute, broken if here else whole)
         cases[name] = attempt(directory, name, save, f"{directory}/new", good)
 
-    check("not shared", _together, "os", _Elsewhere(directory), not first)
-    check("disk full", _serialise, "write_arrays", _raising(errno.ENOSPC), not first)
-    check("first full", _serialise, "write_arrays", _raising(errno.ENOSPC), first)
-    check("flush", _together, "flush", _raising(errno.EIO), not first)
+    check("not shared", joint, "os", _Elsewhere(directory), not first)
+    check("disk full", _save, "write_arrays", _raising(errno.ENOSPC), not first)
+    check("first full", _save, "write_arrays", _raising(errno.ENOSPC), first)
+    check("flush", joint, "flush", _raising(errno.EIO), not first)
     check("begin", os, "mkdir", _raising(errno.EACCES), first)
     lost = eqx_ckpt.CorruptCheckpointError("c.0 is missing")
-    check("look", _serialise, "checksum", _raising(lost), first)
+    check("look", _save, "checksum", _raising(lost), first)
     check("rename", os, "rename", _raising(errno.EIO), first)
     return cases
 
@@ -161,13 +162,13 @@ def _raising(error: int | Exception) -> Callable[..., Any]:
 def unseen(directory: str) -> dict[str, Case]:
     """A save in the background fails; process 1 looks at its future, 0 does not."""
     first, good = jax.process_index() == 0, state(1)
-    whole = _serialise.write_arrays
+    whole = _save.write_arrays
     if not first:
-        _serialise.write_arrays = _raising(errno.ENOSPC)
+        _save.write_arrays = _raising(errno.ENOSPC)
     save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
     saving = save(f"{directory}/new", good)
     wait([saving])
-    _serialise.write_arrays = whole
+    _save.write_arrays = whole
     if not first:
         saving.exception()
 
@@ -182,13 +183,13 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
     keep, deadline = eqx_ckpt.keep_last(1), DEADLINE
     manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=deadline)
     manager.save(1, state(1)).result()
-    whole = _run.remove
+    whole = _steps.remove
     if jax.process_index() == 0:
-        _run.remove = _raising(errno.EIO)
+        _steps.remove = _raising(errno.EIO)
     errors = {2: caught(manager.save(2, state(2)).result)}
     manager.save(3, state(3))
     errors[3] = caught(manager.wait)
-    _run.remove = whole
+    _steps.remove = whole
     manager.save(4, state(4)).result()
     return errors, manager.steps()
 
@@ -196,7 +197,7 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
 def in_the_background(directory: str) -> None:
     """Several saves at once, of arrays that are donated afterwards, and a busy main."""
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
-    write_arrays = _serialise.write_arrays
+    write_arrays = _save.write_arrays
 
     go_on = threading.Event()
 
@@ -205,7 +206,7 @@ def in_the_background(directory: str) -> None:
         return write_arrays(*args, **kwargs)
 
     if jax.process_index() == 0:
-        _serialise.write_arrays = slowly
+        _save.write_arrays = slowly
     manager = eqx_ckpt.CheckpointManager(f"{directory}/run", deadline=DEADLINE)
     array, savings = state(0)["w"], []
     save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
@@ -223,7 +224,7 @@ def in_the_background(directory: str) -> None:
     assert not manager.should_save(0)
     if jax.process_index() == 0:
         # It has let the service forget all but the last agreement.
-        remembered = _processes._client().key_value_dir_get("eqx_ckpt/")
+        remembered = coordination._client().key_value_dir_get("eqx_ckpt/")
         assert len(remembered) < 10, remembered
     manager.close()
 
@@ -279,7 +280,7 @@ def read_once_what_is_damaged(path: str) -> tuple[str, str]:
 
 def without_a_service(directory: str) -> list[Any]:
     """As on a JAX that has no coordination service that we know."""
-    _processes._client = lambda: None
+    coordination._client = lambda: None
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

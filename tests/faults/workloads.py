@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqx_ckpt
-from eqx_ckpt import _chunks
+from eqx_ckpt._format import chunks
 from eqx_ckpt._types import Layout
 
 from . import shim
@@ -57,12 +57,12 @@ def every_kind(seed: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def small_chunks(size: int = 64) -> Iterator[None]:
     """Save in chunks of `size` bytes."""
-    usual = _chunks.TARGET_BYTES
-    _chunks.TARGET_BYTES = size
+    usual = chunks.TARGET_BYTES
+    chunks.TARGET_BYTES = size
     try:
         yield
     finally:
-        _chunks.TARGET_BYTES = usual
+        chunks.TARGET_BYTES = usual
 
 
 def save(

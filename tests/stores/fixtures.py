@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eqx_ckpt import _keys, _store
+from eqx_ckpt._storage import key_values, kvstore
 
 from . import gcs as gcs_server, s3 as s3_server
 from .place import Place
@@ -81,9 +81,9 @@ def place(request: pytest.FixtureRequest) -> Place:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer is given up at once, not in half a minute."""
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
-    monkeypatch.setattr(_store, "_RETRIES", retries)
-    monkeypatch.setattr(_store, "_contexts", {})
-    monkeypatch.setattr(_keys, "PATIENCE", 10.0)
+    monkeypatch.setattr(kvstore, "_RETRIES", retries)
+    monkeypatch.setattr(kvstore, "_contexts", {})
+    monkeypatch.setattr(key_values, "PATIENCE", 10.0)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import _keys, _store
+from eqx_ckpt._storage import key_values, kvstore
 from eqx_ckpt._types import Layout
 from faults.programs import assert_same, DEADLINE
 from faults.troubles import caught, state
@@ -84,9 +84,10 @@ def train(run: str, layout: Layout) -> dict[str, Any]:
 def damage(manager: eqx_ckpt.CheckpointManager, run: str) -> tuple[str, str]:
     """Damage a chunk of step 4 of which process 0 has none."""
     if jax.process_index() == 0:
-        base = _store.locate(f"{run}/000004")
-        (key,) = [k for k in _keys.list_keys(base) if k.endswith("/w/c.3.0")]
-        _keys.write_key(base, key, bytes(len(_keys.read_key(base, key) or b"")))
+        base = kvstore.locate(f"{run}/000004")
+        (key,) = [k for k in key_values.list_keys(base) if k.endswith("/w/c.3.0")]
+        size = len(key_values.read_key(base, key) or b"")
+        key_values.write_key(base, key, bytes(size))
     assert not manager.should_save(5)  # So that all of them come after that.
     return caught(manager.restore, state(0))
 

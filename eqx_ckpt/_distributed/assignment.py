@@ -1,0 +1,56 @@
+"""Which process writes what, so that all of them write about as many bytes."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from .._format.chunks import blocks, distinct_regions, Region, shape_of, Start, start_of
+from .._format.leaves import LeafRecord
+from .._tree.plan import Write
+
+
+def is_local(leaf: Any) -> bool:
+    """Whether a leaf is of one process alone; process 0 then writes its own."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return True
+    return {device.process_index for device in leaf.sharding.device_set} == {0}
+
+
+def assign(writes: Sequence[Write], size: int, index: int) -> list[Write]:
+    """What process `index` writes.
+
+    Every process finds the same from shapes and shardings alone. Of the processes that
+    have a piece, the one that has the least to write so far gets it.
+    """
+    loads = [0] * size
+    mine: list[Write] = []
+    for write in writes:
+        if is_local(write.leaf):
+            loads[0] += write.record.nbytes
+            mine.append(write._replace(mine=None if index == 0 else ()))
+            continue
+        starts: set[Start] = set()
+        record = write.record
+        for region, processes in _holders(write.leaf, record):
+            for piece in blocks(region, record.chunk_shape, record.itemsize):
+                writer = min(processes, key=lambda process: (loads[process], process))
+                loads[writer] += record.itemsize * math.prod(shape_of(piece))
+                if writer == index:
+                    starts.add(start_of(piece))
+        mine.append(write._replace(mine=starts))
+    # Process 0 creates all arrays.
+    return [write for write in mine if index == 0 or write.mine]
+
+
+def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list[int]]]:
+    """Every distinct region of an array, with the processes that have it."""
+    if record.kind == "key":
+        leaf = jax.random.key_data(leaf)
+    shape = record.data_shape
+    indices = leaf.sharding.devices_indices_map(shape)
+    return [
+        (region, sorted({device.process_index for device in devices}))
+        for region, devices in distinct_regions(indices, shape)
+    ]

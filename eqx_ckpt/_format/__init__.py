@@ -1,0 +1,1 @@
+"""The bytes on disk: names, records, manifests, chunks. No I/O."""

@@ -1,0 +1,390 @@
+"""The closed list of the kinds of leaves: what each one is, and its bytes at rest."""
+
+import functools as ft
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, Sharding
+
+from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
+
+
+ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
+SCALAR_KINDS = ("bool", "int", "float", "complex")
+
+# What TensorStore's zarr3 driver stores as it is.
+STORED = frozenset(
+    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
+    "float32 float64 complex64 complex128 float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn".split()
+)
+# What it does not: stored as bytes, with the true dtype in the manifest.
+VIEWED = frozenset(
+    "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
+)
+_SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
+_TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
+_NAN = struct.pack(">d", math.nan)
+
+# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
+NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+
+
+class LeafRecord(NamedTuple):
+    """What the manifest says of one leaf.
+
+    **Attributes:**
+
+    - `kind`: `"jax"`, `"key"`, `"numpy"`, `"numpy_scalar"`, `"bytes"` (written by a
+        custom `filter_spec`), or `"bool"`, `"int"`, `"float"`, `"complex"`.
+    - `dtype`, `shape`: of the leaf; the dtype of a typed PRNG key is `"key"`.
+    - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
+    - `value`: the value of a Python scalar, exactly, as text; else `None`.
+    - `impl`: the implementation of a typed PRNG key; else `None`.
+    - `weak_type`: as that of the `jax.Array`.
+    - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
+        when it was saved; `None` for an array on one device.
+    - `data_type`, `data_shape`, `chunk_shape`: of the Zarr array.
+    - `compression`: of its chunks: `"zstd"`, or `None`.
+    - `crc32c`: for each chunk, in C order, the checksum that its file ends with.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    path: tuple[tuple[str, str | int], ...] = ()
+    value: str | None = None
+    impl: str | None = None
+    weak_type: bool = False
+    sharding: dict[str, Any] | None = None
+    data_type: str = ""
+    data_shape: tuple[int, ...] = ()
+    chunk_shape: tuple[int, ...] = ()
+    compression: str | None = None
+    crc32c: tuple[str, ...] = ()
+
+    @property
+    def is_array(self) -> bool:
+        return self.kind in ARRAY_KINDS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data: what a restore reads, without checksums."""
+        return math.prod(self.data_shape) * self.itemsize if self.is_array else 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of the Zarr array."""
+        return np.dtype(self.data_type).itemsize
+
+    def __str__(self) -> str:
+        if self.kind == "unknown":
+            return f"a leaf that {self.value}"
+        if self.value is not None:
+            return f"Python {self.kind}"
+        shape = ", ".join(map(str, self.shape))
+        if self.kind == "key":
+            return f"PRNG key[{shape}] of impl {self.impl!r}"
+        if self.kind == "bytes":
+            return f"{self.shape[0]} bytes of a custom `filter_spec`"
+        names = {"numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
+        return f"{names.get(self.kind, '')}{self.dtype}[{shape}]"
+
+
+class Written(bytes):
+    """What a custom `filter_spec` wrote for a leaf, in place of it."""
+
+
+class Skipped:
+    """In place of a leaf for which a custom `filter_spec` wrote nothing."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.leaf = leaf
+
+
+_TRACED = "is being traced by JAX; call this outside `jax.jit`"
+
+
+class CannotSave(Exception):
+    """Why one leaf cannot be saved; the plan collects these and raises once."""
+
+
+def describe(leaf: Any) -> LeafRecord | None:
+    """The record of a leaf that is to be saved, or `None` if leaves like it are not.
+
+    As in Equinox, functions, strings and all other objects are not saved.
+    """
+    if isinstance(leaf, jax.Array):
+        return _describe_jax(leaf)
+    if isinstance(leaf, np.ndarray):
+        if type(leaf) not in (np.ndarray, np.memmap):
+            name = type(leaf).__name__
+            raise CannotSave(f"is a `{name}`; save `np.asarray` of its parts")
+        return _array_record("numpy", leaf.shape, leaf.dtype)
+    if isinstance(leaf, np.generic):
+        return _array_record("numpy_scalar", (), leaf.dtype)
+    if isinstance(leaf, Written):
+        return _array_record("bytes", (len(leaf),), np.dtype(np.uint8))
+    for kind in (bool, int, float, complex):
+        if isinstance(leaf, kind):
+            return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
+    # Equinox skips these without a word; a checkpoint that lacks them would lie.
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
+    if isinstance(leaf, jax.Ref):
+        raise CannotSave("is a `jax.Ref`; save its value, `ref[...]`")
+    if hasattr(leaf, "__jax_array__"):
+        raise CannotSave("has `__jax_array__`; save `jax.numpy.asarray` of it")
+    if any(eqx.is_array_like(x) for x in jtu.tree_leaves(leaf)):
+        raise CannotSave(
+            f"is a `{type(leaf).__name__}` that holds arrays, which `is_leaf` made a "
+            "leaf; save it with a `filter_spec` of your own"
+        )
+    return None
+
+
+def describe_like(leaf: Any) -> LeafRecord | None:
+    """What a leaf of `like` is; it may be a `jax.ShapeDtypeStruct`, or be deleted.
+
+    A leaf that cannot be saved is of the kind `"unknown"`, which no saved leaf is.
+    """
+    try:
+        if isinstance(leaf, Tracer):
+            raise CannotSave(_TRACED)
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return describe(leaf)
+        if impl := _key_impl(leaf.dtype):
+            return LeafRecord("key", "key", leaf.shape, impl=impl)
+        kind = "jax" if isinstance(leaf, jax.Array) else "struct"
+        return LeafRecord(kind, tag_and_data_type(leaf.dtype)[0], leaf.shape)
+    except CannotSave as e:
+        return LeafRecord("unknown", value=str(e))
+
+
+@ft.cache
+def _key_impl(dtype: Any) -> str | None:
+    """The PRNG implementation of a dtype of typed keys; `None` for other dtypes."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
+    return str(jax.random.key_impl(jnp.empty((), dtype)))
+
+
+@ft.cache
+def key_shape(impl: str) -> tuple[int, ...] | None:
+    """The shape of the data of one key; `None` if this JAX does not know `impl`."""
+    try:
+        return jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=impl))
+        ).shape
+    except ValueError:
+        return None
+
+
+def _describe_jax(leaf: jax.Array) -> LeafRecord:
+    if isinstance(leaf, Tracer):
+        raise CannotSave(_TRACED)
+    if leaf.is_deleted():
+        raise CannotSave("was deleted: it was donated to a jitted function")
+    dtype: Any = leaf.dtype
+    if isinstance(dtype, np.dtype):
+        return _array_record("jax", leaf.shape, dtype, leaf)
+    impl = str(jax.random.key_impl(leaf))
+    data = jax.random.key_data(leaf)
+    record = _array_record("key", data.shape, data.dtype, data)
+    return record._replace(dtype="key", shape=leaf.shape, impl=impl)
+
+
+def _array_record(
+    kind: str, shape: tuple[int, ...], dtype: np.dtype, leaf: jax.Array | None = None
+) -> LeafRecord:
+    tag, data_type = tag_and_data_type(dtype)
+    shard, sharding = shape, None
+    if leaf is not None and len(leaf.sharding.device_set) > 1:
+        shard = leaf.sharding.shard_shape(shape)
+        sharding = _describe_sharding(leaf.sharding)
+    return LeafRecord(
+        kind,
+        dtype=tag,
+        shape=shape,
+        weak_type=leaf is not None and leaf.weak_type,
+        sharding=sharding,
+        data_type=data_type,
+        data_shape=shape,
+        chunk_shape=chunk_shape(shape, shard, dtype.itemsize),
+    )
+
+
+def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
+    if not isinstance(sharding, NamedSharding):
+        return None
+    return {
+        "axis_names": list(sharding.mesh.axis_names),
+        "mesh_shape": list(sharding.mesh.axis_sizes),
+        "spec": [list(p) if isinstance(p, tuple) else p for p in sharding.spec],
+        "memory_kind": sharding.memory_kind,
+    }
+
+
+@ft.cache
+def tag_and_data_type(dtype: np.dtype) -> tuple[str, str]:
+    """The name of a dtype in the manifest, and the `data_type` of its Zarr array.
+
+    The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` would not do.
+    """
+    tag = dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
+    if tag in STORED:
+        return tag, tag
+    if tag in VIEWED:
+        return tag, "uint8"
+    if _TIME.match(tag):
+        return tag, "int64"
+    if _SWAPPED.match(tag):
+        return tag, dtype.newbyteorder("=").name
+    raise CannotSave(f"has the dtype `{dtype}`, which cannot be stored exactly")
+
+
+def dtype_from_tag(tag: str) -> np.dtype:
+    """The dtype of a tag; `ValueError` for what the format does not have."""
+    if tag in STORED or tag in VIEWED or _SWAPPED.match(tag) or _TIME.match(tag):
+        return np.dtype(tag)
+    raise ValueError(f"{tag!r} is not a dtype of this format")
+
+
+def start_transfer(leaf: Any) -> None:
+    """Begin to copy an array from its devices, so that `shards` has not to wait."""
+    if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
+        return
+    devices = leaf.sharding.device_set
+    if next(iter(devices)).platform == "cpu":
+        return
+    if len(devices) == 1:
+        leaf.copy_to_host_async()
+        return
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            shard.data.copy_to_host_async()
+
+
+def shards(
+    leaf: Any,
+    record: LeafRecord,
+    *,
+    owned: bool = False,
+    mine: Collection[Start] | None = None,
+) -> Iterator[tuple[Region, np.ndarray]]:
+    """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
+
+    They are cut along the chunks into pieces that can be written one by one; with
+    `mine`, only those that begin there. With `owned`, nothing that happens to the leaf
+    afterwards changes them: a NumPy array is copied. A view of a JAX array in host
+    memory needs no copy, since JAX does not give that memory away while the view
+    exists. See test_async.py.
+    """
+    if record.kind == "key":
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, Written):
+        leaf = np.frombuffer(leaf, np.uint8)
+    shape, dtype = record.data_shape, np.dtype(record.data_type)
+    parts = {"": (tuple(slice(0, size) for size in shape), leaf)}
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
+        parts = {repr(region): (region, data) for region, data in reversed(regions)}
+    for region, part in parts.values():
+        pieces = blocks(region, record.chunk_shape, dtype.itemsize)
+        if mine is not None:
+            pieces = [piece for piece in pieces if start_of(piece) in mine]
+            if not pieces:
+                continue
+        host = np.asarray(part)
+        if not host.dtype.isnative:
+            host = host.astype(host.dtype.newbyteorder("="))
+        if record.kind == "numpy" and record.dtype == "bool":
+            # A byte that is neither 0 nor 1 would be written, but never read again.
+            host = np.asarray(host.view(np.uint8) != 0)
+        host = host.view(dtype)
+        for piece in pieces:
+            inside = tuple(
+                slice(p.start - r.start, p.stop - r.start)
+                for p, r in zip(piece, region, strict=True)
+            )
+            array = host[inside] if inside else host
+            yield piece, array.copy() if owned and record.kind == "numpy" else array
+
+
+def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
+    """What `shards` made of an array, as it was."""
+    if record.dtype == record.data_type:
+        return array
+    dtype = np.dtype(record.data_type)
+    if record.kind != "key":
+        dtype = dtype_from_tag(record.dtype)
+    return array.view(dtype.newbyteorder("=")).astype(dtype, copy=False)
+
+
+def scalar_to_text(value: bool | int | float | complex) -> str:
+    """A Python scalar as text that says exactly which one it is."""
+    if isinstance(value, complex):
+        return f"{_float_to_text(value.real)} {_float_to_text(value.imag)}"
+    if isinstance(value, float):
+        return _float_to_text(value)
+    if isinstance(value, bool):
+        return str(value)
+    # Python refuses to read more than 4300 decimal digits.
+    return hex(value) if value.bit_length() > 13_000 else int.__repr__(value)
+
+
+def scalar_from_text(kind: str, text: str) -> bool | int | float | complex:
+    """The inverse of `scalar_to_text`; `ValueError` for any other text."""
+    if kind == "bool":
+        return {"True": True, "False": False}[text]
+    if kind == "int":
+        return int(text, 16 if "x" in text else 10)
+    if kind == "float":
+        return _float_from_text(text)
+    real, imag = text.split(" ")
+    return complex(_float_from_text(real), _float_from_text(imag))
+
+
+def _float_to_text(value: float) -> str:
+    if math.isnan(value) and (bits := struct.pack(">d", value)) != _NAN:
+        return "nan:" + bits.hex()
+    return float.__repr__(value)
+
+
+def _float_from_text(text: str) -> float:
+    if not text.startswith("nan:"):
+        return float(text)
+    bits = bytes.fromhex(text[4:])
+    if len(bits) != 8 or not math.isnan(struct.unpack(">d", bits)[0]):
+        raise ValueError(f"{text!r} is not a nan")
+    return struct.unpack(">d", bits)[0]
+
+
+def fingerprint(leaf: Any) -> str:
+    """What a leaf that is not saved looks like, so that a change of it can be told."""
+    if isinstance(leaf, Skipped):
+        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
+    if isinstance(leaf, str | bytes):
+        text = repr(leaf)
+        if len(text) > 80:
+            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return text
+    if isinstance(leaf, ft.partial):
+        return f"functools.partial({fingerprint(leaf.func)})"
+    named = leaf if hasattr(leaf, "__qualname__") else type(leaf)
+    return f"{named.__module__}.{named.__qualname__}"

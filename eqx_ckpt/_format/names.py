@@ -1,0 +1,168 @@
+"""One key path, one name: the only place that turns JAX key paths into text.
+
+The encoding is injective, readable, and safe on every file system and object store;
+`docs/format.md` describes it for readers in other languages.
+"""
+
+import functools as ft
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._errors import LeafNameError
+from .._types import IsLeaf, KeyPath, TypedPath
+
+
+ROOT = "@root"
+_KINDS = {
+    jtu.GetAttrKey: ("attr", "name"),
+    jtu.SequenceKey: ("index", "idx"),
+    jtu.FlattenedIndexKey: ("index", "key"),
+    jtu.DictKey: ("key", "key"),
+}
+_MAX_COMPONENT = 200
+# Called on every node of a tree: a builtin is several times faster than a function.
+_is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
+_INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
+_SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
+_DEVICES = {"con", "prn", "aux", "nul"} | {
+    device + str(i) for device in ("com", "lpt") for i in range(10)
+}
+
+
+def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
+    """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
+
+    As `jax.tree_util.tree_flatten_with_path`, but the entries of an `eqx.nn.State` are
+    found under their markers: their positions change when a layer is inserted.
+    """
+
+    stop = _is_state if is_leaf is None else lambda x: is_leaf(x) or _is_state(x)
+    for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
+        if not _is_state(node) or (is_leaf is not None and is_leaf(node)):
+            yield path, node
+            continue
+        children: Iterable[Any]
+        markers: Any
+        children, markers = node.tree_flatten()
+        for i, (child, marker) in enumerate(zip(children, markers, strict=True)):
+            key = jtu.DictKey(_undecorated(marker) if isinstance(marker, str) else i)
+            for rest, leaf in key_paths(child, is_leaf):
+                yield (*path, key, *rest), leaf
+
+
+def typed(path: KeyPath) -> TypedPath:
+    """A key path as data: `(("attr", "layers"), ("index", 0), ("key", "a/b"))`."""
+    keys: list[tuple[str, str | int]] = []
+    for key in path:
+        kind, field = _KINDS.get(type(key), ("key", None))
+        token = getattr(key, field) if field else key
+        if type(token) is not str and type(token) is not int:
+            raise LeafNameError(
+                f"The key {token!r} of type `{type(token).__name__}` in the path "
+                f"`{jtu.keystr(path)}` cannot be part of a leaf's name: only strings "
+                "and integers can. Use such keys in the PyTree."
+            )
+        keys.append((kind, token))
+    return tuple(keys)
+
+
+def encode(path: TypedPath) -> str:
+    """The name of a leaf: one key, one `/`-separated component."""
+    return "/".join([_component(token) for _, token in path]) or ROOT
+
+
+def below(prefix: str, name: str) -> str:
+    """The name in the whole checkpoint of what is called `name` below `prefix`."""
+    if not prefix:
+        return name
+    return prefix if name == ROOT else f"{prefix}/{name}"
+
+
+def is_below(prefix: str, name: str) -> bool:
+    return not prefix or name == prefix or name.startswith(prefix + "/")
+
+
+def folders(names: Iterable[str]) -> set[str]:
+    """All that other names are below: `{"a", "a/b"}` for `["a/b/c"]`."""
+    found: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
+    """Raise `LeafNameError` if two names are equal, nested, or differ only by case."""
+    leaves: dict[str, tuple[KeyPath, str]] = {}
+    clashes: list[str] = []
+    for path, name in named:
+        first = leaves.setdefault(name.casefold(), (path, name))
+        if first[0] is not path:
+            clashes.append(_clash(first, (path, name)))
+    for folder in leaves.keys() & folders(leaves):
+        inside = next(leaf for leaf in leaves if leaf.startswith(folder + "/"))
+        clashes.append(_clash(leaves[folder], leaves[inside]))
+    if clashes:
+        raise LeafNameError(
+            "Leaves of the PyTree do not have distinct names:\n"
+            + "\n".join(f"- {clash}" for clash in sorted(clashes))
+            + "\nNames that are equal, nested, or differ only by letter case cannot be "
+            "stored side by side on every file system: rename one of each."
+        )
+
+
+def _clash(a: tuple[KeyPath, str], b: tuple[KeyPath, str]) -> str:
+    return (
+        f"`{jtu.keystr(a[0])}`, stored as {a[1]!r}, and "
+        f"`{jtu.keystr(b[0])}`, stored as {b[1]!r}."
+    )
+
+
+def _undecorated(marker: str) -> str:
+    """`Net.layers[1].norm.state_index` -> `layers.1.norm.state_index`.
+
+    The class is dropped so that renaming it does not rename the leaves.
+    """
+    without_class = re.sub(r"^\w+(?=[.\[])", "", marker)
+    return re.sub(r"\[(\d+)\]", r".\1", without_class).removeprefix(".")
+
+
+@ft.lru_cache(maxsize=65536, typed=True)
+def _component(token: str | int) -> str:
+    if isinstance(token, int):
+        return str(token)
+    if token == "":
+        return "@empty"
+    out = token if _SAFE.match(token) else "".join(map(_escape, token))
+    if (
+        _INT.match(out)
+        or out[0] == "."
+        or out.startswith("__")
+        or out.lower() == "zarr.json"
+        or out.lower().split(".")[0] in _DEVICES
+    ):
+        out = _percent(out[0]) + out[1:]
+    if out[-1] == ".":
+        out = out[:-1] + "%2E"
+    if out.lower().endswith(".__lock"):
+        out = out[:-7] + "%2E" + out[-6:]
+    if len(out) > _MAX_COMPONENT:
+        digest = hashlib.sha256(out.encode()).hexdigest()[:32]
+        out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest
+    return out
+
+
+def _escape(character: str) -> str:
+    return character if _SAFE.match(character) else _percent(character)
+
+
+def _percent(text: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass"))

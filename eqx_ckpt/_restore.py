@@ -1,0 +1,308 @@
+"""Restoring."""
+
+import functools as ft
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from ._distributed.coordination import by_all
+from ._errors import LeafMismatchError
+from ._format.chunks import batches, whole
+from ._format.leaves import (
+    describe_like,
+    fingerprint,
+    from_stored,
+    LeafRecord,
+    scalar_from_text,
+    STORED,
+    VIEWED,
+)
+from ._format.manifest import Manifest
+from ._progress import Progress, Reporter, reporting
+from ._storage.checkpoint import raise_damage, read_consistently
+from ._storage.chunk_files import read_regions
+from ._storage.kvstore import KvSpec, RegionRead
+from ._transfer.broadcast import stack_of
+from ._transfer.placement import assemble, finished, Part, pieces, put
+from ._tree.filter_spec import (
+    default_deserialise_filter_spec,
+    LeafReader,
+    restored_by,
+)
+from ._tree.match import difference, would_narrow
+from ._tree.plan import match_leaf, picked_by, plan_reads, Read
+from ._tree.sharding import place
+from ._types import IsLeaf, PathLike, Spec
+
+
+# Host memory for regions on their way to another device.
+_WINDOW = 2**30
+# Seconds. To read for others may take long; of a death, JAX tells them before.
+_PATIENCE = 86400.0
+
+
+def tree_deserialise_leaves(
+    path: PathLike,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+    sharding: PyTree = None,
+    read_once: bool = False,
+    progress: Progress = False,
+) -> PyTree:
+    """Restore the leaves of a PyTree, or of a part of it.
+
+    All that does not agree with `like` is found before any array is read. Every byte
+    that is read is checked against its checksum.
+
+    **Arguments:**
+
+    - `path`: the directory of the checkpoint.
+    - `like`: a PyTree of the structure that was saved, with arrays or
+        `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
+        dtypes. A leaf with a sharding is restored onto it; any other goes, uncommitted,
+        to the default device. Leaves that are not saved keep their value from `like`.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`: a function
+        `(f, leaf) -> leaf` that reads the leaf from the file `f`, or calls
+        [`eqx_ckpt.default_deserialise_filter_spec`][] (or Equinox's), or returns `leaf`
+        to keep it; or a PyTree prefix of such functions.
+    - `is_leaf`: as [`eqx_ckpt.tree_serialise_leaves`][].
+    - `where`: restore only this part of `like`, as in `equinox.tree_at`; no other leaf
+        is read. `where=lambda tree: tree["model"]`, or a tuple of nodes.
+    - `prefix`: where `like` is in the checkpoint: `prefix="model/encoder"` restores one
+        submodule from its own skeleton.
+    - `sharding`: where JAX arrays and PRNG keys go. `None`: each leaf as `like` has it,
+        see there. A `jax.sharding.Sharding`, or a device: all of them there. A mesh: as
+        they were sharded when they were saved, on this mesh; they are replicated over
+        the axes that it lacks or that do not divide them ([`eqx_ckpt.match`][] tells
+        which). A function `(name, struct)` that returns one of these for each leaf. Or
+        a PyTree prefix of `like` with any of these.
+    - `read_once`: in a job of several processes that hold the same data, let one of
+        them read it and send it to the others, over the interconnect of the devices.
+        That is faster where the storage is slower than the interconnect. All processes
+        have to pass the same. Leaves of which there is one replica are read as usual,
+        and so are dtypes other than floats of 16 and 32 bits and integers.
+    - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
+        or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
+
+    **Returns:**
+
+    `like`, with the restored leaves in their places.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.LeafMismatchError`][]: the checkpoint does not agree with `like`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        def make(key):
+            return {"model": eqx.nn.MLP(2, 2, 8, 2, key=key), "step": 0}
+
+        eqx_ckpt.tree_serialise_leaves("runs/mlp", make(jax.random.key(0)))
+        like = eqx.filter_eval_shape(make, jax.random.key(0))
+        state = eqx_ckpt.tree_deserialise_leaves("runs/mlp", like)
+        model = eqx_ckpt.tree_deserialise_leaves(
+            "runs/mlp", like["model"], prefix="model"
+        )
+        ```
+    """
+
+    def values_from(base: KvSpec, manifest: Manifest) -> dict[int, Any]:
+        plan = plan_reads(
+            manifest,
+            like,
+            filter_spec,
+            is_leaf,
+            where=where,
+            prefix=prefix,
+            sharding=sharding,
+        )
+        plan.check()
+        with reporting(progress, plan.match.nbytes) as report:
+            by_default = [read for read in plan.reads if read.spec is None]
+            values = dict(plan.values) | _restore(base, by_default, report, read_once)
+            for read in plan.reads:
+                if read.spec is not None:
+                    value = _restore_through(read.spec, base, read, report)
+                    values[read.position] = value
+        return values
+
+    values = read_consistently(path, values_from)
+    if where is None:
+        return jtu.tree_structure(like, is_leaf).unflatten(
+            values[i] for i in range(len(values))
+        )
+    picked = picked_by(where, like, is_leaf)
+    replacement = jtu.tree_map(lambda index: values[index], picked)
+    return eqx.tree_at(where, like, replacement, is_leaf=is_leaf)
+
+
+def _restore(
+    base: KvSpec,
+    reads: Sequence[Read],
+    report: Reporter | None,
+    read_once: bool = False,
+) -> dict[int, Any]:
+    """The value of each leaf, by its position."""
+    heard = report and ft.partial(report, "read")
+    values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
+    arrays = [read for read in reads if read.record.value is None]
+    stacks = {
+        read.position: stack
+        for read in (arrays if read_once else [])
+        if (stack := stack_of(read.place.sharding, read.record)) is not None
+    }
+    todo = [
+        (read, RegionRead(read.name, read.record, region), devices)
+        for read in arrays
+        for region, devices in (
+            stacks[read.position].pieces()
+            if read.position in stacks
+            else pieces(read.place.sharding, read.record.data_shape)
+        )
+    ]
+    arrived: dict[int, list[Any]] = {read.position: [] for read in arrays}
+
+    def read_all() -> None:
+        for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
+            damage: dict[str, str] = {}
+            buffers = read_regions(
+                base, [region for _, region, _ in window], damage, heard
+            )
+            raise_damage(damage, base)
+            if report:
+                report("place")
+            parts = [
+                Part(
+                    stacks[r.position].as_block(buffer)
+                    if r.position in stacks
+                    else from_stored(buffer, r.record),
+                    r.record,
+                    r.place.sharding,
+                    devices,
+                )
+                for (r, _, devices), buffer in zip(window, buffers, strict=True)
+            ]
+            for (read, _, _), placed in zip(window, put(parts), strict=True):
+                arrived[read.position] += placed
+
+    if read_once:
+        # A process that waits for what another cannot read would wait for ever.
+        _, problem = by_all("read", read_all, _PATIENCE)
+        if problem is not None:
+            raise problem
+    else:
+        read_all()
+    for read in arrays:
+        stack, found = stacks.get(read.position), arrived.pop(read.position)
+        values[read.position] = (
+            assemble(read.record, read.place.sharding, found)
+            if stack is None
+            else finished(stack.spread(found), read.record)
+        )
+    return values
+
+
+def _scalar(read: Read) -> Any:
+    value = scalar_from_text(read.record.kind, read.record.value or "")
+    # A subclass, such as an `IntEnum`, is made again from the value.
+    return value if type(read.like) is type(value) else type(read.like)(value)
+
+
+def _restore_through(
+    spec: Spec, base: KvSpec, read: Read, report: Reporter | None
+) -> Any:
+    """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
+
+    def content() -> bytes:
+        if _narrows(read):
+            raise LeafMismatchError(
+                f"Leaf {read.name!r} is {read.record}, which JAX would narrow while "
+                "x64 is off. Let the `filter_spec` call "
+                "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
+            )
+        return _content(base, read.name, read.record, report)
+
+    def restore(like: Any) -> Any:
+        match = match_leaf(like, None, read.record)
+        if match.status != "same":
+            raise LeafMismatchError(
+                f"Leaf {read.name!r}: {match.expected} in the call of "
+                f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
+            )
+        where_to = place(read.place.target, read.name, like, read.record)
+        if where_to.problem:
+            raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
+        handed_on = read._replace(like=like, place=where_to)
+        return _restore(base, [handed_on], report)[read.position]
+
+    f = LeafReader(read.name, read.path, content, restore)
+    value = restored_by(spec, f, read.like)
+    problem = _changed(value, read.like)
+    if problem:
+        raise LeafMismatchError(
+            f"The `filter_spec` returned {problem[0]} for leaf {read.name!r}, which is "
+            f"{problem[1]} in `like`. Return a leaf of the same type, shape and dtype."
+        )
+    return value
+
+
+def _narrows(read: Read) -> bool:
+    becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
+    return becomes_jax and would_narrow(read.record)
+
+
+def _changed(value: Any, like: Any) -> tuple[str, str] | None:
+    """The two in words if a leaf is not what `like` has, as Equinox checks it."""
+    if isinstance(like, jax.ShapeDtypeStruct | jax.Array):
+        same_type = isinstance(value, jax.Array) or not isinstance(like, jax.Array)
+    else:
+        same_type = type(value) is type(like)
+    expected, found = describe_like(like), describe_like(value)
+    if expected is None or found is None:
+        return None if same_type else (fingerprint(value), fingerprint(like))
+    if same_type and difference(expected, found) == "same":
+        return None
+    return str(found), str(expected)
+
+
+def _content(
+    base: KvSpec, name: str, record: LeafRecord, report: Reporter | None
+) -> bytes:
+    """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
+    f = io.BytesIO()
+    if not record.is_array:
+        eqx.default_serialise_filter_spec(
+            f, scalar_from_text(record.kind, record.value or "")
+        )
+        return f.getvalue()
+    damage: dict[str, str] = {}
+    region = RegionRead(name, record, whole(record.data_shape))
+    heard = report and ft.partial(report, "read")
+    (array,) = read_regions(base, [region], damage, heard)
+    raise_damage(damage, base)
+    array = from_stored(array, record)
+    if record.kind == "bytes":
+        return array.tobytes()
+    # Unlike `np.save`, by the name of the dtype: it is a void otherwise.
+    descr = array.dtype.name if array.dtype.name in STORED | VIEWED else array.dtype.str
+    header = {"descr": descr, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(f, header)
+    return f.getvalue() + array.tobytes()

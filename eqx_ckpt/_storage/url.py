@@ -1,0 +1,142 @@
+"""Object stores: which one a URL means, and how to get there."""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._errors import CheckpointError
+
+
+SCHEMES = ("s3", "gs")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+
+
+@dataclass(frozen=True)
+class Store(os.PathLike[str]):
+    """A place in an object store, wherever a path is asked for.
+
+    The URL alone, as a string, does too, if nothing has to be said about it. `store /
+    "name"` is a place below it.
+
+    **Attributes:**
+
+    - `url`: `"s3://bucket/path"` or `"gs://bucket/path"`.
+    - `endpoint`: of an S3 server that is not Amazon's, such as
+        `"http://127.0.0.1:9000"`; the default is `AWS_ENDPOINT_URL_S3` or
+        `AWS_ENDPOINT_URL` of the environment.
+    - `region`: of the bucket; the default is `AWS_REGION` or `AWS_DEFAULT_REGION`, and
+        Amazon is asked if there is none.
+    - `single_writer`: that nobody else ever saves to the same place. Only then can one
+        save to an S3 server that does not know conditional writes: of two writers, the
+        last one would win.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        run = eqx_ckpt.Store("s3://bucket/runs/a", endpoint="http://127.0.0.1:9000")
+        assert str(run / "000100") == "s3://bucket/runs/a/000100"
+        ```
+    """
+
+    url: str
+    endpoint: str | None = None
+    region: str | None = None
+    single_writer: bool = False
+
+    def __post_init__(self) -> None:
+        if self.url.partition("://")[0] not in SCHEMES or "://" not in self.url:
+            raise CheckpointError(
+                f"{self.url!r} is no URL of an object store. Pass `s3://bucket/path` "
+                "or `gs://bucket/path`."
+            )
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> "Store":
+        return replace(self, url=f"{self.url.rstrip('/')}/{name}")
+
+
+def remote_kvstore(store: Store) -> dict[str, Any]:
+    """The `kvstore` of a TensorStore spec for a URL of one of `SCHEMES`."""
+    scheme, _, rest = store.url.partition("://")
+    bucket, _, path = rest.partition("/")
+    path = path.strip("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise CheckpointError(
+            f"{store.url!r} does not name a bucket. Pass `{scheme}://bucket/path`."
+        )
+    parts = path.split("/") if path else []
+    if "\\" in path or not path.isprintable() or {"", ".", ".."} & {*parts}:
+        raise CheckpointError(
+            f"{store.url!r} has an empty part, a dot as a part, a backslash, or a "
+            "character that does not print, which stores and their tools do not agree "
+            "about. Choose another path."
+        )
+    place = {"bucket": bucket, "path": path + "/" if path else ""}
+    if scheme == "s3":
+        return {"driver": "s3", **place, **_s3_options(store)}
+    if store.endpoint or store.region or store.single_writer:
+        raise CheckpointError(
+            f"{store.url!r}: `endpoint`, `region` and `single_writer` are for S3. For "
+            "a server that speaks as Google's does, set TENSORSTORE_GCS_HTTP_URL."
+        )
+    return {"driver": "gcs", **place}
+
+
+def _s3_options(store: Store) -> dict[str, Any]:
+    env = os.environ.get
+    endpoint = store.endpoint or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
+    region = store.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
+    options: dict[str, Any] = {
+        "aws_credentials": {"type": _credentials(store.url)},
+        # The store is asked, and no emulation that two writers could fall between.
+        "use_conditional_write": not store.single_writer,
+    }
+    if endpoint:
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise CheckpointError(
+                f"The endpoint {endpoint!r} is no URL. Pass `https://host:port`."
+            )
+        options["endpoint"] = endpoint.rstrip("/")
+        region = region or "us-east-1"
+    if region:
+        options["aws_region"] = region
+    return options
+
+
+def _credentials(url: str) -> str:
+    """Where the credentials are, in the order in which Amazon's tools look for them.
+
+    TensorStore's own search does the same, but writes to stderr what it did not find.
+    """
+    env = os.environ.get
+    if env("AWS_ACCESS_KEY_ID") and env("AWS_SECRET_ACCESS_KEY"):
+        return "environment"
+    files = (
+        env("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        env("AWS_CONFIG_FILE") or "~/.aws/config",
+    )
+    if env("AWS_WEB_IDENTITY_TOKEN_FILE") or any(
+        os.path.exists(os.path.expanduser(file)) for file in files
+    ):
+        return "default"
+    if env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI"
+    ):
+        return "ecs"
+    if (env("AWS_EC2_METADATA_DISABLED") or "").lower() != "true":
+        return "imds"
+    raise CheckpointError(
+        f"No credentials for {url!r}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
+        f"not set, there is neither {files[0]} nor {files[1]}, and "
+        "AWS_EC2_METADATA_DISABLED forbids to ask the machine. Set the first two, or "
+        "run `aws configure`."
+    )

@@ -1,0 +1,1 @@
+"""Between host memory and devices."""

@@ -1,0 +1,114 @@
+"""Reading on one replica, and sending it to the others over their interconnect."""
+
+import functools as ft
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from .._format.chunks import Region, region_of
+from .._format.leaves import LeafRecord
+from .placement import Pieces
+
+
+# Zeros are added to what was read: to its bits as integers, which changes none of them.
+_INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_SENT = frozenset(
+    "int8 int16 int32 uint8 uint16 uint32 float16 bfloat16 float32".split()
+)
+
+
+class Stack(NamedTuple):
+    """All replicas of a leaf, one behind the other; only the first one has data.
+
+    Each device has one block of the stack, as large as its shard of the leaf.
+    """
+
+    shape: tuple[int, ...]
+    sharding: NamedSharding
+    target: NamedSharding
+    dtype: np.dtype
+    integers: np.dtype
+
+    def pieces(self) -> Pieces:
+        """What this process reads, and the devices that it is for."""
+        found: Pieces = []
+        for device, region in self._blocks():
+            if region[0].start == 0:
+                found.append((region[1:], [device]))
+        return found
+
+    def _blocks(self) -> list[tuple[Any, Region]]:
+        blocks = self.sharding.addressable_devices_indices_map(self.shape)
+        return [(d, region_of(index or (), self.shape)) for d, index in blocks.items()]
+
+    def as_block(self, host: np.ndarray) -> np.ndarray:
+        return host.view(self.integers)[None]
+
+    def spread(self, first: list[jax.Array]) -> jax.Array:
+        """The leaf, on all devices; `first` are the arrays of `pieces`."""
+        arrays, rest = iter(first), np.zeros(self.shard_shape, self.integers)
+        kind = self.sharding.memory_kind
+        whole = jax.make_array_from_single_device_arrays(
+            self.shape,
+            self.sharding,
+            [
+                next(arrays)
+                if region[0].start == 0
+                else jax.device_put(rest, SingleDeviceSharding(d, memory_kind=kind))
+                for d, region in self._blocks()
+            ],
+        )
+        return _sum(self.target, self.dtype)(whole)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        return self.sharding.shard_shape(self.shape)
+
+
+@ft.cache
+def _sum(target: NamedSharding, dtype: np.dtype) -> Callable[[jax.Array], jax.Array]:
+    def add(stack: jax.Array) -> jax.Array:
+        bits = stack.sum(0, dtype=stack.dtype)
+        return jax.lax.bitcast_convert_type(bits, dtype)
+
+    return jax.jit(add, out_shardings=target)
+
+
+def stack_of(target: Sharding | None, record: LeafRecord) -> Stack | None:
+    """`None` if no other process has the same data, or it cannot be sent as bits."""
+    if (
+        not isinstance(target, NamedSharding)
+        or not isinstance(target.mesh, Mesh)
+        or target.is_fully_addressable
+        or record.data_type not in _SENT
+        or record.dtype not in ("key", record.data_type)
+    ):
+        return None
+    entries = [e if isinstance(e, tuple) else (e,) for e in target.spec]
+    used = {axis for entry in entries for axis in entry}
+    sizes = target.mesh.shape
+    free = tuple(axis for axis in sizes if axis not in used and sizes[axis] > 1)
+    if not free:
+        return None
+    dtype = np.dtype(record.data_type)
+    return Stack(
+        shape=(math.prod(sizes[axis] for axis in free), *record.data_shape),
+        sharding=NamedSharding(
+            target.mesh,
+            PartitionSpec(free, *target.spec),
+            memory_kind=target.memory_kind,
+        ),
+        target=target,
+        dtype=dtype,
+        integers=np.dtype(_INTEGERS[dtype.itemsize]),
+    )

@@ -1,0 +1,140 @@
+"""Host memory between the caller of a save and the thread that writes it."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from .._errors import CheckpointError
+from .._format.chunks import Region
+from .._format.leaves import shards, start_transfer
+from .._storage.kvstore import ArrayWrite, MAX_IN_FLIGHT
+from .._tree.plan import Write
+
+
+# Half of the machine's memory.
+_DEFAULT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+Piece = tuple[Region, np.ndarray]
+
+
+class _Held:
+    """The bytes that all saves of this process have staged, and who waits for them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.nbytes = 0
+        # One save at a time is staged, so that two cannot wait for each other's bytes.
+        self.turn = threading.Lock()
+
+
+_held = _Held()
+
+
+class Staging:
+    """A queue of pieces of arrays, which are the save's own, of bounded size.
+
+    The caller of the save fills it. The writer takes the pieces through `arrays`, says
+    by `release` how much of them is written, and by `end` that it will take no more.
+    """
+
+    def __init__(self, writes: Sequence[Write], limit: int) -> None:
+        self.arrays = [
+            ArrayWrite(write.name, write.record, iter(self._take, None))
+            for write in writes
+        ]
+        self._limit = limit
+        self._pieces: deque[Piece | None] = deque()
+        self._nbytes = 0
+        self._failure: BaseException | None = None
+        self._ended = False
+
+    def fill(self, writes: Sequence[Write], before_waiting: Callable[[], None]) -> None:
+        """Stage every leaf; returns when nothing depends on the leaves any more.
+
+        `before_waiting` is called if not all fits, and something has to be written
+        first.
+        """
+        with _held.turn:
+            for write in _first(writes, self._limit):
+                start_transfer(write.leaf)
+            for write in writes:
+                for piece in shards(
+                    write.leaf, write.record, owned=True, mine=write.mine
+                ):
+                    if not self._has_room(piece[1].nbytes):
+                        before_waiting()
+                    self._put(piece, piece[1].nbytes)
+                    if self._ended:
+                        return
+                self._put(None, 0)
+
+    def _has_room(self, nbytes: int) -> bool:
+        # The writer may keep `MAX_IN_FLIGHT` until it is given more.
+        limit = max(self._limit, MAX_IN_FLIGHT + nbytes)
+        return nbytes == 0 or _held.nbytes + nbytes <= limit
+
+    def _put(self, piece: Piece | None, nbytes: int) -> None:
+        """Add a piece once there is room, or `None` behind the last one of a leaf."""
+        with _held.changed:
+            _held.changed.wait_for(lambda: self._ended or self._has_room(nbytes))
+            if not self._ended:
+                self._pieces.append(piece)
+                self._nbytes += nbytes
+                _held.nbytes += nbytes
+            _held.changed.notify_all()
+
+    def _take(self) -> Piece | None:
+        with _held.changed:
+            _held.changed.wait_for(lambda: self._failure or self._pieces)
+            if self._failure is not None:
+                raise self._failure
+            return self._pieces.popleft()
+
+    def release(self, nbytes: int) -> None:
+        with _held.changed:
+            self._nbytes -= nbytes
+            _held.nbytes -= nbytes
+            _held.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the writer fail as soon as it wants more."""
+        with _held.changed:
+            self._failure = error
+            _held.changed.notify_all()
+
+    def end(self) -> None:
+        """The writer takes no more."""
+        with _held.changed:
+            self._ended = True
+            self._pieces.clear()
+            _held.changed.notify_all()
+        self.release(self._nbytes)
+
+
+def checked_limit(staging_bytes: int | None) -> int:
+    if staging_bytes is not None and staging_bytes < 1:
+        raise CheckpointError(
+            f"`staging_bytes` is {staging_bytes}. Pass a positive number."
+        )
+    return _DEFAULT_BYTES if staging_bytes is None else staging_bytes
+
+
+def _first(writes: Iterable[Write], limit: int) -> Iterable[Write]:
+    """The writes whose data fit into `limit` bytes together."""
+    for write in writes:
+        limit -= write.record.nbytes
+        if limit < 0:
+            return
+        yield write
+
+
+def _forget() -> None:
+    """In a forked child nobody fills and nobody takes."""
+    global _held
+    _held = _Held()
+
+
+os.register_at_fork(after_in_child=_forget)

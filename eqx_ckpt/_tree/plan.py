@@ -1,0 +1,300 @@
+"""Plan, then act: every problem is found here, before a byte is written or read."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, LeafMismatchError, LeafNameError
+from .._format.chunks import Start
+from .._format.leaves import (
+    CannotSave,
+    describe,
+    describe_like,
+    fingerprint,
+    LeafRecord,
+)
+from .._format.manifest import Manifest
+from .._format.names import (
+    below,
+    check_distinct,
+    encode,
+    folders,
+    is_below,
+    key_paths,
+    typed,
+)
+from .._types import IsLeaf, KeyPath, Spec
+from .filter_spec import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+    LeafReader,
+    LeafWriter,
+    restored_by,
+    saved_by,
+)
+from .match import difference, explain, LeafMatch, Match, nearest, with_place
+from .sharding import Place, place, targets_of
+
+
+_DEFAULTS = (
+    default_serialise_filter_spec,
+    default_deserialise_filter_spec,
+    eqx.default_serialise_filter_spec,
+    eqx.default_deserialise_filter_spec,
+)
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf, its place in the tree, and its name in the checkpoint.
+
+    `spec` is its part of `filter_spec`, and `None` for the default one.
+    """
+
+    name: str
+    path: KeyPath
+    leaf: Any
+    spec: Spec | None
+
+
+def _named(
+    tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str
+) -> Iterator[NamedLeaf]:
+    """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
+    try:
+        specs = list(key_paths(filter_spec))
+        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
+        for (path, spec), node in zip(specs, nodes, strict=True):
+            if not callable(spec):
+                raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
+            custom = None if any(spec is default for default in _DEFAULTS) else spec
+            for rest, leaf in key_paths(node, is_leaf):
+                whole = (*path, *rest)
+                yield NamedLeaf(encode(typed(whole)), whole, leaf, custom)
+    except LeafNameError:
+        raise
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"`filter_spec` does not fit `{argument}`, or that is no PyTree: {e} Pass "
+            "one function `(f, leaf)` for all leaves, or a PyTree of such functions "
+            f"whose structure is that of the upper part of `{argument}`."
+        ) from e
+
+
+class Write(NamedTuple):
+    """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar.
+
+    `mine` is where the pieces of it begin that this process writes; `None`: all.
+    """
+
+    name: str
+    record: LeafRecord
+    leaf: Any
+    mine: Collection[Start] | None = None
+
+
+def plan_writes(
+    pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf
+) -> tuple[list[Write], dict[str, str]]:
+    """What to write, and the fingerprints of the leaves that are not saved."""
+    writes: list[Write] = []
+    saved: list[tuple[KeyPath, str]] = []
+    others: dict[str, str] = {}
+    problems: list[str] = []
+    for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
+        try:
+            if spec is not None:
+                leaf = saved_by(spec, LeafWriter(name, path), leaf)
+            record = describe(leaf)
+        except CannotSave as e:
+            problems.append(f"- {name!r} {e}.")
+            continue
+        if record is None:
+            others[name] = fingerprint(leaf)
+        else:
+            record = record._replace(path=typed(path))
+            data = leaf if record.value is None else None
+            writes.append(Write(name, record, data))
+            saved.append((path, name))
+    if problems:
+        raise CheckpointError(
+            "Nothing was saved, because these leaves cannot be:\n"
+            + "\n".join(problems)
+            + "\nConvert them, or leave them out with a `filter_spec`."
+        )
+    check_distinct(saved)
+    return writes, others
+
+
+class Read(NamedTuple):
+    """One leaf to be restored, at `position` among the leaves of `like`."""
+
+    position: int
+    name: str
+    path: KeyPath
+    like: Any
+    spec: Spec | None
+    record: LeafRecord
+    place: Place
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What to read, what is known without reading, and how it agrees with `like`."""
+
+    reads: Sequence[Read]
+    values: Mapping[int, Any]
+    match: Match
+
+    def check(self) -> None:
+        if not self.match.ok:
+            raise LeafMismatchError(explain(self.match))
+
+
+def plan_reads(
+    manifest: Manifest,
+    like: PyTree,
+    filter_spec: PyTree,
+    is_leaf: IsLeaf,
+    *,
+    where: Callable[[PyTree], Any] | None,
+    prefix: str,
+    sharding: PyTree,
+) -> ReadPlan:
+    prefix = prefix.strip("/")
+    named = [
+        leaf._replace(name=below(prefix, leaf.name))
+        for leaf in _named(like, filter_spec, is_leaf, "like")
+    ]
+    check_prefix(prefix, manifest)
+    chosen = (
+        set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
+    )
+    targets = targets_of(sharding, like, is_leaf)
+    reads: list[Read] = []
+    values: dict[int, Any] = {}
+    matches: dict[str, LeafMatch] = {}
+    for index, leaf in enumerate(named):
+        if index not in chosen:
+            continue
+        record = manifest.leaves.get(leaf.name)
+        if record is None:
+            values[index], matches[leaf.name] = _without_record(leaf, manifest)
+            continue
+        match = match_leaf(leaf.leaf, leaf.spec, record)
+        where_to = Place(None)
+        if match.status == "same":
+            where_to = place(targets[index], leaf.name, leaf.leaf, record)
+            match = with_place(match, where_to)
+        reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record, where_to))
+        matches[leaf.name] = match
+    if where is None:
+        matches |= _unexpected(manifest, prefix, {leaf.name for leaf in named})
+    nbytes = sum(r.record.nbytes for r in reads)
+    match = Match(_with_suggestions(matches, manifest), nbytes)
+    return ReadPlan(reads, values, match)
+
+
+def check_prefix(prefix: str, manifest: Manifest) -> None:
+    if not prefix or any(is_below(prefix, name) for name in manifest.leaves):
+        return
+    candidates = folders(manifest.leaves) | manifest.leaves.keys()
+    similar = ", ".join(map(repr, nearest(prefix, candidates)))
+    raise LeafMismatchError(
+        f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
+        "it." + (f" Did you mean {similar}?" if similar else "")
+    )
+
+
+def chosen_by(
+    where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf
+) -> set[int]:
+    """The positions of the leaves that `where` picks."""
+    return set(jtu.tree_leaves(picked_by(where, like, is_leaf)))
+
+
+def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> PyTree:
+    """What `where` picks, with the position of each leaf in its place."""
+    treedef = jtu.tree_structure(like, is_leaf)
+    try:
+        eqx.tree_at(where, like, replace_fn=lambda node: node, is_leaf=is_leaf)
+        picked = where(treedef.unflatten(range(treedef.num_leaves)))
+    except Exception as e:
+        raise LeafMismatchError(
+            f"`where` does not pick a part of `like`: {e} Pass a function such as "
+            "`where=lambda tree: tree.model`, which returns a node of `like`, or a "
+            "tuple of nodes."
+        ) from e
+    if not all(type(index) is int for index in jtu.tree_leaves(picked)):
+        raise LeafMismatchError(
+            "`where` returns something that is not a part of `like`. It has to return "
+            "a node of the tree that it is called with, or a tuple of nodes."
+        )
+    return picked
+
+
+def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
+    """The value and match of a leaf that the checkpoint does not have."""
+    expected = describe_like(leaf.leaf)
+    now = expected or fingerprint(leaf.leaf)
+    found = manifest.others.get(leaf.name, "nothing")
+    missing = LeafMatch("missing", now, found)
+    if leaf.spec is not None:
+        f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
+        try:
+            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
+        except _NotThere:
+            return leaf.leaf, missing
+    if expected is not None:
+        return leaf.leaf, missing
+    same = found in (now, "nothing") or found.startswith("skipped: ")
+    return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
+
+
+def _not_there() -> bytes:
+    raise _NotThere
+
+
+def _unless_saved(leaf: Any) -> Any:
+    """What the default spec restores where there is nothing."""
+    if describe_like(leaf) is not None:
+        raise _NotThere
+    return leaf
+
+
+class _NotThere(LeafMismatchError):
+    pass
+
+
+def match_leaf(like: Any, spec: Spec | None, record: LeafRecord) -> LeafMatch:
+    """A leaf of `like` beside its record; a custom `filter_spec` decides for itself."""
+    expected = describe_like(like)
+    if spec is not None:
+        return LeafMatch("same", expected or fingerprint(like), record)
+    if expected is None:
+        return LeafMatch("kind", fingerprint(like), record)
+    return LeafMatch(difference(expected, record), expected, record)
+
+
+def _unexpected(
+    manifest: Manifest, prefix: str, known: set[str]
+) -> dict[str, LeafMatch]:
+    return {
+        name: LeafMatch("unexpected", found=record)
+        for name, record in manifest.leaves.items()
+        if name not in known and is_below(prefix, name)
+    }
+
+
+def _with_suggestions(
+    matches: dict[str, LeafMatch], manifest: Manifest
+) -> dict[str, LeafMatch]:
+    unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
+    candidates = sorted(unmatched) or sorted(manifest.leaves.keys() - matches.keys())
+    for name, leaf in matches.items():
+        if leaf.status == "missing":
+            matches[name] = replace(leaf, nearest=nearest(name, candidates))
+    return matches

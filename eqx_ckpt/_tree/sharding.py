@@ -1,0 +1,140 @@
+"""What the `sharding` argument of a restore says of each leaf."""
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+from jaxtyping import PyTree
+
+from .._errors import LeafMismatchError
+from .._format.leaves import LeafRecord
+from .._types import IsLeaf
+
+
+# A `Sharding`, a `jax.Device`, a `Mesh`, or `None`: as `like` says.
+Target: TypeAlias = Any
+
+
+class Place(NamedTuple):
+    """Where a leaf goes.
+
+    `target`: what `sharding` said of it.
+    `sharding`: that it gets; `None` leaves it to JAX.
+    `dropped`: the axes of its saved sharding over which it is replicated.
+    `problem`: why it cannot go there.
+    """
+
+    target: Target
+    sharding: Sharding | None = None
+    dropped: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def targets_of(sharding: PyTree, like: PyTree, is_leaf: IsLeaf) -> list[Any]:
+    """For every leaf of `like` its part of `sharding`, a PyTree prefix."""
+    targets = jtu.tree_leaves(sharding, _is_target)
+    for target in targets:
+        if not (_is_target(target) or callable(target)):
+            raise LeafMismatchError(
+                f"`sharding` has {target!r} in it. Pass a `jax.sharding.Sharding` such "
+                "as `NamedSharding(mesh, spec)`, a device, a mesh, a function "
+                "`(name, struct) -> Sharding | None`, or a PyTree prefix of them."
+            )
+    try:
+        nodes = jtu.tree_structure(sharding, _is_target).flatten_up_to(like)
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"`sharding` is no prefix of `like`: {str(e)[:300]} Pass one sharding for "
+            "all leaves, a function that is no PyTree itself, or a PyTree whose "
+            "structure is that of the upper part of `like`."
+        ) from e
+    return [
+        target
+        for target, node in zip(targets, nodes, strict=True)
+        for _ in jtu.tree_leaves(node, is_leaf)
+    ]
+
+
+def _is_target(x: Any) -> bool:
+    return x is None or isinstance(x, Sharding | jax.Device | Mesh)
+
+
+def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
+    """Where a leaf of the checkpoint goes; NumPy leaves stay on the host."""
+    if record.kind not in ("jax", "key") or not hasattr(like, "sharding"):
+        return Place(target)
+    if not _is_target(target):
+        target = target(name, jax.ShapeDtypeStruct(like.shape, like.dtype))
+        if not _is_target(target):
+            return Place(None, problem=f"{target!r} was returned for it")
+    if isinstance(target, Mesh):
+        sharding, dropped = _as_saved(target, record)
+        return Place(target, sharding, dropped)
+    sharding = target
+    if isinstance(target, jax.Device):
+        sharding = SingleDeviceSharding(target)
+    elif target is None and not (isinstance(like, jax.Array) and not like.committed):
+        sharding = like.sharding
+    if sharding is None:
+        return Place(target)
+    shape = record.shape
+    try:
+        sharding = _on_devices(sharding)
+        if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(shape):
+            raise ValueError("is for more dimensions than it has")
+        sharding.shard_shape(shape)
+    except (ValueError, NotImplementedError) as e:
+        reason = "does not divide its shape" if "divi" in str(e) else str(e)
+        return Place(target, problem=f"{_words(sharding)} {reason}")
+    return Place(target, sharding)
+
+
+def _on_devices(sharding: Sharding) -> Sharding:
+    """The same on the current mesh, if it is on an abstract one."""
+    if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, Mesh):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    if mesh.shape != sharding.mesh.shape:
+        raise ValueError(
+            "has no devices: restore inside of `jax.set_mesh(mesh)` with a mesh of "
+            "these axes, or pass `sharding`"
+        )
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+def _words(sharding: Sharding) -> str:
+    if not isinstance(sharding, NamedSharding):
+        return str(sharding)
+    axes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items())
+    return f"{sharding.spec} on the mesh ({axes})"
+
+
+def _as_saved(mesh: Mesh, record: LeafRecord) -> tuple[NamedSharding, tuple[str, ...]]:
+    """The saved PartitionSpec on another mesh, and the axes that are left out.
+
+    Those are the axes that the mesh lacks, or whose size does not divide the leaf.
+    """
+    saved = record.sharding or {"spec": [], "memory_kind": None}
+    dropped: list[str] = []
+    spec: list[tuple[str, ...] | None] = []
+    for entry, size in zip(saved["spec"], record.shape, strict=False):
+        axes: list[str] = []
+        for axis in [entry] if isinstance(entry, str) else entry or []:
+            parts = math.prod(mesh.shape[a] for a in axes) * mesh.shape.get(axis, 0)
+            if parts and size % parts == 0:
+                axes.append(axis)
+            else:
+                dropped.append(axis)
+        spec.append(tuple(axes) or None)
+    kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
+    kind = saved["memory_kind"] if saved["memory_kind"] in kinds else None
+    sharding = NamedSharding(mesh, PartitionSpec(*spec), memory_kind=kind)
+    return sharding, tuple(dropped)

@@ -1,0 +1,162 @@
+"""The package's shape: imports go down only, and files and functions stay small."""
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "eqx_ckpt"
+MODULES = {
+    ".".join(file.relative_to(PACKAGE).with_suffix("").parts): file
+    for file in sorted(PACKAGE.rglob("*.py"))
+}
+
+# From the lowest to the highest; those of one line do not import each other.
+LAYERS = [
+    "_errors _types",
+    "_format",
+    "_storage _tree",
+    "_distributed _transfer",
+    "_futures _preemption _progress _retention",
+    "_inspect _restore _save",
+    "_steps",
+    "_manager",
+    "__init__",
+]
+LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
+
+
+def room(module: str) -> str:
+    """The folder of a module, or the module itself at the top of the package."""
+    return module.partition(".")[0]
+
+
+def imports(source: str, module: str = "__init__") -> Iterator[str]:
+    """What a file imports, wherever in the file: `.a.b` for a module of ours."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield f"{node.module}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")[: -node.level]
+            yield "." + ".".join([*parents, node.module or "__init__"])
+
+
+def neighbours(module: str) -> set[str]:
+    """The modules of ours that a module imports."""
+    found = imports(MODULES[module].read_text(), module)
+    return {name[1:] for name in found if name.startswith(".")}
+
+
+def body_lengths(source: str) -> dict[str, int]:
+    """How many lines the body of each function has, by its qualified name."""
+    lengths: dict[str, int] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = f"{prefix}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = child.body[1:] if ast.get_docstring(child) else child.body
+                last = body[-1].end_lineno if body else None
+                lengths[name] = last - body[0].lineno + 1 if last else 0
+            is_scope = isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            )
+            visit(child, f"{name}." if is_scope else prefix)
+
+    visit(ast.parse(source), "")
+    return lengths
+
+
+def test_reading_a_source_file():
+    source = '''
+def f():
+    """Says something."""
+    from tensorstore import Batch
+    import jax._src.core
+
+    from .names import encode
+    from .._errors import CheckpointError
+    from .. import verify
+
+class A:
+    def f(self):
+        pass
+'''
+    expected = {"tensorstore", "tensorstore.Batch", "jax._src.core"}
+    ours = {"._format.names", "._errors", ".__init__"}
+    assert set(imports(source, "_format.manifest")) == expected | ours
+    assert body_lengths(source) == {"f": 6, "A.f": 1}
+
+
+def test_every_module_has_a_layer():
+    assert LAYER.keys() == {room(module) for module in MODULES}
+
+
+def test_few_files_at_the_top():
+    assert len([module for module in MODULES if "." not in module]) <= 16
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    for other in neighbours(module):
+        same = room(other) == room(module)
+        lower = LAYER[room(other)] < LAYER[room(module)]
+        assert same or lower, f"{module} imports {other}"
+
+
+def test_no_circles_within_a_folder():
+    sorter = graphlib.TopologicalSorter({name: neighbours(name) for name in MODULES})
+    sorter.prepare()  # Raises a CycleError that shows the circle.
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is_for(module):
+    assert ast.get_docstring(ast.parse(MODULES[module].read_text()))
+
+
+def test_the_docs_show_the_layers():
+    rows = re.findall(
+        r"^\| \d+ \| ([^|]*) \|", (ROOT / "docs/design.md").read_text(), re.M
+    )
+    shown = [" ".join(re.findall(r"`(\w+)`", row)) for row in rows]
+    assert shown == LAYERS[::-1]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_borders(module):
+    for name in imports(MODULES[module].read_text()):
+        if name.split(".")[0] == "tensorstore":
+            assert room(module) == "_storage", "Only `_storage` imports TensorStore."
+        if name.startswith("jax._src"):
+            assert module == "_distributed.coordination", "JAX's private parts change."
+
+
+def test_import_leaves_tensorstore_alone():
+    code = "import sys, eqx_ckpt; sys.exit('tensorstore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_are_short(module):
+    assert len(MODULES[module].read_text().splitlines()) <= 450
+
+
+def test_functions_are_short():
+    lengths = {
+        f"{module}.{function}": length
+        for module, file in MODULES.items()
+        for function, length in body_lengths(file.read_text()).items()
+    }
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+    long = {name: length for name, length in lengths.items() if length > 30}
+    assert len(long) <= len(lengths) / 10, long
