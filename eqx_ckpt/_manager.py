@@ -1,20 +1,17 @@
 """The checkpoints of one training run."""
 
-import functools as ft
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from jaxtyping import PyTree
 
 from ._distributed.coordination import (
     any_says,
-    by_all,
     by_first,
     DEADLINE,
     Group,
@@ -22,16 +19,17 @@ from ._distributed.coordination import (
     is_first,
 )
 from ._distributed.joint import telling
-from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._errors import CheckpointError, CheckpointNotFoundError
 from ._format.manifest import Manifest
 from ._futures import raise_unseen, Saving
 from ._inspect import read_manifest
 from ._preemption import stop_watching, told_to_end
 from ._progress import Progress
 from ._restore import tree_deserialise_leaves
+from ._resume import check_on_damage, OnDamage, resumed
 from ._retention import check_mode, Keep, keep_all, Mode, ranked
 from ._save import save_in_background
-from ._steps import advice, newest_whole, run_at, superfluous
+from ._steps import run_at, superfluous
 from ._storage.checkpoint import being_read
 from ._storage.kvstore import shown
 from ._tree.compression import Compression
@@ -196,7 +194,7 @@ class CheckpointManager:
         prefix: str = "",
         sharding: PyTree = None,
         read_once: bool = False,
-        on_damage: Literal["raise", "fallback"] = "raise",
+        on_damage: OnDamage = "raise",
     ) -> PyTree:
         """Restore a step, or the newest one. Waits for a save that is going on.
 
@@ -220,10 +218,7 @@ class CheckpointManager:
         - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
-        if on_damage not in ("raise", "fallback"):
-            raise CheckpointError(
-                f"`on_damage` is {on_damage!r}. Pass 'raise' or 'fallback'."
-            )
+        check_on_damage(on_damage)
 
         def restored(step: int) -> PyTree:
             return tree_deserialise_leaves(
@@ -247,35 +242,9 @@ class CheckpointManager:
                     f"No committed checkpoint at {shown(self._run.base(step))}. The "
                     f"steps there are {', '.join(map(str, self.steps())) or 'none'}."
                 ) from e
-        steps = by_first("steps", self.steps, self._deadline)
-        if not steps:
-            raise CheckpointNotFoundError(
-                f"No committed checkpoint in {self._run.directory!r}. To start a new "
-                "run there, look at `latest()` first, which is `None` then."
-            )
-        for stranger in self._run.named():
-            if stranger > steps[-1]:
-                logger.warning("%s is no checkpoint.", self._run.path(stranger))
-        result, problem = by_all("damage", lambda: restored(steps[-1]), self._deadline)
-        if problem is None:
-            return result
-        if isinstance(problem, CheckpointNotFoundError):
-            newest = self.latest()
-            if newest is not None and newest > steps[-1]:
-                # Another job has saved it since, and removed the one before.
-                return restored(newest)
-        if not isinstance(problem, CorruptCheckpointError):
-            raise problem
-        older = ft.partial(newest_whole, self._run, steps[:-1])
-        whole = by_first("whole", older, self._deadline)
-        if on_damage == "raise" or whole is None:
-            raise CorruptCheckpointError(f"{problem}\n{advice(steps, whole)}")
-        self._damaged.update(step for step in steps if step > whole)
-        warnings.warn(
-            f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
-            stacklevel=2,
-        )
-        return restored(whole)
+        result, passed = resumed(self._run, restored, on_damage, self._deadline)
+        self._damaged.update(passed)
+        return result
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order. Anything else in there is ignored."""

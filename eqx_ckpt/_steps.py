@@ -9,7 +9,6 @@ from typing import Any
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.manifest import MANIFEST
-from ._inspect import verify
 from ._retention import Keep
 from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
 from ._storage.checkpoint import identity, is_checkpoint, read_metadata
@@ -175,24 +174,3 @@ def superfluous(
             )
         kept.update(chosen)
     return [step for step in steps if step not in kept | steps.unreadable]
-
-
-def newest_whole(run: Run, steps: Sequence[int]) -> int | None:
-    for step in reversed(steps):
-        try:
-            verify(run.path(step))
-        except (CorruptCheckpointError, CheckpointNotFoundError):
-            continue
-        return step
-    return None
-
-
-def advice(steps: Sequence[int], whole: int | None) -> str:
-    """What to do about the newest of the steps, which is damaged."""
-    if whole is None:
-        return "None of the older steps is whole."
-    return (
-        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
-        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
-        f"when that step is saved again), or `step={whole}` to look at it."
-    )

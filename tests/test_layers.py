@@ -27,6 +27,7 @@ LAYERS = [
     "_futures _preemption _progress _retention",
     "_inspect _restore _save",
     "_steps",
+    "_resume",
     "_manager",
     "__init__",
 ]
@@ -148,7 +149,7 @@ def test_import_leaves_tensorstore_alone():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_files_are_short(module):
-    assert len(MODULES[module].read_text().splitlines()) <= 450
+    assert len(MODULES[module].read_text().splitlines()) <= 400
 
 
 def test_functions_are_short():

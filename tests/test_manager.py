@@ -131,6 +131,19 @@ def test_a_step_without_its_manifest_does_not_vanish_in_silence(run, caplog):
     assert f"{run}/000300 is no checkpoint" in caplog.text
 
 
+def test_a_step_that_is_saved_meanwhile_is_no_stranger(run, caplog, monkeypatch):
+    is_checkpoint = eqx_ckpt._steps.is_checkpoint
+
+    def look(base):
+        if base["path"].endswith("/000300/"):
+            eqx_ckpt.tree_serialise_leaves(run / "000400", state(400), overwrite=True)
+        return is_checkpoint(base)
+
+    monkeypatch.setattr(eqx_ckpt._steps, "is_checkpoint", look)
+    assert CheckpointManager(run).restore(tree_like(300))["step"] == 300
+    assert "is no checkpoint" not in caplog.text
+
+
 @pytest.mark.parametrize("manifest", [b"", b"{}}", b'{"eqx_ckpt": 1}', b"\0" * 500])
 def test_a_damaged_manifest_does_not_make_a_step_absent(run, manifest):
     (run / "000300/zarr.json").write_bytes(manifest)

@@ -1,0 +1,90 @@
+"""Restoring the newest step of a run, or an older one if it is damaged."""
+
+import functools as ft
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from jaxtyping import PyTree
+
+from ._distributed.coordination import by_all, by_first
+from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._inspect import verify
+from ._steps import Run
+
+
+logger = logging.getLogger("eqx_ckpt")
+OnDamage: TypeAlias = Literal["raise", "fallback"]
+
+
+def check_on_damage(on_damage: OnDamage) -> None:
+    if on_damage not in ("raise", "fallback"):
+        raise CheckpointError(
+            f"`on_damage` is {on_damage!r}. Pass 'raise' or 'fallback'."
+        )
+
+
+def resumed(
+    run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, deadline: float
+) -> tuple[PyTree, list[int]]:
+    """What `restored` makes of the newest step, and the damaged steps it passed over.
+
+    All processes of a job restore the same step.
+    """
+    steps = by_first("steps", ft.partial(_steps, run), deadline)
+    result, problem = by_all("damage", lambda: restored(steps[-1]), deadline)
+    if problem is None:
+        return result, []
+    if isinstance(problem, CheckpointNotFoundError):
+        newest = by_first("newest", lambda: max(run.steps(), default=-1), deadline)
+        if newest > steps[-1]:
+            # Another job has saved it since, and removed the one before.
+            return restored(newest), []
+    if not isinstance(problem, CorruptCheckpointError):
+        raise problem
+    older = ft.partial(_newest_whole, run, steps[:-1])
+    whole = by_first("whole", older, deadline)
+    if on_damage == "raise" or whole is None:
+        raise CorruptCheckpointError(f"{problem}\n{_advice(steps, whole)}")
+    warnings.warn(
+        f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
+        stacklevel=3,
+    )
+    return restored(whole), [step for step in steps if step > whole]
+
+
+def _steps(run: Run) -> list[int]:
+    """The steps that are saved, at least one."""
+    named = run.named()  # Before the steps: one that is committed now is no stranger.
+    steps = run.steps()
+    if not steps:
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint in {run.directory!r}. To start a new run there, "
+            "look at `latest()` first, which is `None` then."
+        )
+    for stranger in named:
+        if stranger > steps[-1]:
+            logger.warning("%s is no checkpoint.", run.path(stranger))
+    return steps
+
+
+def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
+    for step in reversed(steps):
+        try:
+            verify(run.path(step))
+        except (CorruptCheckpointError, CheckpointNotFoundError):
+            continue
+        return step
+    return None
+
+
+def _advice(steps: Sequence[int], whole: int | None) -> str:
+    """What to do about the newest of the steps, which is damaged."""
+    if whole is None:
+        return "None of the older steps is whole."
+    return (
+        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
+        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
+        f"when that step is saved again), or `step={whole}` to look at it."
+    )
