@@ -281,19 +281,12 @@ def start_transfer(leaf: Any) -> None:
 
 
 def shards(
-    leaf: Any,
-    record: LeafRecord,
-    *,
-    owned: bool = False,
-    mine: Collection[Start] | None = None,
+    leaf: Any, record: LeafRecord, *, mine: Collection[Start] | None = None
 ) -> Iterator[tuple[Region, np.ndarray]]:
     """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
 
     They are cut along the chunks into pieces that can be written one by one; with
-    `mine`, only those that begin there. With `owned`, nothing that happens to the leaf
-    afterwards changes them: a NumPy array is copied. A view of a JAX array in host
-    memory needs no copy, since JAX does not give that memory away while the view
-    exists. See test_async.py.
+    `mine`, only those that begin there. Those of a NumPy array are views of it.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
@@ -322,8 +315,7 @@ def shards(
                 slice(p.start - r.start, p.stop - r.start)
                 for p, r in zip(piece, region, strict=True)
             )
-            array = host[inside] if inside else host
-            yield piece, array.copy() if owned and record.kind == "numpy" else array
+            yield piece, host[inside] if inside else host
 
 
 def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:

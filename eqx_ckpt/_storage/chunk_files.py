@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .._errors import CorruptCheckpointError
-from .._format.chunks import batches, chunk_keys, touched
+from .._format.chunks import batches, chunk_keys, shape_of, touched
 from .._format.leaves import LeafRecord
 from .._types import Report
 from .buffers import empty
@@ -75,7 +75,8 @@ def read_regions(
             ]
             todo = zip(batch, sound, opening, strict=True)
             for (name, record, region), is_sound, opened in todo:
-                buffers.append(empty(region, record) if is_sound else np.empty(0))
+                shape = shape_of(region) if is_sound else (0,)
+                buffers.append(empty(shape, record.data_type))
                 if opened is not None:
                     store = result(opened, name)
                     if buffers[-1].shape != record.data_shape:

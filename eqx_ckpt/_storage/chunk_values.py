@@ -201,7 +201,9 @@ def read_objects(
     """As `read_regions`; a chunk is asked for once, however many regions it is in."""
     store, scratch = kvstore(base), Scratch()
     buffers = [
-        np.empty(0) if read.nbytes else empty(read.region, read.record)
+        np.empty(0)
+        if read.nbytes
+        else empty(shape_of(read.region), read.record.data_type)
         for read in reads
     ]
     asked: deque[tuple[list[_Wanted], list[Any]]] = deque()
@@ -217,7 +219,9 @@ def read_objects(
                 continue
             for i in indices:
                 if not buffers[i].size:
-                    buffers[i] = empty(reads[i].region, chunk.record)
+                    buffers[i] = empty(
+                        shape_of(reads[i].region), chunk.record.data_type
+                    )
             targets = [(reads[i].region, buffers[i]) for i in indices]
             parts.append((chunk, targets))
         scratch.decode(parts, damage)

@@ -17,6 +17,7 @@ from jax.sharding import (
 
 from .._format.chunks import Region, region_of
 from .._format.leaves import LeafRecord
+from .._storage.buffers import empty
 from .placement import Pieces
 
 
@@ -56,7 +57,8 @@ class Stack(NamedTuple):
 
     def spread(self, first: list[jax.Array]) -> jax.Array:
         """The leaf, on all devices; `first` are the arrays of `pieces`."""
-        arrays, rest = iter(first), np.zeros(self.shard_shape, self.integers)
+        arrays, rest = iter(first), empty(self.shard_shape, self.integers)
+        rest[...] = 0
         kind = self.sharding.memory_kind
         whole = jax.make_array_from_single_device_arrays(
             self.shape,
