@@ -20,8 +20,6 @@ from ._format.leaves import (
     from_stored,
     LeafRecord,
     scalar_from_text,
-    STORED,
-    VIEWED,
 )
 from ._format.manifest import Manifest
 from ._progress import Progress, Reporter, reporting
@@ -301,8 +299,9 @@ def _content(
     array = from_stored(array, record)
     if record.kind == "bytes":
         return array.tobytes()
-    # Unlike `np.save`, by the name of the dtype: it is a void otherwise.
-    descr = array.dtype.name if array.dtype.name in STORED | VIEWED else array.dtype.str
+    # Unlike `np.save`, by its name if the dtype is JAX's: it is a void otherwise.
+    is_user_defined = array.dtype.isbuiltin == 2
+    descr = array.dtype.name if is_user_defined else array.dtype.str
     header = {"descr": descr, "fortran_order": False, "shape": array.shape}
     np.lib.format.write_array_header_1_0(f, header)
     return f.getvalue() + array.tobytes()

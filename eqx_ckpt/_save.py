@@ -62,7 +62,7 @@ def tree_serialise_leaves(
         that writes the leaf to the file `f`, or hands it on to
         [`eqx_ckpt.default_serialise_filter_spec`][] (or Equinox's), or does nothing to
         leave it out; or a PyTree prefix of such functions. `f.name` and `f.path` say
-        which leaf it is. It may be called more than once for a leaf.
+        which leaf it is. It is called once for each leaf.
     - `is_leaf`: called on every node of `pytree`; if `True`, the node is a leaf.
     - `metadata`: anything that JSON can hold, such as `{"loss": 0.31}`.
     - `overwrite`: replace a checkpoint that is at `path` already, in one atomic step.

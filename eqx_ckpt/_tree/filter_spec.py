@@ -5,7 +5,7 @@ a spec hands on to the default spec, Equinox's or ours, becomes an array of its 
 """
 
 import io
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,18 +13,36 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._format.leaves import Skipped, Written
+from .._format.leaves import CannotSave, describe, describe_like, Skipped, Written
 from .._types import KeyPath, Spec
 
 
 class LeafWriter(io.BytesIO):
-    """The file `f` of one leaf that is being saved; `f.name` and `f.path` say which."""
+    """The file `f` of one leaf that is being saved; `f.name` and `f.path` say which.
+
+    A spec may close it, as `io.TextIOWrapper` does: what it wrote before is kept.
+    """
 
     def __init__(self, name: str, path: KeyPath) -> None:
         super().__init__()
         self.name = name
         self.path = path
         self.saved: list[Any] = []
+        self.is_written = False
+        self.content = b""
+
+    def write(self, data: Any, /) -> int:
+        self.is_written = True
+        return super().write(data)
+
+    def writelines(self, lines: Iterable[Any], /) -> None:
+        for line in lines:
+            self.write(line)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.content = self.getvalue()
+        super().close()
 
 
 class LeafReader(io.BufferedReader):
@@ -155,26 +173,24 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
 
 def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
-    """What a custom `filter_spec` saves of a leaf.
+    """What a custom `filter_spec`, which is called once, saves of a leaf.
 
     Either the leaf (or another) that it handed on to a default spec, or what it wrote,
     or that it skipped the leaf.
     """
-    if isinstance(leaf, jax.Array | np.ndarray) and _hands_on(spec, f, leaf):
-        return leaf
-    with _naming(f.name):
+    with _naming(f.name), _explaining(leaf):
         spec(f, leaf)
-    written = f.getvalue()
-    if len(f.saved) > 1 or (f.saved and written):
+    f.close()
+    if len(f.saved) > 1 or (f.saved and f.is_written):
         raise ValueError(
             f"The `filter_spec` saved leaf {f.name!r} more than once: call the default "
             "spec once, or write bytes to `f`, but not both."
         )
     if f.saved:
         return f.saved[0]
-    if written and written == _equinox_bytes(leaf):
-        return leaf
-    return Written(written) if written else Skipped(leaf)
+    if not f.is_written:
+        return Skipped(leaf)
+    return leaf if _is_handed_on(f.content, leaf) else Written(f.content)
 
 
 def restored_by(spec: Spec, f: LeafReader, like: Any) -> Any:
@@ -193,50 +209,61 @@ def _naming(name: str) -> Generator[None, None, None]:
         raise
 
 
-def _equinox_bytes(leaf: Any) -> bytes | None:
-    """What Equinox's default spec writes for a Python or NumPy scalar."""
-    if isinstance(leaf, jax.Array | np.ndarray) or not eqx.is_array_like(leaf):
-        return None
-    f = io.BytesIO()
-    eqx.default_serialise_filter_spec(f, leaf)
-    return f.getvalue()
+@contextmanager
+def _explaining(leaf: Any) -> Generator[None, None, None]:
+    """Says so if a spec failed because an array cannot be had as a whole on the host.
 
-
-def _hands_on(spec: Spec, f: LeafWriter, leaf: Any) -> bool:
-    """Whether all that `spec` does to save an array is to call a default spec with it.
-
-    Equinox's default calls `np.save`, which would gather the array on the host. So the
-    spec is tried with a stand-in that NumPy hands that call to. A spec that does
-    anything else with the leaf is then run on the real one.
+    Equinox's default calls `np.save`, which asks for that.
     """
-    trial = LeafWriter(f.name, f.path)
-    stand_in = _StandIn(leaf, trial)
     try:
-        spec(trial, stand_in)
-    except Exception:
+        yield
+    except (RuntimeError, TypeError) as error:
+        if not isinstance(leaf, jax.Array) or str(error) != _problem_on_host(leaf):
+            raise
+        describe(leaf)  # It may have been deleted.
+        raise CannotSave(
+            "cannot be copied to this host as a whole, as Equinox's default does; "
+            "call `eqx_ckpt.default_serialise_filter_spec` for it"
+        ) from error
+
+
+def _problem_on_host(leaf: jax.Array) -> str | None:
+    try:
+        np.asarray(leaf)
+    except (RuntimeError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def _is_handed_on(content: bytes, leaf: Any) -> bool:
+    """Whether a spec wrote what Equinox's default writes, of a leaf that we can save.
+
+    If it is a plain NumPy array of a dtype that only `.npy` files have, such as text,
+    the file is kept. Pickled objects are not: `np.load` refuses them.
+    """
+    expected = _Expected(content)
+    try:
+        eqx.default_serialise_filter_spec(expected, leaf)
+    except Exception:  # What it cannot write, or writes otherwise.
         return False
-    return len(trial.saved) == 1 and trial.saved[0] is stand_in and not trial.getvalue()
+    if not content or expected.position < len(content):
+        return False
+    is_plain = type(leaf) is np.ndarray or isinstance(leaf, np.generic)
+    record = describe_like(leaf)
+    is_unknown = record is not None and record.kind == "unknown"
+    return not (is_plain and is_unknown) or leaf.dtype.hasobject
 
 
-class _StandIn:
-    """Looks like an array to `isinstance` and attribute access, but is not one."""
+class _Expected:
+    """A file that compares what is written to it, so that it needs no second copy."""
 
-    def __init__(self, leaf: Any, file: LeafWriter) -> None:
-        self._leaf = leaf
-        self._file = file
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.position = 0
 
-    @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self._leaf)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._leaf, name)
-
-    def __array_function__(
-        self, function: Any, types: Any, args: Any, kwargs: Any
-    ) -> None:
-        if function is not np.save or kwargs or args[0] is not self._file:
-            raise NotImplementedError
-        self._file.saved.append(args[1])
+    def write(self, data: bytes) -> int:
+        end = self.position + len(data)
+        if self._content[self.position : end] != data:
+            raise ValueError("This is not what was to be written.")
+        self.position = end
+        return len(data)
