@@ -7,6 +7,8 @@ import pytest
 from jaxtyping import PRNGKeyArray
 
 
+pytest_plugins = ["faults.fixtures", "stores.fixtures"]
+
 # Eight devices, so that one process can save and restore sharded arrays.
 jax.config.update("jax_num_cpu_devices", 8)
 

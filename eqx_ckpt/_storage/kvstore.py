@@ -183,7 +183,7 @@ def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Sp
     key = record._replace(path=(), sharding=None, weak_type=False, crc32c=())
     if key not in known:
         # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk
-        # as zeros. See test_damage.py.
+        # as zeros. See tests/faults/test_damage.py.
         known[key] = ts.Spec(
             {
                 "driver": "zarr3",

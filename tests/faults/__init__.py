@@ -1,1 +1,1 @@
-"""Tools that make a disk fail: see tests/test_faults_*.py for their use."""
+"""Tools that make a disk fail: see the tests beside them."""

@@ -17,8 +17,7 @@ import pytest
 import eqx_ckpt
 
 
-pytest_plugins = ["stores.fixtures"]
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SNIPPET = re.compile(
     r"^( *)```python\n(.*?)^\1```\n(?:\n\1```text\n(.*?)^\1```\n)?",
     re.DOTALL | re.MULTILINE,

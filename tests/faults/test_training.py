@@ -9,8 +9,6 @@ from faults import runs, training
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 KILLS = 30
 
 

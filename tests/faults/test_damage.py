@@ -15,9 +15,6 @@ from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
 
 
-pytest_plugins = ["faults.fixtures"]
-
-
 @pytest.fixture
 def path(disk: pathlib.Path) -> pathlib.Path:
     return _saved(disk, None)

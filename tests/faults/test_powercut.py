@@ -14,8 +14,6 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 SCENES = [
     scenes.BESIDE,
     scenes.OVERWRITE,

@@ -18,8 +18,6 @@ from stores import programs, proxy
 from stores.place import Place
 
 
-pytest_plugins = ["faults.fixtures", "stores.fixtures"]
-
 POINTS = ("amid the writes", "before the commit", "after the commit")
 
 

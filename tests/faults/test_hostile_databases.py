@@ -20,8 +20,6 @@ from faults.manifests import edited
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 MUTANTS = 300
 LAYOUTS = ["zarr", "ocdbt"]
 

@@ -15,9 +15,6 @@ from faults.doors import DEADLINE, knock_in_child, MEMORY
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
-
 @pytest.fixture
 def path(zygote: Zygote, disk: pathlib.Path) -> pathlib.Path:
     zygote.call(workloads.save, str(disk / "new"), 1)

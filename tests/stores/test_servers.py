@@ -12,8 +12,6 @@ from stores import proxy
 from stores.place import Place
 
 
-pytest_plugins = ["stores.fixtures"]
-
 RETRIES = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "1ms"}
 DEADLINE = 20  # seconds
 WRITE = {"s3": "PUT", "gs": "POST"}

@@ -14,8 +14,6 @@ from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 SCENES = [scenes.BESIDE, scenes.OVERWRITE, scenes.OVERWRITE_DATABASE]
 LAYOUTS = ["zarr", "ocdbt"]
 

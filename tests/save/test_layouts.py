@@ -18,10 +18,9 @@ import eqx_ckpt
 from faults import databases, workloads
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same, files_below
-from test_leaves import every_pattern, JAX_DTYPES, WIDE_DTYPES
 
+from .test_leaves import every_pattern, JAX_DTYPES, WIDE_DTYPES
 
-pytest_plugins = ["faults.fixtures"]
 
 save = eqx_ckpt.tree_serialise_leaves
 restore = eqx_ckpt.tree_deserialise_leaves

@@ -17,7 +17,7 @@ import eqx_ckpt
 from helpers import assert_same, files_below
 
 
-GOLDEN = Path(__file__).parent / "data" / "v1"
+GOLDEN = Path(__file__).parents[1] / "data" / "v1"
 
 
 def golden_tree():

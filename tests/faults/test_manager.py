@@ -14,8 +14,6 @@ from faults.shim import Fault
 from faults.zygote import Outcome, Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 _ONLY_REMOVING_FAILED = "Step {} was saved. Removing older steps failed."
 SCENES = [
     scenes.FIRST_STEP,

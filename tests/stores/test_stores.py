@@ -26,7 +26,6 @@ from stores.place import Place
 from stores.s3 import GIVEN
 
 
-pytest_plugins = ["stores.fixtures"]
 pytestmark = pytest.mark.usefixtures("impatient")
 
 TREE = {

@@ -13,8 +13,6 @@ from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 ROUNDS = 15
 READ = [scenes.KEEP_TWO, scenes.of_databases(scenes.KEEP_TWO)]
 

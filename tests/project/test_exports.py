@@ -10,7 +10,7 @@ import pytest
 import eqx_ckpt
 
 
-DOCS = Path(__file__).parent.parent / "docs/api"
+DOCS = Path(__file__).parents[2] / "docs/api"
 FUNCTIONS = [
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",

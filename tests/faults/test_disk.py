@@ -18,8 +18,6 @@ from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 NOBODY = 65534
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import hatchling.build
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_lowest_versions_are_the_lower_bounds():
@@ -35,5 +35,5 @@ def test_the_wheel_is_the_package(tmp_path, monkeypatch):
         for name in zipfile.ZipFile(tmp_path / wheel).namelist()
         if ".dist-info/" not in name
     }
-    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("eqx_ckpt/*.py")}
+    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("eqx_ckpt/**/*.py")}
     assert shipped == sources | {"eqx_ckpt/py.typed"}

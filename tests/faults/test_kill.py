@@ -11,8 +11,6 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 SCENES = [
     scenes.FIRST,
     scenes.BESIDE,

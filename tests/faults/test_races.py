@@ -16,8 +16,6 @@ from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 LAYOUTS = ["zarr", "ocdbt"]
 SEEDS = [1, 2, 3]
 ROUNDS = 15

@@ -12,8 +12,6 @@ from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
 
 
-pytest_plugins = ["faults.fixtures"]
-
 # Bytes behind the end of a data file are nobody's, and nothing is restored from them.
 HARMLESS = ("appending", "doubling")
 ARRAYS = [name for name, leaf in every_kind(1).items() if hasattr(leaf, "dtype")]

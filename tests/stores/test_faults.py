@@ -22,7 +22,6 @@ from stores import proxy
 from stores.place import Place
 
 
-pytest_plugins = ["stores.fixtures"]
 pytestmark = pytest.mark.usefixtures("impatient")
 
 OWN = (eqx_ckpt.CheckpointError, OSError)

@@ -15,9 +15,6 @@ from faults.zygote import Zygote
 from helpers import files_below
 
 
-pytest_plugins = ["faults.fixtures"]
-
-
 def test_restored_by_any_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     """Saved by two processes, it is what one process would have saved."""
     two, one = disk / "two", disk / "one"

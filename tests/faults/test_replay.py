@@ -12,9 +12,6 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
-
 @pytest.mark.parametrize("step", toys.STEPS)
 def test_the_explorer_sees_a_missing_step(
     zygote: Zygote, disk: pathlib.Path, step: str

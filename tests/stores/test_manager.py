@@ -28,8 +28,6 @@ from stores.place import Place
 from stores.s3 import GIVEN
 
 
-pytest_plugins = ["faults.fixtures", "stores.fixtures"]
-
 STEPS = (100, 200, 300)
 DEADLINE = 30.0  # seconds; longer than anything here takes
 LISTS = proxy.LIST

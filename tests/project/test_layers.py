@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "eqx_ckpt"
 MODULES = {
     ".".join(file.relative_to(PACKAGE).with_suffix("").parts): file

@@ -18,8 +18,6 @@ from faults.manifests import edited, mutant, sealed
 from faults.zygote import Zygote
 
 
-pytest_plugins = ["faults.fixtures"]
-
 MUTANTS = 1000
 
 

@@ -1,0 +1,1 @@
+"""Runs of many steps, and which of them are kept."""

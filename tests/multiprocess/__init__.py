@@ -1,0 +1,1 @@
+"""Saves and restores by the processes of a job."""

@@ -1,0 +1,1 @@
+"""The package as a project: its layers, documentation, examples and releases."""

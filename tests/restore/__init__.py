@@ -1,0 +1,1 @@
+"""What a restore gives, and when it refuses."""

@@ -1,0 +1,1 @@
+"""What a save writes, of each kind of leaf."""
