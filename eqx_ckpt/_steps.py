@@ -13,7 +13,7 @@ from ._retention import Keep
 from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
 from ._storage.checkpoint import identity, is_checkpoint, read_metadata
 from ._storage.directory import remove, sweep
-from ._storage.key_values import list_keys
+from ._storage.key_values import check_bucket, list_keys
 from ._storage.kvstore import KvSpec, locate, url
 from ._storage.url import Store
 from ._types import PathLike
@@ -92,7 +92,10 @@ class StoreRun(Run):
         """The steps that have a manifest, and whether it has data of its own."""
         found: dict[int, bool] = {}
         attempts: set[int] = set()
-        for key in list_keys(self._base):
+        everything = list_keys(self._base)
+        if not everything:
+            check_bucket(self._base)
+        for key in everything:
             step, _, rest = key.partition("/")
             if not _STEP.fullmatch(step):
                 continue

@@ -29,12 +29,12 @@ from .key_values import (
     delete_below,
     delete_keys,
     list_keys,
-    PATIENCE,
     read_key,
     read_version,
     write_key,
 )
 from .kvstore import KvSpec, shown
+from .patience import LAST_PATIENCE
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -149,12 +149,11 @@ class StoreAttempt:
         If an answer is lost, TensorStore asks again, and is then refused because of
         its own first request. So what is there is compared with what was to be.
         """
-        problem: Exception | None = None
         for _ in range(_TRIES):
+            problem: Exception | None = None
             try:
                 if write_key(self._target, MANIFEST, manifest, self._old.version):
                     return True
-                problem = None
             except (OSError, CheckpointError) as e:
                 problem = e
             found = read_key(self._target, MANIFEST)
@@ -162,7 +161,9 @@ class StoreAttempt:
                 return True
             if found != self._old.value and self._is_of_another(found):
                 return False
-        raise problem or CheckpointError(
+            if problem is not None:
+                raise problem
+        raise CheckpointError(
             f"{shown(self._target)} refuses the manifest, and nobody else's is there."
         )
 
@@ -236,7 +237,7 @@ class _Life:
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(LAST_PATIENCE)
 
 
 def clock() -> float:
@@ -253,6 +254,7 @@ def _check_conditions(base: KvSpec, *, replace: bool) -> None:
     try:
         keeps = _keeps_conditions(base, replace)
     except CheckpointError as e:
+        write_key(base, _PROBE, b"")  # Raises, if it was not for the condition.
         keeps, refused = False, e
     if not keeps:
         what = "create an object only if there is none"

@@ -22,7 +22,7 @@ from .._format.parse import (
     metadata_from_bytes,
 )
 from .._types import PathLike
-from .key_values import list_keys, read_key, read_keys
+from .key_values import check_bucket, list_keys, read_key, read_keys
 from .kvstore import database, KvSpec, locate, shown
 
 
@@ -54,6 +54,7 @@ def _manifest_of(base: KvSpec) -> bytes:
         if base["driver"] not in ("file", "memory"):
             # Without the bucket there is no key either; only a listing tells.
             list_keys({**base, "path": base["path"] + MANIFEST})
+            check_bucket(base)
         raise CheckpointNotFoundError(
             f"No committed checkpoint at {shown(base)}: there is no `{MANIFEST}`."
         )

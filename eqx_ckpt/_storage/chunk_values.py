@@ -38,6 +38,7 @@ from .kvstore import (
     result,
     url,
 )
+from .patience import answer
 
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class _Requests:
 
     def _wait(self) -> None:
         future, key, nbytes = self._writing.popleft()
-        result(future, url(self._base, key))
+        answer(self._base, future, key)
         self._nbytes -= nbytes
 
     def cancel(self) -> None:
@@ -132,7 +133,7 @@ class _Transactions:
     """
 
     def __init__(self, base: KvSpec) -> None:
-        self._where = url(base)
+        self._base = base
         self._store = self._bound = kvstore(base)
         self._on_disk = base["base"]["driver"] == "file"
         self._most = MAX_IN_FLIGHT if self._on_disk else _MAX_REQUESTED
@@ -145,14 +146,14 @@ class _Transactions:
         if self._transaction is None:
             self._transaction = ts.Transaction(atomic=True)
             self._bound = self._store.with_transaction(self._transaction)
-        result(self._bound.write(key, value), self._where)
+        answer(self._base, self._bound.write(key, value), key)
         self._nbytes += len(value)
         if self._nbytes > self._most:
             self.finish()
 
     def finish(self) -> None:
         if self._transaction is not None:
-            result(self._transaction.commit_async(), self._where, _COMMIT)
+            answer(self._base, self._transaction.commit_async(), most=_COMMIT)
         self._transaction, self._nbytes = None, 0
 
     def cancel(self) -> None:
@@ -177,8 +178,8 @@ def link_databases(base: KvSpec, names: Sequence[str]) -> None:
     ]
     target = whole.with_transaction(transaction)
     for linking in [part.experimental_copy_range_to(target) for part in parts]:
-        result(linking, url(base))
-    result(transaction.commit_async(), url(base), _COMMIT)
+        answer(base, linking)
+    answer(base, transaction.commit_async(), most=_COMMIT)
 
 
 class _Wanted(NamedTuple):
@@ -212,7 +213,7 @@ def read_objects(
         parts: list[tuple[Chunk, list[tuple[Region, np.ndarray]]]] = []
         for (chunk, indices), future in zip(*asked.popleft(), strict=True):
             try:
-                value = result(future, url(base, chunk.key)).value
+                value = answer(base, future, chunk.key).value
                 chunk = _checked(chunk, value)
             except CorruptCheckpointError as e:
                 damage.setdefault(chunk.name, str(e))

@@ -1,15 +1,24 @@
 """Values by their keys, in whatever a checkpoint is kept in."""
 
+import logging
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from typing import NamedTuple
 
 from .._errors import CorruptCheckpointError
 from .._format.manifest import MAX_BYTES
-from .kvstore import KvSpec, kvstore, open_file, result, shown, url
+from .kvstore import KvSpec, kvstore, open_file, url
+from .patience import answer, LAST_PATIENCE
+from .translate import no_bucket
 
 
-# Seconds, for one small request to an object store, with all its retries.
-PATIENCE = 30.0
+logger = logging.getLogger("eqx_ckpt")
+
+# Requests that are made before the first of them is waited for.
+_AT_ONCE = 1000
 # Bytes that cost no more than a request.
 _SHORT = 2**16
 
@@ -37,7 +46,7 @@ def read_keys(
             if future is None:
                 yield read_key(base, key)
             else:
-                found = result(future, url(base, key))
+                found = answer(base, future, key)
                 yield found.value if found.state == "value" else None
         except CorruptCheckpointError as e:
             yield e
@@ -54,18 +63,18 @@ class Versioned(NamedTuple):
 
 
 def read_version(base: KvSpec, key: str, most: int = MAX_BYTES + 1) -> Versioned:
-    store, where = kvstore(base), url(base, key)
+    store = kvstore(base)
     # Of a long part, first its last byte: a store sends all that it has of a range, and
     # TensorStore then refuses it.
     first = slice(most - 1, most) if most > _SHORT else slice(0, most)
     try:
-        found = result(store.read(key, byte_range=first), where, PATIENCE)
+        found = answer(base, store.read(key, byte_range=first), key)
         if first.start and found.state == "value":
             part = store.read(key, byte_range=slice(0, most))
-            found = result(part, where, PATIENCE)
+            found = answer(base, part, key)
     except CorruptCheckpointError:
         # It is shorter than that.
-        found = result(store.read(key), where, PATIENCE)
+        found = answer(base, store.read(key), key)
     value = found.value if found.state == "value" else None
     return Versioned(value, found.stamp.generation)
 
@@ -78,32 +87,58 @@ def write_key(
     After a lost answer this is `False` for a value that was written: look at the key.
     """
     writing = kvstore(base).write(key, value, if_equal=version)
-    try:
-        return bool(result(writing, url(base, key), PATIENCE).generation)
-    finally:
-        writing.cancel()  # Nobody is to try again when its caller has given up.
+    return bool(answer(base, writing, key).generation)
 
 
 def list_keys(base: KvSpec) -> list[str]:
     """All keys, relative to `base`."""
     store = kvstore(base)
-    keys = result(store.list(), shown(base))
+    keys = answer(base, store.list())
     if base["driver"] == "gcs":
         # TensorStore takes a listing that is denied for an empty one.
-        result(store.read("@"), shown(base), PATIENCE)
+        answer(base, store.read("@"))
     return [key.decode(errors="replace") for key in keys]
 
 
+def check_bucket(base: KvSpec) -> None:
+    """Raise if there is no bucket, after nothing was found in it by a listing.
+
+    In S3 that has raised already. In GCS, TensorStore takes everything in it for
+    missing. To ask Google whether there is a bucket, nobody needs to say who asks.
+    """
+    if base["driver"] != "gcs":
+        return
+    google = os.environ.get(
+        "TENSORSTORE_GCS_HTTP_URL", "https://storage.googleapis.com"
+    )
+    place = f"{google.rstrip('/')}/storage/v1/b/{base['bucket']}"
+    try:
+        urllib.request.urlopen(place, timeout=LAST_PATIENCE).close()
+    except urllib.error.HTTPError as e:
+        if e.code == HTTPStatus.NOT_FOUND:
+            raise no_bucket(url(base)) from None
+    except (OSError, ValueError) as e:
+        logger.debug("Whether %s exists is not known: %s", base["bucket"], e)
+
+
 def delete_keys(base: KvSpec, keys: Sequence[str]) -> None:
+    """Delete values, many at a time."""
     store = kvstore(base)
-    for future in [store.write(key, None) for key in keys]:
-        result(future, shown(base))
+    for i in range(0, len(keys), _AT_ONCE):
+        deleting = [store.write(key, None) for key in keys[i : i + _AT_ONCE]]
+        try:
+            for future in deleting:
+                answer(base, future)
+        except BaseException:
+            for future in deleting:
+                future.cancel()
+            raise
 
 
 def delete_below(base: KvSpec, prefix: str) -> None:
-    """Delete every key that starts with `prefix`, which is not empty."""
-    import tensorstore as ts
+    """Delete every key that starts with `prefix`.
 
-    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-    deleting = kvstore(base).delete_range(ts.KvStore.KeyRange(prefix, end))
-    result(deleting, url(base, prefix))
+    TensorStore's own way to do that deletes one after the other in S3.
+    """
+    below = {**base, "path": base["path"] + prefix}
+    delete_keys(below, list_keys(below))

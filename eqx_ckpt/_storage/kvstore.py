@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import re
 import stat
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,8 @@ from .._format.chunks import Region, shape_of
 from .._format.leaves import LeafRecord
 from .._format.manifest import zarr_metadata
 from .._types import PathLike, Report, Tails
-from .url import remote_kvstore, SCHEMES, Store
+from .translate import translated
+from .url import censored, remote_kvstore, SCHEMES, Store
 
 
 # Importing TensorStore takes longer than all the rest of this package, so the functions
@@ -43,14 +43,6 @@ _FEWER_REQUESTS = {
     "experimental_read_coalescing_merged_bytes": 32 * 2**20,
     "experimental_read_coalescing_interval": "1ms",
 }
-_DENIED = re.compile(
-    "^PERMISSION_DENIED|^UNAUTHENTICATED|credentials|ExpiredToken|InvalidAccessKeyId|"
-    "SignatureDoesNotMatch|AuthorizationHeaderMalformed|PermanentRedirect"
-)
-# A database is decoded before its checksum is compared, and then has any fault.
-_DAMAGED = re.compile(
-    "^DATA_LOSS|^NOT_FOUND|^FAILED_PRECONDITION|^OUT_OF|Error decoding"
-)
 # By process.
 _contexts: "dict[int, ts.Context]" = {}
 
@@ -116,8 +108,8 @@ def locate(path: PathLike) -> KvSpec:
     scheme, separator, rest = text.partition(":/")
     if separator and scheme in (*SCHEMES, "memory") and not rest.startswith("/"):
         raise CheckpointError(
-            f"{text!r} has lost a slash: `pathlib` cannot hold a URL. Pass a string, "
-            "or an `eqx_ckpt.Store`."
+            f"{censored(text)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
+            "a string, or an `eqx_ckpt.Store`."
         )
     if separator and scheme in SCHEMES:
         return remote_kvstore(path if isinstance(path, Store) else Store(text))
@@ -125,8 +117,8 @@ def locate(path: PathLike) -> KvSpec:
         return {"driver": "memory", "path": rest.strip("/") + "/"}
     if separator and scheme.isalnum() and rest.startswith("/"):
         raise CheckpointError(
-            f"{text!r}: `{scheme}://` is not supported. Pass a directory, or an URL "
-            "that begins with `s3://` or `gs://`."
+            f"{censored(text)!r}: `{scheme}://` is not supported. Pass a directory, or "
+            "an URL that begins with `s3://` or `gs://`."
         )
     folder = os.path.realpath(os.path.expanduser(text))
     if "\\" in folder or not folder.isprintable():
@@ -332,28 +324,6 @@ def result(future: Any, name: str, seconds: float | None = None) -> Any:
             "the credentials."
         ) from None
     except (ValueError, RuntimeError, TypeError, NotImplementedError) as e:
-        raise _translated(e, name) from None
-
-
-def _translated(error: Exception, name: str) -> Exception:
-    """TensorStore's errors are `ValueError`s with a status and details in the text."""
-    text = re.sub(r"\s*\[[a-z_ -]+=.*", "", str(error), flags=re.S)
-    code = re.search(r"\[os_error_code='(\d+)'", str(error))
-    if code:
-        number = int(code[1])
-        return OSError(number, f"{os.strerror(number)} (leaf {name!r}: {text})")
-    if "bucket does not exist" in text or "NoSuchBucket" in text:
-        return CheckpointError(f"{name}: there is no such bucket. Make it first.")
-    if _DENIED.search(text):
-        return PermissionError(
-            errno.EACCES,
-            f"The store denies {name} ({text}). Look at the credentials, what they "
-            "allow, and the region",
-        )
-    if text.startswith(("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")):
-        return ConnectionError(
-            f"The store of {name} does not answer, or is too busy: {text}"
-        )
-    if _DAMAGED.search(text):
-        return CorruptCheckpointError(text)
-    return CheckpointError(f"TensorStore failed at {name!r}: {text}")
+        problem = translated(e, name)
+    # Not in there, where TensorStore's error would be its context, with all details.
+    raise problem

@@ -1,5 +1,6 @@
 """Object stores: which one a URL means, and how to get there."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass, replace
@@ -10,7 +11,15 @@ from .._errors import CheckpointError
 
 SCHEMES = ("s3", "gs")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
-_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+_ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
+# A user and a password, before a host or a bucket; and what may be a signature.
+_USER = re.compile(r"((?<=:/)/?|^)(?:[^/\s:@]*:(?!\d+(?:[/\s]|$))\S*|[^/\s]*)@")
+_QUERY = re.compile(r"\?[^\s'\"]*=[^\s'\"]*")
+
+
+def censored(text: str) -> str:
+    """A text for people, whatever somebody has put into the URLs in it."""
+    return _QUERY.sub("?***", _USER.sub(r"\1***@", text))
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,15 @@ class Store(os.PathLike[str]):
     def __post_init__(self) -> None:
         if self.url.partition("://")[0] not in SCHEMES or "://" not in self.url:
             raise CheckpointError(
-                f"{self.url!r} is no URL of an object store. Pass `s3://bucket/path` "
-                "or `gs://bucket/path`."
+                f"{censored(self.url)!r} is no URL of an object store. Pass "
+                "`s3://bucket/path` or `gs://bucket/path`."
             )
+
+    def __repr__(self) -> str:
+        shown = {"endpoint": self.endpoint and censored(self.endpoint)}
+        shown |= {"region": self.region, "single_writer": self.single_writer or None}
+        options = [f", {k}={v!r}" for k, v in shown.items() if v is not None]
+        return f"Store({censored(self.url)!r}{''.join(options)})"
 
     def __fspath__(self) -> str:
         return self.url
@@ -66,27 +81,28 @@ class Store(os.PathLike[str]):
 
 def remote_kvstore(store: Store) -> dict[str, Any]:
     """The `kvstore` of a TensorStore spec for a URL of one of `SCHEMES`."""
+    where = repr(censored(store.url))
     scheme, _, rest = store.url.partition("://")
     bucket, _, path = rest.partition("/")
     path = path.strip("/")
     if not _BUCKET.fullmatch(bucket):
         raise CheckpointError(
-            f"{store.url!r} does not name a bucket. Pass `{scheme}://bucket/path`."
+            f"{where} does not name a bucket. Pass `{scheme}://bucket/path`."
         )
     parts = path.split("/") if path else []
     if "\\" in path or not path.isprintable() or {"", ".", ".."} & {*parts}:
         raise CheckpointError(
-            f"{store.url!r} has an empty part, a dot as a part, a backslash, or a "
-            "character that does not print, which stores and their tools do not agree "
-            "about. Choose another path."
+            f"{where} has an empty part, a dot as a part, a backslash, or a character "
+            "that does not print, which stores and their tools do not agree about. "
+            "Choose another path."
         )
     place = {"bucket": bucket, "path": path + "/" if path else ""}
     if scheme == "s3":
         return {"driver": "s3", **place, **_s3_options(store)}
     if store.endpoint or store.region or store.single_writer:
         raise CheckpointError(
-            f"{store.url!r}: `endpoint`, `region` and `single_writer` are for S3. For "
-            "a server that speaks as Google's does, set TENSORSTORE_GCS_HTTP_URL."
+            f"{where}: `endpoint`, `region` and `single_writer` are for S3. "
+            "For a server that speaks as Google's does, set TENSORSTORE_GCS_HTTP_URL."
         )
     return {"driver": "gcs", **place}
 
@@ -103,7 +119,9 @@ def _s3_options(store: Store) -> dict[str, Any]:
     if endpoint:
         if not _ENDPOINT.fullmatch(endpoint):
             raise CheckpointError(
-                f"The endpoint {endpoint!r} is no URL. Pass `https://host:port`."
+                f"The endpoint {censored(endpoint)!r} is no URL. Pass "
+                "`https://host:port`. Who may use it is said by the environment, such "
+                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             )
         options["endpoint"] = endpoint.rstrip("/")
         region = region or "us-east-1"
@@ -134,9 +152,10 @@ def _credentials(url: str) -> str:
         return "ecs"
     if (env("AWS_EC2_METADATA_DISABLED") or "").lower() != "true":
         return "imds"
-    raise CheckpointError(
+    raise PermissionError(
+        errno.EACCES,
         f"No credentials for {url!r}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
         f"not set, there is neither {files[0]} nor {files[1]}, and "
         "AWS_EC2_METADATA_DISABLED forbids to ask the machine. Set the first two, or "
-        "run `aws configure`."
+        "run `aws configure`",
     )

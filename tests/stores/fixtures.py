@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eqx_ckpt._storage import key_values, kvstore
+from eqx_ckpt._storage import kvstore, patience
 
 from . import gcs as gcs_server, s3 as s3_server
 from .place import Place
@@ -83,7 +83,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
     monkeypatch.setattr(kvstore, "_RETRIES", retries)
     monkeypatch.setattr(kvstore, "_contexts", {})
-    monkeypatch.setattr(key_values, "PATIENCE", 10.0)
+    monkeypatch.setattr(patience, "_silent", set())
 
 
 @contextlib.contextmanager

@@ -46,11 +46,11 @@ class Exchange(serving.Exchange):
         self.answer(*answer)
 
     def _answer(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
-        if "Authorization" not in self.headers:
-            return _error(401, "Anonymous caller does not have access.")
         blobs = self.server.buckets.get(bucket)
         if blobs is None:
             return _error(404, "The specified bucket does not exist.")
+        if "Authorization" not in self.headers:
+            return _error(401, "Anonymous caller does not have access.")
         if not name:
             return self._list(bucket, blobs)
         blob = blobs.get(name)

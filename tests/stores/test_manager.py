@@ -674,7 +674,13 @@ def test_should_save(empty: str) -> None:
     assert manager.latest() == 1
 
 
-def test_there_is_no_bucket(s3: Place) -> None:
-    manager = CheckpointManager("s3://no-such-bucket/run")
-    with pytest.raises(eqx_ckpt.CheckpointError, match="no such bucket"):
-        manager.latest()
+def test_there_is_no_bucket(place: Place) -> None:
+    """A run that finds nothing would begin at step 0."""
+    manager = CheckpointManager(place.url.replace(place.bucket, "no-such-bucket", 1))
+    for ask in (manager.latest, manager.steps, lambda: manager.restore(state(0))):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="there is no such bucket"):
+            ask()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="there is no such bucket"):
+        manager.save(1, state(1))
+    place.proxy.add(proxy.answered(503), "GET", "/b/[^/]*$")
+    assert CheckpointManager(place.url).latest() is None

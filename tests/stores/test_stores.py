@@ -279,7 +279,7 @@ def doors(url: Any) -> list[Any]:
 def test_no_such_bucket(place):
     url = place.url.replace(place.bucket, f"{place.bucket}-absent", 1)
     for door in doors(url):
-        with pytest.raises(eqx_ckpt.CheckpointError, match="absent"):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="absent.*no such bucket"):
             door()
 
 
@@ -342,7 +342,7 @@ def test_no_credentials(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     for door in doors(s3.url):
-        with pytest.raises(eqx_ckpt.CheckpointError, match="No credentials"):
+        with pytest.raises(PermissionError, match="No credentials"):
             door()
 
 

@@ -1,0 +1,63 @@
+"""TensorStore's errors, which are `ValueError`s with a status as text, in our words."""
+
+import errno
+import os
+import re
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .url import censored
+
+
+# What follows has the answer of a store, which may repeat a token, and our whole spec.
+_DETAILS = re.compile(r"\s*\[[a-z_ -]+=.*", re.S)
+_DENIED = re.compile(
+    "^PERMISSION_DENIED|^UNAUTHENTICATED|(?i:credentials)|AuthorizationHeaderMalformed|"
+    "(Expired|Invalid)Token|InvalidAccessKeyId|InvalidSecurity|PermanentRedirect|"
+    "SignatureDoesNotMatch|TokenRefreshRequired|invalid_(client|grant|rapt)"
+)
+_BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+# A database is decoded before its checksum is compared, and then has any fault.
+_DAMAGED = re.compile(
+    "^DATA_LOSS|^NOT_FOUND|^FAILED_PRECONDITION|^OUT_OF|Error decoding"
+)
+# Of what is not there, of a condition, and of a range behind the end of an object.
+_NO_REFUSALS = {"404", "410", "412", "416"}
+
+
+def translated(error: Exception, name: str) -> Exception:
+    """The error to raise in place of TensorStore's; `name` is a leaf or a place."""
+    whole = str(error)
+    text = censored(_DETAILS.sub("", whole))
+    if code := re.search(r"\[os_error_code='(\d+)'", whole):
+        number = int(code[1])
+        return OSError(number, f"{os.strerror(number)} (leaf {name!r}: {text})")
+    if text.startswith("DATA_LOSS"):
+        return CorruptCheckpointError(text)
+    if "bucket does not exist" in text or "NoSuchBucket" in text:
+        return no_bucket(name)
+    if "RequestTimeTooSkewed" in text:
+        return PermissionError(
+            errno.EACCES,
+            f"The store denies {name}, because the clock of this machine is wrong: "
+            f"{text}. Set it",
+        )
+    if _DENIED.search(text):
+        return PermissionError(
+            errno.EACCES,
+            f"The store denies {name} ({text}). Look at the credentials, what they "
+            "allow, and the region",
+        )
+    if text.startswith(_BUSY):
+        return ConnectionError(
+            f"The store of {name} does not answer, or is too busy: {text}"
+        )
+    status = re.search(r"\[http_response_code='(4\d\d)'", whole)
+    if status and status[1] not in _NO_REFUSALS:
+        return CheckpointError(f"The store refuses {name}: {text}")
+    if _DAMAGED.search(text):
+        return CorruptCheckpointError(text)
+    return CheckpointError(f"TensorStore failed at {name!r}: {text}")
+
+
+def no_bucket(name: str) -> CheckpointError:
+    return CheckpointError(f"{name}: there is no such bucket. Make it first.")
