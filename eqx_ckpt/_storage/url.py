@@ -13,7 +13,9 @@ SCHEMES = ("s3", "gs")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
 # A user and a password, before a host or a bucket; and what may be a signature.
-_USER = re.compile(r"((?<=:/)/?|^)(?:[^/\s:@]*:(?!\d+(?:[/\s]|$))\S*|[^/\s]*)@")
+_USER = re.compile(
+    r"((?<=:/)/?|^(?!\w+:/))(?:[^/\s:@]*:(?!\d+(?:[/\s]|$))\S*|[^/\s]*)@"
+)
 _QUERY = re.compile(r"\?[^\s'\"]*=[^\s'\"]*")
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -321,6 +322,8 @@ def test_denied(place, method):
         (400, "ExpiredToken"),
         (403, "InvalidAccessKeyId"),
         (403, "SignatureDoesNotMatch"),
+        (400, "InvalidToken"),
+        (400, "TokenRefreshRequired"),
     ],
 )
 def test_the_wrong_region_or_credentials(s3, status, code):
@@ -328,6 +331,141 @@ def test_the_wrong_region_or_credentials(s3, status, code):
     for door in doors(s3.url):
         with pytest.raises(PermissionError, match="(?s)credentials.*region"):
             door()
+
+
+def test_the_wrong_time(impatient: None, s3: Place) -> None:
+    s3.proxy.add(proxy.answered(403, "RequestTimeTooSkewed"))
+    for door in doors(s3.url):
+        with pytest.raises(PermissionError, match="clock of this machine is wrong"):
+            door()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "InvalidToken", PermissionError),
+        (400, "TokenRefreshRequired", PermissionError),
+        (400, "EntityTooLarge", eqx_ckpt.CheckpointError),
+        (400, "QuotaExceeded", eqx_ckpt.CheckpointError),
+        (405, "MethodNotAllowed", eqx_ckpt.CheckpointError),
+        (413, "TooLarge", eqx_ckpt.CheckpointError),
+        (501, "NotImplemented", eqx_ckpt.CheckpointError),
+    ],
+)
+def test_a_write_that_is_refused_for_another_reason(
+    s3: Place, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: type
+) -> None:
+    """Nobody is told to do without conditions, who has only an old token."""
+    monkeypatch.setattr(bucket, "_keep_conditions", set())
+    s3.proxy.add(proxy.answered(status, code), "PUT")
+    for store in (s3.url, Store(s3.url, single_writer=True)):
+        with pytest.raises(kind, match=code) as caught:
+            eqx_ckpt.tree_serialise_leaves(store, TREE)
+        assert "single_writer" not in str(caught.value)
+        assert not isinstance(caught.value, eqx_ckpt.CorruptCheckpointError)
+
+
+@pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (400, "X")])
+def test_conditions_that_are_refused(
+    s3: Place, monkeypatch: pytest.MonkeyPatch, status: int, code: str
+) -> None:
+    monkeypatch.setattr(bucket, "_keep_conditions", set())
+
+    def action(exchange: proxy.Exchange) -> None:
+        has_condition = "If-None-Match" in exchange.headers
+        refused = proxy.answered(status, code)
+        (refused if has_condition else proxy.passed)(exchange)
+
+    s3.proxy.add(action, "PUT")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
+        eqx_ckpt.tree_serialise_leaves(s3.url, TREE)
+    assert keys(s3) == set()
+    eqx_ckpt.tree_serialise_leaves(Store(s3.url, single_writer=True), TREE)
+
+
+# What somebody has put into a URL, or a server says, is not for logs.
+
+
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        f"http://me:{SECRET}@127.0.0.1:9000",
+        f"https://{SECRET.replace('/', '')}@host/path",
+        f"me:{SECRET}@host:9000",
+        f"https://host/?X-Amz-Signature={SECRET}",
+    ],
+)
+def test_no_password_in_an_endpoint_is_shown(
+    s3: Place, monkeypatch: pytest.MonkeyPatch, endpoint: str, caplog
+) -> None:
+    texts: list[str] = []
+    store = Store(s3.url, endpoint=endpoint)
+    texts += [repr(store), str(store), repr(store / "a"), repr([store])]
+    for door in doors(store):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="environment") as caught:
+            door()
+        texts += traceback.format_exception(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(eqx_ckpt.CheckpointError) as caught:
+        eqx_ckpt.CheckpointManager(s3.url)
+    texts += [repr(caught.value), caplog.text]
+    assert not [text for text in texts if "K7MDENG" in text or "wJalr" in text]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://AKIA:{SECRET}@bucket/run",
+        f"http://AKIA:{SECRET}@bucket/run",
+        f"s3:/AKIA:{SECRET}@bucket/run",
+        f"AKIA:{SECRET}@bucket",
+    ],
+)
+def test_no_password_in_a_url_is_shown(url: str) -> None:
+    read = eqx_ckpt.read_manifest
+    for ask in (lambda: Store(url), *[lambda: read(url)] * ("://" in url)):
+        try:
+            texts = [repr(ask())]
+        except eqx_ckpt.CheckpointError as e:
+            texts = [str(e), repr(e)]
+        assert not [text for text in texts if "K7MDENG" in text or "wJalr" in text]
+
+
+def test_a_store_is_shown_as_it_is_written(s3: Place) -> None:
+    store = Store(s3.url, endpoint="http://127.0.0.1:9000/s3", region="eu-west-1")
+    assert eval(repr(store)) == store
+    alone = Store("s3://bucket/run/@attempt/x", single_writer=True)
+    assert repr(alone) == "Store('s3://bucket/run/@attempt/x', single_writer=True)"
+
+
+def test_no_token_in_an_answer_is_shown(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    """Servers repeat a token that they refuse; and it is in every request."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SECRET)
+    caplog.set_level("DEBUG")
+
+    def action(exchange: proxy.Exchange) -> None:
+        assert exchange.headers["Authorization"]
+        body = f"""<Error><Code>InvalidToken</Code><Message>Malformed.</Message>
+            <Token-0>{SECRET}</Token-0></Error>{exchange.headers}"""
+        headers = {"Content-Type": "application/xml"}
+        exchange.reply(proxy.Reply(400, headers, body.encode(), None))
+
+    place.proxy.add(action)
+    for door in doors(place.url):
+        with pytest.raises((PermissionError, eqx_ckpt.CheckpointError)) as caught:
+            door()
+        error: BaseException | None = caught.value
+        while error is not None:
+            shown = f"{error!r} {error} {getattr(error, '__notes__', '')}"
+            assert SECRET not in shown
+            assert "Authorization" not in shown
+            error = error.__cause__ or error.__context__
+    assert SECRET not in caplog.text
 
 
 def test_nobody_at_the_endpoint(place, monkeypatch):
