@@ -14,6 +14,7 @@ from ._format.manifest import Manifest
 from ._format.names import is_below
 from ._storage.checkpoint import (
     check_array_metadata,
+    check_database,
     open_checkpoint,
     raise_damage,
     read_consistently,
@@ -234,3 +235,5 @@ def _verify(base: KvSpec, manifest: Manifest) -> None:
     whole_so_far = {name: r for name, r in arrays.items() if name not in damage}
     check_array_metadata(base, whole_so_far, damage)
     raise_damage(damage, base)
+    if manifest.layout == "ocdbt":
+        check_database(base)

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -20,6 +21,8 @@ from ._types import PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
+# Manifests that are read from a store at a time.
+_AT_ONCE = 16
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
 
 
@@ -62,7 +65,7 @@ class Run:
         base = self.base(step)
         now = identity(base)
         if step not in self._metadata or self._metadata[step][0] != now:
-            self._metadata[step] = now, read_metadata(base)
+            self._metadata[step] = now, read_metadata(base)[1]
         return self._metadata[step][1]
 
     def base(self, step: int) -> KvSpec:
@@ -84,14 +87,19 @@ class StoreRun(Run):
     def __init__(self, directory: PathLike) -> None:
         super().__init__(directory)
         self._debris = Debris(self._base)
+        # By step, in the last list of all keys: the attempts, the metadata or what is
+        # wrong with them; and by root, what is remembered for the next list.
+        self._attempts: dict[int, set[str]] = {}
+        self._found: dict[int, Any] = {}
+        self._by_root: dict[str, Any] = {}
 
     def named(self) -> list[int]:
         return sorted(self._named())
 
     def _named(self) -> dict[int, bool]:
         """The steps that have a manifest, and whether it has data of its own."""
-        found: dict[int, bool] = {}
-        attempts: set[int] = set()
+        found: list[int] = []
+        attempts: dict[int, set[str]] = {}
         everything = list_keys(self._base)
         if not everything:
             check_bucket(self._base)
@@ -100,10 +108,50 @@ class StoreRun(Run):
             if not _STEP.fullmatch(step):
                 continue
             if rest == MANIFEST:
-                found[int(step)] = True
-            elif ATTEMPT.match(rest):
-                attempts.add(int(step))
-        return {step: step in attempts for step in found}
+                found.append(int(step))
+            elif root := ATTEMPT.match(rest):
+                attempts.setdefault(int(step), set()).add(root[0])
+        self._attempts = {step: attempts.get(step, set()) for step in found}
+        known = self._by_root.copy()
+        self._by_root = {
+            root: known[root]
+            for roots in self._attempts.values()
+            for root in roots
+            if root in known
+        }
+        # If another attempt is there too, the manifest may be of that one by now.
+        self._found = {
+            step: known[root]
+            for step, roots in self._attempts.items()
+            for root in roots
+            if len(roots) == 1 and root in known
+        }
+        return {step: bool(roots) for step, roots in self._attempts.items()}
+
+    def metadata(self, step: int) -> Any:
+        """As of the last list of steps; those of all of them are read at once."""
+        found = self._found
+        if step not in found:
+            missing = {step, *self._attempts} - found.keys()
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                reading = {step: pool.submit(self._read, step) for step in missing}
+                try:
+                    found.update({step: r.result() for step, r in reading.items()})
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        if isinstance(found[step], CheckpointError):
+            raise found[step]
+        return found[step]
+
+    def _read(self, step: int) -> Any:
+        try:
+            root, metadata = read_metadata(self.base(step))
+        except CheckpointError as e:
+            return e
+        if root:
+            self._by_root[root] = metadata
+        return metadata
 
     def steps(self) -> list[int]:
         named = self._named()

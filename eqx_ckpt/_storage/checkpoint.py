@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from .._format.parse import (
     metadata_from_bytes,
 )
 from .._types import PathLike
+from .crc32c import crc32c
 from .key_values import check_bucket, list_keys, read_key, read_keys
 from .kvstore import database, KvSpec, locate, shown
 
@@ -31,6 +33,8 @@ being_read: list[str] = []
 os.register_at_fork(after_in_child=being_read.clear)
 
 _TRIES = 10
+_ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
+_DATABASE_MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
 _MAX_ARRAY_METADATA = 2**16
 _T = TypeVar("_T")
 
@@ -43,9 +47,12 @@ def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
     return database(arrays) if manifest.layout == "ocdbt" else arrays, manifest
 
 
-def read_metadata(base: KvSpec) -> Any:
-    """The metadata of a checkpoint, without the rest of its manifest."""
-    return metadata_from_bytes(_manifest_of(base), shown(base))
+def read_metadata(base: KvSpec) -> tuple[str, Any]:
+    """The root and the metadata of a checkpoint, without the rest of its manifest."""
+    data = _manifest_of(base)
+    metadata = metadata_from_bytes(data, shown(base))
+    root = _ROOT.search(data)
+    return root[1].decode() if root else "", metadata
 
 
 def _manifest_of(base: KvSpec) -> bytes:
@@ -145,6 +152,19 @@ def check_array_metadata(
                 damage[name] = f"{key} is not what was saved"
         except (ValueError, RecursionError) as e:
             damage[name] = f"{key}: {e}"
+
+
+def check_database(base: KvSpec) -> None:
+    """Raise if a manifest of a database is damaged, of which restores read the last."""
+    place = base["base"]
+    keys = [key for key in list_keys(place) if _DATABASE_MANIFEST.search(key)]
+    for key, data in zip(keys, read_keys(place, keys), strict=True):
+        # The last four bytes are the checksum of all the others.
+        if not isinstance(data, bytes) or crc32c(data[:-4]) != data[-4:]:
+            raise CorruptCheckpointError(
+                f"{shown(base)} is damaged. All leaves are what was saved, but {key} "
+                "of their database is not. Restore them, and save them again."
+            )
 
 
 def raise_damage(damage: dict[str, str], base: KvSpec) -> None:

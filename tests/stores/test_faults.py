@@ -6,16 +6,19 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import Store
 from eqx_ckpt._storage import bucket, kvstore
+from eqx_ckpt._storage.key_values import write_key
 from faults.workloads import tree
 from helpers import assert_same
 from stores import proxy
@@ -347,8 +350,12 @@ import eqx_ckpt
 import numpy as np
 from eqx_ckpt._storage import kvstore
 
-if len(sys.argv) > 2:
-    kvstore._RETRIES["max_retries"] = int(sys.argv[2])
+for setting in sys.argv[2:]:
+    name, _, value = setting.partition("=")
+    if name == "retries":
+        kvstore._RETRIES["max_retries"] = int(value)
+    if name == "stalled":
+        kvstore._STALLED["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = value
 begin = time.monotonic()
 tree = {"w": np.arange(3.0), "step": 1}
 try:
@@ -361,14 +368,16 @@ print(time.monotonic() - begin)
 """
 
 
-def in_a_process(url: str, *retries: str, **env: str) -> tuple[str, float]:
+def in_a_process(url: str, *settings: str) -> tuple[str, float]:
     """How a save ends in a process, and after how long.
 
-    With the true patience, unless it is to try again so many times only.
+    With the true patience, unless `settings` are `retries=1` or `stalled=1`, seconds.
     """
+    # Where this process has used TensorStore, its patience is in the environment.
+    env = {k: v for k, v in os.environ.items() if k not in kvstore._STALLED}
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, url, *retries],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+        [sys.executable, "-c", HANGS, url, *settings],
+        env={**env, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -385,8 +394,7 @@ def test_a_hang_is_asked_again(s3):
     ]
     for rule in rules:
         rule.action, rule.when = proxy.hung, {1}
-    short = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
-    assert in_a_process(s3.url, **short)[0] == "saved"
+    assert in_a_process(s3.url, "stalled=1")[0] == "saved"
     assert [rule.struck for rule in rules] == [1] * 4
     assert eqx_ckpt.read_manifest(s3.url).leaves["step"].value == "1"
 
@@ -401,12 +409,46 @@ def test_a_dead_store_is_given_up(s3):
 
 def test_a_dead_store(place):
     place.proxy.add(proxy.reset)
-    assert in_a_process(place.url, "1")[0].startswith("ConnectionError")
+    assert in_a_process(place.url, "retries=1")[0].startswith("ConnectionError")
+
+
+def test_a_failed_save_does_not_go_on(place):
+    """What waits for its turn is not sent any more."""
+    state = {f"{i:03d}": np.full(3, i) for i in range(200)}
+    failed = threading.Event()
+
+    def wait(exchange: proxy.Exchange) -> None:
+        failed.wait(60)
+        proxy.passed(exchange)
+
+    strike(place, "PUT chunk", "403", {1})
+    place.proxy.add(wait, path=TARGETS["chunk"])
+    error: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            eqx_ckpt.tree_serialise_leaves(place.url, state)
+        except OWN as e:
+            error.append(e)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    # The cleaning up begins with a listing; the one before is of the save itself.
+    while len(place.proxy.found("GET", proxy.LIST)) < 2:
+        assert saving.is_alive()
+        time.sleep(0.01)
+    failed.set()
+    saving.join()
+    # This one has to wait for its turn too.
+    write_key(kvstore.locate(place.url), "later", b"")
+    assert isinstance(error[0], PermissionError)
+    sent = [r for r in place.proxy.found(path=TARGETS["chunk"]) if r.method != "DELETE"]
+    assert 0 < len(sent) <= 64
 
 
 def test_a_store_that_dies_at_the_commit(s3):
     strike(s3, "PUT manifest", "503", ()).when = proxy.ALWAYS
-    assert "is not known" in in_a_process(s3.url, "1")[0]
+    assert "is not known" in in_a_process(s3.url, "retries=1")[0]
     s3.proxy.rules.clear()
     assert found(s3) is None
     assert save(s3, 2) is None

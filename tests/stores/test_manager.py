@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import itertools
 import json
 import os
 import re
@@ -265,13 +266,76 @@ def test_the_steps_are_one_list(behind: Place) -> None:
     assert len(behind.proxy.found("GET", LISTS)) == 1
 
 
+def together(n: int) -> Callable[[proxy.Exchange], None]:
+    """The first `n` requests wait until all of them are there."""
+    barrier, numbers = threading.Barrier(n), itertools.count()
+
+    def action(exchange: proxy.Exchange) -> None:
+        if next(numbers) < n:
+            barrier.wait(DEADLINE)
+        proxy.passed(exchange)
+
+    return action
+
+
+def test_metadata_are_read_at_once(behind: Place) -> None:
+    behind.proxy.add(together(len(STEPS)), "GET", r"zarr\.json")
+    assert CheckpointManager(behind.url).best("loss") == 300
+
+
 def test_metadata_are_read_once(behind: Place) -> None:
     manager = CheckpointManager(behind.url)
     manager.best("loss")
     behind.proxy.requests.clear()
-    manager.best("loss")
-    # Of each step the head is read, which says whether it is the same.
-    assert len(behind.proxy.found("GET", r"zarr\.json")) == len(STEPS)
+    assert manager.best("acc", "max") == 300
+    assert manager.best("loss") == 300
+    assert not behind.proxy.found("GET", r"zarr\.json")
+    manager.save(400, state(400), metadata={"loss": 0}).result(DEADLINE)
+    behind.proxy.requests.clear()
+    assert manager.best("loss") == 400
+    read = behind.proxy.found("GET", r"zarr\.json")
+    assert read
+    assert all("000400" in request.path for request in read)
+    manager.close()
+
+
+def test_metadata_of_a_step_that_was_replaced(run: str) -> None:
+    if not is_replaceable(run):
+        return
+    manager = CheckpointManager(run)
+    assert manager.best("loss") == 300
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves, f"{run}/000100", overwrite=True)
+    save(state(100), metadata={"loss": 0})
+    assert manager.best("loss") == 100
+    # Without arrays, nothing but the manifest says which one it is.
+    for loss, best in ((1, 300), (0, 100), (2, 300)):
+        save({"step": 100}, metadata={"loss": loss})
+        assert manager.best("loss") == best
+
+
+def test_metadata_that_cannot_be_read(run: str) -> None:
+    manager = CheckpointManager(run)
+    flip(run, "000200/zarr.json")
+    for _ in range(2):
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="000200"):
+            manager.best("loss")
+    keep = eqx_ckpt.keep_best("loss", 1)
+    with CheckpointManager(run, keep=keep) as manager:
+        manager.save(400, state(400), metadata={"loss": 1}).result(DEADLINE)
+        assert manager.steps() == [200, 300, 400]
+
+
+def test_many_objects_are_deleted_at_a_time(behind: Place) -> None:
+    write_all(behind.url, {f"{key_of_data(behind.url)}{i}": b"" for i in range(20)})
+    behind.proxy.add(together(16), "DELETE", r"(?:@|%40)[0-9a-f]{32}")
+    with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3)) as manager:
+        manager.save(400, state(400)).result(DEADLINE)
+    assert not keys(behind.url, "000100")
+
+
+def key_of_data(run: str) -> str:
+    """A key below the data of step 100."""
+    return keys(run, "000100/@")[0]
 
 
 def deleted(place: Place) -> list[str]:

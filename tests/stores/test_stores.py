@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import traceback
+import uuid
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +22,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import bucket, kvstore
+from eqx_ckpt._storage import bucket, chunk_values, kvstore
+from eqx_ckpt._storage.key_values import list_keys, read_key, write_key
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below
 from stores import proxy
@@ -92,6 +96,31 @@ def test_in_the_background(place):
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_every_manifest_of_a_database_is_verified(tmp_path, monkeypatch, on_disk):
+    monkeypatch.setattr(chunk_values, "_MAX_REQUESTED", 2**12)
+    url = str(tmp_path / "new") if on_disk else f"memory://{uuid.uuid4().hex}"
+    state = {f"{i}": np.full(2000, i) for i in range(3)}
+    eqx_ckpt.tree_serialise_leaves(url, state, layout="ocdbt")
+    base = kvstore.locate(url)
+    manifests = [key for key in list_keys(base) if "manifest." in key]
+    assert len(manifests) == (1 if on_disk else 4)
+    for key in manifests:
+        eqx_ckpt.verify(url)
+        whole = read_key(base, key) or b""
+        for position in range(0, len(whole), 7):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1
+            write_key(base, key, bytes(damaged))
+            with pytest.raises(eqx_ckpt.CorruptCheckpointError):
+                eqx_ckpt.verify(url)
+        write_key(base, key, b"")
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError):
+            eqx_ckpt.verify(url)
+        write_key(base, key, whole)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(url, state), state)
+
+
 def test_onto_another_mesh(place, layout):
     square = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     line = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
@@ -597,6 +626,19 @@ def test_no_such_compression(place, name):
     assert place.proxy.requests == []
 
 
+def written(place: Place, key: str) -> int:
+    """How often a key that has this in it was written."""
+    methods = ("PUT", "POST")
+    return sum(len(place.proxy.found(method, key)) for method in methods)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_save_that_was_suspended(place, monkeypatch):
     """Who comes back later than a manager waits has to begin again."""
     monkeypatch.setattr(bucket, "_BEAT", 0.02)
@@ -608,9 +650,8 @@ def test_a_save_that_was_suspended(place, monkeypatch):
         if phase == "write":
             late[0] = 400.0
             # It beats again before it commits, as if nothing had happened.
-            before = len(place.proxy.found(path="alive"))
-            while len(place.proxy.found(path="alive")) < before + 6:
-                threading.Event().wait(0.01)
+            before = written(place, "alive")
+            until(lambda: written(place, "alive") >= before + 3)
 
     with pytest.raises(eqx_ckpt.CheckpointError, match="suspended"):
         eqx_ckpt.tree_serialise_leaves(place.url, {"w": np.ones(3)}, progress=suspended)
@@ -621,8 +662,7 @@ def test_signs_of_life_go_with_the_save(place, monkeypatch):
     monkeypatch.setattr(bucket, "_BEAT", 0.01)
 
     def wait(phase, leaf, done, total):
-        while phase == "write" and len(place.proxy.found(path="alive")) < 4:
-            threading.Event().wait(0.01)
+        until(lambda: phase != "write" or written(place, "alive") >= 2)
 
     eqx_ckpt.tree_serialise_leaves(place.url, {"w": np.ones(3)}, progress=wait)
     assert {ATTEMPT.sub("", key) for key in keys(place)} == {
