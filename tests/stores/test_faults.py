@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import bucket, kvstore
+from eqx_ckpt._storage import bucket, chunk_values, kvstore
 from eqx_ckpt._storage.key_values import write_key
 from faults.workloads import tree
 from helpers import assert_same
@@ -104,10 +103,11 @@ def debris(place: Place) -> set[str]:
     return {k for k in keys(place) if k != "zarr.json" and not k.startswith(own)}
 
 
-def save(place: Place, seed: int, **kwargs: Any) -> Exception | None:
-    """What a save raises."""
+def save(place: Place, what: Any, **kwargs: Any) -> Exception | None:
+    """What a save of a tree, or of that of a seed, raises."""
+    state = tree(what) if isinstance(what, int) else what
     try:
-        eqx_ckpt.tree_serialise_leaves(place.url, tree(seed), **kwargs)
+        eqx_ckpt.tree_serialise_leaves(place.url, state, **kwargs)
     except OWN as e:
         return e
     return None
@@ -412,36 +412,26 @@ def test_a_dead_store(place):
     assert in_a_process(place.url, "retries=1")[0].startswith("ConnectionError")
 
 
-def test_a_failed_save_does_not_go_on(place):
+def test_a_failed_save_does_not_go_on(place, monkeypatch):
     """What waits for its turn is not sent any more."""
-    state = {f"{i:03d}": np.full(3, i) for i in range(200)}
     failed = threading.Event()
+    cancel = chunk_values._Requests.cancel
+
+    def cancelled(requests: chunk_values._Requests) -> None:
+        cancel(requests)
+        failed.set()
 
     def wait(exchange: proxy.Exchange) -> None:
         failed.wait(60)
         proxy.passed(exchange)
 
-    strike(place, "PUT chunk", "403", {1})
+    monkeypatch.setattr(chunk_values._Requests, "cancel", cancelled)
+    place.proxy.add(proxy.answered(403), path=r"(?:/|%2F)000(?:/|%2F)c\.")
     place.proxy.add(wait, path=TARGETS["chunk"])
-    error: list[BaseException] = []
-
-    def save() -> None:
-        try:
-            eqx_ckpt.tree_serialise_leaves(place.url, state)
-        except OWN as e:
-            error.append(e)
-
-    saving = threading.Thread(target=save)
-    saving.start()
-    # The cleaning up begins with a listing; the one before is of the save itself.
-    while len(place.proxy.found("GET", proxy.LIST)) < 2:
-        assert saving.is_alive()
-        time.sleep(0.01)
-    failed.set()
-    saving.join()
-    # This one has to wait for its turn too.
+    state = {f"{i:03d}": np.full(3, i) for i in range(200)}
+    assert isinstance(save(place, state), PermissionError)
+    # This one has to wait for its turn, behind those that were not cancelled.
     write_key(kvstore.locate(place.url), "later", b"")
-    assert isinstance(error[0], PermissionError)
     sent = [r for r in place.proxy.found(path=TARGETS["chunk"]) if r.method != "DELETE"]
     assert 0 < len(sent) <= 64
 

@@ -327,7 +327,7 @@ def test_metadata_that_cannot_be_read(run: str) -> None:
 
 def test_many_objects_are_deleted_at_a_time(behind: Place) -> None:
     write_all(behind.url, {f"{key_of_data(behind.url)}{i}": b"" for i in range(20)})
-    behind.proxy.add(together(16), "DELETE", r"(?:@|%40)[0-9a-f]{32}")
+    behind.proxy.add(together(16), "DELETE", r"000100(?:/|%2F)(?:@|%40)")
     with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3)) as manager:
         manager.save(400, state(400)).result(DEADLINE)
     assert not keys(behind.url, "000100")
