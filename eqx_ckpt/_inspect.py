@@ -19,7 +19,7 @@ from ._storage.checkpoint import (
     raise_damage,
     read_consistently,
 )
-from ._storage.chunk_files import read_regions
+from ._storage.chunk_reads import read_regions
 from ._storage.kvstore import KvSpec, RegionRead
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match

@@ -24,7 +24,7 @@ from ._format.leaves import (
 from ._format.manifest import Manifest
 from ._progress import Progress, Reporter, reporting
 from ._storage.checkpoint import raise_damage, read_consistently
-from ._storage.chunk_files import read_regions
+from ._storage.chunk_reads import read_regions
 from ._storage.kvstore import KvSpec, RegionRead
 from ._transfer.broadcast import stack_of
 from ._transfer.placement import assemble, finished, Part, pieces, put

@@ -146,6 +146,26 @@ def overlap(a: Region, b: Region) -> Region:
     )
 
 
+def relative(region: Region, base: Region) -> Region:
+    """A region of a region, counted from where that begins."""
+    return tuple(
+        slice(x.start - b.start, x.stop - b.start)
+        for x, b in zip(region, base, strict=True)
+    )
+
+
+def run_start(region: Region, shape: Sequence[int]) -> int | None:
+    """Where a region begins in an array in C order; `None` if it is not in one run."""
+    start, is_wide = 0, False
+    for span, size in zip(region, shape, strict=True):
+        length = span.stop - span.start
+        if is_wide and length != size:
+            return None
+        is_wide = is_wide or length > 1
+        start = start * size + span.start
+    return start
+
+
 def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Region]:
     """Cut a region along the chunk grid into pieces of about `TARGET_BYTES`.
 

@@ -1,22 +1,14 @@
 """Memory in which TensorStore makes chunks of arrays, and arrays of chunks."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
 from .._errors import CorruptCheckpointError
-from .._format.chunks import (
-    chunk_index,
-    chunk_key,
-    chunk_region,
-    overlap,
-    Region,
-    shape_of,
-    touched,
-)
+from .._format.chunks import overlap, Region, relative, shape_of
 from .._format.leaves import LeafRecord
+from .chunk_bytes import Chunk, chunks_of, Target
 from .kvstore import array_spec, result
 
 
@@ -33,34 +25,6 @@ class Piece(NamedTuple):
     array: np.ndarray
 
 
-class Chunk(NamedTuple):
-    """A chunk as it is at rest, and which one of its array it is."""
-
-    name: str
-    record: LeafRecord
-    position: int  # in C order
-    at: tuple[int, ...]  # along each axis
-    key: str
-    value: bytes = b""
-
-    @property
-    def nbytes(self) -> int:
-        """Of the array that it is when it is decoded, its padding included."""
-        return math.prod(self.record.chunk_shape) * self.record.itemsize
-
-    @property
-    def region(self) -> Region:
-        return chunk_region(self.at, self.record.data_shape, self.record.chunk_shape)
-
-
-def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
-    """Those that a region touches, without their values."""
-    shape, chunk = record.data_shape, record.chunk_shape
-    for position in touched(region, shape, chunk):
-        at = chunk_index(position, shape, chunk)
-        yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
-
-
 class Scratch:
     """Some chunks at a time; nothing stays there."""
 
@@ -73,7 +37,7 @@ class Scratch:
         ).result()
         self._specs: dict[LeafRecord, ts.Spec] = {}
 
-    def encoded(self, pieces: Sequence[Piece]) -> Iterator[Chunk]:
+    def encoded(self, pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
         stores = self._opened({piece.name: piece.record for piece in pieces})
         writing = [
             (
@@ -93,29 +57,25 @@ class Scratch:
             result(future, piece.name)
         reading = [self._memory.read(chunk.key) for chunk in chunks]
         for chunk, future in zip(chunks, reading, strict=True):
-            yield chunk._replace(value=future.result().value)
+            yield chunk, future.result().value
         self._clear()
 
     def decode(
         self,
-        parts: Sequence[tuple[Chunk, Sequence[tuple[Region, np.ndarray]]]],
+        parts: Sequence[tuple[Chunk, bytes, Sequence[Target]]],
         damage: dict[str, str],
     ) -> None:
         """Fill arrays, of which the regions are given, with what is in each chunk."""
         import tensorstore as ts
 
-        stores = self._opened({chunk.name: chunk.record for chunk, _ in parts})
-        for chunk, _ in parts:
-            self._memory.write(chunk.key, chunk.value).result()
+        stores = self._opened({chunk.name: chunk.record for chunk, _, _ in parts})
+        for chunk, value, _ in parts:
+            self._memory.write(chunk.key, value).result()
         reading: list[tuple[str, ts.WriteFutures]] = []
-        for chunk, targets in parts:
+        for chunk, _, targets in parts:
             for region, array in targets:
                 common = overlap(chunk.region, region)
-                inside = tuple(
-                    slice(c.start - r.start, c.stop - r.start)
-                    for c, r in zip(common, region, strict=True)
-                )
-                target = _at(ts.array(array), inside)
+                target = _at(ts.array(array), relative(common, region))
                 source = _at(stores[chunk.name], common)
                 reading.append((chunk.name, target.write(source)))
         for name, future in reading:

@@ -1,109 +1,82 @@
-"""Reading regions of arrays, and comparing every byte with its checksum."""
+"""Chunks that are files."""
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
 
 from .._errors import CorruptCheckpointError
-from .._format.chunks import batches, chunk_keys, shape_of, touched
-from .._format.leaves import LeafRecord
-from .._types import Report
-from .buffers import empty
-from .chunk_values import read_objects
-from .kvstore import (
-    array_spec,
-    checksum,
-    context,
-    KvSpec,
-    kvstore,
-    RegionRead,
-    result,
-)
+from .chunk_bytes import Chunk, Wanted
+from .kvstore import KvSpec, open_file
 
 
-_BATCH = 32 * 2**20
 _FOLDER = re.compile(r"d|p\d+")
 _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
 # One that lists a few of the last versions has some kB.
 _MAX_MANIFEST = 2**20
 
 
-def read_regions(
-    base: KvSpec,
-    reads: Sequence[RegionRead],
-    damage: dict[str, str],
-    arrived: Report | None = None,
-) -> list[np.ndarray]:
-    """Read regions of arrays into buffers that JAX takes over as they are.
+class File:
+    """A chunk in a file, which is open as long as this is entered.
 
-    What is wrong with a leaf is put into `damage` under its name; its array is then not
-    to be used. `raise_damage` makes an error of that. `arrived` is told of each region.
+    It is read by plain calls: a disk that fails under a mapping is a signal, which ends
+    the process, and so is a file that somebody cuts.
     """
-    if base["driver"] == "ocdbt" and base["base"]["driver"] == "file":
-        problem = _database_problem(base["base"]["path"])
-        if problem:
-            damage.update({read.name: problem for read in reads})
-            return [np.empty(0) for _ in reads]
-    if base["driver"] != "file":
-        return read_objects(base, reads, damage, arrived)
-    import tensorstore as ts
 
-    root = kvstore(base)
-    specs: dict[LeafRecord, ts.Spec] = {}
-    known: set[str] = set()
-    buffers: list[np.ndarray] = []
-    reading: list[tuple[str, ts.WriteFutures, int]] = []
-    try:
-        # While TensorStore reads one batch, the next one is looked through.
-        for batch in batches(reads, lambda read: read.nbytes, _BATCH):
-            sound = [_is_sound(base, read, known, damage) for read in batch]
-            # The metadata are known, so that nothing is read to open an array.
-            opening = [
-                ts.open(
-                    array_spec(read.record, specs),
-                    kvstore=root / f"{read.name}/",
-                    open=True,
-                    assume_metadata=True,
-                    context=context(),
+    def __init__(self, base: KvSpec, chunk: Chunk, known: set[str]) -> None:
+        self._base = base
+        self._chunk = chunk
+        self._known = known
+        self.nbytes = 0
+
+    def __enter__(self) -> None:
+        key = self._chunk.key
+        _check_folders(self._base, key, self._known)
+        fd = open_file(self._base, key)
+        if fd is None:
+            raise CorruptCheckpointError(f"{key} is missing")
+        self._fd, self.nbytes = fd, os.fstat(fd).st_size
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        left = sum(map(len, buffers))
+        while (count := os.preadv(self._fd, buffers, offset)) < left:
+            offset += count
+            left -= count
+            buffers = rest(buffers, count)
+            if count == 0:
+                raise CorruptCheckpointError(
+                    f"{self._chunk.key} was cut to {offset} bytes while it was read"
                 )
-                if is_sound and read.nbytes
-                else None
-                for read, is_sound in zip(batch, sound, strict=True)
-            ]
-            todo = zip(batch, sound, opening, strict=True)
-            for (name, record, region), is_sound, opened in todo:
-                shape = shape_of(region) if is_sound else (0,)
-                buffers.append(empty(shape, record.data_type))
-                if opened is not None:
-                    store = result(opened, name)
-                    if buffers[-1].shape != record.data_shape:
-                        store = store[region]
-                    future = ts.array(buffers[-1]).write(store)
-                    reading.append((name, future, buffers[-1].nbytes))
-        for name, future, nbytes in reading:
-            try:
-                result(future, name)
-            except CorruptCheckpointError as e:
-                damage.setdefault(name, str(e))
-            if arrived:
-                arrived(name, nbytes)
-    finally:
-        for _, future, _ in reading:
-            future.exception()
-    return buffers
 
 
-def _database_problem(path: str) -> str:
+def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
+    """What is left of buffers when so many bytes of them are done."""
+    left: list[memoryview] = []
+    for buffer in buffers:
+        left += [buffer[count:]] if count < len(buffer) else []
+        count = max(0, count - len(buffer))
+    return left
+
+
+def files_of(base: KvSpec, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
+    known: set[str] = set()
+    for one in wanted:
+        yield one, File(base, one.chunk, known)
+
+
+def database_problem(base: KvSpec) -> str:
     """What a database has that is no file or directory of its own, or ''.
 
     TensorStore would follow a link out of the checkpoint, wait for ever for a pipe, and
     die of a manifest that does not fit in memory.
     """
+    if base["driver"] != "ocdbt" or base["base"]["driver"] != "file":
+        return ""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry, name in _entries(path):
+        for entry, name in _entries(base["base"]["path"]):
             if entry.is_symlink():
                 return f"{name} is a symbolic link"
             kind = "directory" if _FOLDER.fullmatch(entry.name) else "file"
@@ -123,35 +96,6 @@ def _entries(path: str, prefix: str = "") -> Iterator[tuple[os.DirEntry[str], st
                 yield entry, prefix + entry.name
                 if entry.is_dir():
                     yield from _entries(entry.path, f"{prefix}{entry.name}/")
-
-
-def _is_sound(
-    base: KvSpec, read: RegionRead, known: set[str], damage: dict[str, str]
-) -> bool:
-    """Compare the tails of the chunks of a region with the manifest.
-
-    TensorStore compares the checksum of a chunk with its content, which does not show
-    that two chunks changed places. And it is told nothing that could abort the process,
-    such as a chunk shape that its files do not have.
-    """
-    record = read.record
-    shape, chunk = record.data_shape, record.chunk_shape
-    keys = chunk_keys(shape, chunk)
-    try:
-        for i in touched(read.region, shape, chunk) if keys else ():
-            key = f"{read.name}/{keys[i]}"
-            if key in known:
-                continue
-            _check_folders(base, key, known)
-            if checksum(base, key, record, look_through=True) != record.crc32c[i]:
-                raise CorruptCheckpointError(
-                    f"{keys[i]} is not the chunk that was saved"
-                )
-            known.add(key)
-    except CorruptCheckpointError as e:
-        damage.setdefault(read.name, str(e))
-        return False
-    return True
 
 
 def _check_folders(base: KvSpec, key: str, known: set[str]) -> None:

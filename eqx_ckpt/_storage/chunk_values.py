@@ -1,40 +1,27 @@
 """Arrays whose chunks are values of a store: of objects, or of a database.
 
 Between memory and the store go whole chunks, once each. So what they end with is known
-without asking the store for it, and it is compared before anything else is done with
-what came back.
+without asking the store for it.
 """
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TYPE_CHECKING
-
-import numpy as np
+from typing import Any, TYPE_CHECKING
 
 from .._errors import CorruptCheckpointError
-from .._format.chunks import (
-    batches,
-    chunk_key,
-    overlap,
-    Region,
-    shape_of,
-    TARGET_BYTES,
-)
+from .._format.chunks import batches, TARGET_BYTES
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._types import Report, Tails
-from .buffers import empty
-from .chunk_codec import Chunk, chunks_of, Piece, Scratch
+from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
+from .chunk_codec import Piece, Scratch
 from .kvstore import (
     ArrayWrite,
-    CHECKSUM_BYTES,
     KvSpec,
     kvstore,
     MAX_IN_FLIGHT,
     new_database,
     own_context,
-    RegionRead,
     result,
     url,
 )
@@ -73,9 +60,9 @@ def write_objects(
             text = json.dumps(zarr_metadata(record))
             target.put(f"{name}/{MANIFEST}", text.encode())
         for pieces in _batches_of_pieces(writes):
-            for chunk in scratch.encoded(pieces):
-                tails[chunk.name][chunk.position] = chunk.value[-CHECKSUM_BYTES:].hex()
-                target.put(chunk.key, chunk.value)
+            for chunk, value in scratch.encoded(pieces):
+                tails[chunk.name][chunk.position] = value[-CHECKSUM_BYTES:].hex()
+                target.put(chunk.key, value)
             if written:
                 for piece in pieces:
                     written(piece.name, piece.array.nbytes)
@@ -182,91 +169,28 @@ def link_databases(base: KvSpec, names: Sequence[str]) -> None:
     answer(base, transaction.commit_async(), most=_COMMIT)
 
 
-class _Wanted(NamedTuple):
-    """A chunk, and which of the reads want a part of it."""
-
-    chunk: Chunk
-    reads: list[int]
-
-    @property
-    def cost(self) -> int:
-        return max(self.chunk.nbytes, _LEAST)
-
-
-def read_objects(
-    base: KvSpec,
-    reads: Sequence[RegionRead],
-    damage: dict[str, str],
-    arrived: Report | None = None,
-) -> list[np.ndarray]:
-    """As `read_regions`; a chunk is asked for once, however many regions it is in."""
-    store, scratch = kvstore(base), Scratch()
-    buffers = [
-        np.empty(0)
-        if read.nbytes
-        else empty(shape_of(read.region), read.record.data_type)
-        for read in reads
-    ]
-    asked: deque[tuple[list[_Wanted], list[Any]]] = deque()
-
-    def take() -> None:
-        parts: list[tuple[Chunk, list[tuple[Region, np.ndarray]]]] = []
-        for (chunk, indices), future in zip(*asked.popleft(), strict=True):
-            try:
-                value = answer(base, future, chunk.key).value
-                chunk = _checked(chunk, value)
-            except CorruptCheckpointError as e:
-                damage.setdefault(chunk.name, str(e))
-                continue
-            for i in indices:
-                if not buffers[i].size:
-                    buffers[i] = empty(
-                        shape_of(reads[i].region), chunk.record.data_type
-                    )
-            targets = [(reads[i].region, buffers[i]) for i in indices]
-            parts.append((chunk, targets))
-        scratch.decode(parts, damage)
-        if arrived:
-            for chunk, targets in parts:
-                for region, array in targets:
-                    size = math.prod(shape_of(overlap(chunk.region, region)))
-                    arrived(chunk.name, size * array.itemsize)
-
+def values_of(base: KvSpec, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Value]]:
+    """Ask for chunks, many at a time; `Value` raises what is wrong with one."""
+    store = kvstore(base)
     on_disk = base["driver"] == "ocdbt" and base["base"]["driver"] == "file"
     size, most = (TARGET_BYTES, 1) if on_disk else (_BATCH, _MAX_REQUESTED // _BATCH)
-    for batch in batches(_wanted(reads), lambda wanted: wanted.cost, size):
-        asked.append((batch, [store.read(wanted.chunk.key) for wanted in batch]))
+    asked: deque[list[tuple[Wanted, Any]]] = deque()
+    for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), size):
+        asked.append([(one, store.read(one.chunk.key)) for one in batch])
         if len(asked) > most:
-            take()
+            yield from _answered(base, asked.popleft())
     while asked:
-        take()
-    return buffers
+        yield from _answered(base, asked.popleft())
 
 
-def _wanted(reads: Sequence[RegionRead]) -> Iterable[_Wanted]:
-    wanted: dict[str, _Wanted] = {}
-    for i, (name, record, region) in enumerate(reads):
-        if 0 in shape_of(region):
-            continue
-        for chunk in chunks_of(name, record, region):
-            wanted.setdefault(chunk.key, _Wanted(chunk, [])).reads.append(i)
-    return wanted.values()
-
-
-def _checked(chunk: Chunk, value: bytes) -> Chunk:
-    """A chunk with its value, if that ends as the manifest says.
-
-    What is lost is an empty value in a database, and none in another store.
-    """
-    if not value:
-        raise CorruptCheckpointError(f"{chunk.key} is missing")
-    expected = chunk.nbytes + CHECKSUM_BYTES
-    if len(value) != expected and chunk.record.compression is None:
-        raise CorruptCheckpointError(
-            f"{chunk.key} has {len(value)} bytes instead of {expected}"
-        )
-    if value[-CHECKSUM_BYTES:].hex() != chunk.record.crc32c[chunk.position]:
-        raise CorruptCheckpointError(
-            f"{chunk_key(chunk.at)} is not the chunk that was saved"
-        )
-    return chunk._replace(value=value)
+def _answered(
+    base: KvSpec, asked: Iterable[tuple[Wanted, Any]]
+) -> Iterator[tuple[Wanted, Value]]:
+    for one, future in asked:
+        key = one.chunk.key
+        try:
+            # What is lost is an empty value in a database, and none in another store.
+            value = answer(base, future, key).value
+            yield one, Value(value or CorruptCheckpointError(f"{key} is missing"))
+        except CorruptCheckpointError as e:
+            yield one, Value(e)

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 # Encoded chunks wait in memory until the disk has taken them.
 MAX_IN_FLIGHT = 48 * 2**20
 CHECKSUM_BYTES = 4
-# Smaller files are not mapped by TensorStore.
-_MAPPED = 2**16
-_SCRATCH = bytearray(2**20)
 # Twenty seconds or so, for a store that says that it is busy, or cannot be reached.
 _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
 # A request of which no byte moves for so many seconds is given up, and tried again.
@@ -92,7 +89,6 @@ def context() -> "ts.Context":
             {
                 "file_io_sync": False,
                 "file_io_locking": {"mode": "none"},
-                "file_io_mode": {"mode": "memmap"},
                 "s3_request_retries": _RETRIES,
                 "gcs_request_retries": _RETRIES,
             }
@@ -246,9 +242,7 @@ def write_arrays(
     return {}
 
 
-def checksum(
-    base: KvSpec, key: str, record: LeafRecord, *, look_through: bool = False
-) -> str:
+def checksum(base: KvSpec, key: str, record: LeafRecord) -> str:
     """The last four bytes of a file; proves that it is there, in its full size."""
     itemsize = np.dtype(record.data_type).itemsize
     expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
@@ -263,20 +257,9 @@ def checksum(
             raise CorruptCheckpointError(
                 f"{key} has {size} bytes instead of {expected}"
             )
-        if look_through and size >= _MAPPED:
-            _look_through(fd, size)
         return os.pread(fd, CHECKSUM_BYTES, max(0, size - CHECKSUM_BYTES)).hex()
     finally:
         os.close(fd)
-
-
-def _look_through(fd: int, size: int) -> None:
-    """Read a file, so that a disk that fails is an error.
-
-    TensorStore maps it, and a disk that fails under a mapping kills the process.
-    """
-    for offset in range(0, size, len(_SCRATCH)):
-        os.preadv(fd, [_SCRATCH], offset)
 
 
 def open_file(base: KvSpec, key: str) -> int | None:
@@ -297,14 +280,10 @@ def open_file(base: KvSpec, key: str) -> int | None:
 
 
 def own_context() -> "ts.Context":
-    """For a database: without mappings, which a failing disk makes a signal.
-
-    With caches of its own, which know of no database that was at the same place before.
-    """
+    """For a database: with caches that know of none that was at the same place."""
     import tensorstore as ts
 
-    own = {"cache_pool": {"total_bytes_limit": 0}, "file_io_mode": {"mode": "default"}}
-    return ts.Context(own, context())
+    return ts.Context({"cache_pool": {"total_bytes_limit": 0}}, context())
 
 
 def kvstore(base: KvSpec) -> "ts.KvStore":
@@ -327,3 +306,11 @@ def result(future: Any, name: str, seconds: float | None = None) -> Any:
         problem = translated(e, name)
     # Not in there, where TensorStore's error would be its context, with all details.
     raise problem
+
+
+def of_leaf(error: OSError, name: str) -> OSError:
+    """The same failure of the operating system, with the name of the leaf."""
+    if error.errno is None:
+        return error
+    text = f"{os.strerror(error.errno)} (leaf {name!r})"
+    return OSError(error.errno, text, error.filename)

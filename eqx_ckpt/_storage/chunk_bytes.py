@@ -1,0 +1,259 @@
+"""The bytes of uncompressed chunks: what they are made of, and where they belong.
+
+They go in pieces that are still in a core's cache when their checksum is computed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
+
+import numpy as np
+from fastcrc import crc32
+
+from .._errors import CorruptCheckpointError
+from .._format.chunks import (
+    chunk_index,
+    chunk_key,
+    chunk_region,
+    overlap,
+    Region,
+    relative,
+    run_start,
+    shape_of,
+    touched,
+    whole,
+)
+from .._format.leaves import LeafRecord
+
+
+CHECKSUM_BYTES = 4
+_PIECE_BYTES = 2**18
+# To copy bits, whatever they mean; the types of `ml_dtypes` are slower.
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+Target: TypeAlias = tuple[Region, np.ndarray]
+
+
+class Chunk(NamedTuple):
+    """One chunk of an array."""
+
+    name: str
+    record: LeafRecord
+    position: int  # in C order
+    at: tuple[int, ...]  # along each axis
+    key: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array that it is when it is decoded, its padding included."""
+        return math.prod(self.record.chunk_shape) * self.record.itemsize
+
+    @property
+    def region(self) -> Region:
+        return chunk_region(self.at, self.record.data_shape, self.record.chunk_shape)
+
+
+def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
+    """Those that a region touches."""
+    shape, chunk = record.data_shape, record.chunk_shape
+    for position in touched(region, shape, chunk):
+        at = chunk_index(position, shape, chunk)
+        yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
+
+
+class Wanted(NamedTuple):
+    """A chunk, and which of several reads want a part of it."""
+
+    chunk: Chunk
+    reads: list[int]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where the bytes of a chunk come from, while it is open."""
+
+    nbytes: int
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Read into all of the buffers, one behind the other."""
+        ...
+
+
+class Value:
+    """A chunk that is in memory, or what is wrong with it."""
+
+    def __init__(self, found: bytes | CorruptCheckpointError) -> None:
+        self._found = found
+        self.nbytes = 0
+
+    def __enter__(self) -> None:
+        if isinstance(self._found, CorruptCheckpointError):
+            raise self._found
+        self._value = memoryview(self._found)
+        self.nbytes = len(self._found)
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        for buffer in buffers:
+            buffer[:] = self._value[offset : offset + len(buffer)]
+            offset += len(buffer)
+
+
+def check_size(chunk: Chunk, nbytes: int) -> None:
+    expected = chunk.nbytes + CHECKSUM_BYTES
+    # What zstd cannot make smaller, it makes a little larger.
+    packed = chunk.record.compression is not None
+    most = expected * 1.01 + 1024
+    if nbytes != expected and not (packed and CHECKSUM_BYTES <= nbytes <= most):
+        raise CorruptCheckpointError(
+            f"{chunk.key} has {nbytes} bytes instead of {expected}"
+        )
+
+
+def place(chunk: Chunk, source: Source, targets: Sequence[Target]) -> None:
+    """Fill arrays, of which the regions are given, with what is in a chunk.
+
+    All of the chunk is read, and compared with its checksum.
+    """
+    reader = _Reader(chunk, source)
+    run = _run(chunk, *targets[0]) if len(targets) == 1 else None
+    if run is None:
+        _scatter(reader, chunk, targets)
+    else:
+        start, memory = run
+        reader.skip(start)
+        reader.read(memory)
+        reader.skip(source.nbytes - CHECKSUM_BYTES - start - len(memory))
+    reader.compare()
+
+
+def verified(chunk: Chunk, source: Source) -> bytes:
+    """A chunk as it is at rest, for who decodes it."""
+    value = bytearray(source.nbytes)
+    reader = _Reader(chunk, source)
+    reader.read(memoryview(value)[:-CHECKSUM_BYTES])
+    value[-CHECKSUM_BYTES:] = reader.compare()
+    return bytes(value)
+
+
+class _Reader:
+    """Reads a chunk, from its begin to its end, and computes its checksum."""
+
+    def __init__(self, chunk: Chunk, source: Source) -> None:
+        self._chunk = chunk
+        self._source = source
+        self._offset = self._crc = 0
+        self._tail = memoryview(bytearray(CHECKSUM_BYTES))
+
+    def read(self, memory: memoryview) -> None:
+        for start in range(0, len(memory), _PIECE_BYTES):
+            piece = memory[start : start + _PIECE_BYTES]
+            after = self._offset + len(piece)
+            is_last = after + CHECKSUM_BYTES == self._source.nbytes
+            buffers = [piece, self._tail] if is_last else [piece]
+            self._source.fill(buffers, self._offset)
+            self._crc = crc32.iscsi(piece, self._crc)
+            self._offset = after
+
+    def skip(self, nbytes: int) -> None:
+        """Read what no array wants."""
+        spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
+        while nbytes:
+            self.read(spare[:nbytes])
+            nbytes -= len(spare[:nbytes])
+
+    def compare(self) -> bytes:
+        """The checksum, which is at the chunk's end and in the manifest.
+
+        Chunks that have changed places are whole, but not what the manifest says.
+        """
+        tail = bytes(self._tail)
+        if self._crc.to_bytes(CHECKSUM_BYTES, "little") != tail:
+            raise CorruptCheckpointError(
+                f"{self._chunk.key} is damaged: its checksum is another one"
+            )
+        if tail.hex() != self._chunk.record.crc32c[self._chunk.position]:
+            raise CorruptCheckpointError(
+                f"{self._chunk.key} is not the chunk that was saved"
+            )
+        return tail
+
+
+def _run(
+    chunk: Chunk, region: Region, array: np.ndarray
+) -> tuple[int, memoryview] | None:
+    """Where a region begins in a chunk, and its memory, if both are runs of bytes."""
+    record = chunk.record
+    if record.data_shape == record.chunk_shape == array.shape:
+        return 0, _memory(array)
+    common = overlap(chunk.region, region)
+    start = run_start(relative(common, chunk.region), record.chunk_shape)
+    part = array[relative(common, region)]
+    if start is None or not part.flags.c_contiguous:
+        return None
+    return start * record.itemsize, _memory(part)
+
+
+def _memory(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
+    bits = _BITS[chunk.record.itemsize]
+    # With an axis in front, since an array may have none.
+    shape, first = (1, *chunk.record.chunk_shape), slice(0, 1)
+    origin = (0, *(i * c for i, c in zip(chunk.at, shape[1:], strict=True)))
+    wanted = [((first, *region), array.view(bits)[None]) for region, array in targets]
+    for inside in _blocks(shape, chunk.record.itemsize):
+        block = np.empty(shape_of(inside), bits)
+        reader.read(_memory(block))
+        region = tuple(
+            slice(o + i.start, o + i.stop) for o, i in zip(origin, inside, strict=True)
+        )
+        for target, array in wanted:
+            common = overlap(region, target)
+            if all(span.start < span.stop for span in common):
+                array[relative(common, target)] = block[relative(common, region)]
+
+
+def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
+    """Cut an array into runs of about `_PIECE_BYTES`, along its first long axis."""
+    axis = next((i for i, size in enumerate(shape) if size > 1), 0)
+    step = max(1, _PIECE_BYTES // (math.prod(shape[axis + 1 :]) * itemsize))
+    before, after = whole(shape[:axis]), whole(shape[axis + 1 :])
+    for start in range(0, shape[axis], step):
+        yield (*before, slice(start, min(start + step, shape[axis])), *after)
+
+
+def encoded(chunk: Chunk, array: np.ndarray) -> Iterator[list[memoryview | bytes]]:
+    """The bytes of a chunk, in pieces; the last one is its checksum.
+
+    `array` is the part of the chunk that is inside of its array.
+    """
+    crc = done = 0
+    for piece in _pieces(chunk, array):
+        crc = crc32.iscsi(piece, crc)
+        done += len(piece)
+        is_last = done == chunk.nbytes
+        yield [piece, crc.to_bytes(CHECKSUM_BYTES, "little")] if is_last else [piece]
+
+
+def _pieces(chunk: Chunk, array: np.ndarray) -> Iterator[memoryview]:
+    shape = chunk.record.chunk_shape
+    if array.shape == shape and array.flags.c_contiguous:
+        memory = _memory(array)
+        for start in range(0, len(memory), _PIECE_BYTES):
+            yield memory[start : start + _PIECE_BYTES]
+        return
+    bits = _BITS[chunk.record.itemsize]
+    source = array.view(bits)[None]
+    for inside in _blocks((1, *shape), chunk.record.itemsize):
+        block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
+        part = source[inside]
+        block[whole(part.shape)] = part
+        yield _memory(block)

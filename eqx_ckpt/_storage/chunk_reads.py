@@ -1,0 +1,135 @@
+"""Reading regions of arrays, and comparing every byte with its checksum."""
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .._errors import CorruptCheckpointError
+from .._format.chunks import overlap, shape_of
+from .._types import Report
+from .buffers import empty
+from .chunk_bytes import (
+    check_size,
+    chunks_of,
+    place,
+    Source,
+    Target,
+    verified,
+    Wanted,
+)
+from .chunk_codec import Scratch
+from .chunk_files import database_problem, files_of
+from .chunk_values import values_of
+from .crew import Crew
+from .kvstore import KvSpec, MAX_IN_FLIGHT, of_leaf, RegionRead
+
+
+# What is decompressed at a time.
+_BATCH = 32 * 2**20
+
+
+def read_regions(
+    base: KvSpec,
+    reads: Sequence[RegionRead],
+    damage: dict[str, str],
+    arrived: Report | None = None,
+) -> list[np.ndarray]:
+    """Read regions of arrays into buffers that JAX takes over as they are.
+
+    What is wrong with a leaf is put into `damage` under its name; its array is then not
+    to be used. `raise_damage` makes an error of that. `arrived` is told what is read.
+    """
+    reading = _Reading(reads, damage)
+    problem = database_problem(base)
+    if problem:
+        damage.update({read.name: problem for read in reads})
+        return reading.arrays
+    find = files_of if base["driver"] == "file" else values_of
+
+    def heard(item: tuple[Wanted, Source]) -> None:
+        if arrived:
+            reading.tell(item[0], arrived)
+
+    with Crew(reading.take, MAX_IN_FLIGHT, heard) as crew:
+        for wanted, source in find(base, reading.wanted):
+            crew.put((wanted, source), wanted.chunk.nbytes)
+            if reading.nbytes_packed > _BATCH:
+                crew.finish()
+                reading.unpack()
+        crew.finish()
+        reading.unpack()
+    return reading.arrays
+
+
+class _Reading:
+    """Chunks on their way into arrays, which are made once there is something in them.
+
+    **Attributes:**
+
+    - `wanted`: all chunks, each of them once, however many regions it is in.
+    - `nbytes_packed`: how much there is for `unpack` to do, about.
+    """
+
+    def __init__(self, reads: Sequence[RegionRead], damage: dict[str, str]) -> None:
+        self._reads = reads
+        self._damage = damage
+        self._arrays: list[np.ndarray | None] = [None] * len(reads)
+        self._lock = threading.Lock()
+        self._packed: list[tuple[Wanted, bytes]] = []
+        self.nbytes_packed = 0
+        wanted: dict[str, Wanted] = {}
+        for i, (name, record, region) in enumerate(reads):
+            shape = shape_of(region)
+            if 0 in shape:
+                self._arrays[i] = np.empty(shape, record.data_type)
+                continue
+            for chunk in chunks_of(name, record, region):
+                wanted.setdefault(chunk.key, Wanted(chunk, [])).reads.append(i)
+        self.wanted: Iterable[Wanted] = wanted.values()
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [np.empty(0) if array is None else array for array in self._arrays]
+
+    def take(self, item: tuple[Wanted, Source]) -> None:
+        """Read a chunk into place, or keep it for `unpack`; by any thread."""
+        wanted, source = item
+        chunk = wanted.chunk
+        try:
+            with source:
+                check_size(chunk, source.nbytes)
+                if chunk.record.compression is None:
+                    place(chunk, source, self._targets(wanted))
+                else:
+                    self._packed.append((wanted, verified(chunk, source)))
+                    self.nbytes_packed += chunk.nbytes
+        except CorruptCheckpointError as e:
+            self._damage.setdefault(chunk.name, str(e))
+        except OSError as e:
+            raise of_leaf(e, chunk.name) from None
+
+    def unpack(self) -> None:
+        packed, self._packed, self.nbytes_packed = self._packed, [], 0
+        if packed:
+            parts = [(w.chunk, value, self._targets(w)) for w, value in packed]
+            Scratch().decode(parts, self._damage)
+
+    def tell(self, wanted: Wanted, arrived: Report) -> None:
+        if wanted.chunk.name in self._damage:
+            return
+        for region, array in self._targets(wanted):
+            common = shape_of(overlap(wanted.chunk.region, region))
+            arrived(wanted.chunk.name, math.prod(common) * array.itemsize)
+
+    def _targets(self, wanted: Wanted) -> list[Target]:
+        with self._lock:
+            return [(self._reads[i].region, self._array(i)) for i in wanted.reads]
+
+    def _array(self, i: int) -> np.ndarray:
+        array = self._arrays[i]
+        if array is None:
+            _, record, region = self._reads[i]
+            array = self._arrays[i] = empty(shape_of(region), record.data_type)
+        return array

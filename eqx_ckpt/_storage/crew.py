@@ -1,0 +1,130 @@
+"""Threads that work off the parts of one save or restore."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+
+# To hand over less than this costs more than to do it.
+_SMALL = 2**17
+# Who waits for a disk needs no core.
+_MOST = 8
+# So many times longer than it works, somebody waits.
+_WAITS = 3
+_T = TypeVar("_T")
+
+
+class _Done(NamedTuple, Generic[_T]):
+    item: _T
+    nbytes: int
+    error: BaseException | None
+    waited: bool
+
+
+class Crew(Generic[_T]):
+    """Does items of work, in the calling thread and in others.
+
+    Large ones are spread over the cores, and over more threads while they wait for the
+    disk. Small ones are done at once, unless they wait too. At most `limit` bytes of
+    items are not done; `heard` is told, in the calling thread, of those that are.
+    """
+
+    def __init__(
+        self,
+        do: Callable[[_T], None],
+        limit: int,
+        heard: Callable[[_T], Any] = lambda _: None,
+    ) -> None:
+        self._do = do
+        self._limit = limit
+        self._heard = heard
+        self._todo: SimpleQueue[tuple[_T, int] | None] = SimpleQueue()
+        self._done: SimpleQueue[_Done[_T]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._cores = min(len(os.sched_getaffinity(0)), _MOST)
+        self._open = 0  # items
+        self._nbytes = 0
+        self._wall = self._cpu = 0.0
+
+    def __enter__(self) -> "Crew[_T]":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """When this returns, nothing is done any more."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._todo.get_nowait()
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def put(self, item: _T, nbytes: int) -> None:
+        if nbytes < _SMALL and self._wall <= _WAITS * self._cpu:
+            self._do_here(item)
+            return
+        self._open += 1
+        self._nbytes += nbytes
+        self._todo.put((item, nbytes))
+        if len(self._threads) < self._cores:
+            self._hire()
+        while not self._done.empty():
+            self._take()
+        while self._nbytes > self._limit:
+            self._help()
+
+    def finish(self) -> None:
+        while self._open:
+            self._help()
+
+    def _help(self) -> None:
+        """Do what nobody has begun, or wait for what others do."""
+        try:
+            task = self._todo.get_nowait()
+        except Empty:
+            self._take()
+            return
+        assert task is not None
+        self._do_here(task[0])
+        self._open -= 1
+        self._nbytes -= task[1]
+
+    def _take(self) -> None:
+        item, nbytes, error, waited = self._done.get()
+        self._open -= 1
+        self._nbytes -= nbytes
+        if error is not None:
+            raise error
+        if waited and len(self._threads) < _MOST:
+            self._hire()
+        self._heard(item)
+
+    def _do_here(self, item: _T) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        self._do(item)
+        self._cpu += time.thread_time() - cpu
+        self._wall += time.perf_counter() - wall
+        self._heard(item)
+
+    def _hire(self) -> None:
+        thread = threading.Thread(target=self._work, daemon=True)
+        # None starts at the end of the interpreter: then this one does it all.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        while (task := self._todo.get()) is not None:
+            error: BaseException | None = None
+            wall, cpu = time.perf_counter(), time.thread_time()
+            try:
+                self._do(task[0])
+            except BaseException as e:
+                error = e
+            cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+            self._done.put(_Done(*task, error, wall > _WAITS * cpu))
+            del task

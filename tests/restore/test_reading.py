@@ -1,0 +1,126 @@
+"""Chunks are read into place: in pieces, from any region, over a disk that fails."""
+
+import errno
+import itertools
+import os
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import eqx_ckpt
+from eqx_ckpt._format import chunks
+from faults.workloads import small_chunks
+from helpers import assert_same
+
+
+NBYTES = 2**20
+
+
+@pytest.fixture
+def saved(tmp_path):
+    tree = {"small": np.arange(3), "large": np.arange(NBYTES // 4, dtype=np.float32)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    return tmp_path / "ckpt", tree
+
+
+def in_preadv(monkeypatch, act):
+    """Call `act(n, fd, buffers, offset)` instead of the n-th read of each restore."""
+    preadv, count = os.preadv, itertools.count()
+
+    def acting(fd, buffers, offset):
+        found = act(next(count), fd, buffers, offset)
+        return preadv(fd, buffers, offset) if found is None else found
+
+    monkeypatch.setattr(os, "preadv", acting)
+    return preadv
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_file(saved, monkeypatch):
+    path, tree = saved
+
+    def fail(n, fd, buffers, offset):
+        if offset >= NBYTES // 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    in_preadv(monkeypatch, fail)
+    with pytest.raises(OSError, match="'large'") as raised:
+        eqx_ckpt.tree_deserialise_leaves(path, tree)
+    assert raised.value.errno == errno.EIO
+
+
+def test_a_file_that_is_cut_while_it_is_read(saved, monkeypatch):
+    path, tree = saved
+
+    def cut(n, fd, buffers, offset):
+        if offset == NBYTES // 2:
+            os.truncate(path / "large" / "c.0", offset + 100)
+
+    in_preadv(monkeypatch, cut)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'large': .* was cut to"):
+        eqx_ckpt.tree_deserialise_leaves(path, tree)
+
+
+def test_reads_that_stop_early(saved, monkeypatch):
+    path, tree = saved
+
+    def read_less(n, fd, buffers, offset):
+        if n % 3:
+            half = len(buffers[0]) // 2
+            return preadv(fd, [buffers[0][:half]] if half else buffers, offset)
+        return None
+
+    preadv = in_preadv(monkeypatch, read_less)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(path, tree), tree)
+
+
+@pytest.mark.parametrize(
+    ("limit", "piece"), [(2**6, 2**5), (2**10, 2**6), (2**23, 2**18)]
+)
+def test_any_region_of_any_chunk(tmp_path, limit, piece, monkeypatch):
+    """Runs of bytes, rows, columns, and what is at the edge of an array."""
+    monkeypatch.setattr("eqx_ckpt._storage.chunk_bytes._PIECE_BYTES", piece)
+    rng = np.random.default_rng(0)
+    shapes = [(16,), (8, 10), (4, 6, 7), (1, 12, 20), (4, 1, 4, 3), (8, 9, 2)]
+    tree = {str(i): rng.standard_normal(s, np.float32) for i, s in enumerate(shapes)}
+    with small_chunks(limit):
+        eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    for axes in [(4, 2), (1, 2)]:
+        devices = np.array(jax.devices()[: axes[0] * axes[1]]).reshape(axes)
+        mesh = Mesh(devices, ("x", "y"))
+        for spec in [("x",), ("y",), (None, "y"), (None, None, "y"), ("x", "y")]:
+            target = {
+                name: NamedSharding(mesh, PartitionSpec(*spec[: array.ndim]))
+                for name, array in tree.items()
+            }
+            fitting = {
+                name: jax.ShapeDtypeStruct(tree[name].shape, np.float32, sharding=s)
+                for name, s in target.items()
+                if all(
+                    size % parts == 0
+                    for size, parts in zip(
+                        tree[name].shape, _parts(s, tree[name].ndim), strict=True
+                    )
+                )
+            }
+            restored = eqx_ckpt.tree_deserialise_leaves(
+                tmp_path / "ckpt", fitting, where=lambda t: list(t.values())
+            )
+            for name, array in restored.items():
+                np.testing.assert_array_equal(np.asarray(array), tree[name])
+
+
+def _parts(sharding, ndim):
+    sizes = sharding.mesh.shape
+    spec = [*sharding.spec, *[None] * ndim][:ndim]
+    return [1 if axis is None else sizes[axis] for axis in spec]
+
+
+def test_runs():
+    whole = chunks.whole
+    assert chunks.run_start(whole((3, 4)), (3, 4)) == 0
+    assert chunks.run_start((slice(1, 3), slice(0, 4)), (3, 4)) == 4
+    assert chunks.run_start((slice(1, 2), slice(1, 3)), (3, 4)) == 5
+    assert chunks.run_start((slice(0, 2), slice(1, 3)), (3, 4)) is None
+    assert chunks.run_start((), ()) == 0
