@@ -63,7 +63,7 @@ class Staging:
                 start_transfer(write.leaf)
             for write in writes:
                 # Nobody changes a JAX array, nor gives its memory away while there is
-                # a view of it. See test_async.py.
+                # a view of it. See tests/save/test_async.py.
                 changes = write.record.kind == "numpy"
                 for region, array in shards(write.leaf, write.record, mine=write.mine):
                     if not self._has_room(array.nbytes):

@@ -15,7 +15,6 @@ from faults.zygote import Zygote
 from helpers import assert_same
 
 
-pytest_plugins = ["faults.fixtures"]
 PATH = "memory://spec_leaves"
 
 
