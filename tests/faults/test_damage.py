@@ -33,22 +33,28 @@ def _saved(disk: pathlib.Path, compression: Compression) -> pathlib.Path:
     return disk / "new"
 
 
-def _leaf(path: pathlib.Path, file: pathlib.Path) -> str:
-    """The name of the leaf that a file belongs to; '' for the manifest."""
-    relative = file.relative_to(path).as_posix()
+def _leaves(path: pathlib.Path, place: pathlib.Path) -> list[str]:
+    """The names of the leaves that a file or a folder belongs to, or that lie in it."""
+    inside = f"{place.relative_to(path)}/"
     names = eqx_ckpt.read_manifest(path.with_name("other")).leaves
-    return next((name for name in names if relative.startswith(name + "/")), "")
+    return [n for n in names if inside.startswith(f"{n}/") or n.startswith(inside)]
 
 
-def _check(path: pathlib.Path, file: pathlib.Path, damage: str) -> None:
+def _check(
+    path: pathlib.Path, place: pathlib.Path, damage: str, manifest: str = "The manifest"
+) -> None:
+    """What is said of a damage names each leaf; of a damage of the manifest, that."""
     found = report(path)
-    assert found, f"{damage} of {file} is not found"
-    assert _leaf(path, file) in found, f"{damage} of {file}: {found}"
+    of_manifest = place == path / "zarr.json"
+    words = [manifest] if of_manifest else [f"'{n}'" for n in _leaves(path, place)]
+    assert words, place
+    assert not [w for w in words if w not in found], f"{damage} of {place}: {found!r}"
 
 
-def test_nothing_isdamaged(path: pathlib.Path) -> None:
+def test_nothing_is_damaged(path: pathlib.Path) -> None:
     assert report(path) == ""
     assert len(list((path / "chunks").glob("c.*"))) == 4
+    assert len(files(path)) > 25
 
 
 @pytest.mark.parametrize("pattern", ["c*", "zarr.json"])
@@ -76,21 +82,26 @@ def _damage_each(path: pathlib.Path, some: list[pathlib.Path]) -> None:
 def test_swapped_compressed_chunks(compressed: pathlib.Path) -> None:
     one, two = (compressed / "chunks" / f"c.{i}.0" for i in (0, 2))
     swap(one, two)
-    assert "chunks" in report(compressed)
+    assert "'chunks'" in report(compressed)
 
 
 def test_every_missing_file(path: pathlib.Path) -> None:
-    for file in files(path):
+    everything = files(path)
+    for file in everything:
         file.rename(path / "aside")
-        _check(path, file, "removal")
+        _check(path, file, "removal", manifest="No committed checkpoint")
         (path / "aside").rename(file)
+    assert files(path) == everything
+    assert len(everything) > 25
     assert report(path) == ""
 
 
 def test_every_missing_directory(path: pathlib.Path) -> None:
-    for folder in sorted(p for p in path.rglob("*") if p.is_dir()):
+    folders = sorted(p for p in path.rglob("*") if p.is_dir())
+    assert {path / "f32", path / "layer", path / "layer" / "twin"} < {*folders}
+    for folder in folders:
         folder.rename(path.with_name("aside"))
-        _check(path, folder / "c.0", "removal")
+        _check(path, folder, "removal")
         path.with_name("aside").rename(folder)
     assert report(path) == ""
 
@@ -106,9 +117,8 @@ def test_swapped_files(path: pathlib.Path) -> None:
                 continue
             swap(one, two)
             found = report(path)
-            assert _leaf(path, one) in found, f"swap of {one} and {two}: {found!r}"
-            assert _leaf(path, two) in found, f"swap of {one} and {two}: {found!r}"
-            assert found, f"swap of {one} and {two} is not found"
+            for name in (*_leaves(path, one), *_leaves(path, two)):
+                assert f"'{name}'" in found, f"swap of {one} and {two}: {found!r}"
             swap(one, two)
             swaps += 1
     assert swaps > 6
@@ -118,8 +128,8 @@ def test_swapped_files(path: pathlib.Path) -> None:
 def test_swapped_leaves(path: pathlib.Path) -> None:
     swap(path / "f32", path / "layer" / "twin")
     found = report(path)
-    assert "f32" in found
-    assert "layer/twin" in found
+    assert "'f32'" in found
+    assert "'layer/twin'" in found
 
 
 def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
@@ -130,7 +140,7 @@ def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
         if other.read_bytes() == original:
             continue
         shutil.copyfile(other, file)
-        _check(path, file, "replacement")
+        _check(path, file, "replacement", manifest="'f32'")
         file.write_bytes(original)
         replaced += 1
     assert replaced > 8
@@ -157,8 +167,8 @@ def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
                 victim.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as found:
         eqx_ckpt.verify(path)
-    assert not [name for name in names if name not in str(found.value)]
-    assert "layer/zero" not in str(found.value)
+    assert not [name for name in names if f"'{name}'" not in str(found.value)]
+    assert "'layer/zero'" not in str(found.value)
 
 
 def test_only_the_damaged_leaf_is_lost(path: pathlib.Path) -> None:

@@ -47,7 +47,9 @@ def test_nothing_is_damaged(path: pathlib.Path) -> None:
 
 
 def test_every_damage_of_every_file(path: pathlib.Path) -> None:
-    for file in files(path):
+    everything = files(path)
+    assert len(everything) == 3
+    for file in everything:
         original = file.read_bytes()
         for damage, data in damaged(original, file.name[:5]):
             file.write_bytes(data)
