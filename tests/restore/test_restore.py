@@ -198,6 +198,16 @@ def test_tree_like_has_the_keys_of_the_tree(tree):
     assert jtu.tree_leaves(restored) == jtu.tree_leaves(tree)
 
 
+def test_a_prefix_is_a_whole_key():
+    tree = {"head": {"w": 1}, "header": {"w": 2}}
+    eqx_ckpt.tree_serialise_leaves("memory://heads", tree, overwrite=True)
+    assert eqx_ckpt.tree_like("memory://heads", prefix="head") == {"w": 1}
+    like = {"w": 0}
+    assert eqx_ckpt.match("memory://heads", like, prefix="head").ok
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://heads", like, prefix="head")
+    assert restored == {"w": 1}
+
+
 def test_tree_like_of_keys_that_jax_cannot_sort():
     @jtu.register_pytree_with_keys_class
     class Mixed:

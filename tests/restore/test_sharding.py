@@ -331,3 +331,13 @@ def test_leaves_that_no_rule_is_for():
         eqx_ckpt.shard_like({"w": jnp.ones(3)}, {"w": P("a")}, mesh(a=8))
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="pass their `mesh`"):
         eqx_ckpt.shard_like(skeleton, {"weight": P("a")})
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7, 12, 64])
+def test_no_chunk_crosses_the_edge_of_a_shard(rows):
+    """Otherwise two processes would write one chunk, and one of them would lose."""
+    array = jnp.zeros((2 * rows, 2**20 // rows))
+    tree = {"w": jax.device_put(array, on(mesh(x=2), "x"))}
+    eqx_ckpt.tree_serialise_leaves("memory://edges", tree, overwrite=True)
+    chunk = eqx_ckpt.read_manifest("memory://edges").leaves["w"].chunk_shape
+    assert rows % chunk[0] == 0

@@ -70,6 +70,18 @@ def test_a_bar(tmp_path, capfd):
     assert "100%" in err
 
 
+def test_a_bar_ends_with_its_line_when_the_restore_fails(tmp_path, capfd):
+    """Also while the error, and with it all that the restore held, is kept."""
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE)
+    (tmp_path / "new" / "b" / "c.0").unlink()
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as kept:
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", TREE, progress=True)
+    assert kept.value.__traceback__
+    err = capfd.readouterr().err
+    assert "read:" in err
+    assert err.endswith("\n")
+
+
 def test_nothing_is_shown_unless_it_is_asked_for(tmp_path, capfd):
     with eqx_ckpt.CheckpointManager(tmp_path, keep=eqx_ckpt.keep_last(1)) as manager:
         manager.save(1, TREE)
