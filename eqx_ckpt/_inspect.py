@@ -1,5 +1,6 @@
 """Looking at a checkpoint without restoring it."""
 
+import functools as ft
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -217,7 +218,7 @@ def verify(path: PathLike) -> None:
         eqx_ckpt.verify("ckpt")
         ```
     """
-    read_consistently(path, _verify)
+    read_consistently(path, ft.partial(ft.partial, _verify))
 
 
 def _verify(base: KvSpec, manifest: Manifest) -> None:

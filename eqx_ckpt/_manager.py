@@ -10,15 +10,10 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from ._distributed.coordination import (
-    any_says,
-    by_first,
-    DEADLINE,
-    Group,
-    group_of,
-    is_first,
-)
+from ._distributed.coordination import is_first
+from ._distributed.group import any_says, by_first, Group, group_of
 from ._distributed.joint import telling
+from ._distributed.meeting import DEADLINE
 from ._errors import CheckpointError, CheckpointNotFoundError
 from ._format.manifest import Manifest
 from ._futures import raise_unseen, Saving
@@ -158,10 +153,10 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointError`][]: `step` is no step, or the manager is closed.
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
-        path = self._run.path(step)
         with self._one_at_a_time:
-            group = group_of(self._deadline)
+            group = group_of(self._call(f"save({step})"), self._deadline)
             with telling(group):
+                path = self._run.path(step)
                 self._check_open()
                 self.wait()
             self._saving = save_in_background(
@@ -231,6 +226,7 @@ class CheckpointManager:
                 sharding=sharding,
                 read_once=read_once,
                 progress=self._progress,
+                deadline=self._deadline,
             )
 
         self._settle()
@@ -253,7 +249,9 @@ class CheckpointManager:
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
         return by_first(
-            "latest", lambda: max(self.steps(), default=None), self._deadline
+            self._call("latest()"),
+            lambda: max(self.steps(), default=None),
+            self._deadline,
         )
 
     def best(self, metric: str, mode: Mode = "min") -> int:
@@ -306,7 +304,11 @@ class CheckpointManager:
         """
         self._check_open()
         told = told_to_end(self) and step not in self._saved
-        return any_says("told to end", told, self._deadline)
+        return any_says(self._call(f"should_save({step})"), told, self._deadline)
+
+    def _call(self, call: str) -> str:
+        """A call, as its errors name it when not all processes make it."""
+        return f"{call} in {self._run.directory!r}"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -359,7 +361,7 @@ class CheckpointManager:
         self._damaged.discard(saved)  # Now it is whole, and counts again.
         if group is None:
             return self._remove(saved)
-        return group.by_first("retained", lambda: self._remove(saved))
+        return group.by_first("retained", lambda: self._remove(saved), slow=True)
 
     def _remove(self, saved: int) -> None:
         """Remove the steps that nothing keeps."""

@@ -3,7 +3,7 @@
 import functools as ft
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,7 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ._distributed.coordination import by_all
+from ._distributed.meeting import DEADLINE
+from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
 from ._format.leaves import (
@@ -26,7 +27,7 @@ from ._progress import Progress, Reporter, reporting
 from ._storage.checkpoint import raise_damage, read_consistently
 from ._storage.chunk_reads import read_regions
 from ._storage.kvstore import KvSpec, RegionRead
-from ._transfer.broadcast import stack_of
+from ._transfer.broadcast import Stack, stack_of
 from ._transfer.placement import assemble, finished, Part, pieces, put
 from ._tree.filter_spec import (
     default_deserialise_filter_spec,
@@ -34,15 +35,13 @@ from ._tree.filter_spec import (
     restored_by,
 )
 from ._tree.match import difference, would_narrow
-from ._tree.plan import match_leaf, picked_by, plan_reads, Read
+from ._tree.plan import match_leaf, picked_by, plan_reads, Read, ReadPlan
 from ._tree.sharding import place
 from ._types import IsLeaf, PathLike, Spec
 
 
 # Host memory for regions on their way to another device.
 _WINDOW = 2**30
-# Seconds. To read for others may take long; of a death, JAX tells them before.
-_PATIENCE = 86400.0
 
 
 def tree_deserialise_leaves(
@@ -56,6 +55,7 @@ def tree_deserialise_leaves(
     sharding: PyTree = None,
     read_once: bool = False,
     progress: Progress = False,
+    deadline: float = DEADLINE,
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
 
@@ -91,6 +91,8 @@ def tree_deserialise_leaves(
         and so are dtypes other than floats of 16 and 32 bits and integers.
     - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
         or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
+    - `deadline`: in a job, where processes read parts of the same arrays, how many
+        seconds each of them may let the others wait. Then all of them raise.
 
     **Returns:**
 
@@ -122,7 +124,7 @@ def tree_deserialise_leaves(
         ```
     """
 
-    def values_from(base: KvSpec, manifest: Manifest) -> dict[int, Any]:
+    def plan_of(base: KvSpec, manifest: Manifest) -> Callable[[], _Arrived]:
         plan = plan_reads(
             manifest,
             like,
@@ -133,16 +135,19 @@ def tree_deserialise_leaves(
             sharding=sharding,
         )
         plan.check()
-        with reporting(progress, plan.match.nbytes) as report:
-            by_default = [read for read in plan.reads if read.spec is None]
-            values = dict(plan.values) | _restore(base, by_default, report, read_once)
-            for read in plan.reads:
-                if read.spec is not None:
-                    value = _restore_through(read.spec, base, read, report)
-                    values[read.position] = value
-        return values
+        if not read_once:
+            joint.members = readers(read.place.sharding for read in plan.reads)
+        return ft.partial(_carry_out, base, plan, progress, read_once)
 
-    values = read_consistently(path, values_from)
+    guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
+    joint = JointReading(path, deadline, guess)
+    try:
+        arrived = read_consistently(
+            path, plan_of, None if joint.is_alone else joint.agree
+        )
+    finally:
+        joint.close()
+    values = _assembled(arrived)
     if where is None:
         return jtu.tree_structure(like, is_leaf).unflatten(
             values[i] for i in range(len(values))
@@ -152,64 +157,77 @@ def tree_deserialise_leaves(
     return eqx.tree_at(where, like, replacement, is_leaf=is_leaf)
 
 
-def _restore(
+class _Arrived(NamedTuple):
+    """What was read: values by position, and arrays of which leaves are assembled."""
+
+    values: dict[int, Any]
+    arrays: list[tuple[Read, Stack | None, list[Any]]]
+
+
+def _carry_out(
+    base: KvSpec, plan: ReadPlan, progress: Progress, read_once: bool
+) -> _Arrived:
+    with reporting(progress, plan.match.nbytes) as report:
+        by_default = [read for read in plan.reads if read.spec is None]
+        arrived = _read(base, by_default, report, read_once)
+        arrived.values.update(plan.values)
+        for read in plan.reads:
+            if read.spec is not None:
+                value = _restore_through(read.spec, base, read, report)
+                arrived.values[read.position] = value
+    return arrived
+
+
+def _read(
     base: KvSpec,
     reads: Sequence[Read],
     report: Reporter | None,
     read_once: bool = False,
-) -> dict[int, Any]:
-    """The value of each leaf, by its position."""
+) -> _Arrived:
+    """Read each leaf, and put what was read on devices; waits for nobody."""
     heard = report and ft.partial(report, "read")
     values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
-    arrays = [read for read in reads if read.record.value is None]
-    stacks = {
-        read.position: stack
-        for read in (arrays if read_once else [])
-        if (stack := stack_of(read.place.sharding, read.record)) is not None
-    }
+    arrays = [
+        (r, stack_of(r.place.sharding, r.record) if read_once else None, [])
+        for r in reads
+        if r.record.value is None
+    ]
     todo = [
-        (read, RegionRead(read.name, read.record, region), devices)
-        for read in arrays
+        (read, stack, found, RegionRead(read.name, read.record, region), devices)
+        for read, stack, found in arrays
         for region, devices in (
-            stacks[read.position].pieces()
-            if read.position in stacks
-            else pieces(read.place.sharding, read.record.data_shape)
+            pieces(read.place.sharding, read.record.data_shape)
+            if stack is None
+            else stack.pieces()
         )
     ]
-    arrived: dict[int, list[Any]] = {read.position: [] for read in arrays}
-
-    def read_all() -> None:
-        for window in batches(todo, lambda item: item[1].nbytes, _WINDOW):
-            damage: dict[str, str] = {}
-            buffers = read_regions(
-                base, [region for _, region, _ in window], damage, heard
+    for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
+        damage: dict[str, str] = {}
+        buffers = read_regions(base, [item[3] for item in window], damage, heard)
+        raise_damage(damage, base)
+        if report:
+            report("place")
+        parts = [
+            Part(
+                from_stored(buffer, read.record)
+                if stack is None
+                else stack.as_block(buffer),
+                read.record,
+                read.place.sharding,
+                devices,
             )
-            raise_damage(damage, base)
-            if report:
-                report("place")
-            parts = [
-                Part(
-                    stacks[r.position].as_block(buffer)
-                    if r.position in stacks
-                    else from_stored(buffer, r.record),
-                    r.record,
-                    r.place.sharding,
-                    devices,
-                )
-                for (r, _, devices), buffer in zip(window, buffers, strict=True)
-            ]
-            for (read, _, _), placed in zip(window, put(parts), strict=True):
-                arrived[read.position] += placed
+            for (read, stack, *_, devices), buffer in zip(window, buffers, strict=True)
+        ]
+        for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
+            found += placed
+    return _Arrived(values, arrays)
 
-    if read_once:
-        # A process that waits for what another cannot read would wait for ever.
-        _, problem = by_all("read", read_all, _PATIENCE)
-        if problem is not None:
-            raise problem
-    else:
-        read_all()
-    for read in arrays:
-        stack, found = stacks.get(read.position), arrived.pop(read.position)
+
+def _assembled(arrived: _Arrived) -> dict[int, Any]:
+    """The value of each leaf, by its position."""
+    values = arrived.values
+    while arrived.arrays:
+        read, stack, found = arrived.arrays.pop()
         values[read.position] = (
             assemble(read.record, read.place.sharding, found)
             if stack is None
@@ -249,7 +267,7 @@ def _restore_through(
         if where_to.problem:
             raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
         handed_on = read._replace(like=like, place=where_to)
-        return _restore(base, [handed_on], report)[read.position]
+        return _assembled(_read(base, [handed_on], report))[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
     value = restored_by(spec, f, read.like)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from jaxtyping import PyTree
 
-from ._distributed.coordination import by_all, by_first
+from ._distributed.group import by_all, by_first
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._inspect import verify
 from ._steps import Run
@@ -32,19 +32,24 @@ def resumed(
 
     All processes of a job restore the same step.
     """
-    steps = by_first("steps", ft.partial(_steps, run), deadline)
-    result, problem = by_all("damage", lambda: restored(steps[-1]), deadline)
+    steps = by_first(
+        f"restore() in {run.directory!r}", ft.partial(_steps, run), deadline
+    )
+    newest = f"restore(step={steps[-1]}) in {run.directory!r}"
+    result, problem = by_all(newest, lambda: restored(steps[-1]), deadline)
     if problem is None:
         return result, []
     if isinstance(problem, CheckpointNotFoundError):
-        newest = by_first("newest", lambda: max(run.steps(), default=-1), deadline)
-        if newest > steps[-1]:
+        newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
+        step = by_first(newer, lambda: max(run.steps(), default=-1), deadline)
+        if step > steps[-1]:
             # Another job has saved it since, and removed the one before.
-            return restored(newest), []
+            return restored(step), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
     older = ft.partial(_newest_whole, run, steps[:-1])
-    whole = by_first("whole", older, deadline)
+    call = f"restore() older than {steps[-1]} in {run.directory!r}"
+    whole = by_first(call, older, deadline)
     if on_damage == "raise" or whole is None:
         raise CorruptCheckpointError(f"{problem}\n{_advice(steps, whole)}")
     warnings.warn(

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from ._distributed.coordination import DEADLINE, Group, group_of
-from ._distributed.joint import assigned, JointAttempt, refuse, telling
+from ._distributed.group import Group
+from ._distributed.joint import all_saving, JointAttempt, refuse, telling
+from ._distributed.meeting import DEADLINE
 from ._errors import CheckpointError
 from ._format.chunks import chunk_keys
 from ._format.leaves import shards
@@ -99,7 +100,7 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
-    group = group_of(deadline) if jax.distributed.is_initialized() else None
+    group = all_saving(path, deadline) if jax.distributed.is_initialized() else None
     if open_saves:
         with telling(group):
             raise_unseen()
@@ -115,12 +116,16 @@ def tree_serialise_leaves(
         progress,
         group,
     )
-    save.run(
-        [
-            ArrayWrite(w.name, w.record, shards(w.leaf, w.record, mine=w.mine))
-            for w in save.arrays
-        ]
-    )
+    try:
+        save.run(
+            [
+                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, mine=w.mine))
+                for w in save.arrays
+            ]
+        )
+    finally:
+        if group is not None:
+            group.close()
 
 
 def tree_serialise_leaves_async(
@@ -177,7 +182,7 @@ def tree_serialise_leaves_async(
         saving.result()
         ```
     """
-    group = group_of(deadline)
+    group = all_saving(path, deadline)
     with telling(group):
         raise_unseen()
     return save_in_background(
@@ -231,10 +236,14 @@ def save_in_background(
 
         def run() -> None:
             try:
-                save.run(staging.arrays, staging.release)
+                try:
+                    save.run(staging.arrays, staging.release)
+                finally:
+                    staging.end()
+                afterwards()
             finally:
-                staging.end()
-            afterwards()
+                if group is not None:
+                    group.close()
 
         give_up = ft.partial(staging.fail, CheckpointError("The save was given up."))
         saving = Saving(run, give_up, save.path, owner)
@@ -294,12 +303,13 @@ class Save:
             if group is None:
                 self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
             else:
-                self._attempt = JointAttempt(group, target, overwrite, writes)
-                self.arrays = assigned(group, self.arrays)
+                self._attempt = JointAttempt(group, target, overwrite, layout, writes)
         except Exception as e:
             if group is not None:
                 refuse(group, e)
             raise
+        if isinstance(self._attempt, JointAttempt):
+            self.arrays = self._attempt.agree()
 
     def run(
         self,

@@ -1,7 +1,7 @@
 """Which process writes what, so that all of them write about as many bytes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,25 +11,30 @@ from .._format.leaves import LeafRecord
 from .._tree.plan import Write
 
 
-def is_local(leaf: Any) -> bool:
-    """Whether a leaf is of one process alone; process 0 then writes its own."""
-    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-        return True
-    return {device.process_index for device in leaf.sharding.device_set} == {0}
+def place_of(leaf: Any) -> set[int]:
+    """The processes whose devices a leaf is on; without devices, it is on each."""
+    if not isinstance(leaf, jax.Array):
+        return {jax.process_index()}
+    return {device.process_index for device in leaf.sharding.device_set}
 
 
-def assign(writes: Sequence[Write], size: int, index: int) -> list[Write]:
+def assign(
+    writes: Sequence[Write], size: int, index: int, places: Mapping[str, int]
+) -> list[Write]:
     """What process `index` writes.
 
     Every process finds the same from shapes and shardings alone. Of the processes that
-    have a piece, the one that has the least to write so far gets it.
+    have a piece, the one that has the least to write so far gets it. Of the leaves on
+    one process, those in `places` are on the same one for all, and are written there;
+    the others are something else in each process, and process 0 writes its own.
     """
     loads = [0] * size
     mine: list[Write] = []
     for write in writes:
-        if is_local(write.leaf):
-            loads[0] += write.record.nbytes
-            mine.append(write._replace(mine=None if index == 0 else ()))
+        if len(place_of(write.leaf)) == 1:
+            writer = places.get(write.name, 0)
+            loads[writer] += write.record.nbytes
+            mine.append(write._replace(mine=None if index == writer else ()))
             continue
         starts: set[Start] = set()
         record = write.record
@@ -41,7 +46,7 @@ def assign(writes: Sequence[Write], size: int, index: int) -> list[Write]:
                     starts.add(start_of(piece))
         mine.append(write._replace(mine=starts))
     # Process 0 creates all arrays.
-    return [write for write in mine if index == 0 or write.mine]
+    return [write for write in mine if index == 0 or write.mine or write.mine is None]
 
 
 def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list[int]]]:

@@ -17,11 +17,12 @@ from .._errors import CheckpointError, LeafMismatchError
 from .._storage.bucket import ATTEMPTS
 from .._storage.chunk_values import link_databases
 from .._storage.directory import Attempt, flush
-from .._storage.kvstore import KvSpec, shown
+from .._storage.kvstore import KvSpec, locate, shown
 from .._tree.plan import Write
-from .._types import Layout, Tails
-from .assignment import assign, is_local
-from .coordination import from_json, Group, to_json
+from .._types import Layout, PathLike, Tails
+from .assignment import assign, place_of
+from .group import Group, group_of
+from .meeting import from_json, to_json
 
 
 class JointAttempt:
@@ -31,17 +32,24 @@ class JointAttempt:
     root: str
 
     def __init__(
-        self, group: Group, target: KvSpec, overwrite: bool, writes: Sequence[Write]
+        self,
+        group: Group,
+        target: KvSpec,
+        overwrite: bool,
+        layout: Layout,
+        writes: Sequence[Write],
     ) -> None:
         if target["driver"] == "memory":
             raise CheckpointError(
                 f"{shown(target)} is in the memory of one process. Several processes "
                 "have to save to one shared directory."
             )
-        self.is_first = group.index == 0
+        self.is_first = group.is_first
         self._group = group
         self.part = f"p{group.index}/"
-        self._outline = _outline(shown(target), overwrite, writes)
+        place = f"path {shown(target)}, overwrite={overwrite}, layout={layout!r}"
+        self._outline = [place, *map(_line, writes)]
+        self._writes = writes
         self._target = target
         self._overwrite = overwrite
         self._attempt: Attempt | None = None
@@ -49,9 +57,20 @@ class JointAttempt:
         # The topic on which the others wait for what this process says.
         self._awaited = ""
 
+    def agree(self) -> list[Write]:
+        """Agree on what is saved, and where; returns what this process writes."""
+        try:
+            places = _agree(self._group, self._outline, self._writes)
+        except BaseException as e:
+            self.fail(e)
+            self._group.close()
+            raise
+        arrays = [write for write in self._writes if write.leaf is not None]
+        self._writes = []
+        return assign(arrays, self._group.size, self._group.index, places)
+
     def begin(self) -> None:
-        """Agree on what is saved, and where; then process 0 begins."""
-        _agree(self._group, self._outline)
+        """Let process 0 begin."""
         place = self._group.by_first("begun", self._begin)
         self._awaited = "written"
         self.base, self.root = place["base"], place["root"]
@@ -143,18 +162,26 @@ class JointAttempt:
             self._attempt.abandon()
 
 
-def assigned(group: Group, writes: Sequence[Write]) -> list[Write]:
-    """What this process of the group writes."""
-    return assign(writes, group.size, group.index)
+def all_saving(path: PathLike, deadline: float) -> Group | None:
+    """The processes that all save to this path, unless there is but one."""
+    try:
+        place = shown(locate(path))
+    except Exception:
+        # The reason is raised later, when all processes can be told.
+        place = repr(path)
+    return group_of(f"save({place})", deadline)
 
 
-def _outline(path: str, overwrite: bool, writes: Sequence[Write]) -> list[str]:
-    """What has to be the same in all processes, a line for each leaf."""
-    lines = [f"path {path}, overwrite={overwrite}"]
-    for name, record, leaf, _ in writes:
-        place = "of one process" if is_local(leaf) else f"sharded as {record.sharding}"
-        lines.append(f"leaf {name!r}, {record}, {place}")
-    return lines
+def _line(write: Write) -> str:
+    """What has to be the same of a leaf in all processes."""
+    name, record, leaf, _ = write
+    line = f"leaf {name!r}, {record}, "
+    if len(place_of(leaf)) == 1:
+        line += "of one process"
+    else:
+        line += f"sharded as {record.sharding}, in chunks of {record.chunk_shape}"
+    compression = f", compression={record.compression!r}" if record.is_array else ""
+    return line + compression
 
 
 @contextlib.contextmanager
@@ -172,16 +199,39 @@ def refuse(group: Group, error: BaseException) -> None:
     """Tell the others that there is no plan here."""
     with contextlib.suppress(CheckpointError):
         group.gather("plan", {"error": to_json(error)})
+    group.close()
 
 
-def _agree(group: Group, outline: Sequence[str]) -> None:
+def _agree(
+    group: Group, outline: Sequence[str], writes: Sequence[Write]
+) -> dict[str, int]:
+    """The leaves that are on one process, and that for all of them."""
+    places = {
+        write.name: min(place)
+        for write in writes
+        if len(place := place_of(write.leaf)) == 1 and place != {group.index}
+    }
     digest = hashlib.sha256("\n".join(outline).encode()).hexdigest()
-    plans = group.gather("plan", {"digest": digest})
+    plans = group.gather("plan", {"digest": digest, "places": places})
     for index, plan in enumerate(plans):
         if "error" in plan:
             raise from_json(index, plan["error"])
-    if all(plan == plans[0] for plan in plans):
-        return
+    if any(plan["digest"] != digest for plan in plans):
+        raise _different(group, outline)
+    places = {name: of for plan in plans for name, of in plan["places"].items()}
+    for name, of in places.items():
+        for index, plan in enumerate(plans):
+            found = plan["places"].get(name, index)
+            if found != of:
+                raise LeafMismatchError(
+                    f"Leaf {name!r} is on the devices of process {found} in process "
+                    f"{index}, and of process {of} in another one. Nothing was saved. "
+                    "Let all processes save the same arrays."
+                )
+    return places
+
+
+def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
     sums = group.gather("leaves", [crc32(line.encode()) for line in outline])
     shortest = min(map(len, sums))
     first = next(
@@ -189,11 +239,12 @@ def _agree(group: Group, outline: Sequence[str]) -> None:
     )
     mine = outline[first] if first < len(outline) else "no more leaves"
     lines = group.gather("difference", mine)
-    raise LeafMismatchError(
+    return LeafMismatchError(
         "The processes do not save the same:\n"
         + "\n".join(f"- process {i}: {line}" for i, line in enumerate(lines))
         + "\nNothing was saved. All processes have to call this with the same path, "
-        "and with trees of the same structure, shapes, dtypes and shardings."
+        "`layout` and `compression`, and with trees of the same structure, shapes, "
+        "dtypes and shardings."
     )
 
 

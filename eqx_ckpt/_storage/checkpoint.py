@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .._errors import (
     CheckpointError,
@@ -37,6 +37,9 @@ _ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
 _DATABASE_MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
 _MAX_ARRAY_METADATA = 2**16
 _T = TypeVar("_T")
+# From whether a place was replaced meanwhile, and what failed: whether to go on. If
+# not, it is read again, or an error is raised.
+Agree: TypeAlias = Callable[[KvSpec, bool, Exception | None], bool]
 
 
 def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
@@ -79,31 +82,58 @@ def is_checkpoint(base: KvSpec) -> bool:
         return True
 
 
-def read_consistently(path: PathLike, read: Callable[[KvSpec, Manifest], _T]) -> _T:
-    """What `read` makes of a checkpoint, all of it from before it is replaced or after.
+def read_consistently(
+    path: PathLike,
+    plan: Callable[[KvSpec, Manifest], Callable[[], _T]],
+    agree: Agree | None = None,
+) -> _T:
+    """What is read of a checkpoint, all of it from before it is replaced or after.
 
-    Another process may save with `overwrite=True` meanwhile: then `read` starts again.
+    `plan` looks at the manifest, and returns the function that reads. Another process
+    may save with `overwrite=True` meanwhile: then both start again. Processes that read
+    together `agree` on that, before they read and afterwards.
     """
     base = locate(path)
     being_read.append(base["path"])
     try:
         for _ in range(_TRIES):
-            before = identity(base)
-            try:
-                with collector_paused():
-                    result = read(*open_checkpoint(path))
-            except CorruptCheckpointError:
-                if identity(base) == before:
-                    raise
-                continue
-            if identity(base) == before:
-                return result
+            with collector_paused():
+                result = _try_to_read(base, path, plan, agree)
+            if result:
+                return result[0]
     finally:
         being_read.remove(base["path"])
     raise CheckpointError(
         f"{shown(base)} was replaced {_TRIES} times while it was read. Restore a "
         "checkpoint that nobody overwrites."
     )
+
+
+def _try_to_read(
+    base: KvSpec,
+    path: PathLike,
+    plan: Callable[[KvSpec, Manifest], Callable[[], _T]],
+    agree: Agree | None,
+) -> list[_T]:
+    """What is read; nothing if the checkpoint was replaced meanwhile."""
+    before, result, read, error = identity(base), [], None, None
+    try:
+        read = plan(*open_checkpoint(path))
+    except Exception as e:
+        error = e
+    if agree is not None and not agree(base, identity(base) != before, error):
+        return []
+    try:
+        result = [] if read is None else [read()]
+    except Exception as e:
+        error = e
+    has_changed = error is None or isinstance(error, CorruptCheckpointError)
+    has_changed = has_changed and identity(base) != before
+    if agree is not None:
+        return result if agree(base, has_changed, error) else []
+    if error is not None and not has_changed:
+        raise error
+    return [] if has_changed else result
 
 
 @contextlib.contextmanager

@@ -57,6 +57,11 @@ class Stack(NamedTuple):
 
     def spread(self, first: list[jax.Array]) -> jax.Array:
         """The leaf, on all devices; `first` are the arrays of `pieces`."""
+        if not self.target.addressable_devices:
+            # JAX computes only on meshes that this process has a part of.
+            return jax.make_array_from_single_device_arrays(
+                self.shape[1:], self.target, [], dtype=self.dtype
+            )
         arrays, rest = iter(first), empty(self.shard_shape, self.integers)
         rest[...] = 0
         kind = self.sharding.memory_kind

@@ -12,7 +12,7 @@ import jax
 
 import eqx_ckpt
 from eqx_ckpt import _save
-from eqx_ckpt._distributed import coordination, joint
+from eqx_ckpt._distributed import group, joint, meeting
 from eqx_ckpt._types import Layout
 
 from .jobs import End
@@ -40,8 +40,8 @@ def arm(point: str, act: Callable[[], Any]) -> None:
         _amid(act)
         return
     owner, name, is_before = {
-        "before the plan": (attempt, "_agree", True),
-        "after the plan": (attempt, "_agree", False),
+        "before the plan": (attempt, "agree", True),
+        "after the plan": (attempt, "agree", False),
         "after the begin": (attempt, "begin", False),
         "after the writes": (attempt, "is_to_commit", True),
         "before the commit": (attempt, "_tell", False),
@@ -146,7 +146,7 @@ def save_and_hang(
     directory: str, who: int, point: str, deadline: float
 ) -> tuple[str, str, float]:
     """As `save_and_die`, but it hangs for longer than the others wait."""
-    coordination._GRACE = GRACE
+    meeting.GRACE = group.GRACE = GRACE
     dead = jax.process_index() == who
 
     def hang() -> None:
@@ -160,7 +160,7 @@ def die_while_first_is_late(
     directory: str, who: int, deadline: float
 ) -> tuple[str, str, float]:
     """One process dies; process 0 comes later than the others would wait for it."""
-    coordination._GRACE = GRACE
+    meeting.GRACE = group.GRACE = GRACE
     acts = {0: ft.partial(time.sleep, 2 * GRACE), who: die}
     act = acts.get(jax.process_index())
     return _save_two(directory, "before the plan", act, deadline)
@@ -168,7 +168,7 @@ def die_while_first_is_late(
 
 def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
     """One process is late, at each of two points; the next save works."""
-    coordination._GRACE = GRACE
+    meeting.GRACE = group.GRACE = GRACE
     found: dict[str, Any] = {}
     for point in ("before the plan", "after the begin"):
         if jax.process_index() == who:

@@ -98,14 +98,18 @@ def disagree(directory: str) -> dict[str, Case]:
         check(name, good | change if other else good, f"{directory}/new")
     check("path", good, f"{directory}/{'other' if other else 'new'}")
     check("overwrite", good, f"{directory}/new", overwrite=other)
+    check("layout", good, f"{directory}/new", layout="ocdbt" if other else "zarr")
+    check("compression", good, f"{directory}/new", compression=other and "zstd" or None)
     check("exists", good, f"{directory}/after path")
     check("memory", good, "memory://new")
     manager = eqx_ckpt.CheckpointManager(f"{directory}/after run", deadline=DEADLINE)
 
-    def save_step() -> None:
-        manager.save(2 if other else 1, good).result()
+    for name, steps in {"step": (1, 2), "no step": (3, -3)}.items():
 
-    cases["step"] = attempt(directory, "step", save_step)
+        def save_step(step: int = steps[other]) -> None:
+            manager.save(step, good).result()
+
+        cases[name] = attempt(directory, name, save_step)
     return cases
 
 

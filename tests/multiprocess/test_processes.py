@@ -15,6 +15,9 @@ from faults.zygote import Zygote
 from helpers import files_below
 
 
+OF_ONE = "NumPy int64[4], of one process, compression="
+
+
 def test_restored_by_any_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     """Saved by two processes, it is what one process would have saved."""
     two, one = disk / "two", disk / "one"
@@ -91,14 +94,22 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
         "shape": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy int64[5]"],
         "dtype": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy float64[4]"],
         "sharding": ["leaf 'w', float32[16, 12], sharded as {", "leaf 'w', float32"],
-        "path": [f"path '{disk}/new'", f"path '{disk}/other'"],
         "overwrite": [f"path '{disk}/new'", f"path '{disk}/new', overwrite=True"],
-        "step": [f"path '{disk}/after run/000001", f"path '{disk}/after run/000002"],
+        "layout": [f"path '{disk}/new', overwrite=False, layout='", "path"],
+        "compression": [f"leaf 'numpy', {OF_ONE}None", f"leaf 'numpy', {OF_ONE}'zstd'"],
+        "path": [f"save('{disk}/new')", f"save('{disk}/other')"],
+        "step": [f"save(1) in '{disk}/after run'", f"save(2) in '{disk}/after run'"],
+        "no step": [f"save(3) in '{disk}/after run'", f"save(-3) in '{disk}/after"],
     }.items():
-        case = first.pop(name)
-        assert (case.kind, case.text) == (second[name].kind, second.pop(name).text)
-        assert case.kind == "LeafMismatchError"
-        assert case.text.startswith("The processes do not save the same:\n")
+        case, other = first.pop(name), second.pop(name)
+        if name == "no step":
+            assert "-3 is no step" in other.text
+        else:
+            assert (case.kind, case.text) == (other.kind, other.text)
+        is_call = name in ("path", "step", "no step")
+        verb, kind = ("call", "Checkpoint") if is_call else ("save", "LeafMismatch")
+        assert case.kind == f"{kind}Error"
+        assert case.text.startswith(f"The processes do not {verb} the same:\n")
         for index, line in enumerate(lines):
             assert f"\n- process {index}: {line}" in case.text, name
         _check_soon_and_clean(case)

@@ -1,0 +1,180 @@
+"""How the processes of a job agree, with a deadline."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from .._errors import CheckpointError
+from .coordination import gather_on_devices, is_alone
+from .meeting import (
+    Circle,
+    circle_of,
+    from_json,
+    GRACE,
+    NOTHING,
+    to_json,
+    too_late,
+)
+
+
+_T = TypeVar("_T")
+_UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk."
+# What it means not to hear from the first process about a topic.
+_OUTCOMES = {"written": _UNKNOWN, "committed": _UNKNOWN}
+# Seconds between two looks at a process that may take as long as it wants.
+_LONG = 60.0
+
+
+class Group:
+    """Processes of a job, in one common undertaking, until `close`.
+
+    They meet when it is made; what they say afterwards is kept under a number that they
+    have got there, and a topic.
+    """
+
+    def __init__(self, circle: Circle, call: str, deadline: float) -> None:
+        self.size = len(circle.members)
+        self.index = circle.index
+        self.is_first = circle.index == circle.first
+        self.has_service = circle.service is not None
+        self._circle = circle
+        self._deadline = deadline
+        self._number = circle.together(
+            call, None, deadline, lambda _: circle.new_number()
+        )
+        self._is_open = True
+
+    def close(self) -> None:
+        """What was said is not needed any more."""
+        if self._is_open:
+            self._is_open = False
+            self._circle.end(self._number)
+
+    def gather(self, topic: str, value: Any) -> list[Any]:
+        """What each process says; raises on all of them if one says nothing."""
+        if not self.has_service:
+            return gather_on_devices(value)
+        self.say(topic, value)
+        if self.is_first:
+            end = time.monotonic() + self._deadline
+            values = [self._hear(topic, i, end) for i in self._circle.members]
+            self._say(topic, "all", values)
+        else:
+            values = self._hear_first(topic, "all")
+        members = zip(self._circle.members, values, strict=True)
+        late = [i for i, value in members if value is None]
+        if late:
+            raise self._too_late(topic, late)
+        return [value for (value,) in values]
+
+    def by_first(self, topic: str, make: Callable[[], _T], *, slow: bool = False) -> _T:
+        """What the first process makes; if it fails to, all of them raise.
+
+        If it is `slow`, the others wait for as long as it lives.
+        """
+        if not self.is_first:
+            said = self._from_first(topic, slow=slow)
+            if "error" in said:
+                raise from_json(self._circle.first, said["error"])
+            return said["value"]
+        try:
+            value = make()
+        except BaseException as e:
+            self._from_first(topic, {"error": to_json(e)})
+            raise
+        self._from_first(topic, {"value": value})
+        return value
+
+    def say(self, topic: str, value: Any) -> None:
+        """Say something, and do not wait for the others."""
+        if self.has_service:
+            self._say(topic, self.index, [value])
+
+    def said(self, topic: str) -> dict[int, Any]:
+        """What processes have said so far."""
+        if self._circle.service is None:
+            return {}
+        said = self._circle.service.below(self._key(topic, ""))
+        return {int(who): value for who, (value,) in said.items() if who.isdecimal()}
+
+    def _from_first(self, topic: str, value: Any = None, *, slow: bool = False) -> Any:
+        if not self.has_service:
+            return gather_on_devices(value)[self._circle.first]
+        if self.is_first:
+            return self._say(topic, "first", value)
+        return self._hear_first(topic, "first", slow=slow)
+
+    def _say(self, topic: str, who: int | str, value: Any) -> None:
+        assert self._circle.service is not None
+        self._circle.service.set(self._key(topic, who), value)
+
+    def _hear_first(self, topic: str, who: str, *, slow: bool = False) -> Any:
+        value = None
+        while value is None and slow:
+            value = self._hear(topic, who, time.monotonic() + _LONG)
+        if value is None:
+            value = self._hear(topic, who, time.monotonic() + self._deadline + GRACE)
+        if value is None:
+            said = self.said(topic)
+            late = [i for i in self._circle.members if who == "all" and i not in said]
+            outcome = _OUTCOMES.get(topic, NOTHING)
+            raise self._too_late(topic, late or [self._circle.first], outcome)
+        return value
+
+    def _hear(self, topic: str, who: int | str, end: float) -> Any:
+        """`None` if nothing was said until the end."""
+        assert self._circle.service is not None
+        return self._circle.service.wait(self._key(topic, who), end - time.monotonic())
+
+    def _key(self, topic: str, who: int | str) -> str:
+        return f"{self._circle.prefix}groups/{self._number}/{topic}/{who}"
+
+    def _too_late(
+        self, topic: str, late: list[int], outcome: str = NOTHING
+    ) -> CheckpointError:
+        return too_late(topic, late, self._circle.members, self._deadline, outcome)
+
+
+def group_of(call: str, deadline: float) -> Group | None:
+    """All processes of the job, which make the same call, unless there is but one."""
+    return None if is_alone() else Group(_all(), call, deadline)
+
+
+def by_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
+    """What process 0 makes, in every process."""
+    if is_alone():
+        return make()
+    return _all().together(call, None, deadline, lambda _: make())
+
+
+def by_all(
+    call: str, make: Callable[[], _T], deadline: float
+) -> tuple[_T | None, Exception | None]:
+    """What this process makes, and the first failure of any process."""
+    made = error = None
+    try:
+        made = make()
+    except Exception as e:
+        error = e
+    if is_alone():
+        return made, error
+    told = None if error is None else to_json(error)
+    try:
+        errors = _all().together(call, told, deadline, lambda said: said)
+    except CheckpointError as e:
+        raise e from error
+    others = (from_json(i, e) for i, e in enumerate(errors) if e is not None)
+    return made, error or next(others, None)
+
+
+def any_says(call: str, value: bool, deadline: float) -> bool:
+    """Whether it is `True` in any process."""
+    if is_alone():
+        return value
+    return _all().together(call, value, deadline, any)
+
+
+def _all() -> Circle:
+    return circle_of(tuple(range(jax.process_count())))

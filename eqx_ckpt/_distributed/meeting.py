@@ -1,0 +1,274 @@
+"""The processes of a job meet: each says what it calls, and the first one compares.
+
+A process announces each of its calls under a number of its own, and waits for the
+answer to it. The first process waits until all have announced the same call as its own,
+and then answers each of them. What is out of order is answered with an error.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._errors import CheckpointError
+from .coordination import gather_on_devices, Service, service
+from .matching import Call, Calls, Number, out_of_order
+
+
+DEADLINE = 300.0  # seconds
+# The others wait a little longer than the first one, which tells them who is late.
+GRACE = 5.0
+# How often the first one looks for what it does not wait for.
+_GLANCE = 0.5  # seconds
+_making = threading.Lock()
+_circles: "dict[tuple[int, ...], Circle]" = {}
+NOTHING = "Nothing was saved by this call."
+
+
+class Circle:
+    """Some processes of a job, or all of them, that meet."""
+
+    def __init__(self, members: tuple[int, ...], service: Service | None) -> None:
+        self.members = members
+        self.index = jax.process_index()
+        self.first = members[0]
+        self.service = service
+        self.prefix = f"eqx_ckpt/{'-'.join(map(str, members))}/"
+        # A process that takes the place of a dead one has another life.
+        self._life = (
+            1 if service is None else service.count(f"{self.prefix}{self.index}")
+        )
+        self._numbers = itertools.count(1)
+        self._calls = Calls(self.first, members[1:])
+        self._lock = threading.Lock()
+        # Of each of the others, life and number of the last call that was looked at.
+        self._seen: dict[int, Number] = {i: (1, 0) for i in members[1:]}
+        self._groups = itertools.count(1)
+        # What the first one does not need any more, and the others may.
+        self._ended: list[int] = []
+        self._still_used: dict[int, set[int]] = {}
+
+    def together(
+        self,
+        text: str,
+        value: Any,
+        deadline: float,
+        make: Callable[[list[Any]], Any],
+    ) -> Any:
+        """What the first process makes of what all say, in each of them."""
+        if self.service is None:
+            return self._on_devices(text, value, make)
+        if self.index == self.first:
+            return self._lead(self.service, text, value, deadline, make)
+        return self._follow(self.service, text, value, deadline)
+
+    def _lead(
+        self,
+        service: Service,
+        text: str,
+        value: Any,
+        deadline: float,
+        make: Callable[[list[Any]], Any],
+    ) -> Any:
+        call = Call(self.index, (self._life, next(self._numbers)), text, value)
+        answer: dict[str, Any] = {}
+        try:
+            service.set(self._place(call), {"text": text})
+            self._wait_for_all(service, call, deadline)
+            if call.answer is not None:
+                raise from_json(None, call.answer["error"])
+            values = {p.process: p.value for p in call.partners or ()}
+            values[self.index] = value
+            made = make([values[i] for i in self.members])
+            answer = {"value": made}
+            return made
+        except BaseException as e:
+            is_own = call.partners is not None or not isinstance(e, CheckpointError)
+            answer = {"error": to_json(e)} | ({"from": self.index} if is_own else {})
+            raise
+        finally:
+            with self._lock:
+                late = self._calls.fail(call, answer)
+            for partner in [*late, *(call.partners or ())]:
+                self._tell(service, partner, answer)
+            service.delete(self._place(call))
+
+    def _wait_for_all(self, service: Service, call: Call, deadline: float) -> None:
+        """Until the call has partners, or an answer."""
+        end = time.monotonic() + deadline
+        with self._lock:
+            self._calls.open(call)
+        self._look(service)
+        while call.partners is None and call.answer is None:
+            left = end - time.monotonic()
+            with self._lock:
+                late = self._calls.missing(call)
+            if left <= 0 or not late:
+                raise too_late(call.text, late, self.members, deadline)
+            life, number = self._seen[late[0]]
+            coming = f"{self.prefix}calls/{late[0]}/{life}/{number + 1}"
+            service.wait(coming, min(left, _GLANCE))
+            self._look(service)
+
+    def _look(self, service: Service) -> None:
+        """Take note of what the others have called, and answer what is decided."""
+        with self._lock:
+            found = service.below(f"{self.prefix}calls/")
+            for key in sorted(tuple(map(int, key.split("/"))) for key in found):
+                process, *number = key
+                if process != self.first:
+                    self._note(process, tuple(number), found["/".join(map(str, key))])
+            answered = self._calls.settle()
+        for call in answered:
+            self._tell(service, call, call.answer or {})
+
+    def _note(self, process: int, number: Number, said: dict[str, Any]) -> None:
+        if number[0] > self._seen[process][0]:
+            self._forget(process, list(self._still_used))
+        call = Call(process, number, said["text"], said.get("value"))
+        if "withdrawn" in said:
+            self._calls.withdrawn(call, said["withdrawn"])
+            if self.service is not None:
+                self.service.delete(self._place(call))
+        elif number > self._seen[process]:
+            self._forget(process, said["ended"])
+            self._calls.arrived(call)
+        self._seen[process] = max(self._seen[process], number)
+
+    def _place(self, call: Call, of: str = "calls") -> str:
+        life, number = call.number
+        return f"{self.prefix}{of}/{call.process}/{life}/{number}"
+
+    def _tell(self, service: Service, call: Call, answer: dict[str, Any]) -> None:
+        service.set(self._place(call, "answers"), answer)
+
+    def _follow(self, service: Service, text: str, value: Any, deadline: float) -> Any:
+        call = Call(self.index, (self._life, next(self._numbers)), text, value)
+        with self._lock:
+            ended, self._ended = self._ended, []
+        said, answers = self._place(call), self._place(call, "answers")
+        service.set(said, {"text": text, "value": value, "ended": ended})
+        try:
+            answer = service.wait(answers, deadline + GRACE)
+            if answer is None:
+                raise self._no_answer(service, text, deadline)
+        except BaseException as e:
+            # This process does not wait any more; it says so, and why.
+            with contextlib.suppress(CheckpointError):
+                why = {"text": text, "withdrawn": {"error": to_json(e)}}
+                service.set(said, why, again=True)
+            raise
+        service.delete(said)
+        service.delete(answers)
+        if "error" in answer:
+            raise from_json(answer.get("from"), answer["error"])
+        return answer["value"]
+
+    def _no_answer(
+        self, service: Service, text: str, deadline: float
+    ) -> CheckpointError:
+        found = service.below(f"{self.prefix}calls/")
+        called = {
+            int(key.split("/")[0])
+            for key, said in found.items()
+            if said["text"] == text
+        }
+        late = [i for i in self.members if i not in called] or [self.first]
+        return too_late(text, late, self.members, deadline)
+
+    def _on_devices(
+        self, text: str, value: Any, make: Callable[[list[Any]], Any]
+    ) -> Any:
+        said = gather_on_devices([text, value])
+        if len({text for text, _ in said}) > 1:
+            calls = {i: text for i, (text, _) in enumerate(said)}
+            raise from_json(None, out_of_order(calls))
+        answer = error = None
+        if self.index == self.first:
+            try:
+                answer = {"value": make([value for _, value in said])}
+            except BaseException as e:
+                error, answer = e, {"error": to_json(e)}
+        answer = gather_on_devices(answer)[self.first]
+        if error is not None:
+            raise error
+        if "error" in answer:
+            raise from_json(self.first, answer["error"])
+        return answer["value"]
+
+    # Undertakings of several words, see `Group`.
+
+    def new_number(self) -> int:
+        """Called by the first process, for what all of them use until `end`."""
+        number = next(self._groups)
+        with self._lock:
+            self._still_used[number] = set(self.members)
+        return number
+
+    def end(self, number: int) -> None:
+        """This process needs an undertaking no longer; nobody does once all say so."""
+        with self._lock:
+            if self.index == self.first:
+                self._forget(self.index, [number])
+            else:
+                self._ended.append(number)
+
+    def _forget(self, process: int, numbers: list[int]) -> None:
+        for number in numbers:
+            users = self._still_used.get(number, {process})
+            users.discard(process)
+            if not users and self.service is not None:
+                self._still_used.pop(number, None)
+                self.service.delete(f"{self.prefix}groups/{number}/")
+
+
+def circle_of(members: tuple[int, ...]) -> Circle:
+    """The one of these processes; a new one after JAX was initialised again."""
+    now = service()
+    with _making:
+        circle = _circles.get(members)
+        if circle is None or circle.service != now:
+            circle = _circles[members] = Circle(members, now)
+        return circle
+
+
+def too_late(
+    what: str,
+    late: list[int],
+    members: tuple[int, ...],
+    deadline: float,
+    outcome: str = NOTHING,
+) -> CheckpointError:
+    names = " and ".join(f"process {i}" for i in late)
+    return CheckpointError(
+        f"No answer from {names} of {len(members)} within {deadline:g} seconds "
+        f"({what}). It has died, hangs, or is late: its own output may say more. "
+        f"{outcome} A longer `deadline` gives it more time."
+    )
+
+
+def to_json(error: BaseException) -> dict[str, Any]:
+    """An error, as it is told to another process."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return {"kind": type(error).__name__, "text": text, "errno": number}
+
+
+def from_json(index: int | None, error: dict[str, Any]) -> Exception:
+    """The error of another process, of the same type if it is one of ours.
+
+    `None`: it is not that of one process alone.
+    """
+    text = error["text"]
+    if index is not None:
+        text = f"Process {index} failed: {error['kind']}: {text}"
+    for kind in CheckpointError.__subclasses__():
+        if kind.__name__ == error["kind"]:
+            return kind(text)
+    if error["errno"] is not None:
+        return OSError(error["errno"], text)
+    return CheckpointError(text)

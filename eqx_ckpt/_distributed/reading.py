@@ -1,0 +1,123 @@
+"""One checkpoint, restored by several processes, which all read the same version."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import AbstractMesh, Mesh, Sharding
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .._format.manifest import MANIFEST
+from .._format.parse import HEAD_BYTES
+from .._storage.key_values import read_key
+from .._storage.kvstore import KvSpec
+from .._types import PathLike
+from .coordination import is_alone, service
+from .group import Group
+from .meeting import circle_of, from_json, to_json
+
+
+class JointReading:
+    """What the processes agree on that read parts of the same arrays.
+
+    `guess` finds them where there is no plan, see `readers`.
+    """
+
+    def __init__(
+        self, path: PathLike, deadline: float, guess: Callable[[], set[int]]
+    ) -> None:
+        self.is_alone = is_alone()
+        self.members: set[int] | None = None
+        self._call = f"restore({os.fspath(path)})"
+        self._deadline = deadline
+        self._guess = guess
+        self._group: Group | None = None
+        self._round = 0
+
+    def agree(self, base: KvSpec, has_changed: bool, error: Exception | None) -> bool:
+        """Whether all have the same checkpoint; what failed on one fails on all."""
+        version = None
+        try:
+            version = _version(base) if error is None else None
+        except Exception as e:
+            error = e
+        told = None if error is None else to_json(error)
+        said: dict[str, Any] = {
+            "version": version,
+            "has_changed": has_changed,
+            "error": told,
+        }
+        self._round += 1
+        try:
+            group = self._meet()
+            values = [said] if group is None else group.gather(f"{self._round}", said)
+        except CheckpointError as e:
+            raise e from error
+        failures = {
+            i: value["error"]
+            for i, value in enumerate(values)
+            if value["error"] is not None
+        }
+        if any(value["has_changed"] for value in values) and all(
+            failure["kind"] == CorruptCheckpointError.__name__
+            for failure in failures.values()
+        ):
+            return False
+        if error is not None:
+            raise error
+        for i, failure in failures.items():
+            raise from_json(sorted(self.members or ())[i], failure)
+        return all(value["version"] == values[0]["version"] for value in values)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def _meet(self) -> Group | None:
+        """Those that read together, once the plan says who; `None`: nobody else."""
+        if self._group is None:
+            if self.members is None:
+                self.members = self._guess()
+            is_one = jax.process_index() in self.members and len(self.members) > 1
+            everybody = len(self.members) == jax.process_count()
+            if is_one and (everybody or service() is not None):
+                circle = circle_of(tuple(sorted(self.members)))
+                self._group = Group(circle, self._call, self._deadline)
+        return self._group
+
+
+def _version(base: KvSpec) -> str:
+    """Of a checkpoint: the head of its manifest has the digest of all of it."""
+    head = read_key(base, MANIFEST, HEAD_BYTES)
+    return "" if head is None else hashlib.sha256(head).hexdigest()
+
+
+def everybody() -> set[int]:
+    return set(range(jax.process_count()))
+
+
+def readers(places: Iterable[Any]) -> set[int]:
+    """The processes of the shardings and meshes that span several of them."""
+    found: set[int] = set()
+    for place in places:
+        devices: Iterable[Any] = ()
+        if isinstance(place, Mesh):
+            devices = place.devices.flat
+        elif isinstance(place, Sharding) and not isinstance(
+            getattr(place, "mesh", None), AbstractMesh
+        ):
+            devices = place.device_set
+        processes = {device.process_index for device in devices}
+        found |= processes if len(processes) > 1 else set()
+    return found
+
+
+def wanted_by(like: PyTree, sharding: PyTree) -> set[int]:
+    """The processes that are to read, by what a restore is called with."""
+    if sharding is not None:
+        return readers(jtu.tree_leaves(sharding, lambda x: isinstance(x, Mesh)))
+    return readers(getattr(leaf, "sharding", None) for leaf in jtu.tree_leaves(like))

@@ -1,0 +1,142 @@
+"""Which calls of several processes belong together, decided without processes."""
+
+import itertools
+
+import pytest
+
+from eqx_ckpt._distributed.matching import Call, Calls
+
+
+class Job:
+    """Process 0 decides; the calls of the others arrive as they are told to."""
+
+    def __init__(self, processes: int = 2) -> None:
+        self.calls = Calls(0, range(1, processes))
+        self.numbers = itertools.count(1)
+
+    def call(self, process: int, text: str, life: int = 1) -> Call:
+        call = Call(process, (life, next(self.numbers)), text, f"{text} of {process}")
+        (self.calls.arrived if process else self.calls.open)(call)
+        self.calls.settle()
+        return call
+
+
+def words(call: Call) -> str:
+    """What became of a call."""
+    if call.partners is not None:
+        return "matched"
+    return call.answer["error"]["text"] if call.answer else "waits"
+
+
+def both(job: Job, text: str, processes: int = 2) -> str:
+    """What becomes of the same call, made by all of them."""
+    others = [job.call(i, text) for i in range(1, processes)]
+    mine = job.call(0, text)
+    found = [partner.process for partner in mine.partners or ()]
+    assert found == ([call.process for call in others] if mine.partners else [])
+    return words(mine)
+
+
+@pytest.mark.parametrize("extra", ["latest() in 'a'", "should_save(2)", "restore(a)"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_call_of_one_process_is_named_and_the_save_works(who, extra):
+    job = Job()
+    common = job.call(1 - who, "save(3)")
+    wrong = job.call(who, extra)
+    for line in (f"process {who}: {extra}", f"process {1 - who}: save(3)"):
+        assert f"\n- {line}\n" in words(wrong)
+    assert words(common) == "waits"
+    now = job.call(who, "save(3)")
+    assert words(now if who == 0 else common) == "matched"
+    assert both(job, "should_save(4)") == "matched"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_process_is_a_step_ahead(who):
+    """Both fail, who is behind once more; then they are in step again."""
+    job = Job()
+    ahead, behind = job.call(who, "save(2)"), job.call(1 - who, "save(1)")
+    assert words(ahead) == words(behind) != "waits"
+    late, next_one = job.call(1 - who, "save(2)"), job.call(who, "save(3)")
+    assert words(late) == words(ahead)
+    assert words(next_one) == "waits"
+    last = job.call(1 - who, "save(3)")
+    assert words(next_one if who == 0 else last) == "matched"
+    assert both(job, "save(4)") == "matched"
+
+
+def test_a_save_that_the_others_do_not_know():
+    """It gets in the way of one call only."""
+    job = Job()
+    save, asked = job.call(0, "save(3)"), job.call(1, "should_save(3)")
+    assert "process 0: save(3)" in words(asked)
+    assert words(save) == "waits"
+    job.call(1, "should_save(4)")
+    assert "process 1: should_save(4)" in words(save)
+    assert words(job.call(0, "should_save(4)")) == "matched"
+
+
+def test_who_comes_too_late_fails_as_the_others_did():
+    job, late = Job(), {"error": {"kind": "X", "text": "late", "errno": None}}
+    mine = job.call(0, "save(1)")
+    job.calls.fail(mine, late)
+    assert words(job.call(1, "save(1)")) == "waits"
+    after = job.call(0, "save(2)")
+    assert words(after) == "waits"
+    job.call(1, "save(2)")
+    assert words(after) == "matched"
+
+
+def test_process_0_comes_too_late():
+    job, late = Job(), {"error": {"kind": "X", "text": "late", "errno": None}}
+    theirs = job.call(1, "save(1)")
+    job.calls.withdrawn(theirs, late)
+    after, mine = job.call(1, "save(2)"), job.call(0, "save(1)")
+    assert (words(mine), words(after)) == ("late", "waits")
+    assert words(job.call(0, "save(2)")) == "matched"
+
+
+def test_a_call_that_was_given_up_is_not_taken_for_a_new_one():
+    job = Job()
+    job.calls.withdrawn(job.call(1, "latest()"), {"error": {}})
+    mine = job.call(0, "latest()")
+    assert words(mine) == "waits"
+    new = job.call(1, "latest()")
+    assert mine.partners == [new]
+
+
+def test_what_a_dead_process_has_called_is_forgotten():
+    job = Job()
+    job.call(1, "save(3)")
+    new = job.call(1, "restore()", life=2)
+    mine = job.call(0, "restore()")
+    assert mine.partners == [new]
+    assert words(job.call(0, "save(3)")) == "waits"
+
+
+def test_several_saves_at_once():
+    job = Job()
+    mine = [job.call(0, f"save(a{i})") for i in range(3)]
+    for i in range(3):
+        job.call(1, f"save(a{i})")
+    assert [words(call) for call in mine] == ["matched"] * 3
+
+
+def test_one_of_three_is_out_of_order():
+    job = Job(3)
+    second, third = job.call(1, "save(3)"), job.call(2, "latest()")
+    mine = job.call(0, "save(3)")
+    assert [words(call) for call in (second, mine)] == ["waits", "waits"]
+    assert "process 2: latest()" in words(third)
+    assert "process 1" not in words(third)
+    job.call(2, "save(3)")
+    assert words(mine) == "matched"
+
+
+def test_all_partners_of_a_call_that_fails_are_told():
+    job = Job(3)
+    second = job.call(1, "latest()")
+    mine, third = job.call(0, "latest()"), job.call(2, "save(3)")
+    assert words(mine) == words(second) != "waits"
+    assert words(third) == "waits"
+    assert both(Job(3), "latest()", 3) == "matched"
