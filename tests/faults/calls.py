@@ -1,0 +1,147 @@
+"""Jobs whose processes do not all call the same; run in all of their processes."""
+
+import functools as ft
+import gc
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import eqx_ckpt
+from eqx_ckpt import _restore, _steps
+from eqx_ckpt._distributed import coordination, group, meeting
+
+from .programs import assert_same, DEADLINE
+from .troubles import caught, state
+
+
+Errors = dict[str, tuple[str, str]]
+
+
+def out_of_order(directory: str) -> tuple[Errors, list[int]]:
+    """Calls of one process only; the next save of all works, each time."""
+    index, errors = jax.process_index(), dict[str, tuple[str, str]]()
+    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    manager.save(1, state(1)).result()
+    calls: dict[str, Callable[[], Any]] = {
+        "latest": manager.latest,
+        "should_save": ft.partial(manager.should_save, 7),
+        "restore": ft.partial(manager.restore, state(0)),
+    }
+    step = 1
+    for who in (0, 1):
+        for name, call in calls.items():
+            if index == who:
+                errors[name] = caught(call)
+            step += 1
+            manager.save(step, state(step)).result()
+            assert manager.latest() == step
+            assert_same(manager.restore(state(0)), state(step))
+    if index == 1:
+        # As a process has it that is new, and takes the place of this one.
+        meeting._circles.clear()
+    assert manager.latest() == step
+    manager.save(step + 1, state(step)).result()
+    manager.close()
+    return errors, manager.steps()
+
+
+def keep_errors(directory: str) -> list[int]:
+    """How many keys the service has, after ever more saves whose errors are kept."""
+    like, errors, counts = state(0), list[Exception](), list[int]()
+    eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like, deadline=DEADLINE)
+    gc.disable()
+    for n in range(30):
+        try:
+            eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like)
+        except eqx_ckpt.CheckpointExistsError as e:
+            errors.append(e)
+        if n >= 9:
+            counts.append(len(coordination._client().key_value_dir_get("eqx_ckpt/")))
+    assert len(errors) == 30
+    return counts
+
+
+def read_two_versions(directory: str) -> None:
+    """The checkpoint is replaced when one process has read it, and before the other."""
+    path, done = pathlib.Path(directory, "new"), pathlib.Path(directory, "read")
+    for step in (1, 2):
+        eqx_ckpt.tree_serialise_leaves(f"{path}{step}", state(step), deadline=DEADLINE)
+    if jax.process_index() == 0:
+        os.rename(f"{path}1", path)
+    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
+    read_regions = _restore.read_regions
+
+    def after_the_other(*args: Any) -> Any:
+        if jax.process_index() == 0:
+            found = read_regions(*args)
+            done.touch()
+            return found
+        _restore.read_regions = read_regions
+        while not done.exists():
+            time.sleep(0.01)
+        os.rename(path, f"{path}1")
+        os.rename(f"{path}2", path)
+        return read_regions(*args)
+
+    _restore.read_regions = after_the_other
+    found = restore(path, state(0))
+    _restore.read_regions = read_regions
+    assert_same(found, state(2))
+
+
+def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
+    """Process 1 cannot plan, does not see the checkpoint, or is late."""
+    path, index = f"{directory}/new", jax.process_index()
+    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
+    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
+    errors: dict[str, tuple[str, str]] = {}
+    for once in (False, True):
+        name = " once" if once else ""
+        like = state(0) | ({"more": 1} if index == 1 else {})
+        errors["plan" + name] = caught(restore, path, like, read_once=once)
+        open_checkpoint = eqx_ckpt._storage.checkpoint.open_checkpoint
+        if index == 1:
+            eqx_ckpt._storage.checkpoint.open_checkpoint = _not_found
+        errors["lag" + name] = caught(restore, path, state(0), read_once=once)
+        eqx_ckpt._storage.checkpoint.open_checkpoint = open_checkpoint
+    meeting.GRACE = group.GRACE = 0.5
+    read_regions = _restore.read_regions
+    if index == 1:
+        _restore.read_regions = _late_and_damaged
+    errors["late"] = caught(restore, path, state(0), read_once=True, deadline=1.0)
+    _restore.read_regions = read_regions
+    assert_same(restore(path, state(0), read_once=True), state(1))
+    return errors
+
+
+def _not_found(path: Any) -> Any:
+    raise eqx_ckpt.CheckpointNotFoundError(f"Nothing at {path} yet.")
+
+
+def _late_and_damaged(*args: Any) -> Any:
+    time.sleep(3)
+    raise eqx_ckpt.CorruptCheckpointError("This is damaged.")
+
+
+def retain_slowly(directory: str) -> list[int]:
+    """Process 0 takes longer to remove old steps than the others wait."""
+    meeting.GRACE = group.GRACE = 0.2
+    remove = _steps.remove
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(2)
+        return remove(*args)
+
+    keep = eqx_ckpt.keep_last(1)
+    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
+    manager.save(1, state(1)).result()
+    manager._deadline = 1.0
+    _steps.remove = slowly
+    manager.save(2, state(2)).result()
+    _steps.remove = remove
+    manager.close()
+    return manager.steps()

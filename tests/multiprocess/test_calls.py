@@ -1,0 +1,103 @@
+"""Several processes that do not all call the same, or read the same."""
+
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import eqx_ckpt
+from faults import calls, jobs
+from faults.zygote import Zygote
+
+
+def test_calls_out_of_order_are_named(zygote: Zygote, disk: pathlib.Path) -> None:
+    ends = zygote.call(jobs.values, 2, 4, calls.out_of_order, str(disk / "run"))
+    for who, (errors, steps) in enumerate(ends):
+        assert steps == list(range(1, 9))
+        assert errors.keys() == {"latest", "should_save", "restore"}
+        for name, (kind, text) in errors.items():
+            assert kind == "CheckpointError"
+            assert text.startswith("The processes do not call the same:\n")
+            assert f"\n- process {who}: {name}(" in text
+            assert f"\n- process {1 - who}: save(" in text
+
+
+def test_the_service_forgets_what_has_failed(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    for counts in zygote.call(jobs.values, 2, 4, calls.keep_errors, str(disk)):
+        assert max(counts) < 20, counts
+
+
+def test_one_version_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
+    zygote.call(jobs.values, 2, 4, calls.read_two_versions, str(disk))
+
+
+def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, calls.restore_what_fails_on_one, str(disk))
+    first, second = zygote.call(jobs.values, *args)
+    for once in ("", " once"):
+        for name, kind in {"plan": "LeafMismatch", "lag": "CheckpointNotFound"}.items():
+            assert first[name + once][0] == second[name + once][0] == f"{kind}Error"
+            assert first[name + once][1].startswith("Process 1 failed: ")
+    for kind, text in (first["late"], second["late"]):
+        assert kind == "CheckpointError"
+        assert "No answer from process 1 of 2 within 1 seconds" in text
+
+
+def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, calls.retain_slowly, str(disk / "run"))
+    assert zygote.call(jobs.values, *args) == [[2], [2]]
+
+
+SCRIPT = """
+import sys, time
+import jax
+address, index, directory, ending = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(
+    address, 2, int(index), coordinator_bind_address=address
+)
+import eqx_ckpt, numpy as np
+from eqx_ckpt import _save
+
+write_arrays = _save.write_arrays
+
+def slowly(*args, **kwargs):
+    time.sleep(1)
+    return write_arrays(*args, **kwargs)
+
+_save.write_arrays = slowly
+manager = eqx_ckpt.CheckpointManager(directory)
+manager.save(3, {"w": np.arange(4)})
+if ending == "shutdown":
+    jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize("ending", ["none", "shutdown"])
+def test_the_last_save_of_a_script(tmp_path: pathlib.Path, ending: str) -> None:
+    """It is finished, or it is said that it cannot be."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*reserved.getsockname())
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, address, str(i), tmp_path / "a", ending],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(2)
+        ]
+        outputs = [process.communicate(timeout=120)[1] for process in processes]
+    run = eqx_ckpt.CheckpointManager(tmp_path / "a")
+    if ending == "none":
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        assert run.latest() == 3
+        return
+    assert run.latest() is None
+    for output in outputs:
+        assert "`jax.distributed.shutdown()` was called before this save" in output
