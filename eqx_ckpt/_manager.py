@@ -91,6 +91,8 @@ class CheckpointManager:
         - `progress`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
             as [`eqx_ckpt.tree_deserialise_leaves`][].
         - `staging_bytes`: as [`eqx_ckpt.tree_serialise_leaves_async`][].
+        - `deadline`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
+            as [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         self._run = run_at(directory)
         self._keep = [keep] if callable(keep) else list(keep)
