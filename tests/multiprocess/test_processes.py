@@ -102,10 +102,7 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
         "no step": [f"save(3) in '{disk}/after run'", f"save(-3) in '{disk}/after"],
     }.items():
         case, other = first.pop(name), second.pop(name)
-        if name == "no step":
-            assert "-3 is no step" in other.text
-        else:
-            assert (case.kind, case.text) == (other.kind, other.text)
+        assert (case.kind, case.text) == (other.kind, other.text)
         is_call = name in ("path", "step", "no step")
         verb, kind = ("call", "Checkpoint") if is_call else ("save", "LeafMismatch")
         assert case.kind == f"{kind}Error"
