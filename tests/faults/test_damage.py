@@ -57,6 +57,7 @@ def test_nothing_is_damaged(path: pathlib.Path) -> None:
     assert len(files(path)) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["c*", "zarr.json"])
 def test_every_damage_of_every_file(path: pathlib.Path, pattern: str) -> None:
     matching = [file for file in files(path) if file.match(pattern)]

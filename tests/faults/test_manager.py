@@ -45,6 +45,7 @@ def test_kill_at_every_operation(
     assert n > 20
 
 
+@pytest.mark.slow
 def test_kill_at_every_operation_of_a_clean_up(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
@@ -74,7 +75,9 @@ def test_kill_at_every_operation_of_a_clean_up(
 @pytest.mark.parametrize(
     ("scene", "name"),
     [
-        *((scenes.KEEP_TWO, name) for name in ERRORS),
+        pytest.param(scenes.KEEP_TWO, "EIO", marks=pytest.mark.slow),
+        (scenes.KEEP_TWO, "ENOSPC"),
+        (scenes.KEEP_TWO, "EACCES"),
         (scenes.REPAIR, "ENOSPC"),
         (scenes.KEEP_ONE_DATABASES, "EIO"),
     ],

@@ -46,7 +46,7 @@ SCENES = [
     scenes.ARRAYS_OVER_DATABASE,
     scenes.FIRST_STEP,
     scenes.KEEP_ONE,
-    scenes.KEEP_TWO,
+    pytest.param(scenes.KEEP_TWO, marks=pytest.mark.slow),
     scenes.REPAIR,
     scenes.KEEP_ONE_DATABASES,
 ]

@@ -57,6 +57,7 @@ def test_losses_that_differ_are_seen(run, tmp_path):
         demo.compare_runs(run, other)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_last_step(tmp_path):
     seldom = ("--steps", 10**6, "--save-every", 10**6)
     process = demo.start("train", tmp_path, *seldom)

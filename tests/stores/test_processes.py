@@ -139,7 +139,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
     eqx_ckpt.verify(path)
 
 
-@at("disk ocdbt", "s3 ocdbt", slow=("s3 zarr",))
+@at("disk ocdbt", slow=("s3 ocdbt", "s3 zarr"))
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(where: Where, who: int) -> None:
     """The older step is whole, no half of the new one is seen, and the run goes on."""
