@@ -183,7 +183,8 @@ WEAK = [jnp.asarray(1.5), jnp.asarray(3), jnp.asarray(1j), jnp.full((2, 2), 1.0)
 @pytest.mark.parametrize("array", [*WEAK, jnp.ones(2), jnp.int8(1)])
 def test_weak_types(array):
     roundtrip({"x": array})
-    for like in (array, structs(array), eqx_ckpt.tree_like(PATH)["x"]):
+    assert eqx_ckpt.tree_like(PATH)["x"].weak_type == array.weak_type
+    for like in (array, structs(array)):
         restored = roundtrip(array, like)
         assert restored.weak_type == array.weak_type
         assert_same(restored, array)
