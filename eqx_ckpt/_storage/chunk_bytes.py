@@ -230,17 +230,13 @@ def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
         yield (*before, slice(start, min(start + step, shape[axis])), *after)
 
 
-def encoded(chunk: Chunk, array: np.ndarray) -> Iterator[list[memoryview | bytes]]:
-    """The bytes of a chunk, in pieces; the last one is its checksum.
-
-    `array` is the part of the chunk that is inside of its array.
-    """
-    crc = done = 0
+def encoded(chunk: Chunk, array: np.ndarray) -> bytes:
+    """A chunk as it is at rest; `array` is what of it is not padding."""
+    value, crc = bytearray(), 0
     for piece in _pieces(chunk, array):
         crc = crc32.iscsi(piece, crc)
-        done += len(piece)
-        is_last = done == chunk.nbytes
-        yield [piece, crc.to_bytes(CHECKSUM_BYTES, "little")] if is_last else [piece]
+        value += piece
+    return bytes(value + crc.to_bytes(CHECKSUM_BYTES, "little"))
 
 
 def _pieces(chunk: Chunk, array: np.ndarray) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""Memory in which TensorStore makes chunks of arrays, and arrays of chunks."""
+"""Arrays as chunks: by ourselves, and by TensorStore those that are compressed."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TYPE_CHECKING
@@ -8,7 +8,7 @@ import numpy as np
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
 from .._format.leaves import LeafRecord
-from .chunk_bytes import Chunk, chunks_of, Target
+from .chunk_bytes import Chunk, chunks_of, encoded, Target
 from .kvstore import array_spec, result
 
 
@@ -25,8 +25,23 @@ class Piece(NamedTuple):
     array: np.ndarray
 
 
+def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
+    """The chunks of some pieces, as they are at rest."""
+    packed: list[Piece] = []
+    for piece in pieces:
+        name, record, region, array = piece
+        if record.compression is not None:
+            packed.append(piece)
+            continue
+        for chunk in chunks_of(name, record, region):
+            inside = relative(chunk.region, region)
+            yield chunk, encoded(chunk, array[inside] if inside else array)
+    if packed:
+        yield from Scratch().encoded(packed)
+
+
 class Scratch:
-    """Some chunks at a time; nothing stays there."""
+    """Some compressed chunks at a time; nothing stays there."""
 
     def __init__(self) -> None:
         import tensorstore as ts

@@ -14,7 +14,7 @@ from .._format.chunks import batches, TARGET_BYTES
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._types import Report, Tails
 from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
-from .chunk_codec import Piece, Scratch
+from .chunk_codec import Piece, values
 from .kvstore import (
     ArrayWrite,
     KvSpec,
@@ -54,13 +54,12 @@ def write_objects(
     """
     target = (_Transactions if base["driver"] == "ocdbt" else _Requests)(base)
     tails: Tails = {write.name: {} for write in writes}
-    scratch = Scratch()
     try:
         for name, record, _ in writes if create else ():
             text = json.dumps(zarr_metadata(record))
             target.put(f"{name}/{MANIFEST}", text.encode())
         for pieces in _batches_of_pieces(writes):
-            for chunk, value in scratch.encoded(pieces):
+            for chunk, value in values(pieces):
                 tails[chunk.name][chunk.position] = value[-CHECKSUM_BYTES:].hex()
                 target.put(chunk.key, value)
             if written:
