@@ -16,6 +16,23 @@ _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
 _MAX_MANIFEST = 2**20
 
 
+class _Folders:
+    """The folders of a checkpoint: none is a link that leads out of it."""
+
+    def __init__(self, base: KvSpec) -> None:
+        self._base = base["path"]
+        self._known: set[str] = set()
+
+    def check(self, key: str) -> None:
+        """Look at the folders of a key, unless that was done; by any thread."""
+        folder = key.rpartition("/")[0]
+        while folder and folder not in self._known:
+            if os.path.islink(self._base + folder):
+                raise CorruptCheckpointError(f"{folder} is a symbolic link")
+            self._known.add(folder)
+            folder = folder.rpartition("/")[0]
+
+
 class File:
     """A chunk in a file, which is open as long as this is entered.
 
@@ -23,15 +40,15 @@ class File:
     the process, and so is a file that somebody cuts.
     """
 
-    def __init__(self, base: KvSpec, chunk: Chunk, known: set[str]) -> None:
+    def __init__(self, base: KvSpec, chunk: Chunk, folders: _Folders) -> None:
         self._base = base
         self._chunk = chunk
-        self._known = known
+        self._folders = folders
         self.nbytes = 0
 
     def __enter__(self) -> None:
         key = self._chunk.key
-        _check_folders(self._base, key, self._known)
+        self._folders.check(key)
         fd = open_file(self._base, key)
         if fd is None:
             raise CorruptCheckpointError(f"{key} is missing")
@@ -62,9 +79,9 @@ def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
 
 
 def files_of(base: KvSpec, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
-    known: set[str] = set()
+    folders = _Folders(base)
     for one in wanted:
-        yield one, File(base, one.chunk, known)
+        yield one, File(base, one.chunk, folders)
 
 
 def database_problem(base: KvSpec) -> str:
@@ -96,13 +113,3 @@ def _entries(path: str, prefix: str = "") -> Iterator[tuple[os.DirEntry[str], st
                 yield entry, prefix + entry.name
                 if entry.is_dir():
                     yield from _entries(entry.path, f"{prefix}{entry.name}/")
-
-
-def _check_folders(base: KvSpec, key: str, known: set[str]) -> None:
-    """No folder of a checkpoint is a link that leads out of it."""
-    folder = key.rpartition("/")[0]
-    while folder and folder not in known:
-        if os.path.islink(base["path"] + folder):
-            raise CorruptCheckpointError(f"{folder} is a symbolic link")
-        known.add(folder)
-        folder = folder.rpartition("/")[0]
