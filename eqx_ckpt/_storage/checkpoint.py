@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
+from fastcrc import crc32
+
 from .._errors import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -23,7 +25,6 @@ from .._format.parse import (
     metadata_from_bytes,
 )
 from .._types import PathLike
-from .crc32c import crc32c
 from .key_values import check_bucket, list_keys, read_key, read_keys
 from .kvstore import database, KvSpec, locate, shown
 
@@ -190,7 +191,10 @@ def check_database(base: KvSpec) -> None:
     keys = [key for key in list_keys(place) if _DATABASE_MANIFEST.search(key)]
     for key, data in zip(keys, read_keys(place, keys), strict=True):
         # The last four bytes are the checksum of all the others.
-        if not isinstance(data, bytes) or crc32c(data[:-4]) != data[-4:]:
+        is_whole = isinstance(data, bytes) and data[-4:] == crc32.iscsi(
+            data[:-4]
+        ).to_bytes(4, "little")
+        if not is_whole:
             raise CorruptCheckpointError(
                 f"{shown(base)} is damaged. All leaves are what was saved, but {key} "
                 "of their database is not. Restore them, and save them again."
