@@ -24,7 +24,7 @@ from ._storage.chunk_reads import read_regions
 from ._storage.kvstore import KvSpec, RegionRead
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match
-from ._tree.plan import check_prefix, plan_reads
+from ._tree.plan import checked_prefix, plan_reads
 from ._types import IsLeaf, PathLike
 
 
@@ -98,8 +98,7 @@ def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
         ```
     """
     manifest = read_manifest(path)
-    prefix = prefix.strip("/")
-    check_prefix(prefix, manifest)
+    prefix = checked_prefix(prefix, manifest)
     skip = prefix.count("/") + 1 if prefix else 0
     tree: Any = {}
     for name, record in manifest.leaves.items():

@@ -35,8 +35,9 @@ from ._tree.filter_spec import (
     restored_by,
 )
 from ._tree.match import difference, would_narrow
-from ._tree.plan import match_leaf, picked_by, plan_reads, Read, ReadPlan
+from ._tree.plan import match_leaf, plan_reads, Read, ReadPlan
 from ._tree.sharding import place
+from ._tree.where import picked_by
 from ._types import IsLeaf, PathLike, Spec
 
 

@@ -1,10 +1,10 @@
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import jax
 import pytest
-from jaxtyping import PRNGKeyArray
+from jaxtyping import config, PRNGKeyArray
 
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
@@ -22,3 +22,11 @@ def getkey() -> Callable[[], PRNGKeyArray]:
     """Gives another PRNG key at each call, the same ones in each test."""
     seeds = itertools.count()
     return lambda: jax.random.key(next(seeds))
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the type checks of the tests, which come before the package's own."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

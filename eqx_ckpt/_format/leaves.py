@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
 
@@ -200,6 +200,11 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
         raise CannotSave(_TRACED)
     if leaf.is_deleted():
         raise CannotSave("was deleted: it was donated to a jitted function")
+    if unreduced := unreduced_axes(leaf.sharding):
+        raise CannotSave(
+            f"is unreduced over the axes {unreduced}: what each device has is a part "
+            "of a sum; save `jax.sharding.reshard` of it to a PartitionSpec without"
+        )
     dtype: Any = leaf.dtype
     if isinstance(dtype, np.dtype):
         return _array_record("jax", leaf.shape, dtype, leaf)
@@ -229,13 +234,24 @@ def _array_record(
     )
 
 
+def split(spec: PartitionSpec) -> tuple[Any, ...]:
+    """How each dimension is split; whether it is a sum does not matter to that."""
+    return tuple(spec.update(unreduced=frozenset(), reduced=frozenset()))
+
+
+def unreduced_axes(sharding: Sharding) -> str:
+    """The axes of a mesh over which an array is yet to be summed, in words."""
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    return ", ".join(sorted(map(repr, spec.unreduced)))
+
+
 def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
     if not isinstance(sharding, NamedSharding):
         return None
     return {
         "axis_names": list(sharding.mesh.axis_names),
         "mesh_shape": list(sharding.mesh.axis_sizes),
-        "spec": [list(p) if isinstance(p, tuple) else p for p in sharding.spec],
+        "spec": [list(p) if isinstance(p, tuple) else p for p in split(sharding.spec)],
         "memory_kind": sharding.memory_kind,
     }
 

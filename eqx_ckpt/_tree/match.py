@@ -1,15 +1,15 @@
 """What a restore would do, leaf by leaf, and how to say it."""
 
-import difflib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import jax
 
-from .._format.leaves import LeafRecord, NARROWED
+from .._format.leaves import LeafRecord, NARROWED, SCALAR_KINDS
 from .sharding import Place
+from .similar import renamed
 
 
 Status: TypeAlias = Literal[
@@ -30,7 +30,8 @@ class LeafMatch:
         saved.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
-    - `nearest`: the most similar names, for a missing leaf.
+    - `nearest`: the most similar names, for a missing leaf; of very many, for those
+        that were renamed together, and the first ones of the others.
     - `replicated`: the axes of its saved sharding over which it would be replicated,
         because the mesh lacks them or they do not divide it.
     """
@@ -113,28 +114,62 @@ def would_narrow(record: LeafRecord) -> bool:
     )
 
 
-def nearest(name: str, candidates: Collection[str]) -> tuple[str, ...]:
-    """The most similar names; among many, only those that end in the same key."""
-    if len(candidates) > 200:
-        last = name.rpartition("/")[2]
-        candidates = [c for c in candidates if c.rpartition("/")[2] == last][:200]
-    return tuple(difflib.get_close_matches(name, candidates, n=3))
+def did_you_mean(names: Sequence[str]) -> str:
+    return f" Did you mean {', '.join(map(repr, names))}?" if names else ""
+
+
+_BY_PARTS = "Restore such a part by itself, with its name there as `prefix`."
 
 
 def describe(leaves: Mapping[str, LeafMatch]) -> list[str]:
-    """One line for each leaf."""
-    return [f"- {name!r}: {_sentence(leaf)}" for name, leaf in leaves.items()]
+    """One line for all that were renamed together, and for each other leaf.
+
+    Of many leaves that differ in the same way, the first ones stand for all.
+    """
+    lines, rest = _renamed(leaves)
+    if len(lines) > _MOST_LINES:
+        more = f"- And {len(lines) - _MOST_LINES} more parts that seem to be renamed."
+        lines[_MOST_LINES:] = [more]
+    counts: Counter[Status] = Counter()
+    for name, leaf in rest.items():
+        counts[leaf.status] += 1
+        if counts[leaf.status] <= _MOST_LINES:
+            lines.append(f"- {name!r}: {_sentence(leaf)}")
+    lines += [
+        f"- And {n - _MOST_LINES} more leaves that are {_STATUS[status]}."
+        for status, n in counts.items()
+        if n > _MOST_LINES
+    ]
+    return lines
+
+
+def _renamed(
+    leaves: Mapping[str, LeafMatch],
+) -> tuple[list[str], Mapping[str, LeafMatch]]:
+    """What to say of leaves that were renamed together, and the others."""
+    nearest = {n: leaf.nearest[0] for n, leaf in leaves.items() if leaf.nearest}
+    lines: list[str] = []
+    told: set[str] = set()
+    for change, names in renamed(nearest):
+        name, other = next(iter(names.items()))
+        from_below = other == f"{change.after}/{name}"
+        lines.append(
+            f"- {len(names)} leaves seem to be renamed: {name!r} in `like`, {other!r} "
+            "in the checkpoint, and so on. "
+            + (f"Pass `prefix={change.after!r}`." if from_below else _BY_PARTS)
+        )
+        told |= names.keys() | {*names.values()}
+    return lines, {n: leaf for n, leaf in leaves.items() if n not in told}
 
 
 def _sentence(leaf: LeafMatch) -> str:
     if leaf.status == "missing":
-        hint = ", ".join(map(repr, leaf.nearest))
         found = f" ({leaf.found})" if leaf.found != "nothing" else ""
-        return f"{leaf.expected} in `like`, not in the checkpoint{found}." + (
-            f" Did you mean {hint}?" if hint else ""
-        )
+        missing = f"{leaf.expected} in `like`, not in the checkpoint{found}."
+        return missing + did_you_mean(leaf.nearest)
     if leaf.status == "unexpected":
-        return f"not in `like`, {leaf.found} in the checkpoint."
+        expected = "not" if leaf.expected == "nothing" else leaf.expected
+        return f"{expected} in `like`, {leaf.found} in the checkpoint."
     if leaf.status == "sharding":
         return f"{leaf.found}: {leaf.expected}."
     if leaf.replicated:
@@ -162,11 +197,47 @@ WAYS_OUT: Mapping[Status, str] = {
 }
 
 
+_STATUS: Mapping[Status, str] = {
+    "missing": "not in the checkpoint",
+    "unexpected": "not in `like`",
+    "kind": "of another kind",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "sharding": "not to be sharded so",
+    "changed": "not saved, and changed",
+    "same": "replicated",
+}
+_MOST_LINES = 20
+
+
 def explain(match: Match) -> str:
-    """The text of the error: every leaf, then the ways out."""
+    """The text of the error: the leaves, then the ways out."""
     problems = match.problems
     ways = {leaf.status for leaf in problems.values()}
     return "\n".join(
         ["The checkpoint does not match `like`:", *describe(problems)]
         + [way for status, way in WAYS_OUT.items() if status in ways]
+        + sorted({hint for leaf in problems.values() for hint in _hints(leaf)})
     )
+
+
+def _hints(leaf: LeafMatch) -> Iterator[str]:
+    """What to do about a tree that a transformation of JAX or Equinox has made."""
+    expected, found = (
+        record.kind if isinstance(record, LeafRecord) else record
+        for record in (leaf.expected, leaf.found)
+    )
+    if leaf.status == "kind" and expected == "struct" and found in SCALAR_KINDS:
+        yield (
+            "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
+            "`equinox.filter_eval_shape`, which leaves it as it is."
+        )
+    if (leaf.status == "unexpected" and expected == "`None`") or (
+        leaf.status == "missing" and expected in ("float", "bool")
+    ):
+        yield (
+            "Python numbers such as `Dropout.p` are leaves too, and have `None` "
+            "in their place after `equinox.partition`. Restore a whole model, and "
+            "partition it then; if only its parameters were saved, restore them, and "
+            "`equinox.combine` them with the rest."
+        )

@@ -36,8 +36,10 @@ from .filter_spec import (
     restored_by,
     saved_by,
 )
-from .match import difference, explain, LeafMatch, Match, nearest, with_place
+from .match import did_you_mean, difference, explain, LeafMatch, Match, with_place
 from .sharding import Place, place, targets_of
+from .similar import Index, similar
+from .where import chosen_by
 
 
 _DEFAULTS = (
@@ -164,12 +166,9 @@ def plan_reads(
     prefix: str,
     sharding: PyTree,
 ) -> ReadPlan:
-    prefix = prefix.strip("/")
-    named = [
-        leaf._replace(name=below(prefix, leaf.name))
-        for leaf in _named(like, filter_spec, is_leaf, "like")
-    ]
-    check_prefix(prefix, manifest)
+    leaves = list(_named(like, filter_spec, is_leaf, "like"))
+    prefix = checked_prefix(prefix, manifest, is_empty=not leaves)
+    named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
     chosen = (
         set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
     )
@@ -192,48 +191,38 @@ def plan_reads(
         reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record, where_to))
         matches[leaf.name] = match
     if where is None:
-        matches |= _unexpected(manifest, prefix, {leaf.name for leaf in named})
+        known = {leaf.name for leaf in named}
+        unexpected = [
+            name
+            for name in manifest.leaves
+            if name not in known and is_below(prefix, name)
+        ]
+        matches |= _unexpected(unexpected, manifest, prefix, like)
     nbytes = sum(r.record.nbytes for r in reads)
     match = Match(_with_suggestions(matches, manifest), nbytes)
     return ReadPlan(reads, values, match)
 
 
-def check_prefix(prefix: str, manifest: Manifest) -> None:
-    if not prefix or any(is_below(prefix, name) for name in manifest.leaves):
-        return
-    candidates = folders(manifest.leaves) | manifest.leaves.keys()
-    similar = ", ".join(map(repr, nearest(prefix, candidates)))
+def checked_prefix(prefix: str, manifest: Manifest, *, is_empty: bool = False) -> str:
+    """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
+
+    A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
+    """
+    if not isinstance(prefix, str):
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, which is no string. Pass the beginning of a "
+            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
+        )
+    prefix = prefix.strip("/")
+    sought = prefix.rpartition("/")[0] if is_empty else prefix
+    names = [*manifest.leaves, *manifest.others]
+    if not sought or any(is_below(sought, name) for name in names):
+        return prefix
+    nearest = Index(folders(names).union(names)).nearest(prefix)
     raise LeafMismatchError(
         f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
-        "it." + (f" Did you mean {similar}?" if similar else "")
+        f"it.{did_you_mean(nearest)}"
     )
-
-
-def chosen_by(
-    where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf
-) -> set[int]:
-    """The positions of the leaves that `where` picks."""
-    return set(jtu.tree_leaves(picked_by(where, like, is_leaf)))
-
-
-def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> PyTree:
-    """What `where` picks, with the position of each leaf in its place."""
-    treedef = jtu.tree_structure(like, is_leaf)
-    try:
-        eqx.tree_at(where, like, replace_fn=lambda node: node, is_leaf=is_leaf)
-        picked = where(treedef.unflatten(range(treedef.num_leaves)))
-    except Exception as e:
-        raise LeafMismatchError(
-            f"`where` does not pick a part of `like`: {e} Pass a function such as "
-            "`where=lambda tree: tree.model`, which returns a node of `like`, or a "
-            "tuple of nodes."
-        ) from e
-    if not all(type(index) is int for index in jtu.tree_leaves(picked)):
-        raise LeafMismatchError(
-            "`where` returns something that is not a part of `like`. It has to return "
-            "a node of the tree that it is called with, or a tuple of nodes."
-        )
-    return picked
 
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
@@ -280,21 +269,31 @@ def match_leaf(like: Any, spec: Spec | None, record: LeafRecord) -> LeafMatch:
 
 
 def _unexpected(
-    manifest: Manifest, prefix: str, known: set[str]
+    names: Collection[str], manifest: Manifest, prefix: str, like: PyTree
 ) -> dict[str, LeafMatch]:
+    """What `like` has in place of leaves: `None`, if it was partitioned."""
+    nodes = key_paths(like, lambda node: node is None) if names else ()
+    absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
     return {
-        name: LeafMatch("unexpected", found=record)
-        for name, record in manifest.leaves.items()
-        if name not in known and is_below(prefix, name)
+        name: LeafMatch(
+            "unexpected",
+            "`None`" if name in absent else "nothing",
+            manifest.leaves[name],
+        )
+        for name in names
     }
 
 
 def _with_suggestions(
     matches: dict[str, LeafMatch], manifest: Manifest
 ) -> dict[str, LeafMatch]:
+    missing = [n for n, m in matches.items() if m.status == "missing"]
+    if not missing:
+        return matches
     unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
-    candidates = sorted(unmatched) or sorted(manifest.leaves.keys() - matches.keys())
-    for name, leaf in matches.items():
-        if leaf.status == "missing":
-            matches[name] = replace(leaf, nearest=nearest(name, candidates))
-    return matches
+    names = unmatched or manifest.leaves.keys() - matches.keys()
+    suggestions = {
+        name: replace(matches[name], nearest=nearest)
+        for name, nearest in similar(missing, names).items()
+    }
+    return matches | suggestions

@@ -1,6 +1,7 @@
 """What the `sharding` argument of a restore says of each leaf."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,7 +16,7 @@ from jax.sharding import (
 from jaxtyping import PyTree
 
 from .._errors import LeafMismatchError
-from .._format.leaves import LeafRecord
+from .._format.leaves import LeafRecord, split, unreduced_axes
 from .._types import IsLeaf
 
 
@@ -72,7 +73,7 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
     if record.kind not in ("jax", "key") or not hasattr(like, "sharding"):
         return Place(target)
     if not _is_target(target):
-        target = target(name, jax.ShapeDtypeStruct(like.shape, like.dtype))
+        target = _asked(target, name, jax.ShapeDtypeStruct(like.shape, like.dtype))
         if not _is_target(target):
             return Place(None, problem=f"{target!r} was returned for it")
     if isinstance(target, Mesh):
@@ -88,13 +89,35 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
     shape = record.shape
     try:
         sharding = _on_devices(sharding)
-        if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(shape):
-            raise ValueError("is for more dimensions than it has")
-        sharding.shard_shape(shape)
+        _check_fits(sharding, shape)
     except (ValueError, NotImplementedError) as e:
         reason = "does not divide its shape" if "divi" in str(e) else str(e)
         return Place(target, problem=f"{_words(sharding)} {reason}")
     return Place(target, sharding)
+
+
+def _asked(
+    rule: Callable[[str, jax.ShapeDtypeStruct], Any],
+    name: str,
+    struct: jax.ShapeDtypeStruct,
+) -> Any:
+    try:
+        return rule(name, struct)
+    except Exception as e:
+        raise LeafMismatchError(
+            f"The function for the shardings raised `{type(e).__name__}` for leaf "
+            f"{name!r}, {struct.dtype}{list(struct.shape)}: {e}"
+        ) from e
+
+
+def _check_fits(sharding: Sharding, shape: tuple[int, ...]) -> None:
+    if unreduced := unreduced_axes(sharding):
+        raise ValueError(
+            f"is unreduced over {unreduced}: a leaf is whole, and no part of a sum"
+        )
+    if isinstance(sharding, NamedSharding) and len(split(sharding.spec)) > len(shape):
+        raise ValueError("is for more dimensions than it has")
+    sharding.shard_shape(shape)
 
 
 def _on_devices(sharding: Sharding) -> Sharding:

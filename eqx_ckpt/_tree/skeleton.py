@@ -1,7 +1,7 @@
 """Skeletons of trees that are to be on a mesh."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,8 +63,7 @@ def shard_like(
         assert like.layers[0].weight.sharding.spec == P("model")
         ```
     """
-    if not callable(rule) and mesh is None:
-        raise LeafMismatchError("`rule` has `PartitionSpec`s: pass their `mesh` too.")
+    rules = [] if callable(rule) else _compiled(rule, mesh)
     problems: list[str] = []
     leaves: list[Any] = []
     for path, leaf in key_paths(like, is_leaf):
@@ -75,9 +74,11 @@ def shard_like(
         assert record is not None
         if record.kind == "struct":
             record = record._replace(kind="jax")
-        target = rule if callable(rule) else _by_name(rule, mesh, name)
+        target, problem = (rule, "") if callable(rule) else _by_name(rules, mesh, name)
         found = place(target, name, leaf, record)
-        if target is None:
+        if problem:
+            problems.append(f"- {name!r}: {record}: {problem}.")
+        elif target is None:
             problems.append(f"- {name!r}: no expression is found in it.")
         elif found.problem:
             problems.append(f"- {name!r}: {record}: {found.problem}.")
@@ -96,10 +97,46 @@ def shard_like(
     return jtu.tree_structure(like, is_leaf).unflatten(leaves)
 
 
+def _compiled(
+    rule: Mapping[str, PartitionSpec], mesh: Mesh | None
+) -> list[tuple[re.Pattern[str], PartitionSpec]]:
+    if not isinstance(rule, Mapping):
+        raise LeafMismatchError(
+            f"`rule` is {rule!r}. Pass a function `(name, struct)`, or a dictionary "
+            "from regular expressions to `PartitionSpec`s."
+        )
+    if not isinstance(mesh, Mesh):
+        raise LeafMismatchError(
+            f"`rule` has `PartitionSpec`s, and `mesh` is {mesh!r}: pass their mesh too."
+        )
+    compiled: list[tuple[re.Pattern[str], PartitionSpec]] = []
+    for expression, spec in rule.items():
+        if not isinstance(spec, PartitionSpec):
+            raise LeafMismatchError(
+                f"`rule` has {spec!r} for {expression!r}. Pass a `PartitionSpec`, or a "
+                "function `(name, struct)` that returns shardings."
+            )
+        try:
+            compiled.append((re.compile(expression), spec))
+        except (re.error, TypeError) as e:
+            raise LeafMismatchError(
+                f"The key {expression!r} of `rule` is no regular expression: {e}. "
+                'All names are found by `".*"`, those that end in it by `"weight$"`.'
+            ) from e
+    return compiled
+
+
 def _by_name(
-    specs: Mapping[str, PartitionSpec], mesh: Mesh | None, name: str
-) -> NamedSharding | None:
-    for expression, spec in specs.items():
-        if mesh is not None and re.search(expression, name):
-            return NamedSharding(mesh, spec)
-    return None
+    rules: Sequence[tuple[re.Pattern[str], PartitionSpec]],
+    mesh: Mesh | None,
+    name: str,
+) -> tuple[NamedSharding | None, str]:
+    """What the first expression says that is found in a name, or why it cannot be."""
+    for pattern, spec in rules:
+        if mesh is not None and pattern.search(name):
+            try:
+                return NamedSharding(mesh, spec), ""
+            except Exception as e:  # JAX has one that is no `ValueError`.
+                reason = str(e).rstrip(".")
+                return None, f"{spec}, by the rule {pattern.pattern!r}: {reason}"
+    return None, ""

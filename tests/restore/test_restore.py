@@ -90,7 +90,6 @@ def test_the_whole(saved, skeleton, expected):
         (lambda t: (t["model"].head, t["key"]), ["model/head/", "key/"]),
         (lambda t: [t["step"]], []),
         (lambda t: t["model"].head.bias, ["model/head/bias/"]),
-        (lambda t: (), []),
     ],
 )
 def test_where(saved, skeleton, expected, where, below):
@@ -139,6 +138,72 @@ def test_a_where_that_picks_no_part_of_like(saved, skeleton, where):
     ):
         eqx_ckpt.tree_deserialise_leaves(saved, skeleton, where=where)
     assert names == {"zarr.json"}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda linear: None,
+        lambda linear: linear.bias,
+        lambda linear: (linear.weight, linear.bias),
+        lambda linear: (),
+        lambda linear: [],
+    ],
+)
+def test_a_where_that_picks_nothing(where, getkey):
+    """`equinox.tree_at` takes it for the only `None` of the tree."""
+    linear = eqx.nn.Linear(2, 2, use_bias=False, key=getkey())
+    eqx_ckpt.tree_serialise_leaves("memory://where", linear, overwrite=True)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="`where` picks"):
+        eqx_ckpt.tree_deserialise_leaves("memory://where", linear, where=where)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="`where` picks"):
+        eqx_ckpt.match("memory://where", linear, where=where)
+
+
+def sequential(key):
+    a, b = jax.random.split(key)
+    return eqx.nn.Sequential(
+        [
+            eqx.nn.Linear(2, 3, key=a),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.Identity(),
+            eqx.nn.Dropout(0.5),
+            eqx.nn.Linear(3, 2, key=b),
+        ]
+    )
+
+
+def test_layer_by_layer():
+    """Layers without parameters are parts as good as any other."""
+    saved, like = sequential(jax.random.key(0)), sequential(jax.random.key(1))
+    eqx_ckpt.tree_serialise_leaves("memory://layers", saved, overwrite=True)
+    for i, layer in enumerate(like.layers):
+        restored = eqx_ckpt.tree_deserialise_leaves(
+            "memory://layers", layer, prefix=f"layers/{i}"
+        )
+        assert_same(restored, saved.layers[i])
+        restored = eqx_ckpt.tree_deserialise_leaves(
+            "memory://layers", like, where=lambda model, i=i: model.layers[i]
+        )
+        assert_same(restored.layers[i], saved.layers[i])
+    for prefix in ("layer/2", "layers/1"):
+        with pytest.raises(eqx_ckpt.LeafMismatchError):
+            eqx_ckpt.tree_deserialise_leaves(
+                "memory://layers", like.layers[0], prefix=prefix
+            )
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="Did you mean 'layers/"):
+        eqx_ckpt.tree_deserialise_leaves(
+            "memory://layers", like.layers[2], prefix="layer/2"
+        )
+
+
+@pytest.mark.parametrize("prefix", [None, 0, Path("model"), b"model"])
+def test_a_prefix_that_is_no_string(saved, skeleton, prefix, unchecked):
+    match = "`prefix` is .*, which is no string"
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match=match):
+        eqx_ckpt.tree_deserialise_leaves(saved, skeleton["model"], prefix=prefix)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match=match):
+        eqx_ckpt.tree_like(saved, prefix=prefix)
 
 
 @pytest.mark.parametrize("prefix", ["model/encoder", "/model/encoder/"])

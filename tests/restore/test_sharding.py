@@ -329,7 +329,7 @@ def test_leaves_that_no_rule_is_for():
     assert "'model/layers/0/weight'" not in str(raised.value)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="does not divide"):
         eqx_ckpt.shard_like({"w": jnp.ones(3)}, {"w": P("a")}, mesh(a=8))
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match="pass their `mesh`"):
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="pass their mesh"):
         eqx_ckpt.shard_like(skeleton, {"weight": P("a")})
 
 
@@ -341,3 +341,59 @@ def test_no_chunk_crosses_the_edge_of_a_shard(rows):
     eqx_ckpt.tree_serialise_leaves("memory://edges", tree, overwrite=True)
     chunk = eqx_ckpt.read_manifest("memory://edges").leaves["w"].chunk_shape
     assert rows % chunk[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ({"head/w": P("b")}, "'head/w'.*by the rule 'head/w': .*b.* not found in mesh"),
+        ({"head/w": P("a", "a")}, "'head/w'.*by the rule 'head/w': .*duplicate"),
+        ({"head/w": P("a", None, None)}, "'head/w'.*more dimensions than it has"),
+        ({"*": P("a")}, r"The key '\*' of `rule` is no regular expression"),
+        ({3: P("a")}, "The key 3 of `rule` is no regular expression"),
+        ({"head/w": "a"}, "`rule` has 'a' for 'head/w'"),
+        ([P("a")], "`rule` is .*a dictionary"),
+        (lambda name, struct: P("b") / 0, "raised `TypeError` for leaf 'head/w'"),
+        (lambda name, struct: on(mesh(a=8), "b"), "for leaf 'head/w'.*b.*not found"),
+    ],
+)
+def test_a_rule_that_cannot_be_used(rule, problem, unchecked):
+    like = {"head": {"w": jnp.ones((8, 8))}}
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
+        eqx_ckpt.shard_like(like, rule, mesh(a=8))
+    if callable(rule):
+        eqx_ckpt.tree_serialise_leaves("memory://rule", like, overwrite=True)
+        with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
+            eqx_ckpt.tree_deserialise_leaves("memory://rule", like, sharding=rule)
+
+
+def test_a_part_of_a_sum_is_no_leaf():
+    explicit = mesh(AxisType.Explicit, x=2, y=4)
+    whole = jnp.ones((4, 4))
+    eqx_ckpt.tree_serialise_leaves("memory://sum", {"w": whole}, overwrite=True)
+    unreduced = NamedSharding(explicit, P("x", None, unreduced={"y"}))
+    struct = jax.ShapeDtypeStruct((4, 4), "float32", sharding=unreduced)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'w'.*unreduced over 'y'"):
+        eqx_ckpt.tree_deserialise_leaves("memory://sum", {"w": struct})
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'w'.*unreduced over 'y'"):
+        eqx_ckpt.shard_like({"w": whole}, {"w": unreduced.spec}, explicit)
+
+    @jax.jit
+    def multiply(a, b):
+        return jnp.einsum("ij,jk->ik", a, b, out_sharding=unreduced.spec)
+
+    with jax.set_mesh(explicit):
+        a = jax.device_put(whole, NamedSharding(explicit, P("x", "y")))
+        b = jax.device_put(whole, NamedSharding(explicit, P("y", None)))
+        with pytest.raises(eqx_ckpt.CheckpointError, match="'w' is unreduced over"):
+            eqx_ckpt.tree_serialise_leaves("memory://sum", {"w": multiply(a, b)})
+
+
+def test_an_array_whose_gradient_is_a_sum():
+    explicit = mesh(AxisType.Explicit, x=2, y=4)
+    sharding = NamedSharding(explicit, P("x", reduced={"y"}))
+    tree = {"w": jax.device_put(jnp.arange(8.0), sharding)}
+    eqx_ckpt.tree_serialise_leaves("memory://reduced", tree, overwrite=True)
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://reduced", tree)
+    assert restored["w"].sharding == sharding
+    assert_same(restored, tree)

@@ -1,0 +1,120 @@
+"""Names that are almost those of the checkpoint: misspelt ones, renamed parts."""
+
+import bisect
+import difflib
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+
+# Suggestions are for a reader, and the names may be a stranger's.
+_MOST_NAMES = 100_000
+_MOST_ASKED = 50
+_LONGEST = 1000
+_DEEPEST = 32
+
+
+class Index:
+    """Finds similar names without comparing all of them.
+
+    Those that share the longest beginning with a name are its neighbours in order, and
+    those that share the longest end are so when all are written backwards.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._forwards = sorted(names)
+        self._backwards = sorted(name[::-1] for name in names)
+
+    def nearest(self, name: str) -> tuple[str, ...]:
+        """The most similar names, best first."""
+        around = _around(self._forwards, name)
+        around += [n[::-1] for n in _around(self._backwards, name[::-1])]
+        return tuple(difflib.get_close_matches(name[:_LONGEST], {*around}, n=3))
+
+
+def _around(names: list[str], name: str, reach: int = 6) -> list[str]:
+    i = bisect.bisect(names, name)
+    return [n for n in names[max(i - reach, 0) : i + reach] if len(n) <= _LONGEST]
+
+
+def similar(missing: Iterable[str], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """For missing names those of `names` that may be meant, best first.
+
+    All that were renamed together are found; of the others, the first ones are.
+    """
+    asked = [name for name in missing if len(name) <= _LONGEST][:_MOST_NAMES]
+    known = sorted(name for name in names if len(name) <= _LONGEST)[:_MOST_NAMES]
+    if not known:
+        return {}
+    found: dict[str, tuple[str, ...]] = {}
+    for _, together in renamed(_same_ends(asked, known)):
+        found |= {name: (other,) for name, other in together.items()}
+    index = Index(known)
+    alone = (name for name in asked if name not in found)
+    return found | {
+        name: index.nearest(name)
+        for name, _ in zip(alone, range(_MOST_ASKED), strict=False)
+    }
+
+
+class Change(NamedTuple):
+    """What differs between two names: the keys between equal beginnings and ends."""
+
+    before: str
+    after: str
+
+
+def renamed(pairs: Mapping[str, str]) -> list[tuple[Change, dict[str, str]]]:
+    """Names with the same change, if there are several; no two became the same."""
+    changes: dict[Change, dict[str, str]] = defaultdict(dict)
+    for name, other in pairs.items():
+        changes[_change(name, other)][name] = other
+    taken: set[str] = set()
+    found: list[tuple[Change, dict[str, str]]] = []
+    for change, together in sorted(changes.items(), key=lambda x: -len(x[1])):
+        others = {*together.values()}
+        if len(together) == len(others) > 1 and taken.isdisjoint(others):
+            taken |= others
+            found.append((change, together))
+    return found
+
+
+def _change(before: str, after: str) -> Change:
+    a, b = before.split("/"), after.split("/")
+    most, start = min(len(a), len(b)), 0
+    while start < most and a[start] == b[start]:
+        start += 1
+    end = 0
+    while end < most - start and a[-1 - end] == b[-1 - end]:
+        end += 1
+    return Change("/".join(a[start : len(a) - end]), "/".join(b[start : len(b) - end]))
+
+
+def _same_ends(asked: Iterable[str], known: Iterable[str]) -> dict[str, str]:
+    """For each name the one with the longest common end, and then beginning."""
+    by_end: dict[int, list[str]] = defaultdict(list)
+    for name in known:
+        for end in _ends(name):
+            by_end[end].append(name)
+    pairs: dict[str, str] = {}
+    for name in asked:
+        others = next(by_end[end] for end in _ends(name) if end in by_end)
+        i = bisect.bisect(others, name)
+        pairs[name] = max(
+            others[max(i - 1, 0) : i + 1],
+            key=lambda other: len(os.path.commonprefix([name, other])),
+        )
+    return pairs
+
+
+def _ends(name: str) -> Iterator[int]:
+    """Hashes of what a name ends with, from all of it to nothing."""
+    yield hash(name)
+    at = 0
+    for _ in range(_DEEPEST):
+        at = name.find("/", at) + 1
+        if not at:
+            break
+        yield hash(name[at:])
+    yield hash("")
