@@ -203,7 +203,7 @@ def plan_reads(
     return ReadPlan(reads, values, match)
 
 
-def checked_prefix(prefix: str, manifest: Manifest, *, is_empty: bool = False) -> str:
+def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
     """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
 
     A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.

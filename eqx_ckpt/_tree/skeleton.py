@@ -97,9 +97,7 @@ def shard_like(
     return jtu.tree_structure(like, is_leaf).unflatten(leaves)
 
 
-def _compiled(
-    rule: Mapping[str, PartitionSpec], mesh: Mesh | None
-) -> list[tuple[re.Pattern[str], PartitionSpec]]:
+def _compiled(rule: Any, mesh: Any) -> list[tuple[re.Pattern[str], PartitionSpec]]:
     if not isinstance(rule, Mapping):
         raise LeafMismatchError(
             f"`rule` is {rule!r}. Pass a function `(name, struct)`, or a dictionary "
