@@ -252,7 +252,7 @@ class CheckpointManager:
         """The newest step that is saved, or `None` if there is none."""
         return by_first(
             self._call("latest()"),
-            lambda: max(self.steps(), default=None),
+            self._run.latest,
             self._deadline,
         )
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ from ._retention import Keep
 from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
 from ._storage.checkpoint import identity, is_checkpoint, read_metadata
 from ._storage.directory import remove, sweep
+from ._storage.foreign import instead_of_a_run
 from ._storage.key_values import check_bucket, list_keys
 from ._storage.kvstore import KvSpec, locate, url
 from ._storage.url import Store
@@ -59,6 +61,18 @@ class Run:
         # Another process may have removed one since, after it had saved a newer one.
         vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
         return self.steps() if vanished else steps
+
+    def latest(self) -> int | None:
+        newest = max(self.steps(), default=None)
+        if newest is None and (found := self.instead()):
+            warnings.warn(
+                f"There is no step in {self.directory!r}. {found}", stacklevel=2
+            )
+        return newest
+
+    def instead(self) -> str:
+        """What the directory is, if it can be no run."""
+        return instead_of_a_run(self._base)
 
     def metadata(self, step: int) -> Any:
         """The metadata of a step; read again only if another step is in its place."""

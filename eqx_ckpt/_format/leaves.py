@@ -200,11 +200,6 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
         raise CannotSave(_TRACED)
     if leaf.is_deleted():
         raise CannotSave("was deleted: it was donated to a jitted function")
-    if unreduced := unreduced_axes(leaf.sharding):
-        raise CannotSave(
-            f"is unreduced over the axes {unreduced}: what each device has is a part "
-            "of a sum; save `jax.sharding.reshard` of it to a PartitionSpec without"
-        )
     dtype: Any = leaf.dtype
     if isinstance(dtype, np.dtype):
         return _array_record("jax", leaf.shape, dtype, leaf)
@@ -248,6 +243,11 @@ def unreduced_axes(sharding: Sharding) -> str:
 def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
     if not isinstance(sharding, NamedSharding):
         return None
+    if unreduced := unreduced_axes(sharding):
+        raise CannotSave(
+            f"is unreduced over the axes {unreduced}: what each device has is a part "
+            "of a sum; save `jax.sharding.reshard` of it to a PartitionSpec without"
+        )
     return {
         "axis_names": list(sharding.mesh.axis_names),
         "mesh_shape": list(sharding.mesh.axis_sizes),

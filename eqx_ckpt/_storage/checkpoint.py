@@ -25,6 +25,7 @@ from .._format.parse import (
     metadata_from_bytes,
 )
 from .._types import PathLike
+from .foreign import what_is_at
 from .key_values import check_bucket, list_keys, read_key, read_keys
 from .kvstore import database, KvSpec, locate, shown
 
@@ -46,7 +47,10 @@ Agree: TypeAlias = Callable[[KvSpec, bool, Exception | None], bool]
 def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
     """The manifest of a checkpoint, and where its arrays are."""
     base = locate(path)
-    manifest = from_bytes(_manifest_of(base), shown(base))
+    try:
+        manifest = from_bytes(_manifest_of(base), shown(base))
+    except CheckpointNotFoundError as e:
+        raise CheckpointNotFoundError(f"{e}{what_is_at(base)}") from None
     arrays = {**base, "path": base["path"] + manifest.root}
     return database(arrays) if manifest.layout == "ocdbt" else arrays, manifest
 

@@ -1,0 +1,99 @@
+"""What is at a path that is no checkpoint of this package, and what to do with it."""
+
+import os
+import re
+
+from .._format.manifest import MANIFEST
+from .._format.parse import HEAD, HEAD_BYTES
+from .kvstore import KvSpec
+
+
+_ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
+_CONVERT = (
+    "with that package, and save what you get by `eqx_ckpt.tree_serialise_leaves`."
+)
+_MOST_SHOWN = 5
+
+
+def what_is_at(base: KvSpec) -> str:
+    """A sentence, after a space, or nothing."""
+    if base["driver"] != "file":
+        return ""
+    path = base["path"].rstrip("/") or "/"
+    try:
+        found = _around(path) or (
+            _file(path) if os.path.isfile(path) else _orbax(path) or _holds(path)
+        )
+    except OSError:
+        found = ""
+    return found and f" {found}"
+
+
+def instead_of_a_run(base: KvSpec) -> str:
+    """A sentence, if a directory can be no run because it is something else."""
+    path = base["path"].rstrip("/") or "/"
+    if base["driver"] != "file" or not os.path.isdir(path):
+        return ""
+    if _is_ours(path):
+        return "It is one checkpoint, and no run: pass the directory that it is in."
+    try:
+        return _around(path) or _orbax(path)
+    except OSError:
+        return ""
+
+
+def _is_ours(directory: str) -> bool:
+    try:
+        with open(f"{directory}/{MANIFEST}", "rb") as f:
+            return HEAD.match(f.read(HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def _around(path: str) -> str:
+    """Whether it is inside of a checkpoint."""
+    parent, name = os.path.split(path)
+    while name:
+        if _is_ours(parent):
+            inside = os.path.relpath(path, parent)
+            part = os.path.dirname(inside) if os.path.isfile(path) else inside
+            prefix = f" and `prefix={part!r}`" if part else ""
+            return f"It is inside of the checkpoint {parent!r}: pass that{prefix}."
+        parent, name = os.path.split(parent)
+    return ""
+
+
+def _file(path: str) -> str:
+    with open(path, "rb") as f:
+        head = f.read(9)
+    if head.startswith(b"\x93NUMPY"):
+        return f"It is a file of `equinox.tree_serialise_leaves`: restore it {_CONVERT}"
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
+        return f"It is a file of safetensors: restore it {_CONVERT}"
+    return "It is a file, and a checkpoint is a directory."
+
+
+def _orbax(path: str) -> str:
+    steps = (
+        f.path for f in os.scandir(path) if f.is_dir() and re.search(r"\d", f.name)
+    )
+    folders = [path, *steps]
+    if any(os.path.exists(f"{f}/{name}") for f in folders for name in _ORBAX):
+        return f"It is of Orbax: restore it {_CONVERT}"
+    return ""
+
+
+def _holds(path: str) -> str:
+    names = sorted(os.listdir(path))
+    steps = [name for name in names if _is_ours(f"{path}/{name}")]
+    if steps:
+        more = ", ..." if len(steps) > _MOST_SHOWN else ""
+        shown = ", ".join(map(repr, steps[:_MOST_SHOWN])) + more
+        return (
+            f"It holds the checkpoints {shown}: pass one of them, or restore the "
+            "newest step with a `CheckpointManager`."
+        )
+    for name in names:
+        if name.endswith((".eqx", ".safetensors")):
+            return f"It holds {name!r}. {_file(f'{path}/{name}')}"
+    return ""

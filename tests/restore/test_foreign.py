@@ -1,0 +1,92 @@
+"""A path at which there is something else: what it is, and what to do."""
+
+import json
+
+import equinox as eqx
+import jax.numpy as jnp
+import pytest
+
+import eqx_ckpt
+
+
+TREE = {"model": {"w": jnp.ones(3)}}
+
+
+def orbax(folder):
+    """The files that tell a checkpoint of Orbax, as version 0.12 writes them."""
+    (folder / "d").mkdir(parents=True)
+    (folder / "manifest.ocdbt").write_bytes(b"\x0c\xdb")
+    (folder / "_METADATA").write_text(json.dumps({"tree_metadata": {}}))
+    (folder / "_CHECKPOINT_METADATA").write_text(json.dumps({"item_handlers": {}}))
+
+
+@pytest.fixture
+def place(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "model.eqx", TREE)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+    (tmp_path / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header.encode() + bytes(4)
+    )
+    (tmp_path / "notes.txt").write_text("Not a checkpoint.")
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "w.safetensors").write_bytes(
+        (tmp_path / "model.safetensors").read_bytes()
+    )
+    orbax(tmp_path / "orbax")
+    orbax(tmp_path / "orbax_run" / "100")
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "run" / "000100", TREE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("model.eqx", "file of `equinox.tree_serialise_leaves`: restore it with"),
+        ("model.safetensors", "file of safetensors: restore it with"),
+        ("notes.txt", "It is a file, and a checkpoint is a directory"),
+        ("hub", "holds 'w.safetensors'.*file of safetensors"),
+        ("orbax", "is of Orbax: restore it with"),
+        ("orbax_run", "is of Orbax"),
+        ("orbax_run/100", "is of Orbax"),
+        ("run", "holds the checkpoints '000100': pass one of them"),
+        ("run/000100/model", "run/000100': pass that and `prefix='model'`"),
+        ("run/000100/model/w", "run/000100': pass that and `prefix='model/w'`"),
+        ("run/000100/model/w/c.0", "run/000100': pass that and `prefix='model/w'`"),
+        ("run/000100/zarr.json", "run/000100': pass that."),
+    ],
+)
+def test_what_it_is_and_what_to_do(place, name, what):
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
+        eqx_ckpt.tree_deserialise_leaves(place / name, TREE)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
+        eqx_ckpt.read_manifest(place / name)
+
+
+def test_nothing_is_said_of_what_is_not_known(place):
+    (place / "empty").mkdir()
+    for name in ("empty", "missing", "missing/too"):
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=r"`zarr.json`\.$"):
+            eqx_ckpt.read_manifest(place / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("orbax", "is of Orbax"),
+        ("orbax_run", "is of Orbax"),
+        ("run/000100", "It is one checkpoint, and no run"),
+        ("run/000100/model", "inside of the checkpoint"),
+    ],
+)
+def test_a_manager_of_something_else_warns(place, name, what):
+    manager = eqx_ckpt.CheckpointManager(place / name)
+    with pytest.warns(UserWarning, match=what):
+        assert manager.latest() is None
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
+        manager.restore(TREE)
+
+
+def test_a_manager_of_a_new_run_does_not_warn(place):
+    (place / "new").mkdir()
+    for name in ("new", "missing", "hub", "."):
+        assert eqx_ckpt.CheckpointManager(place / name).latest() is None
