@@ -35,7 +35,7 @@ from ._tree.filter_spec import (
     restored_by,
 )
 from ._tree.match import difference, would_narrow
-from ._tree.plan import match_leaf, plan_reads, Read, ReadPlan
+from ._tree.plan import match_leaf, number_like, plan_reads, Read, ReadPlan
 from ._tree.sharding import place
 from ._tree.where import picked_by
 from ._types import IsLeaf, PathLike, Spec
@@ -187,7 +187,8 @@ def _read(
 ) -> _Arrived:
     """Read each leaf, and put what was read on devices; waits for nobody."""
     heard = report and ft.partial(report, "read")
-    values = {r.position: _scalar(r) for r in reads if r.record.value is not None}
+    numbers = [read for read in reads if read.record.value is not None]
+    values = {r.position: number_like(r.like, r.record) for r in numbers}
     arrays = [
         (r, stack_of(r.place.sharding, r.record) if read_once else None, [])
         for r in reads
@@ -235,12 +236,6 @@ def _assembled(arrived: _Arrived) -> dict[int, Any]:
             else finished(stack.spread(found), read.record)
         )
     return values
-
-
-def _scalar(read: Read) -> Any:
-    value = scalar_from_text(read.record.kind, read.record.value or "")
-    # A subclass, such as an `IntEnum`, is made again from the value.
-    return value if type(read.like) is type(value) else type(read.like)(value)
 
 
 def _restore_through(

@@ -58,7 +58,8 @@ def tree_serialise_leaves(
         above it are created. Or a place in an object store: `"s3://bucket/path"`,
         `"gs://bucket/path"`, or an [`eqx_ckpt.Store`][].
     - `pytree`: the PyTree to save. JAX arrays (typed PRNG keys too), NumPy arrays and
-        Python bool/int/float/complexes are saved; all other leaves are not.
+        Python bool/int/float/complexes are saved; all other leaves are not. A warning
+        names those that have state, such as an `np.random.Generator`.
     - `filter_spec`: as that of `equinox.tree_serialise_leaves`: a function `(f, leaf)`
         that writes the leaf to the file `f`, or hands it on to
         [`eqx_ckpt.default_serialise_filter_spec`][] (or Equinox's), or does nothing to

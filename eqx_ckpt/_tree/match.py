@@ -193,7 +193,8 @@ WAYS_OUT: Mapping[Status, str] = {
     "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
     "the saved PartitionSpecs do not fit.",
     "kind": "Leaves come back as what they were saved: a JAX array, a NumPy array, a "
-    "Python number. Bytes of a custom `filter_spec` need the spec that reads them.",
+    "Python number, of which a subclass such as an `IntEnum` is made again. Bytes of a "
+    "custom `filter_spec` need the spec that reads them.",
 }
 
 

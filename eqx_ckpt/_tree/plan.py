@@ -16,6 +16,8 @@ from .._format.leaves import (
     describe_like,
     fingerprint,
     LeafRecord,
+    scalar_from_text,
+    scalar_to_text,
 )
 from .._format.manifest import Manifest
 from .._format.names import (
@@ -39,6 +41,7 @@ from .filter_spec import (
 from .match import did_you_mean, difference, explain, LeafMatch, Match, with_place
 from .sharding import Place, place, targets_of
 from .similar import Index, similar
+from .state import STATIC, warn_of_state
 from .where import chosen_by
 
 
@@ -105,6 +108,7 @@ def plan_writes(
     writes: list[Write] = []
     saved: list[tuple[KeyPath, str]] = []
     others: dict[str, str] = {}
+    suspects: dict[str, Any] = {}
     problems: list[str] = []
     for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
         try:
@@ -116,6 +120,8 @@ def plan_writes(
             continue
         if record is None:
             others[name] = fingerprint(leaf)
+            if not isinstance(leaf, STATIC):
+                suspects[name] = leaf
         else:
             record = record._replace(path=typed(path))
             data = leaf if record.value is None else None
@@ -128,6 +134,8 @@ def plan_writes(
             + "\nConvert them, or leave them out with a `filter_spec`."
         )
     check_distinct(saved)
+    if suspects:
+        warn_of_state(suspects)
     return writes, others
 
 
@@ -265,7 +273,32 @@ def match_leaf(like: Any, spec: Spec | None, record: LeafRecord) -> LeafMatch:
         return LeafMatch("same", expected or fingerprint(like), record)
     if expected is None:
         return LeafMatch("kind", fingerprint(like), record)
-    return LeafMatch(difference(expected, record), expected, record)
+    status = difference(expected, record)
+    if status == "same" and record.value is not None:
+        try:
+            number_like(like, record)
+        except ValueError as e:
+            return LeafMatch("kind", str(e), record)
+    return LeafMatch(status, expected, record)
+
+
+def number_like(like: Any, record: LeafRecord) -> Any:
+    """A Python number; a subclass, such as an `IntEnum`, is made again from it.
+
+    `ValueError` if it cannot be, or would be another number.
+    """
+    value = scalar_from_text(record.kind, record.value or "")
+    kind = type(like)
+    if kind is type(value):
+        return value
+    try:
+        made = kind(value)
+        if scalar_to_text(made) == record.value:
+            return made
+        problem = f"it makes {made!r}"
+    except Exception as e:
+        problem = str(e)
+    raise ValueError(f"`{kind.__name__}` (which {value!r} is not: {problem})")
 
 
 def _unexpected(
