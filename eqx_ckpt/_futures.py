@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
+from ._errors import CheckpointError
+
 
 logger = logging.getLogger("eqx_ckpt")
 _PATIENCE = 3.0  # seconds
@@ -20,13 +22,13 @@ class Saving(Future[None]):
     """A save that a thread of its own finishes, after `start`.
 
     `what` is its path, in words. `owner` is where a failure is raised that nobody asked
-    for: see `raise_unseen`. `give_up` lets it fail soon.
+    for: see `raise_unseen`. `give_up` lets it fail soon, with the error that it gets.
     """
 
     def __init__(
         self,
         run: Callable[[], None],
-        give_up: Callable[[], None],
+        give_up: Callable[[BaseException], None],
         what: str,
         owner: object,
     ) -> None:
@@ -36,28 +38,43 @@ class Saving(Future[None]):
         self.give_up = give_up
         self._run: Callable[[], None] | None = run
         self._thread: threading.Thread | None = None
+        self._runner: threading.Thread | None = None
         # So that nobody can cancel it.
         self.set_running_or_notify_cancel()
         open_saves.add(self)
 
     def start(self) -> None:
         """Let the thread begin, unless it has."""
-        if self._thread is None:
-            # Of a thread that is no daemon, the interpreter would wait without a word.
-            name = f"eqx_ckpt saves {self.what}"
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        if self._thread is not None:
+            return
+        # Of a thread that is no daemon, the interpreter would wait without a word.
+        name = f"eqx_ckpt saves {self.what}"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
             self._thread.start()
+        except RuntimeError as e:
+            error = CheckpointError(f"The save of {self.what} got no thread: {e}.")
+            error.__cause__ = e
+            self.give_up(error)
+            self._work()  # It fails at once, and leaves nothing.
 
     def _work(self) -> None:
         run, self._run = self._run, None  # A future may be kept; the tree must not be.
         assert run is not None
+        self._runner = threading.current_thread()
         try:
             run()
         except BaseException as e:
+            self._runner = None
             self.set_exception(e)
         else:
+            self._runner = None
             self.set_result(None)
             open_saves.discard(self)
+
+    def is_run_here(self) -> bool:
+        """Whether this thread does it just now, and would wait for itself."""
+        return self._runner is threading.current_thread()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         error = super().exception(timeout)
@@ -80,12 +97,15 @@ class Saving(Future[None]):
         return error
 
 
+def saves_of(owner: object) -> list[Saving]:
+    """The saves of an owner; one that goes on is among them."""
+    return [saving for saving in list(open_saves) if saving.owner is owner]
+
+
 def raise_unseen(owner: object = None) -> None:
     """Raise the failure of an earlier save that nobody has asked for yet."""
-    for saving in list(open_saves):
-        if saving.owner is not owner or not saving.done():
-            continue
-        error = saving.unseen_failure("raised")
+    for saving in saves_of(owner):
+        error = saving.unseen_failure("raised") if saving.done() else None
         if error is not None:
             raise error
 
@@ -103,7 +123,7 @@ def _finish() -> None:
         wait(open_saves)
     except KeyboardInterrupt:
         for saving in list(open_saves):
-            saving.give_up()
+            saving.give_up(CheckpointError("The save was given up."))
         wait(open_saves)
     for saving in list(open_saves):
         error = saving.unseen_failure("shown")

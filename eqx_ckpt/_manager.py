@@ -1,33 +1,33 @@
 """The checkpoints of one training run."""
 
+import functools as ft
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from jaxtyping import PyTree
 
 from ._distributed.coordination import is_first
-from ._distributed.group import any_says, by_first, Group, group_of
+from ._distributed.group import any_says, by_all, by_first, Group, group_of
 from ._distributed.joint import telling
-from ._distributed.meeting import DEADLINE
+from ._distributed.meeting import check_deadline, DEADLINE
 from ._errors import CheckpointError, CheckpointNotFoundError
 from ._format.manifest import Manifest
-from ._futures import raise_unseen, Saving
+from ._futures import raise_unseen, saves_of
 from ._inspect import read_manifest
 from ._preemption import stop_watching, told_to_end
-from ._progress import Progress
+from ._progress import check_progress, Progress
 from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
-from ._retention import check_mode, Keep, keep_all, Mode, ranked
+from ._retention import check_mode, checked_keep, Keep, keep_all, Mode, ranked
 from ._save import save_in_background
-from ._steps import run_at, superfluous
-from ._storage.checkpoint import being_read
-from ._storage.kvstore import shown
-from ._tree.compression import Compression
+from ._steps import as_step, retain, run_at
+from ._storage.bucket import check_layout
+from ._transfer.staging import checked_limit
+from ._tree.compression import check_compression, Compression
 from ._tree.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
@@ -95,23 +95,21 @@ class CheckpointManager:
             as [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         self._run = run_at(directory)
-        self._keep = [keep] if callable(keep) else list(keep)
-        if not self._keep or not all(map(callable, self._keep)):
-            raise CheckpointError(
-                f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or "
-                "several in a list; `keep_all` keeps all steps."
-            )
+        self._keep = checked_keep(keep)
+        check_layout(layout)
+        check_compression(compression)
+        check_progress(progress)
+        checked_limit(staging_bytes)
+        check_deadline(deadline)
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
         self._deadline = deadline
         self._one_at_a_time = threading.RLock()
-        self._saving: Saving | None = None
         self._saved: set[int] = set()
         self._damaged: set[int] = set()
         self._closed = False
-        self._pid = os.getpid()
         self._sweep()
 
     def _sweep(self) -> None:
@@ -125,7 +123,7 @@ class CheckpointManager:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         pytree: PyTree,
         filter_spec: PyTree = default_serialise_filter_spec,
         is_leaf: IsLeaf = None,
@@ -139,7 +137,7 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `step`: a non-negative integer that has not been saved.
+        - `step`: a non-negative integer that has not been saved; NumPy's will do.
         - `metadata`: anything that JSON can hold. Metrics go here: `{"loss": 0.31}`.
         - All others: as [`eqx_ckpt.tree_serialise_leaves`][].
 
@@ -155,35 +153,36 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointError`][]: `step` is no step, or the manager is closed.
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
+        self._check_thread()
         with self._one_at_a_time:
             group = group_of(self._call(f"save({step})"), self._deadline)
             with telling(group):
-                path = self._run.path(step)
+                number = as_step(step)
                 self._check_open()
                 self.wait()
-            self._saving = save_in_background(
-                path,
+            saving = save_in_background(
+                self._run.path(number),
                 pytree,
                 filter_spec,
                 is_leaf,
                 metadata=metadata,
                 # A restore fell back behind it; it would be in the way for ever.
-                overwrite=step in self._damaged,
+                overwrite=number in self._damaged,
                 layout=self._layout,
                 compression=self._compression,
                 progress=self._progress,
                 staging_bytes=self._staging_bytes,
                 group=group,
                 owner=self,
-                afterwards=lambda: self._retain(step, group),
+                afterwards=lambda: self._retain(number, group),
             )
-            self._saved.add(step)
-            return self._saving
+            self._saved.add(number)
+            return saving
 
     def restore(
         self,
         like: PyTree,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         filter_spec: PyTree = default_deserialise_filter_spec,
         is_leaf: IsLeaf = None,
         *,
@@ -233,13 +232,11 @@ class CheckpointManager:
 
         self._settle()
         if step is not None:
+            step = as_step(step)
             try:
                 return restored(step)
             except CheckpointNotFoundError as e:
-                raise CheckpointNotFoundError(
-                    f"No committed checkpoint at {shown(self._run.base(step))}. The "
-                    f"steps there are {', '.join(map(str, self.steps())) or 'none'}."
-                ) from e
+                raise self._run.missing(step) from e
         result, passed = resumed(self._run, restored, on_damage, self._deadline)
         self._damaged.update(passed)
         return result
@@ -285,11 +282,40 @@ class CheckpointManager:
             )
         return best[0]
 
-    def read_manifest(self, step: int) -> Manifest:
+    def read_manifest(self, step: SupportsIndex) -> Manifest:
         """The [`eqx_ckpt.Manifest`][] of a step. As [`eqx_ckpt.read_manifest`][]."""
-        return read_manifest(self._run.path(step))
+        return read_manifest(self._run.path(as_step(step)))
 
-    def should_save(self, step: int) -> bool:
+    def delete(self, step: SupportsIndex) -> None:
+        """Delete a step, with all that is in it. Waits for a save that is going on.
+
+        It is never half there: a reader finds all of it or nothing, and so does whoever
+        comes after a power cut. In a job of several processes, call it in each of them.
+
+        **Arguments:**
+
+        - `step`: which one; it may be damaged, and it may be the newest.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step.
+        - [`eqx_ckpt.CheckpointError`][]: this process is reading the step.
+        """
+        self._check_thread()
+        call = self._call(f"delete({step})")
+        with self._one_at_a_time:
+            self._settle()
+            number, problem = by_all(
+                call, lambda: self._run.idle(as_step(step)), self._deadline
+            )
+            if problem is not None:
+                raise problem
+            assert number is not None
+            by_first(call, lambda: self._run.delete(number), self._deadline)
+            self._saved.discard(number)
+            self._damaged.discard(number)
+
+    def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save now, because the process was told to end.
 
         From the first call on, SIGTERM does not end the process; `close` changes that
@@ -305,7 +331,7 @@ class CheckpointManager:
         leave the loop; the end of the `with` statement waits for the save.
         """
         self._check_open()
-        told = told_to_end(self) and step not in self._saved
+        told = told_to_end(self) and as_step(step) not in self._saved
         return any_says(self._call(f"should_save({step})"), told, self._deadline)
 
     def _call(self, call: str) -> str:
@@ -316,6 +342,13 @@ class CheckpointManager:
         if self._closed:
             raise CheckpointError(f"{self} is closed. Make a new one.")
 
+    def _check_thread(self) -> None:
+        if any(saving.is_run_here() for saving in saves_of(self)):
+            raise CheckpointError(
+                "`keep` and `progress` are called by a save, and may not save, delete "
+                "or wait: the save would wait for itself. They may `restore`."
+            )
+
     def __repr__(self) -> str:
         return f"CheckpointManager({self._run.directory!r})"
 
@@ -324,20 +357,19 @@ class CheckpointManager:
 
         A failure that you had from the future of that save is not raised again.
         """
+        self._check_thread()
         self._settle()
         raise_unseen(self)
 
     def _settle(self) -> None:
-        # In a forked child, the save is the parent's, and never ends.
-        if self._saving is not None and self._pid == os.getpid():
-            wait([self._saving])
-        self._saving = None
+        wait([saving for saving in saves_of(self) if not saving.is_run_here()])
 
     def close(self) -> None:
         """Wait for the save that is going on, as `wait` does, and save no more.
 
         SIGTERM does again what it did before `should_save`. One can still restore.
         """
+        self._check_thread()
         with self._one_at_a_time:
             self._closed = True
             stop_watching(self)
@@ -361,19 +393,7 @@ class CheckpointManager:
 
     def _retain(self, saved: int, group: Group | None) -> None:
         self._damaged.discard(saved)  # Now it is whole, and counts again.
+        tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
         if group is None:
-            return self._remove(saved)
-        return group.by_first("retained", lambda: self._remove(saved), slow=True)
-
-    def _remove(self, saved: int) -> None:
-        """Remove the steps that nothing keeps."""
-        try:
-            steps = superfluous(self._run, self._keep, self._damaged, saved)
-            removed = [s for s in steps if self._run.base(s)["path"] not in being_read]
-            self._run.remove(removed)
-            self._run.sweep(starting=False)
-        except Exception as e:
-            e.add_note(f"Step {saved} was saved. Removing older steps failed.")
-            raise
-        for step in removed:
-            logger.info("Removed %s.", self._run.path(step))
+            return tidy_up()
+        return group.by_first("retained", tidy_up, slow=True)

@@ -11,6 +11,12 @@ from ._errors import CheckpointError
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
 
 
+def check_progress(progress: Progress) -> None:
+    """Raise unless it can be reported to."""
+    if progress:
+        Reporter(progress, 0)
+
+
 class Reporter:
     """Calls what the user passed as `progress`; `True` is a bar on the screen."""
 

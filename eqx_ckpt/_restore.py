@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from ._distributed.meeting import DEADLINE
+from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
@@ -140,6 +140,7 @@ def tree_deserialise_leaves(
             joint.members = readers(read.place.sharding for read in plan.reads)
         return ft.partial(_carry_out, base, plan, progress, read_once)
 
+    check_deadline(deadline)
     guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
     joint = JointReading(path, deadline, guess)
     try:

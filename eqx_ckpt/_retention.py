@@ -1,7 +1,7 @@
 """Which steps of a run to keep: plain functions from steps to steps."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from ._errors import CheckpointError
@@ -131,6 +131,18 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
         return sorted(ranked(steps, metric, mode)[:n])
 
     return keep
+
+
+def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
+    """The functions that were passed as `keep`."""
+    found: Any = [keep] if callable(keep) else keep
+    found = list(found) if isinstance(found, Iterable) else []
+    if not found or not all(map(callable, found)):
+        raise CheckpointError(
+            f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or several "
+            "in a list; `keep_all` keeps all steps."
+        )
+    return found
 
 
 def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:

@@ -1,7 +1,6 @@
 """Saving."""
 
 import copy
-import functools as ft
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -13,8 +12,7 @@ from jaxtyping import PyTree
 
 from ._distributed.group import Group
 from ._distributed.joint import all_saving, JointAttempt, refuse, telling
-from ._distributed.meeting import DEADLINE
-from ._errors import CheckpointError
+from ._distributed.meeting import check_deadline, DEADLINE
 from ._format.chunks import chunk_keys
 from ._format.leaves import shards
 from ._format.manifest import check_metadata, Manifest, to_bytes, VERSIONS
@@ -101,6 +99,8 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
+    if deadline != DEADLINE:
+        check_deadline(deadline)
     group = all_saving(path, deadline) if jax.distributed.is_initialized() else None
     if open_saves:
         with telling(group):
@@ -246,8 +246,7 @@ def save_in_background(
                 if group is not None:
                     group.close()
 
-        give_up = ft.partial(staging.fail, CheckpointError("The save was given up."))
-        saving = Saving(run, give_up, save.path, owner)
+        saving = Saving(run, staging.fail, save.path, owner)
         try:
             staging.fill(save.arrays, saving.start)
         except BaseException as e:

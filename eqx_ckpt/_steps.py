@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import operator
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,11 +14,11 @@ from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpoint
 from ._format.manifest import MANIFEST
 from ._retention import Keep
 from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
-from ._storage.checkpoint import identity, is_checkpoint, read_metadata
+from ._storage.checkpoint import being_read, identity, is_checkpoint, read_metadata
 from ._storage.directory import remove, sweep
 from ._storage.foreign import instead_of_a_run
 from ._storage.key_values import check_bucket, list_keys
-from ._storage.kvstore import KvSpec, locate, url
+from ._storage.kvstore import KvSpec, locate, shown, url
 from ._storage.url import Store
 from ._types import PathLike
 
@@ -26,6 +27,19 @@ logger = logging.getLogger("eqx_ckpt")
 # Manifests that are read from a store at a time.
 _AT_ONCE = 16
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
+
+
+def as_step(value: Any) -> int:
+    """A step as an `int`; NumPy and JAX have integers of their own."""
+    try:
+        step = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        step = -1
+    if not 0 <= step < 2**63:
+        raise CheckpointError(
+            f"{value!r} is no step. Pass a non-negative integer below 2**63."
+        )
+    return step
 
 
 class Run:
@@ -38,10 +52,6 @@ class Run:
         self._metadata: dict[int, tuple[object, Any]] = {}
 
     def path(self, step: int) -> PathLike:
-        if type(step) is not int or step < 0:
-            raise CheckpointError(
-                f"{step!r} is no step. Pass a non-negative `int`, or `int(step)`."
-            )
         if isinstance(self._place, Store):
             return self._place / f"{step:06d}"
         return f"{self.directory}/{step:06d}"
@@ -85,7 +95,33 @@ class Run:
     def base(self, step: int) -> KvSpec:
         return {**self._base, "path": f"{self._base['path']}{step:06d}/"}
 
+    def missing(self, step: int) -> CheckpointNotFoundError:
+        there = ", ".join(map(str, self.steps())) or "none"
+        return CheckpointNotFoundError(
+            f"No committed checkpoint at {shown(self.base(step))}. The steps there are "
+            f"{there}."
+        )
+
+    def idle(self, step: int) -> int:
+        """The step; raises if this process is reading it."""
+        if self.is_read(step):
+            raise CheckpointError(
+                f"Step {step} is being read, and was not deleted. Delete it when that "
+                "has ended."
+            )
+        return step
+
+    def is_read(self, step: int) -> bool:
+        """Whether this process is reading a step."""
+        return self.base(step)["path"] in being_read
+
+    def delete(self, step: int) -> None:
+        if step not in self.steps():
+            raise self.missing(step)
+        self.remove([step])
+
     def remove(self, steps: Sequence[int]) -> None:
+        """Remove steps; none of them is ever half there."""
         remove(os.fspath(self.path(step)) for step in steps)
 
     def sweep(self, *, starting: bool) -> None:
@@ -225,17 +261,36 @@ class Candidates(Mapping[int, Any]):
         return len(self._steps)
 
 
-def superfluous(
+def _chosen(answer: Any) -> list[int]:
+    """The steps that a function has chosen; raises if that is anything else."""
+    try:
+        return [as_step(step) for step in answer]
+    except (TypeError, CheckpointError) as e:
+        raise CheckpointError(
+            f"`keep` returned {answer!r}. It has to return steps, as integers. No step "
+            "was removed."
+        ) from e
+
+
+def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> None:
+    """Remove the steps that nothing keeps, now that `saved` is there."""
+    try:
+        removed = _superfluous(run, keep, damaged, saved)
+        run.remove(removed)
+        run.sweep(starting=False)
+    except Exception as e:
+        e.add_note(f"Step {saved} was saved. Removing older steps failed.")
+        raise
+    for step in removed:
+        logger.info("Removed %s.", run.path(step))
+
+
+def _superfluous(
     run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
 ) -> list[int]:
-    """The steps that nothing keeps, now that `saved` is there."""
     steps = Candidates(run, damaged)
     kept = {saved, max(steps, default=saved)}
     for function in keep:
-        chosen: Any = function(steps)
-        if not isinstance(chosen, Iterable):
-            raise CheckpointError(
-                f"`keep` returned {chosen!r}. It has to return steps."
-            )
-        kept.update(chosen)
-    return [step for step in steps if step not in kept | steps.unreadable]
+        kept.update(_chosen(function(steps)))
+    kept |= steps.unreadable
+    return [step for step in steps if step not in kept and not run.is_read(step)]

@@ -1,5 +1,6 @@
 """Types that several modules share."""
 
+import numbers
 import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -15,3 +16,8 @@ Spec: TypeAlias = Callable[[Any, Any], Any]
 Report: TypeAlias = Callable[[str, int], None]
 # For each leaf, what its chunks end with, by their positions.
 Tails: TypeAlias = dict[str, dict[int, str]]
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a real number; `True` is none."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)

@@ -9,6 +9,7 @@ import jax
 from .._errors import CheckpointError
 from .coordination import gather_on_devices, is_alone
 from .meeting import (
+    check_deadline,
     Circle,
     circle_of,
     from_json,
@@ -139,6 +140,7 @@ class Group:
 
 def group_of(call: str, deadline: float) -> Group | None:
     """All processes of the job, which make the same call, unless there is but one."""
+    check_deadline(deadline)
     return None if is_alone() else Group(_all(), call, deadline)
 
 

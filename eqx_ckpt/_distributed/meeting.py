@@ -15,11 +15,13 @@ from typing import Any
 import jax
 
 from .._errors import CheckpointError
+from .._types import is_real
 from .coordination import gather_on_devices, Service, service
 from .matching import Call, Calls, Number, out_of_order
 
 
 DEADLINE = 300.0  # seconds
+_LONGEST = 1e9
 # The others wait a little longer than the first one, which tells them who is late.
 GRACE = 5.0
 # How often the first one looks for what it does not wait for.
@@ -27,6 +29,15 @@ _GLANCE = 0.5  # seconds
 _making = threading.Lock()
 _circles: "dict[tuple[int, ...], Circle]" = {}
 NOTHING = "Nothing was saved by this call."
+
+
+def check_deadline(deadline: float) -> None:
+    """Raise unless it is a number of seconds that one can wait."""
+    if not is_real(deadline) or not 0 < deadline <= _LONGEST:
+        raise CheckpointError(
+            f"`deadline` is {deadline!r}. Pass a positive number of seconds, such as "
+            f"{DEADLINE:g}; at most {_LONGEST:g}."
+        )
 
 
 class Circle:

@@ -59,12 +59,16 @@ _PROBE = "probe"
 _keep_conditions: set[tuple[object, ...]] = set()
 
 
+def check_layout(layout: Layout) -> None:
+    if layout not in ("zarr", "ocdbt"):
+        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+
+
 def check_limits(
     target: KvSpec, leaves: Mapping[str, LeafRecord], layout: Layout
 ) -> None:
     """Raise if a key or a chunk is larger than object stores take."""
-    if layout not in ("zarr", "ocdbt"):
-        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+    check_layout(layout)
     if target["driver"] not in ("s3", "gcs"):
         return
     problems: list[str] = []

@@ -259,7 +259,13 @@ def _foreign_files(checkpoint: str) -> list[str]:
 
 
 def _delete(directory: str) -> None:
-    """Delete a directory that nobody is shown; what cannot be deleted harms nobody."""
+    """Delete a directory that nobody is shown; what cannot be deleted harms nobody.
+
+    Of a link, only the link: what it points to is not ours.
+    """
+    if os.path.islink(directory):
+        with contextlib.suppress(OSError):
+            os.unlink(directory)
     shutil.rmtree(directory, ignore_errors=True)
     if os.path.lexists(directory):
         logger.warning("Could not delete all of %s; delete it by hand.", directory)

@@ -13,6 +13,7 @@ from .._format.leaves import shards, start_transfer
 from .._storage.buffers import copied
 from .._storage.kvstore import ArrayWrite, MAX_IN_FLIGHT
 from .._tree.plan import Write
+from .._types import is_real
 
 
 # Half of the machine's memory.
@@ -118,11 +119,14 @@ class Staging:
 
 
 def checked_limit(staging_bytes: int | None) -> int:
-    if staging_bytes is not None and staging_bytes < 1:
+    if staging_bytes is None:
+        return _DEFAULT_BYTES
+    if not is_real(staging_bytes) or not staging_bytes >= 1:
         raise CheckpointError(
-            f"`staging_bytes` is {staging_bytes}. Pass a positive number."
+            f"`staging_bytes` is {staging_bytes!r}. Pass a positive number of bytes, "
+            "such as `2**30`; the default is half of the machine's memory."
         )
-    return _DEFAULT_BYTES if staging_bytes is None else staging_bytes
+    return staging_bytes
 
 
 def _first(writes: Iterable[Write], limit: int) -> Iterable[Write]:

@@ -13,8 +13,17 @@ Codec: TypeAlias = Literal["zstd"] | None
 Compression: TypeAlias = Codec | Callable[[str, LeafRecord], Codec]
 
 
+def check_compression(compression: Compression) -> None:
+    if not callable(compression) and compression not in (None, *COMPRESSIONS):
+        raise CheckpointError(
+            f"`compression` is {compression!r}. Pass 'zstd', `None`, or a function "
+            "`(name, record)` that returns one of them."
+        )
+
+
 def compressed(writes: list[Write], compression: Compression) -> list[Write]:
     """The writes, with what `compression` says of each leaf in its record."""
+    check_compression(compression)
     found: list[Write] = []
     problems: list[str] = []
     for write in writes:

@@ -1,0 +1,113 @@
+"""What is wrong with the arguments of a manager is said where they are given."""
+
+import math
+import subprocess
+import sys
+import textwrap
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager
+
+
+PROGRAM = """
+import sys
+import eqx_ckpt as ck
+
+sys.modules["tqdm"] = None
+WRONG = {
+    "keep": [3, [], "ab", {3: 4}, None],
+    "layout": ["zar", None, 2, ["zarr"]],
+    "compression": ["gzip", 3, True, ["zstd"]],
+    "staging_bytes": [0, -1, "5", True, float("nan")],
+    "progress": [True, "yes", 3],
+    "deadline": [0, -1, "5", None, True, float("inf"), float("nan"), 1e300],
+}
+for argument, values in WRONG.items():
+    for value in values:
+        try:
+            ck.CheckpointManager(sys.argv[1], **{argument: value})
+        except ck.CheckpointError as e:
+            assert f"`{argument}` is {value!r}" in str(e) or "tqdm" in str(e), e
+        else:
+            raise AssertionError((argument, value))
+for deadline in WRONG["deadline"]:
+    saves = ck.tree_serialise_leaves, ck.tree_serialise_leaves_async
+    for verb in (*saves, ck.tree_deserialise_leaves):
+        try:
+            verb(sys.argv[1], {"w": 1.0}, deadline=deadline)
+        except ck.CheckpointError as e:
+            assert f"`deadline` is {deadline!r}" in str(e), e
+        else:
+            raise AssertionError(deadline)
+"""
+
+
+def test_wrong_arguments(tmp_path):
+    """In a process of its own, in which nobody else looks at types."""
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "run")]
+    subprocess.run(command, check=True, timeout=60)
+    assert not (tmp_path / "run").exists()
+
+
+def test_right_arguments(tmp_path):
+    CheckpointManager(tmp_path, staging_bytes=1, deadline=0.5, layout="ocdbt")
+    CheckpointManager(tmp_path, compression=lambda name, record: None)
+    CheckpointManager(tmp_path, keep=(eqx_ckpt.keep_last(1), eqx_ckpt.keep_all))
+
+
+@pytest.mark.parametrize("step", [True, -1, 1.0, "1", None, 2**63, 10**300, np.True_])
+@pytest.mark.parametrize("door", ["save", "restore", "delete", "read_manifest"])
+def test_what_is_no_step(tmp_path, door, step):
+    manager = CheckpointManager(tmp_path)
+    args = {"save": (step, 1.0), "restore": (1.0, step)}.get(door, (step,))
+    if door == "restore" and step is None:
+        return
+    with pytest.raises(Exception, match="is no step|parameter 'step'"):
+        getattr(manager, door)(*args)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda steps: [f"{step:06d}" for step in steps],
+        lambda steps: np.array(list(steps)) > 1,
+        lambda steps: [step > 1 for step in steps],
+        lambda steps: {str(step): 1 for step in steps},
+        lambda steps: "123",
+        lambda steps: [float(step) for step in steps],
+        lambda steps: [-1],
+        lambda steps: 3,
+        lambda steps: None,
+    ],
+)
+def test_a_keep_that_returns_something_else(tmp_path, wrong):
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": 1.0})
+    manager = CheckpointManager(tmp_path, keep=[eqx_ckpt.keep_last(1), wrong])
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`keep` returned") as raised:
+        manager.save(4, {"w": 1.0}).result()
+    assert "has to return steps" in str(raised.value)
+    assert manager.steps() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        lambda steps: np.array(list(steps))[[0]],
+        lambda steps: {1: None, 50: None},
+        lambda steps: range(1, 2),
+        lambda steps: (step for step in steps if step == 1),
+        lambda steps: [jnp.int32(1)],
+    ],
+)
+def test_a_keep_that_returns_integers(tmp_path, right):
+    with CheckpointManager(tmp_path, keep=right) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": math.pi})
+    assert manager.steps() == [1, 3]

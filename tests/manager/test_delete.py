@@ -1,0 +1,152 @@
+"""Deleting a step of a run, on a disk and in a store."""
+
+import os
+import signal
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager
+from eqx_ckpt._storage.key_values import list_keys
+from eqx_ckpt._storage.kvstore import locate
+
+
+TREE = {"w": np.ones(3), "step": 1}
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[0] ^= 255
+    file.write_bytes(data)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def run(request, tmp_path):
+    """A run with the steps 1, 2 and 3."""
+    memory = f"memory://{uuid.uuid4().hex}/run"
+    directory = str(tmp_path / "run") if request.param == "disk" else memory
+    with CheckpointManager(directory) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, TREE)
+    return directory
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    with CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 2):
+            manager.save(step, TREE)
+    return tmp_path / "run"
+
+
+def names(run):
+    """Of all that is left in a run."""
+    if run.startswith("memory"):
+        return {key.partition("/")[0] for key in list_keys(locate(run))}
+    return set(os.listdir(run))
+
+
+def test_delete(run):
+    with CheckpointManager(run) as manager:
+        assert manager.delete(2) is None
+        assert manager.steps() == [1, 3]
+        manager.delete(np.int64(3))
+        assert manager.latest() == 1
+        assert names(run) == {"000001"}
+        manager.save(3, TREE).result()
+        assert manager.steps() == [1, 3]
+
+
+def test_a_step_that_is_not_there(run):
+    manager = CheckpointManager(run)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 1, 2, 3"):
+        manager.delete(4)
+    with pytest.raises(Exception, match="-1 is no step"):
+        manager.delete(-1)
+    assert manager.steps() == [1, 2, 3]
+
+
+def test_it_can_be_asked_for_at_once(run):
+    """After a save that goes on, and in a manager that is closed."""
+    with CheckpointManager(run) as manager:
+        manager.save(4, TREE)
+        assert manager.should_save(4) is False
+        signal.raise_signal(signal.SIGTERM)
+        assert manager.should_save(4) is False
+        manager.delete(4)
+        assert manager.steps() == [1, 2, 3]
+        assert manager.should_save(4) is True
+    manager.delete(1)
+    assert manager.steps() == [2, 3]
+
+
+def test_a_step_that_is_being_read_stays(run):
+    reading, go_on = threading.Event(), threading.Event()
+    restored = []
+
+    def stop(*_):
+        reading.set()
+        go_on.wait(60)
+
+    def read():
+        restored.append(CheckpointManager(run, progress=stop).restore(TREE, 2))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reading.wait(60)
+    manager = CheckpointManager(run)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="Step 2 is being read"):
+        manager.delete(2)
+    assert manager.steps() == [1, 2, 3]
+    go_on.set()
+    reader.join()
+    assert np.array_equal(restored[0]["w"], TREE["w"])
+    manager.delete(2)
+    assert manager.steps() == [1, 3]
+
+
+def test_a_step_that_is_damaged(on_disk):
+    flip(on_disk / "000002/zarr.json")
+    manager = CheckpointManager(on_disk)
+    manager.delete(2)
+    assert manager.steps() == [1]
+    assert manager.restore(TREE)["step"] == 1
+
+
+def test_what_is_no_checkpoint_stays(on_disk):
+    (on_disk / "000009").mkdir()
+    (on_disk / "000009/notes").write_text("mine")
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 1, 2"):
+        CheckpointManager(on_disk).delete(9)
+    assert (on_disk / "000009/notes").read_text() == "mine"
+
+
+@pytest.fixture
+def linked(on_disk, tmp_path) -> tuple[Path, Path]:
+    """A run of which a step is a link to a checkpoint elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    eqx_ckpt.tree_serialise_leaves(elsewhere, TREE | {"step": 0})
+    (on_disk / "000000").symlink_to("../elsewhere")
+    return on_disk, elsewhere
+
+
+def test_of_a_link_only_the_link_is_deleted(linked):
+    run, elsewhere = linked
+    manager = CheckpointManager(run)
+    assert manager.restore(TREE, 0)["step"] == 0
+    manager.delete(0)
+    assert set(os.listdir(run)) == {"000001", "000002"}
+    eqx_ckpt.verify(elsewhere)
+
+
+def test_of_a_link_only_the_link_is_removed(linked, caplog):
+    run, elsewhere = linked
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+        manager.save(3, TREE)
+    assert os.listdir(run) == ["000003"]
+    eqx_ckpt.verify(elsewhere)
+    assert "delete it by hand" not in caplog.text
