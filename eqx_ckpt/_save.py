@@ -1,10 +1,10 @@
 """Saving."""
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,12 +15,14 @@ from ._distributed.joint import all_saving, JointAttempt, refuse, telling
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._format.chunks import chunk_keys
 from ._format.leaves import shards
-from ._format.manifest import check_metadata, Manifest, to_bytes, VERSIONS
+from ._format.manifest import Manifest, to_bytes, VERSIONS
+from ._format.metadata import exactly
 from ._futures import open_saves, raise_unseen, Saving
 from ._progress import Progress, Reporter
 from ._storage.bucket import ATTEMPTS, check_limits
 from ._storage.checkpoint import collector_paused
 from ._storage.chunk_values import write_objects
+from ._storage.directory import check_paths, LONG_PATH
 from ._storage.kvstore import ArrayWrite, checksum, locate, new_database, write_arrays
 from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
@@ -285,21 +287,25 @@ class Save:
         self._report: Reporter | None = None
         try:
             self.path = os.fspath(path)
-            writes, self._others = plan_writes(pytree, filter_spec, is_leaf)
+            writes, others = plan_writes(pytree, filter_spec, is_leaf)
             if compression is not None:
                 writes = compressed(writes, compression)
-            if metadata is not None:
-                check_metadata(metadata)
-            self._metadata = copy.deepcopy(metadata)
             self._leaves = {write.name: write.record for write in writes}
             self.arrays = [write for write in writes if write.leaf is not None]
             if progress:
                 total = sum(write.record.nbytes for write in writes)
                 self._report = Reporter(progress, total)
             target = locate(path)
-            self._layout: Layout = layout
             if target["driver"] != "file" or layout != "zarr":
                 check_limits(target, self._leaves, layout)
+            elif max(map(len, [*self._leaves, ""])) > LONG_PATH - len(target["path"]):
+                check_paths(target, self._leaves)
+            if metadata is not None:
+                metadata = exactly(metadata)
+            self._manifest = Manifest(
+                self._leaves, others, metadata, VERSIONS, layout=layout
+            )
+            to_bytes(self._manifest)  # It says now whether it is too large.
             if group is None:
                 self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
             else:
@@ -330,7 +336,7 @@ class Save:
             if joint is not None:
                 joint.begin()
             base = attempt.base
-            if self._layout == "ocdbt":
+            if self._manifest.layout == "ocdbt":
                 base = new_database(base, joint.part if joint else "")
             write = write_arrays if base["driver"] == "file" else write_objects
             tails = write(
@@ -339,7 +345,9 @@ class Save:
                 written if release or report else None,
                 create=joint is None or joint.is_first,
             )
-            if joint is not None and not joint.is_to_commit(tails, self._layout):
+            if joint is not None and not joint.is_to_commit(
+                tails, self._manifest.layout
+            ):
                 return
             for name, record, _ in arrays:
                 keys = chunk_keys(record.data_shape, record.chunk_shape)
@@ -348,17 +356,9 @@ class Save:
                     for i, key in enumerate(keys)
                 )
                 self._leaves[name] = record._replace(crc32c=tuple(found))
-            manifest = Manifest(
-                self._leaves,
-                self._others,
-                self._metadata,
-                VERSIONS,
-                attempt.root,
-                self._layout,
-            )
             if report:
                 report("commit")
-            attempt.commit(to_bytes(manifest))
+            attempt.commit(to_bytes(replace(self._manifest, root=attempt.root)))
         except BaseException as e:
             if joint is not None:
                 joint.fail(e)

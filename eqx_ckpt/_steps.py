@@ -26,7 +26,7 @@ from ._types import PathLike
 logger = logging.getLogger("eqx_ckpt")
 # Manifests that are read from a store at a time.
 _AT_ONCE = 16
-_STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
+_STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
 def as_step(value: Any) -> int:

@@ -1,5 +1,6 @@
 """The closed list of the kinds of leaves: what each one is, and its bytes at rest."""
 
+import contextlib
 import functools as ft
 import hashlib
 import math
@@ -53,29 +54,29 @@ class LeafRecord(NamedTuple):
     - `kind`: `"jax"`, `"key"`, `"numpy"`, `"numpy_scalar"`, `"bytes"` (written by a
         custom `filter_spec`), or `"bool"`, `"int"`, `"float"`, `"complex"`.
     - `dtype`, `shape`: of the leaf; the dtype of a typed PRNG key is `"key"`.
-    - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
-    - `value`: the value of a Python scalar, exactly, as text; else `None`.
     - `impl`: the implementation of a typed PRNG key; else `None`.
     - `weak_type`: as that of the `jax.Array`.
-    - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
-        when it was saved; `None` for an array on one device.
     - `data_type`, `data_shape`, `chunk_shape`: of the Zarr array.
     - `compression`: of its chunks: `"zstd"`, or `None`.
+    - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
+        when it was saved; `None` for an array on one device.
+    - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
+    - `value`: the value of a Python scalar, exactly, as text; else `None`.
     - `crc32c`: for each chunk, in C order, the checksum that its file ends with.
     """
 
     kind: str
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    path: tuple[tuple[str, str | int], ...] = ()
-    value: str | None = None
     impl: str | None = None
     weak_type: bool = False
-    sharding: dict[str, Any] | None = None
     data_type: str = ""
     data_shape: tuple[int, ...] = ()
     chunk_shape: tuple[int, ...] = ()
     compression: str | None = None
+    sharding: dict[str, Any] | None = None
+    path: tuple[tuple[str, str | int], ...] = ()
+    value: str | None = None
     crc32c: tuple[str, ...] = ()
 
     @property
@@ -394,5 +395,10 @@ def fingerprint(leaf: Any) -> str:
         return text
     if isinstance(leaf, ft.partial):
         return f"functools.partial({fingerprint(leaf.func)})"
-    named = leaf if hasattr(leaf, "__qualname__") else type(leaf)
-    return f"{named.__module__}.{named.__qualname__}"
+    # A builtin method has no `__module__`, and an object may have anything there.
+    for named in (leaf, type(leaf)):
+        with contextlib.suppress(Exception):
+            module, name = getattr(named, "__module__", None), named.__qualname__
+            if type(name) is str:
+                return f"{module if type(module) is str else 'builtins'}.{name}"
+    return "object"

@@ -9,9 +9,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import equinox as eqx
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import LeafNameError
@@ -19,12 +21,15 @@ from .._types import IsLeaf, KeyPath, TypedPath
 
 
 ROOT = "@root"
+EMPTY = "@empty"
 _KINDS = {
     jtu.GetAttrKey: ("attr", "name"),
     jtu.SequenceKey: ("index", "idx"),
     jtu.FlattenedIndexKey: ("index", "key"),
     jtu.DictKey: ("key", "key"),
 }
+_CUT = re.compile(r"@[0-9a-f]{32}(/|\Z)")
+_LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
 # Called on every node of a tree: a builtin is several times faster than a function.
 _is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
@@ -63,18 +68,59 @@ def typed(path: KeyPath) -> TypedPath:
         kind, field = _KINDS.get(type(key), ("key", None))
         token = getattr(key, field) if field else key
         if type(token) is not str and type(token) is not int:
-            raise LeafNameError(
-                f"The key {token!r} of type `{type(token).__name__}` in the path "
-                f"`{jtu.keystr(path)}` cannot be part of a leaf's name: only strings "
-                "and integers can. Use such keys in the PyTree."
-            )
+            token = _plain(token, path)
         keys.append((kind, token))
     return tuple(keys)
 
 
-def encode(path: TypedPath) -> str:
-    """The name of a leaf: one key, one `/`-separated component."""
-    return "/".join([_component(token) for _, token in path]) or ROOT
+def _plain(token: Any, path: KeyPath) -> str | int:
+    """The string or integer to which a key is equal: a `StrEnum`, an `np.int64`."""
+    if isinstance(token, str):
+        return str.__str__(token)
+    if isinstance(token, int | np.integer) and not isinstance(token, bool):
+        return int(token)
+    raise LeafNameError(
+        f"The key {token!r} of type `{type(token).__name__}` in the path "
+        f"`{jtu.keystr(path)}` cannot be part of a leaf's name: only strings and "
+        "integers can. Use such keys in the PyTree."
+    )
+
+
+def encode(path: TypedPath, *, uncut: bool = False) -> str:
+    """The name of a leaf: one key, one `/`-separated component.
+
+    With `uncut`, long components are all there, as no file's name could be.
+    """
+    return "/".join([_component(token, uncut) for _, token in path]) or ROOT
+
+
+def is_cut(name: str) -> bool:
+    """Whether keys cannot be told from a name, since it had too many characters."""
+    return _CUT.search(name) is not None
+
+
+def decode(name: str, kinds: str) -> TypedPath:
+    """The key path of an uncut name, and of the first letters of its keys' kinds.
+
+    `ValueError` if no key path has this name.
+    """
+    parts = [] if name == ROOT else name.split("/")
+    if len(parts) != len(kinds):
+        raise ValueError("its path is another leaf's")
+    return tuple(map(_decoded, kinds, parts))
+
+
+@ft.lru_cache(maxsize=65536)
+def _decoded(kind: str, part: str) -> tuple[str, str | int]:
+    token: str | int
+    if _INT.match(part):
+        token = int(part)
+    else:
+        text = "" if part == EMPTY else part
+        token = unquote_to_bytes(text).decode("utf-8", "surrogatepass")
+    if _component(token, True) != part or kind not in _LETTERS:
+        raise ValueError(f"{part[:50]!r} is no part of a name")
+    return _LETTERS[kind], token
 
 
 def below(prefix: str, name: str) -> str:
@@ -136,11 +182,11 @@ def _undecorated(marker: str) -> str:
 
 
 @ft.lru_cache(maxsize=65536, typed=True)
-def _component(token: str | int) -> str:
+def _component(token: str | int, uncut: bool) -> str:
     if isinstance(token, int):
         return str(token)
     if token == "":
-        return "@empty"
+        return EMPTY
     out = token if _SAFE.match(token) else "".join(map(_escape, token))
     if (
         _INT.match(out)
@@ -154,7 +200,7 @@ def _component(token: str | int) -> str:
         out = out[:-1] + "%2E"
     if out.lower().endswith(".__lock"):
         out = out[:-7] + "%2E" + out[-6:]
-    if len(out) > _MAX_COMPONENT:
+    if len(out) > _MAX_COMPONENT and not uncut:
         digest = hashlib.sha256(out.encode()).hexdigest()[:32]
         out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest
     return out

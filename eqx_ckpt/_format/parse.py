@@ -9,13 +9,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Generator, Iterable
-from typing import Any, NoReturn
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .chunks import grid_shape
 from .leaves import (
     ARRAY_KINDS,
+    CannotSave,
     dtype_from_tag,
     key_shape,
     LeafRecord,
@@ -26,32 +27,40 @@ from .leaves import (
     VIEWED,
 )
 from .manifest import (
+    check_array,
     COMPRESSIONS,
-    CONSOLIDATED,
     DATABASE,
-    depth,
+    excess,
     foreign,
     FORMAT_VERSION,
     MANIFEST,
     Manifest,
-    MAX_BYTES,
-    MAX_DEPTH,
     NO_DIGEST,
-    unpack,
 )
-from .names import encode, folders
+from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
+from .names import decode, encode, folders
 
 
-_MAX_NODES = 4_000_000
-_KEYS = {"format_version", "root", "leaves", "others", "metadata", "versions", "digest"}
 # Every version of the format begins like this, within `HEAD_BYTES`.
 HEAD_BYTES = 1024
 HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
-    rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})",\n'
+    rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
 )
+# The parts that follow it, in their order, and how each of them begins.
+_PARTS = {
+    "root": b'"',
+    "layout": b'"',
+    "versions": b"{",
+    "metadata": b"",
+    "others": b"{",
+    "types": b"[",
+    "leaves": b"{",
+}
+_TAIL = b"\n}}}\n"
 _OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
-_METADATA = re.compile(rb'\n"metadata": (.*),\n"others": ')
+_HEX = re.compile(r"[0-9a-f]*\Z")
+_TYPE_FIELDS = LeafRecord._fields[:10]
 
 
 def from_bytes(data: bytes, where: str) -> Manifest:
@@ -60,11 +69,9 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     Raises `CheckpointNotFoundError` for the `zarr.json` of something else, and
     `CorruptCheckpointError` for anything that this package would not have written.
     """
-    ours = _verified(data, where)
-    if ours.count(b"{") + ours.count(b"[") > _MAX_NODES:
-        raise _corrupt(where, f"it has more than {_MAX_NODES} JSON objects")
+    head = _verified(data, where)
     with _reading(where):
-        return _checked(_loads(ours)["attributes"]["eqx_ckpt"])
+        return _checked(dict(_parts(data, head)))
 
 
 def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[str]:
@@ -87,37 +94,37 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
 
     Its digest is checked, but not what it says of the leaves.
     """
-    line = _METADATA.search(_verified(data, where))
-    if line is None:
-        raise _corrupt(where, "it has no metadata")
+    head = _verified(data, where)
     with _reading(where):
-        return _checked_metadata(_loads(line[1]))
+        return _checked_metadata(dict(_parts(data, head))["metadata"])
 
 
-def _verified(data: bytes, where: str) -> bytes:
-    """Our part of a manifest, whose digest is right."""
-    if len(data) > MAX_BYTES:
-        size = f"it has {len(data)} bytes, and no manifest has more than {MAX_BYTES}"
-        raise _corrupt(where, size)
+def _verified(data: bytes, where: str) -> int:
+    """Where the head of a manifest ends, whose digest is right."""
     head = HEAD.match(data)
     if head is None and is_foreign(data):
         raise CheckpointNotFoundError(
             f"No checkpoint of this package: {where} holds the Zarr metadata of "
             "something else."
         )
-    if head is None:
-        raise _corrupt(where, "it does not begin as one")
+    if head is None or not data.endswith(_TAIL):
+        raise _corrupt(where, "it does not begin or end as one")
+    if problem := excess(data):
+        raise _corrupt(where, problem)
     version, digest = head.groups()
-    blank = data[: head.start(2)] + NO_DIGEST.encode() + data[head.end(2) :]
-    if hashlib.sha256(blank).hexdigest() != digest.decode():
+    blank = hashlib.sha256(data[: head.start(2)] + NO_DIGEST.encode())
+    blank.update(memoryview(data)[head.end(2) :])
+    if blank.hexdigest() != digest.decode():
         raise _corrupt(where, "its bytes do not have the digest that it states")
+    if int(version) == 0:
+        raise _corrupt(where, "it has no format version")
     if int(version) > FORMAT_VERSION:
         raise CheckpointError(
             f"The checkpoint {where} has format version {int(version)}, and this "
             f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
             "restore it."
         )
-    return data.partition(CONSOLIDATED.encode())[0] + b"}"
+    return head.end()
 
 
 def _corrupt(where: str, reason: str) -> CorruptCheckpointError:
@@ -139,7 +146,19 @@ def _reading(where: str) -> Generator[None, None, None]:
         raise _corrupt(where, reason) from None
 
 
-def _loads(text: bytes) -> Any:
+def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
+    """The JSON of each part. No string has a line break, so none looks like a part."""
+    ends = [b',\n"%b": %b' % (name.encode(), _PARTS[name]) for name in _PARTS]
+    for name, marker, end in zip(_PARTS, ends, [*ends[1:], _TAIL], strict=True):
+        stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
+        if not data.startswith(marker, start) or not data.startswith(end, stop):
+            raise _Wrong(f"it has no `{name}` where that belongs")
+        begin = start + len(marker) - len(_PARTS[name])
+        yield name, str(memoryview(data)[begin:stop], "ascii")
+        start = stop
+
+
+def _loads(text: str) -> Any:
     return json.loads(
         text, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
     )
@@ -175,32 +194,31 @@ def _require(condition: bool, problem: str) -> None:
         raise _Wrong(problem)
 
 
-def _checked(content: dict[str, Any]) -> Manifest:
-    keys = content.keys() | {"layout"}
-    _require(keys == _KEYS | {"layout"}, f"it has the keys {sorted(content)}")
-    _require(content["format_version"] == FORMAT_VERSION, "it has no format version")
+def _checked(parts: dict[str, str]) -> Manifest:
+    metadata = _checked_metadata(parts.pop("metadata"))
+    content = {name: _loads(text) for name, text in parts.items()}
     root, leaves, others = content["root"], content["leaves"], content["others"]
-    layout = content.get("layout", "zarr")
-    _require(layout in ("zarr", "ocdbt"), "its layout is not known")
-    _require(type(root) is str and _is_root(root), f"its root is {root!r}"[:200])
-    for name in ("leaves", "others", "versions"):
-        _require(type(content[name]) is dict, f"`{name}` is not a dictionary")
+    _require(content["layout"] in ("zarr", "ocdbt"), "its layout is not known")
+    _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in others.values()), "`others` are not strings")
-    metadata = _checked_metadata(content["metadata"])
+    types = [*map(_checked_type, content["types"])]
+    for name, entry in leaves.items():
+        leaves[name] = _checked_leaf(name, entry, types)
     _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
     return Manifest(
-        leaves={name: _checked_record(name, leaf) for name, leaf in leaves.items()},
+        leaves=leaves,
         others=others,
         metadata=metadata,
         versions=content["versions"],
         root=root,
-        layout=layout,
+        layout=content["layout"],
     )
 
 
-def _checked_metadata(packed: Any) -> Any:
+def _checked_metadata(text: str) -> Any:
+    _require(len(text) <= MAX_METADATA_BYTES, "its metadata are too large")
     try:
-        metadata = unpack(packed)
+        metadata = unpack(_loads(text))
         _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
     except (ValueError, TypeError, RecursionError) as e:
         raise _Wrong(f"its metadata are not what was saved ({e})") from e
@@ -212,87 +230,99 @@ def _is_root(root: str) -> bool:
     return root == "" or (root == f"@{attempt}/" and attempt.isalnum())
 
 
-def _checked_record(name: str, entry: Any) -> LeafRecord:
+class _Type(NamedTuple):
+    """What many leaves have in common: all fields of their records but the last three.
+
+    `chunks` is how many checksums each of them has, and `None` for scalars.
+    """
+
+    fields: tuple[Any, ...]
+    chunks: int | None
+
+
+def _checked_type(entry: Any) -> _Type:
     try:
-        record = _record_from_json(entry)
-        if record.value is None:
-            _check_array(record)
-        else:
-            scalar_from_text(record.kind, record.value)
-        if encode(record.path) != name:
-            raise _Wrong("its path is another leaf's")
-    except (ValueError, TypeError, KeyError, OverflowError) as e:
+        fields = dict(entry)
+        kind = fields["kind"]
+        if fields.keys() == {"kind"} and kind in SCALAR_KINDS:
+            return _Type(LeafRecord(kind)[: len(_TYPE_FIELDS)], None)
+        _require(fields.keys() <= {*_TYPE_FIELDS}, f"it has the keys {sorted(fields)}")
+        fields = {
+            "data_type": fields["dtype"],
+            "data_shape": fields["shape"],
+            **fields,
+        }
+        for name in ("shape", "data_shape", "chunk_shape"):
+            sizes = fields[name]
+            is_shape = type(sizes) is list and all(
+                type(n) is int and n >= 0 for n in sizes
+            )
+            _require(is_shape, f"its {name} is no shape")
+            fields[name] = tuple(sizes)
+        record = LeafRecord(**fields)
+        _check_array(record)
+    except (ValueError, TypeError, KeyError, OverflowError, CannotSave) as e:
+        raise _Wrong(f"a type of leaves is wrong: {str(entry)[:200]} ({e})") from e
+    chunks = math.prod(grid_shape(record.data_shape, record.chunk_shape))
+    return _Type(record[: len(_TYPE_FIELDS)], chunks)
+
+
+def _checked_leaf(name: str, entry: Any, types: Sequence[_Type]) -> LeafRecord:
+    try:
+        number, keys, text = entry
+        _require(type(number) is int and number >= 0, "its type is no number")
+        fields, chunks = types[number]
+        kinds, _, uncut = keys.partition(" ")
+        path = decode(uncut or name, kinds)
+        _require(not uncut or encode(path) == name, "its path is another leaf's")
+        if chunks is None:
+            _require(type(text) is str, "its value is no text")
+            scalar_from_text(fields[0], text)
+            return LeafRecord._make((*fields, path, text, ()))
+        _require(
+            len(text) == 8 * chunks and _HEX.match(text) is not None,
+            "it has not one checksum for each chunk",
+        )
+        crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
+        return LeafRecord._make((*fields, path, None, crc32c))
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
-    return record
-
-
-def _record_from_json(entry: Any) -> LeafRecord:
-    values = dict(entry)
-    path = values["path"]
-    if type(path) is not list or not all(map(_is_key, path)):
-        raise _Wrong("its path is no key path")
-    values["path"] = tuple(map(tuple, path))
-    if "value" in values:
-        record = LeafRecord(**values)
-        if record.kind not in SCALAR_KINDS or type(record.value) is not str:
-            raise _Wrong("it is no scalar")
-        return record
-    for field in ("shape", "data_shape", "chunk_shape"):
-        sizes = values[field]
-        if type(sizes) is not list or not all(type(n) is int and n >= 0 for n in sizes):
-            raise _Wrong(f"its {field} is no shape")
-        values[field] = tuple(sizes)
-    text = values["crc32c"]
-    values["crc32c"] = tuple(text[i : i + 8] for i in range(0, len(text), 8))
-    return LeafRecord(**values)
-
-
-def _is_key(key: Any) -> bool:
-    return (
-        type(key) is list
-        and len(key) == 2
-        and key[0] in ("attr", "index", "key")
-        and type(key[1]) in (str, int)
-    )
 
 
 def _check_array(record: LeafRecord) -> None:
     shape, chunk = record.data_shape, record.chunk_shape
-    if record.kind not in ARRAY_KINDS:
-        raise _Wrong(f"its kind is {str(record.kind)[:50]!r}")
-    if record.compression not in (None, *COMPRESSIONS):
-        raise _Wrong(f"its compression is {str(record.compression)[:50]!r}")
-    if type(record.weak_type) is not bool or type(record.sharding) not in _OPTIONAL:
-        raise _Wrong("`weak_type` or `sharding` is of the wrong type")
+    _require(record.kind in ARRAY_KINDS, "there is no such kind")
+    _require(record.compression in (None, *COMPRESSIONS), "unknown compression")
+    _require(
+        type(record.weak_type) is bool and type(record.sharding) in _OPTIONAL,
+        "`weak_type` or `sharding` is of the wrong type",
+    )
     if record.kind == "key":
         _check_key(record)
-    elif (
-        record.data_type != tag_and_data_type(dtype_from_tag(record.dtype))[1]
-        or shape != record.shape
-        or (record.kind == "jax" and record.dtype not in STORED | VIEWED)
-    ):
-        raise _Wrong("its array has another dtype or shape")
-    if len(chunk) != len(shape) or len(shape) > 32 or 0 in chunk:
-        raise _Wrong("its chunks are no grid")
-    for sizes in (chunk, shape):
-        # The sizes of empty arrays too: NumPy refuses products beyond 63 bits.
-        if math.prod(n or 1 for n in sizes) * record.itemsize >= 2**62:
-            raise _Wrong("it is too large")
-    if math.prod(grid_shape(shape, chunk)) != len(record.crc32c):
-        raise _Wrong("it has not one checksum for each chunk")
+    else:
+        _require(
+            record.data_type == tag_and_data_type(dtype_from_tag(record.dtype))[1]
+            and shape == record.shape
+            and (record.kind != "jax" or record.dtype in STORED | VIEWED),
+            "its array has another dtype or shape",
+        )
+    _require(len(chunk) == len(shape) and 0 not in chunk, "its chunks are no grid")
+    check_array(record)
 
 
 _OPTIONAL = (dict, type(None))
 
 
 def _check_key(record: LeafRecord) -> None:
-    if (
-        record.dtype != "key"
-        or record.data_type != "uint32"
-        or type(record.impl) is not str
-        or not record.impl.isascii()
-    ):
-        raise _Wrong("it is no PRNG key")
-    expected = key_shape(record.impl)
-    if expected is not None and record.data_shape != record.shape + expected:
-        raise _Wrong("it has the shape of another PRNG implementation")
+    _require(
+        record.dtype == "key"
+        and record.data_type == "uint32"
+        and type(record.impl) is str
+        and record.impl.isascii(),
+        "it is no PRNG key",
+    )
+    expected = key_shape(record.impl or "")
+    _require(
+        expected is None or record.data_shape == record.shape + expected,
+        "it has the shape of another PRNG implementation",
+    )

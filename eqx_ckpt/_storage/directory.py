@@ -14,10 +14,12 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
-from .._errors import CheckpointExistsError
+from .._errors import CheckpointError, CheckpointExistsError, LeafNameError
+from .._format.chunks import chunk_keys
+from .._format.leaves import LeafRecord
 from .._format.manifest import MANIFEST
 from .._format.parse import strangers
 from .key_values import read_key
@@ -30,6 +32,13 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 # `.000100.<uuid>`, the directory of an attempt and the lock of its process.
 _CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
+# What comes around the name of a target: `.`, and `.<uuid>.lock`.
+_MAX_NAME = 255 - 39
+# Around that of a leaf, `/` and what TensorStore appends to a file while it writes.
+_AROUND = 39 + 16
+_MAX_PATH = 4095
+# A target and a name that are shorter together need no look.
+LONG_PATH = 2000
 _held: set[int] = set()
 
 
@@ -152,6 +161,21 @@ class DirectoryAttempt:
             self._is_ours = True
 
 
+def check_paths(target: KvSpec, leaves: Mapping[str, LeafRecord]) -> None:
+    """Raise `LeafNameError` if the path of a file would be too long for the system."""
+    above = len(os.fsencode(target["path"])) + _AROUND
+    for name, record in leaves.items():
+        keys = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
+        length = above + len(name) + max(map(len, (MANIFEST, *keys)))
+        if length > _MAX_PATH and record.is_array:
+            raise LeafNameError(
+                f"Nothing was saved: files of the leaf {name[:80] + '...'!r}, whose "
+                f"name has {len(name)} bytes, would have paths of {length} bytes, and "
+                f"the system takes {_MAX_PATH}. Pass `layout='ocdbt'`, which has names "
+                "of any length, or nest the PyTree less."
+            )
+
+
 def remove(checkpoints: Iterable[str]) -> None:
     """Delete checkpoints in one directory; none of them is ever half there.
 
@@ -206,6 +230,12 @@ def _claimed(target: str) -> Generator[str, None, None]:
     file of its own: NFS has no locks of directories.
     """
     parent, name = os.path.split(target)
+    if len(os.fsencode(name)) > _MAX_NAME:
+        raise CheckpointError(
+            f"The directory's name {name[:40] + '...'!r} has {len(os.fsencode(name))} "
+            f"bytes. Nothing was saved; choose a name of {_MAX_NAME} at most: a save "
+            "needs a longer one beside it, and file systems take 255."
+        )
     while True:
         stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
         lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

@@ -19,7 +19,7 @@ from .._format.leaves import (
     scalar_from_text,
     scalar_to_text,
 )
-from .._format.manifest import Manifest
+from .._format.manifest import check_array, Manifest
 from .._format.names import (
     below,
     check_distinct,
@@ -115,6 +115,8 @@ def plan_writes(
             if spec is not None:
                 leaf = saved_by(spec, LeafWriter(name, path), leaf)
             record = describe(leaf)
+            if record is not None and record.value is None:
+                check_array(record)
         except CannotSave as e:
             problems.append(f"- {name!r} {e}.")
             continue

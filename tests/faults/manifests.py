@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from eqx_ckpt._format.names import decode
+
 
 def sealed(manifest: bytes) -> bytes:
     """The manifest with the digest that belongs to it, see docs/format.md."""
@@ -18,26 +20,56 @@ def sealed(manifest: bytes) -> bytes:
 
 
 def edited(manifest: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    """The manifest with other content, in the same layout, and its right digest."""
-    document = json.loads(manifest)
-    content = document["attributes"]["eqx_ckpt"]
+    """The manifest with other content, in the same layout, and its right digest.
+
+    In what is edited, each leaf has a dictionary with all that is said of it.
+    """
+
+    def edit_records(content: dict[str, Any]) -> None:
+        types = content.pop("types")
+        leaves = content["leaves"].items()
+        content["leaves"] = {name: _record(name, leaf, types) for name, leaf in leaves}
+        edit(content)
+        content["types"] = types = []
+        if isinstance(leaves := content.pop("leaves", None), dict):
+            leaves = {name: _leaf(record, types) for name, record in leaves.items()}
+        content["leaves"] = leaves
+
+    return rewritten(manifest, edit_records)
+
+
+def rewritten(manifest: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    """The manifest with other JSON, in the same layout, and its right digest."""
+    content = json.loads(manifest)["attributes"]["eqx_ckpt"]
     edit(content)
-    version = content.pop("format_version", None)
-    digest = content.pop("digest", "0" * 64)
-    consolidated = {"consolidated_metadata": document["consolidated_metadata"]}
-    return sealed(
-        b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
-        b'"format_version": %b,\n"digest": "%b",\n%b},\n%b'
-        % tuple(
-            text.encode(errors="surrogatepass")
-            for text in (
-                json.dumps(version),
-                digest if isinstance(digest, str) else json.dumps(digest),
-                json.dumps(content)[1:],
-                json.dumps(consolidated)[1:],
-            )
-        )
-    )
+    parts = {"format_version": 1, "digest": "0" * 64} | content
+    lines = [f"{json.dumps(key)}: {json.dumps(parts[key])}" for key in parts]
+    document = '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
+    return sealed((document + ",\n".join(lines) + "\n}}}\n").encode())
+
+
+def _record(name: str, leaf: list[Any], types: list[Any]) -> dict[str, Any]:
+    number, path, text = leaf
+    record = copy.deepcopy(types[number])
+    keys = [[kind, token] for kind, token in decode(name, path)]
+    if "dtype" not in record:
+        return record | {"path": keys, "value": text}
+    stored = {"data_type": record["dtype"], "data_shape": record["shape"]}
+    return stored | record | {"path": keys, "crc32c": text}
+
+
+def _leaf(record: Any, types: list[Any]) -> Any:
+    if not isinstance(record, dict):
+        return record
+    try:
+        path = "".join(kind[0] for kind, _ in record["path"])
+    except (TypeError, IndexError, KeyError, ValueError):
+        path = record.get("path")
+    types.append({k: v for k, v in record.items() if k not in _OF_A_LEAF})
+    return [len(types) - 1, path, record.get("value", record.get("crc32c"))]
+
+
+_OF_A_LEAF = ("path", "value", "crc32c")
 
 
 _VALUES = [
@@ -81,4 +113,4 @@ def mutant(manifest: bytes, seed: int) -> bytes:
         for _ in range(choices.randint(1, 3)):
             _mutate(choices, content)
 
-    return edited(manifest, edit)
+    return choices.choice([edited, rewritten])(manifest, edit)

@@ -1,8 +1,10 @@
 """Every kind of leaf comes back as it was, or is refused by name."""
 
 import enum
+import functools
 import math
 import struct
+import types
 
 import equinox as eqx
 import jax
@@ -370,3 +372,38 @@ def test_any_tree_comes_back(tmp_path_factory, tree):
 def test_ml_dtypes_that_jax_lacks():
     array = np.arange(4).astype(ml_dtypes.float6_e2m3fn)
     assert_same(roundtrip({"x": array}), {"x": array})
+
+
+class Raising:
+    def __getattr__(self, name):
+        if name in ("__qualname__", "__module__"):
+            raise RuntimeError(name)
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.ndarray.ravel,
+        str.upper,
+        "text".upper,
+        dict.get,
+        dict.fromkeys,
+        (1.0).__add__,
+        int.__add__,
+        len,
+        functools.partial(str.upper),
+        Raising(),
+        types.SimpleNamespace(__qualname__=5),
+        type.__dict__["__mro__"],
+    ],
+)
+def test_any_object_is_left_out(leaf):
+    tree = {"f": leaf, "n": 1}
+    eqx_ckpt.tree_serialise_leaves("memory://objects", tree, overwrite=True)
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://objects", tree)
+    assert restored["f"] is leaf
+    assert eqx_ckpt.match("memory://objects", tree).ok
+    text = eqx_ckpt.read_manifest("memory://objects").others["f"]
+    assert "None" not in text
+    assert "0x" not in text

@@ -1,5 +1,6 @@
 """One key path, one name: distinct, readable, safe on every file system."""
 
+import enum
 import re
 
 import equinox as eqx
@@ -126,7 +127,36 @@ def test_leaves_of_one_name_and_leaves_inside_leaves(tree):
         eqx_ckpt.tree_serialise_leaves("memory://twins", tree)
 
 
-@pytest.mark.parametrize("key", [1.5, (1, 2), b"x", True])
+class Part(enum.StrEnum):
+    HEAD = "head"
+
+
+class Layer(enum.IntEnum):
+    FIRST = 1
+
+
+@pytest.mark.parametrize(
+    ("key", "plain"),
+    [
+        (Part.HEAD, "head"),
+        (np.str_("a/b"), "a/b"),
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (Layer.FIRST, 1),
+    ],
+)
+def test_keys_that_are_equal_to_text_or_an_integer(key, plain):
+    """They have the same name, so that either restores what the other saved."""
+    for saved, like in [(key, plain), (plain, key)]:
+        eqx_ckpt.tree_serialise_leaves("memory://enum", {saved: 5}, overwrite=True)
+        (record,) = eqx_ckpt.read_manifest("memory://enum").leaves.values()
+        assert record.path == (("key", plain),)
+        restored = eqx_ckpt.tree_deserialise_leaves("memory://enum", {like: 0})
+        assert restored == {plain: 5}
+        assert type(next(iter(restored))) is type(like)
+
+
+@pytest.mark.parametrize("key", [1.5, (1, 2), b"x", True, np.float64(1), np.bool_(1)])
 def test_keys_that_are_neither_text_nor_integer(key):
     with pytest.raises(eqx_ckpt.LeafNameError, match="only strings and integers"):
         eqx_ckpt.tree_serialise_leaves("memory://float", {"a": {key: 1}})
