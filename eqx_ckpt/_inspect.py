@@ -10,9 +10,10 @@ from jaxtyping import PyTree
 
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, blocks, whole
-from ._format.leaves import dtype_from_tag, key_shape, LeafRecord, scalar_from_text
+from ._format.leaves import dtype_from_tag, key_shape, LeafRecord
 from ._format.manifest import Manifest
 from ._format.names import is_below
+from ._format.parse import scalar_from_text
 from ._storage.checkpoint import (
     check_array_metadata,
     check_database,

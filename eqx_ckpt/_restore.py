@@ -20,9 +20,9 @@ from ._format.leaves import (
     fingerprint,
     from_stored,
     LeafRecord,
-    scalar_from_text,
 )
 from ._format.manifest import Manifest
+from ._format.parse import scalar_from_text
 from ._progress import Progress, Reporter, reporting
 from ._storage.checkpoint import raise_damage, read_consistently
 from ._storage.chunk_reads import read_regions

@@ -357,31 +357,10 @@ def scalar_to_text(value: bool | int | float | complex) -> str:
     return hex(value) if value.bit_length() > 13_000 else int.__repr__(value)
 
 
-def scalar_from_text(kind: str, text: str) -> bool | int | float | complex:
-    """The inverse of `scalar_to_text`; `ValueError` for any other text."""
-    if kind == "bool":
-        return {"True": True, "False": False}[text]
-    if kind == "int":
-        return int(text, 16 if "x" in text else 10)
-    if kind == "float":
-        return _float_from_text(text)
-    real, imag = text.split(" ")
-    return complex(_float_from_text(real), _float_from_text(imag))
-
-
 def _float_to_text(value: float) -> str:
     if math.isnan(value) and (bits := struct.pack(">d", value)) != _NAN:
         return "nan:" + bits.hex()
     return float.__repr__(value)
-
-
-def _float_from_text(text: str) -> float:
-    if not text.startswith("nan:"):
-        return float(text)
-    bits = bytes.fromhex(text[4:])
-    if len(bits) != 8 or not math.isnan(struct.unpack(">d", bits)[0]):
-        raise ValueError(f"{text!r} is not a nan")
-    return struct.unpack(">d", bits)[0]
 
 
 def fingerprint(leaf: Any) -> str:

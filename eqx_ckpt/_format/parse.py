@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +21,6 @@ from .leaves import (
     dtype_from_tag,
     key_shape,
     LeafRecord,
-    scalar_from_text,
     SCALAR_KINDS,
     STORED,
     tag_and_data_type,
@@ -326,3 +326,24 @@ def _check_key(record: LeafRecord) -> None:
         expected is None or record.data_shape == record.shape + expected,
         "it has the shape of another PRNG implementation",
     )
+
+
+def scalar_from_text(kind: str, text: str) -> bool | int | float | complex:
+    """The inverse of `scalar_to_text`; `ValueError` for any other text."""
+    if kind == "bool":
+        return {"True": True, "False": False}[text]
+    if kind == "int":
+        return int(text, 16 if "x" in text else 10)
+    if kind == "float":
+        return _float_from_text(text)
+    real, imag = text.split(" ")
+    return complex(_float_from_text(real), _float_from_text(imag))
+
+
+def _float_from_text(text: str) -> float:
+    if not text.startswith("nan:"):
+        return float(text)
+    bits = bytes.fromhex(text[4:])
+    if len(bits) != 8 or not math.isnan(struct.unpack(">d", bits)[0]):
+        raise ValueError(f"{text!r} is not a nan")
+    return struct.unpack(">d", bits)[0]

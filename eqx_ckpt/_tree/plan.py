@@ -16,7 +16,6 @@ from .._format.leaves import (
     describe_like,
     fingerprint,
     LeafRecord,
-    scalar_from_text,
     scalar_to_text,
 )
 from .._format.manifest import check_array, Manifest
@@ -29,6 +28,7 @@ from .._format.names import (
     key_paths,
     typed,
 )
+from .._format.parse import scalar_from_text
 from .._types import IsLeaf, KeyPath, Spec
 from .filter_spec import (
     default_deserialise_filter_spec,
