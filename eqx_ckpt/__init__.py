@@ -2,6 +2,7 @@
 
 import importlib.metadata
 
+from . import data as data
 from ._errors import (
     CheckpointError as CheckpointError,
     CheckpointExistsError as CheckpointExistsError,

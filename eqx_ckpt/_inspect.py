@@ -100,6 +100,13 @@ def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
     """
     manifest = read_manifest(path)
     prefix = checked_prefix(prefix, manifest)
+    return nested(manifest, prefix, lambda _, record: _struct(record))
+
+
+def nested(
+    manifest: Manifest, prefix: str, leaf: Callable[[str, LeafRecord], Any]
+) -> PyTree:
+    """Nested dictionaries of something for each leaf below `prefix`."""
     skip = prefix.count("/") + 1 if prefix else 0
     tree: Any = {}
     for name, record in manifest.leaves.items():
@@ -107,11 +114,11 @@ def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
             continue
         keys = [token for _, token in record.path[skip:]]
         if not keys:
-            return _struct(record)
+            return leaf(name, record)
         node = tree
         for key in keys[:-1]:
             node = node.setdefault(key, {})
-        node[keys[-1]] = _struct(record)
+        node[keys[-1]] = leaf(name, record)
     return _sortable(tree)
 
 

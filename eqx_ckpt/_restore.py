@@ -23,6 +23,7 @@ from ._format.leaves import (
 )
 from ._format.manifest import Manifest
 from ._format.parse import scalar_from_text
+from ._format.transient import stop_at_transients
 from ._progress import Progress, Reporter, reporting
 from ._storage.checkpoint import raise_damage, read_consistently
 from ._storage.chunk_reads import read_regions
@@ -124,6 +125,7 @@ def tree_deserialise_leaves(
         )
         ```
     """
+    is_leaf = stop_at_transients(is_leaf)
 
     def plan_of(base: KvSpec, manifest: Manifest) -> Callable[[], _Arrived]:
         plan = plan_reads(

@@ -1,7 +1,7 @@
 """A small convolutional network for handwritten digits: model, data, training step.
 
 The data are the 1,797 images of 8 by 8 pixels that come with scikit-learn. This is
-ordinary Equinox and Optax: nothing here knows that it will be saved.
+ordinary Equinox and Optax: nothing of the model knows that it will be saved.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,8 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from sklearn.datasets import load_digits
 
+from eqx_ckpt.data import ArraySource, Loader
+
 
 batch_size = 64
 optimiser = optax.adamw(3e-3)
@@ -22,7 +24,7 @@ optimiser = optax.adamw(3e-3)
 Images = Float[Array, "batch 8 8"]
 Labels = Int[Array, " batch"]
 Model = Callable[[Array, eqx.nn.State], tuple[Array, eqx.nn.State]]
-# All that it takes to train on: model, state, opt_state, step and key.
+# All that it takes to train on: model, state, opt_state, step, and the loader's cursor.
 Training = dict[str, Any]
 
 
@@ -81,29 +83,33 @@ def load_data() -> tuple[tuple[Images, Labels], tuple[Images, Labels]]:
     return (images[~test], labels[~test]), (images[test], labels[test])
 
 
-def init(key: PRNGKeyArray, make_model: Callable[..., Model] = Classifier) -> Training:
+def load(images: Images, labels: Labels) -> Loader:
+    """Batches of images and labels, in another order in every epoch."""
+    source = ArraySource(x=np.asarray(images), y=np.asarray(labels))
+    return Loader(source, batch_size, order="shuffle", cache=4)
+
+
+def init(
+    key: PRNGKeyArray, loader: Loader, make_model: Callable[..., Model] = Classifier
+) -> Training:
     """The start of a training: what is saved, and how it is shaped, is decided here."""
-    model_key, batch_key = jax.random.split(key)
-    model, state = eqx.nn.make_with_state(make_model)(key=model_key)
+    model, state = eqx.nn.make_with_state(make_model)(key=key)
     return {
         "model": model,
         "state": state,
         "opt_state": optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
         "step": jnp.zeros((), jnp.int32),
-        "key": batch_key,
+        "cursor": loader.start(seed=0),
     }
 
 
 @eqx.filter_jit
-def train_step(
-    training: Training, images: Images, labels: Labels
-) -> tuple[Training, Float[Array, ""]]:
-    """Takes one step on one batch, which `key` and `step` alone decide."""
+def train_step(training: Training, loader: Loader) -> tuple[Training, Float[Array, ""]]:
+    """Takes one step on the next batch, which the cursor alone decides."""
     model, state = training["model"], training["state"]
-    batch_key = jax.random.fold_in(training["key"], training["step"])
-    batch = jax.random.choice(batch_key, len(images), (batch_size,), replace=False)
+    cursor, batch = loader.next(training["cursor"])
     grad_fn = eqx.filter_value_and_grad(loss_fn, has_aux=True)
-    (loss, state), grads = grad_fn(model, state, images[batch], labels[batch])
+    (loss, state), grads = grad_fn(model, state, batch["x"], batch["y"])
     weights = eqx.filter(model, eqx.is_inexact_array)
     updates, opt_state = optimiser.update(grads, training["opt_state"], weights)
     changed = {
@@ -111,6 +117,7 @@ def train_step(
         "state": state,
         "opt_state": opt_state,
         "step": training["step"] + 1,
+        "cursor": cursor,
     }
     return training | changed, loss
 

@@ -13,7 +13,7 @@ import jax
 
 import eqx_ckpt
 
-from .digits import accuracy, init, load_data
+from .digits import accuracy, init, load, load_data
 
 
 def evaluate(checkpoint: Path) -> float:
@@ -27,12 +27,12 @@ def evaluate(checkpoint: Path) -> float:
 
     The part of the test images which the model labels rightly.
     """
-    skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
+    training_set, (images, labels) = load_data()
+    skeleton = eqx.filter_eval_shape(init, jax.random.key(0), load(*training_set))
     # What `where` does not pick is not read: it stays a `jax.ShapeDtypeStruct`.
     training = eqx_ckpt.tree_deserialise_leaves(
         checkpoint, skeleton, where=lambda s: (s["model"], s["state"])
     )
-    _, (images, labels) = load_data()
     return float(accuracy(training["model"], training["state"], images, labels))
 
 

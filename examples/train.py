@@ -14,7 +14,7 @@ import jax
 
 import eqx_ckpt
 
-from .digits import accuracy, init, load_data, train_step
+from .digits import accuracy, init, load, load_data, train_step
 
 
 def train(run: Path, steps: int, save_every: int) -> None:
@@ -30,19 +30,20 @@ def train(run: Path, steps: int, save_every: int) -> None:
     - `steps`: how many steps the training has in all.
     - `save_every`: how many steps to take from one save to the next.
     """
-    (images, labels), test_set = load_data()
+    training_set, test_set = load_data()
+    loader = load(*training_set)
     keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("accuracy", 1, mode="max")]
     with eqx_ckpt.CheckpointManager(run, keep=keep) as manager:
         if manager.latest() is None:
-            training = init(jax.random.key(0))
+            training = init(jax.random.key(0), loader)
         else:
             # Shapes and dtypes only: no weights are made just to be replaced.
-            skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
+            skeleton = eqx.filter_eval_shape(init, jax.random.key(0), loader)
             training = manager.restore(skeleton)
             print(f"goes on from step {int(training['step'])}")
 
         for step in range(int(training["step"]) + 1, steps + 1):
-            training, loss = train_step(training, images, labels)
+            training, loss = train_step(training, loader)
             log(run / "losses.jsonl", step, float(loss))
             ends = step == steps or manager.should_save(step)
             if ends or step % save_every == 0:

@@ -15,8 +15,9 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 import eqx_ckpt
+from eqx_ckpt.data import Loader
 
-from .digits import accuracy, Encoder, init, load_data, train_step, Training
+from .digits import accuracy, Encoder, init, load, load_data, train_step, Training
 
 
 class OddOrEven(eqx.Module):
@@ -61,12 +62,18 @@ def restore_encoder(checkpoint: Path, training: Training) -> Training:
     return training | {"model": model, "state": state}
 
 
-def fit(training: Training, steps: int, few: int) -> str:
-    """Trains on the first `few` images alone, and says in a line how that went."""
-    (images, labels), (test_images, test_labels) = load_data()
+def load_few(few: int) -> Loader:
+    """The first `few` images for training alone, and whether each is odd."""
+    (images, labels), _ = load_data()
+    return load(images[:few], labels[:few] % 2)
+
+
+def fit(training: Training, steps: int, loader: Loader) -> str:
+    """Trains for some steps, and says in a line how that went."""
+    _, (test_images, test_labels) = load_data()
     losses = []
     for _ in range(steps):
-        training, loss = train_step(training, images[:few], labels[:few] % 2)
+        training, loss = train_step(training, loader)
         losses.append(float(loss))
     model, state = training["model"], training["state"]
     correct = float(accuracy(model, state, test_images, test_labels % 2))
@@ -82,9 +89,11 @@ def transfer(checkpoint: Path, steps: int, few: int) -> None:
     - `steps`: how many steps to train for.
     - `few`: how many images to train on; at least `examples.digits.batch_size`.
     """
-    training = init(jax.random.key(1), OddOrEven)
-    print("random encoder:  ", fit(training, steps, few))
-    print("restored encoder:", fit(restore_encoder(checkpoint, training), steps, few))
+    loader = load_few(few)
+    training = init(jax.random.key(1), loader, OddOrEven)
+    restored = restore_encoder(checkpoint, training)
+    print("random encoder:  ", fit(training, steps, loader))
+    print("restored encoder:", fit(restored, steps, loader))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from .._errors import LeafNameError
 from .._types import IsLeaf, KeyPath, TypedPath
+from .transient import Transient
 
 
 ROOT = "@root"
@@ -31,8 +32,6 @@ _KINDS = {
 _CUT = re.compile(r"@[0-9a-f]{32}(/|\Z)")
 _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
-# Called on every node of a tree: a builtin is several times faster than a function.
-_is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
 _DEVICES = {"con", "prn", "aux", "nul"} | {
@@ -40,16 +39,22 @@ _DEVICES = {"con", "prn", "aux", "nul"} | {
 }
 
 
+def _is_whole(node: Any) -> bool:
+    return isinstance(node, eqx.nn.State | Transient)
+
+
 def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
     """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
 
     As `jax.tree_util.tree_flatten_with_path`, but the entries of an `eqx.nn.State` are
-    found under their markers: their positions change when a layer is inserted.
+    found under their markers: their positions change when a layer is inserted. A node
+    that is not saved, a `Transient`, is one leaf.
     """
 
-    stop = _is_state if is_leaf is None else lambda x: is_leaf(x) or _is_state(x)
+    stop = _is_whole if is_leaf is None else lambda x: is_leaf(x) or _is_whole(x)
     for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
-        if not _is_state(node) or (is_leaf is not None and is_leaf(node)):
+        is_state = isinstance(node, eqx.nn.State)
+        if not is_state or (is_leaf is not None and is_leaf(node)):
             yield path, node
             continue
         children: Iterable[Any]

@@ -29,6 +29,7 @@ from .._format.names import (
     typed,
 )
 from .._format.parse import scalar_from_text
+from .._format.transient import stop_at_transients, Transient
 from .._types import IsLeaf, KeyPath, Spec
 from .filter_spec import (
     default_deserialise_filter_spec,
@@ -78,7 +79,8 @@ def _named(
             custom = None if any(spec is default for default in _DEFAULTS) else spec
             for rest, leaf in key_paths(node, is_leaf):
                 whole = (*path, *rest)
-                yield NamedLeaf(encode(typed(whole)), whole, leaf, custom)
+                chosen = None if isinstance(leaf, Transient) else custom
+                yield NamedLeaf(encode(typed(whole)), whole, leaf, chosen)
     except LeafNameError:
         raise
     except ValueError as e:
@@ -111,6 +113,9 @@ def plan_writes(
     suspects: dict[str, Any] = {}
     problems: list[str] = []
     for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
+        if isinstance(leaf, Transient):
+            others[name] = leaf.note()
+            continue
         try:
             if spec is not None:
                 leaf = saved_by(spec, LeafWriter(name, path), leaf)
@@ -176,6 +181,7 @@ def plan_reads(
     prefix: str,
     sharding: PyTree,
 ) -> ReadPlan:
+    is_leaf = stop_at_transients(is_leaf)
     leaves = list(_named(like, filter_spec, is_leaf, "like"))
     prefix = checked_prefix(prefix, manifest, is_empty=not leaves)
     named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
@@ -237,6 +243,11 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
     """The value and match of a leaf that the checkpoint does not have."""
+    if isinstance(leaf.leaf, Transient):
+        note = leaf.leaf.note()
+        found = manifest.others.get(leaf.name, note)
+        status = "same" if leaf.leaf.accepts(found) else "kind"
+        return leaf.leaf.fresh(), LeafMatch(status, note, found)
     expected = describe_like(leaf.leaf)
     now = expected or fingerprint(leaf.leaf)
     found = manifest.others.get(leaf.name, "nothing")

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from .._errors import LeafMismatchError
 from .._format.leaves import describe_like
 from .._format.names import encode, key_paths, typed
+from .._format.transient import stop_at_transients
 from .._types import IsLeaf
 from .sharding import place, Target
 
@@ -66,6 +67,7 @@ def shard_like(
     rules = [] if callable(rule) else _compiled(rule, mesh)
     problems: list[str] = []
     leaves: list[Any] = []
+    is_leaf = stop_at_transients(is_leaf)
     for path, leaf in key_paths(like, is_leaf):
         leaves.append(leaf)
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):

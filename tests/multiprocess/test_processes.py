@@ -166,7 +166,7 @@ def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:
         assert (seen["latest"], seen["best"]) == (4, 4)
         kind, text = seen["damaged"]
         assert kind == "CorruptCheckpointError"
-        assert "'w': c.3.0 is not the chunk that was saved." in text
+        assert "'w': w/c.3.0 is damaged" in text
         assert "Step 3 is whole" in text
         (warning,) = seen["fallback"]
         assert warning.startswith("Step 4 is damaged, and step 3 was restored: ")
@@ -186,7 +186,7 @@ def test_damage_that_one_process_reads_for_all(
     args = (2, 4, troubles.read_once_what_is_damaged, str(disk / "new"))
     for kind, text in zygote.call(jobs.values, *args):
         assert kind == "CorruptCheckpointError"
-        assert "'same': c.0.0 is not the chunk that was saved." in text
+        assert "'same': same/c.0.0 is damaged" in text
 
 
 def test_several_saves_in_the_background(zygote: Zygote, disk: pathlib.Path) -> None:

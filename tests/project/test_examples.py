@@ -86,9 +86,10 @@ def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
 
 
 def test_the_encoder_moves_to_another_model(run):
-    skeleton = eqx.filter_eval_shape(digits.init, jax.random.key(0))
+    loader = digits.load(*digits.load_data()[0])
+    skeleton = eqx.filter_eval_shape(digits.init, jax.random.key(0), loader)
     saved = eqx_ckpt.tree_deserialise_leaves(run / "000300", skeleton)
-    training = digits.init(jax.random.key(1), OddOrEven)
+    training = digits.init(jax.random.key(1), loader, OddOrEven)
     restored = restore_encoder(run / "000300", training)
     assert same_leaves(restored["model"].encoder, saved["model"].encoder)
     assert same_leaves(restored["state"], saved["state"])

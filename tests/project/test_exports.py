@@ -28,6 +28,7 @@ FUNCTIONS = [
     "verify",
 ]
 CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match", "Store"]
+DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
 ERRORS = [
     "CheckpointError",
     "CheckpointExistsError",
@@ -45,6 +46,22 @@ def test_public_names():
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert public == {*FUNCTIONS, *CLASSES, *ERRORS}
+
+
+def test_public_names_of_data():
+    public = {
+        name
+        for name, value in vars(eqx_ckpt.data).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == {*DATA}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_is_documented(name):
+    assert inspect.getdoc(getattr(eqx_ckpt.data, name))
+    page = (DOCS / "data.md").read_text()
+    assert page.count(f"\n::: eqx_ckpt.data.{name}\n") == 1
 
 
 def test_version():

@@ -45,9 +45,10 @@ def texts() -> Iterator[tuple[str, str]]:
     """All texts that may have snippets: where each is from, and the text."""
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         yield str(page.relative_to(ROOT)), page.read_text()
-    for name, value in vars(eqx_ckpt).items():
-        if not name.startswith("_"):
-            yield name, inspect.getdoc(value) or ""
+    for module in (eqx_ckpt, eqx_ckpt.data):
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                yield name, inspect.getdoc(value) or ""
 
 
 TEXTS = {source: text for source, text in texts() if any(snippets(text))}

@@ -117,7 +117,7 @@ def test_a_run(where: Where) -> None:
         if where.layout == "zarr":
             kind, text = seen["damaged"]
             assert kind == "CorruptCheckpointError"
-            assert "'w': c.3.0 is not the chunk that was saved." in text
+            assert "'w': w/c.3.0 is damaged" in text
             assert "Step 3 is whole" in text
         assert seen["at the end"] == [4, 5]
     assert {key[:6] for key in where.keys} <= {"000004", "000005"} | {"d", "manife"}

@@ -1,0 +1,86 @@
+"""Reading rows of arrays: of a checkpoint, or of Zarr arrays that others wrote."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from .._errors import CheckpointNotFoundError
+from .._format.chunks import whole
+from .._format.leaves import dtype_from_tag, from_stored, LeafRecord
+from .._types import PathLike
+from .checkpoint import raise_damage
+from .chunk_reads import read_regions
+from .key_values import read_key
+from .kvstore import context, KvSpec, locate, RegionRead, result, shown
+
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+
+class CheckpointRows:
+    """The arrays of a checkpoint below a name, which is read chunk by chunk.
+
+    **Attributes:**
+
+    - `structs`: shape and dtype of each array, by its name.
+    - `chunk`: how many rows are stored together, at most.
+    """
+
+    def __init__(self, base: KvSpec, records: Mapping[str, LeafRecord]) -> None:
+        self._base = base
+        self._records = records
+        self.structs = {
+            name: jax.ShapeDtypeStruct(r.data_shape, dtype_from_tag(r.dtype))
+            for name, r in records.items()
+        }
+        chunks = [r.chunk_shape[0] for r in records.values() if r.chunk_shape]
+        self.chunk = max(chunks, default=1)
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        reads = [
+            RegionRead(name, r, (slice(start, stop), *whole(r.data_shape[1:])))
+            for name, r in self._records.items()
+        ]
+        damage: dict[str, str] = {}
+        found = read_regions(self._base, reads, damage)
+        raise_damage(damage, self._base)
+        return {
+            read.name: from_stored(array, read.record)
+            for array, read in zip(found, reads, strict=True)
+        }
+
+
+class ZarrRows:
+    """Zarr arrays, by names; as `CheckpointRows`, without checksums of ours."""
+
+    def __init__(self, arrays: "Mapping[str, ts.TensorStore]") -> None:
+        self._arrays = arrays
+        self.structs = {
+            name: jax.ShapeDtypeStruct(a.shape, a.dtype.numpy_dtype)
+            for name, a in arrays.items()
+        }
+        # Of a sharded array, what is read at once is a part of a shard.
+        shapes = [a.chunk_layout.read_chunk.shape or (1,) for a in arrays.values()]
+        self.chunk = max((shape[0] or 1 for shape in shapes), default=1)
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        reading = {name: a[start:stop].read() for name, a in self._arrays.items()}
+        return {name: np.asarray(result(f, name)) for name, f in reading.items()}
+
+
+def open_zarr(path: PathLike) -> "ts.TensorStore":
+    """A Zarr array of version 3 or 2."""
+    import tensorstore as ts
+
+    base = locate(path)
+    for key, driver in (("zarr.json", "zarr3"), (".zarray", "zarr")):
+        if read_key(base, key) is not None:
+            spec = {"driver": driver, "kvstore": dict(base)}
+            opening = ts.open(spec, read=True, open=True, context=context())
+            return result(opening, shown(base))
+    raise CheckpointNotFoundError(
+        f"There is no Zarr array at {shown(base)}: no `zarr.json`, and no `.zarray`."
+    )

@@ -1,0 +1,9 @@
+"""Batches of data, whose position is a value that is saved with the model."""
+
+from ._cursor import Cursor as Cursor
+from ._loader import Info as Info, Loader as Loader
+from ._sources import (
+    ArraySource as ArraySource,
+    RandomAccessSource as RandomAccessSource,
+)
+from ._store import StoreSource as StoreSource

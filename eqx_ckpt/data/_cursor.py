@@ -1,0 +1,67 @@
+"""The position of a loader in its data, as a small PyTree."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree, UInt32
+
+from .._format.transient import Transient
+
+
+class Block(Transient):
+    """The batches that are fetched already; a cursor is as good without them.
+
+    **Attributes:**
+
+    - `rows`: the batches, one after another; `None` if none are kept.
+    - `at`: seed, epoch and position of the next batch in `rows`.
+    - `used`: how many batches of `rows` are behind the cursor.
+    - `make_up`: what the loader is made of.
+    - `accept_any`: whether the position of another loader may be restored.
+    """
+
+    rows: PyTree[Array | None]
+    at: UInt32[Array, "3"]
+    used: UInt32[Array, ""]
+    make_up: str = eqx.field(static=True)
+    accept_any: bool = eqx.field(static=True)
+
+    def note(self) -> str:
+        return self.make_up
+
+    def accepts(self, note: str) -> bool:
+        return self.accept_any or note == self.make_up
+
+    def fresh(self) -> "Block":
+        """The same block without batches; `like` may be abstract."""
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
+        # No block has so many batches, so that the next use fetches.
+        return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(2**32 - 1))
+
+
+class Cursor(eqx.Module):
+    """Where a [`eqx_ckpt.data.Loader`][] is in its data: three integers.
+
+    Save it with the model, in the same tree. From an equal cursor, a loader of the same
+    make-up gives equal batches, in any process, on any number of devices.
+
+    **Attributes:**
+
+    - `seed`: which permutations to take; `uint32[]`.
+    - `epoch`: how many times all rows were gone through; `uint32[]`.
+    - `position`: of the next row in its epoch; `uint32[]`.
+    - `block`: the batches that are fetched already. They are not saved.
+    """
+
+    seed: UInt32[Array, ""]
+    epoch: UInt32[Array, ""]
+    position: UInt32[Array, ""]
+    block: Block
+
+    def moved(self, epoch: Any, position: Any, block: Block | None = None) -> "Cursor":
+        """The cursor at another position."""
+        return Cursor(
+            self.seed, epoch, position, self.block if block is None else block
+        )

@@ -1,0 +1,388 @@
+"""Batches of a source, in an order that is a function of the cursor alone."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree, UInt32
+
+from ._cursor import Block, Cursor
+from ._gather import gather, Host
+from ._iterate import batches
+from ._order import Order, rows, VERSION
+from ._sources import check_count, is_a, is_integer, Source
+
+
+class Info(NamedTuple):
+    """What else there is to know of a batch.
+
+    **Attributes:**
+
+    - `mask`: which rows count; `bool[batch_size]`. Only the order `"epochs"` has rows
+        that do not: those that fill up the last batch of an epoch.
+    - `count`: how many rows of the batch count; `int32[]`.
+    - `batch_size`: how many rows the batch has.
+    - `total`: how many rows the source has.
+    """
+
+    mask: Bool[Array, " batch_size"]
+    count: Any
+    batch_size: int
+    total: int
+
+
+class Positions(NamedTuple):
+    """Of `k` batches: where their rows are, and where the cursor is after each."""
+
+    epoch: Any  # uint32[k, batch_size]
+    position: Any  # uint32[k, batch_size]
+    mask: Any  # bool[k, batch_size]
+    next_epoch: Any  # uint32[k]
+    next_position: Any  # uint32[k]
+
+
+class Loader(eqx.Module):
+    """Draws batches of a source; a small [`eqx_ckpt.data.Cursor`][] is all its state.
+
+    A loader does not change. It may be closed over by a jitted function, or be one of
+    its arguments. The order of the rows is integer arithmetic on the cursor, done
+    inside `jit` (the page on data names the methods): equal cursors give equal batches.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        data = np.arange(40, dtype=np.float32).reshape(10, 4)
+        source = eqx_ckpt.data.ArraySource(x=data)
+        loader = eqx_ckpt.data.Loader(source, batch_size=5)
+
+        @jax.jit
+        def total(cursor):
+            def step(cursor, _):
+                cursor, batch = loader.next(cursor)
+                return cursor, jnp.sum(batch["x"])
+
+            return jax.lax.scan(step, cursor, length=4)
+
+        cursor, sums = total(loader.start(seed=0))
+        assert int(cursor.epoch) == 2 and sum(sums) == 2 * data.sum()
+        ```
+    """
+
+    source: Source = eqx.field(static=True)
+    arrays: PyTree[Array] | None
+    batch_size: int = eqx.field(static=True)
+    order: Order = eqx.field(static=True)
+    cache: int = eqx.field(static=True)
+    host: Host = eqx.field(static=True)
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        order: Order = "shuffle",
+        cache: int = 1,
+    ) -> None:
+        """**Arguments:**
+
+        - `source`: [`eqx_ckpt.data.ArraySource`][], [`eqx_ckpt.data.StoreSource`][] or
+            [`eqx_ckpt.data.RandomAccessSource`][].
+        - `batch_size`: how many rows a batch has.
+        - `order`: `"sequential"`: as they are stored; `"shuffle"`: another permutation
+            in every epoch. In both, a batch may hold the end of an epoch and the start
+            of the next. `"epochs"`: permutations too, but the last batch of an epoch is
+            filled up with rows of its start, which do not count, as a mask says.
+            `"independent"`: drawn with replacement.
+        - `cache`: how many batches to fetch at a time. They are kept on the device.
+
+        **Raises:**
+
+        - `TypeError`: `source` is not a source.
+        - `ValueError`: another argument is out of its range.
+        """
+        if not is_a(Source, source):
+            raise TypeError(
+                f"`source` is a {type(source).__name__}. Wrap arrays in "
+                "`eqx_ckpt.data.ArraySource(x=array)`, and a data set in "
+                "`eqx_ckpt.data.RandomAccessSource(dataset)`."
+            )
+        count = source.rows.total
+        check_count("batch_size", batch_size)
+        check_count("cache", cache)
+        if order not in get_args(Order):
+            known = ", ".join(map(repr, get_args(Order)))
+            raise ValueError(f"`order` is {order!r}. Pass one of {known}.")
+        if batch_size > count:
+            raise ValueError(
+                f"`batch_size` is {batch_size}, and the source has {count} rows."
+            )
+        if max(count, batch_size * (cache + 1)) >= 2**31:
+            raise ValueError("A loader numbers its rows with 31 bits.")
+        self.source = source
+        self.arrays = source.on_device
+        self.batch_size = batch_size
+        self.order = order
+        self.cache = cache
+        self.host = Host(source)
+
+    @property
+    def make_up(self) -> str:
+        """What decides the order of the rows. A cursor belongs to one make-up."""
+        rows = self.source.rows
+        chunks = (
+            "" if rows.chunk is None else f" chunk={rows.chunk} window={rows.window}"
+        )
+        return (
+            f"rows={rows.total} batch_size={self.batch_size} order={self.order}"
+            f"{chunks} version={VERSION}"
+        )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """How many batches it takes to see all rows."""
+        return -(-self.source.rows.total // self.batch_size)
+
+    def start(self, seed: int = 0, *, accept_any: bool = False) -> Cursor:
+        """The cursor of the first batch.
+
+        **Arguments:**
+
+        - `seed`: which permutations to take, `0 <= seed < 2**32`.
+        - `accept_any`: let a restore put the position of a loader of another make-up
+            (number of rows, batch size, order) here, which is an error otherwise.
+
+        **Returns:**
+
+        A [`eqx_ckpt.data.Cursor`][]. It is also what to restore a cursor into.
+        """
+        if not is_integer(seed) or not 0 <= int(seed) < 2**32:
+            raise ValueError(
+                f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
+            )
+        kept = None
+        if self.arrays is None and self.cache > 1:
+            kept = jax.tree.map(
+                lambda s: jnp.zeros((self.cache, self.batch_size, *s.shape), s.dtype),
+                self.host.like,
+            )
+        zero = jnp.uint32(0)
+        block = Block(kept, jnp.zeros(3, jnp.uint32), zero, self.make_up, accept_any)
+        return Cursor(jnp.uint32(int(seed)), zero, zero, block.fresh())
+
+    def next(self, cursor: Cursor, *, info: bool = False) -> tuple[Any, ...]:
+        """The next batch. Inside `jit`, `scan`, `vmap` and `grad`, or outside.
+
+        Every `cache` calls, a callback fetches rows from the host; it only gathers.
+        Under `vmap` with different cursors, every call fetches: correct, but slow.
+
+        **Arguments:**
+
+        - `cursor`: from `start`, from this function, or restored.
+        - `info`: return an [`eqx_ckpt.data.Info`][] too.
+
+        **Returns:**
+
+        `(cursor, batch)`, or `(cursor, batch, info)`: the cursor of the batch after
+        this one, and a PyTree of arrays with `batch_size` rows.
+
+        **Raises:**
+
+        - `ValueError`: it is the cursor of another loader.
+        - `RuntimeError`: the loader is closed.
+        - `jax.errors.JaxRuntimeError`: a row cannot be read; it names the row.
+        """
+        self._check(cursor)
+        cursor, batch, mask = _next(self, cursor)
+        return (cursor, batch, self.info_of(mask)) if info else (cursor, batch)
+
+    def block(self, cursor: Cursor, k: int, *, info: bool = False) -> tuple[Any, ...]:
+        """The next `k` batches in one fetch, to scan over: the fast form of `next`.
+
+        **Arguments:**
+
+        - `k`: how many batches.
+        - The others: as `next`.
+
+        **Returns:**
+
+        As `next`; all arrays have a first axis of length `k`.
+        """
+        self._check(cursor)
+        check_count("k", k)
+        if self.batch_size * (k + 1) + self.source.rows.total >= 2**32:
+            raise ValueError(f"`k` is {k}: more rows than a loader can number.")
+        cursor, rows, mask = _block(self, cursor, k)
+        return (cursor, rows, self.info_of(mask)) if info else (cursor, rows)
+
+    def iterate(
+        self,
+        cursor: Cursor,
+        *,
+        prefetch: int = 2,
+        sharding: Any = None,
+        info: bool = False,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Batches without end, outside `jit`, fetched ahead by a thread.
+
+        **Arguments:**
+
+        - `cursor`: of the first batch.
+        - `prefetch`: how many batches to fetch ahead; 0: none, and no thread.
+        - `sharding`: where to put the batches. `None`: they stay in host memory, as
+            NumPy arrays. In a job of several processes, or on a mesh, a `Sharding`
+            gives global arrays, of which each process reads the rows of its own
+            devices. The cursor does not depend on it.
+        - `info`: as `next`.
+
+        **Returns:**
+
+        An iterator of `(cursor, batch)`, or `(cursor, batch, info)`. The cursor is the
+        one after this batch, whatever was fetched ahead: save it with the step.
+        """
+        self._check(cursor)
+        if not is_integer(prefetch) or prefetch < 0:
+            raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
+        return batches(self, cursor, prefetch, sharding, info)
+
+    def map(
+        self, fn: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any
+    ) -> tuple[Any, Any]:
+        """Run over all rows once, in batches, inside `jit` or outside.
+
+        **Arguments:**
+
+        - `fn`: `fn(carry, batch, mask) -> carry, result`, as in `jax.lax.scan`. `mask`
+            is `bool[batch_size]`: in the last batch, some rows may not count.
+        - `carry`: the first one.
+
+        **Returns:**
+
+        The last carry, and the results, stacked along a new first axis.
+        """
+        self.host.check_open()
+        return _map(self, fn, carry)
+
+    def zeros(self) -> PyTree[Array]:
+        """A batch of zeros, of the shapes and dtypes that `next` gives."""
+        return jax.tree.map(
+            lambda s: jnp.zeros((self.batch_size, *s.shape), s.dtype), self.host.like
+        )
+
+    def close(self) -> None:
+        """Give back what the source holds, such as open files. Twice is once."""
+        self.host.close()
+
+    def positions(self, epoch: Any, position: Any, k: int) -> Positions:
+        """Of the next `k` batches; inside `jit`."""
+        count, size = self.source.rows.total, self.batch_size
+        rows = jnp.arange(size, dtype=jnp.uint32)
+        turns = jnp.arange(k + 1, dtype=jnp.uint32)
+        if self.order != "epochs":
+            starts = position + turns * jnp.uint32(size)
+            at = starts[:-1, None] + rows
+            mask = jnp.ones(at.shape, bool)
+            turned, after = starts[1:] // count, starts[1:] % count
+            return Positions(
+                epoch + at // count, at % count, mask, epoch + turned, after
+            )
+        per_epoch = self.batches_per_epoch
+        turns = position // size + turns
+        epochs, starts = epoch + turns // per_epoch, (turns % per_epoch) * size
+        at = starts[:-1, None] + rows
+        epochs_of_rows = jnp.broadcast_to(epochs[:-1, None], at.shape)
+        return Positions(epochs_of_rows, at % count, at < count, epochs[1:], starts[1:])
+
+    def numbers(self, seed: Any, at: Positions) -> UInt32[Array, "k batch_size"]:
+        """The numbers of the rows at positions; inside `jit`."""
+        order = "shuffle" if self.order == "epochs" else self.order
+        return rows(order, self.source.rows, seed, at.epoch, at.position)
+
+    def fetch(self, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
+        """Rows by their numbers; inside `jit`."""
+        if self.arrays is None:
+            return gather(self.host, numbers)
+        return jax.tree.map(
+            lambda array: array.at[numbers].get(mode="promise_in_bounds"), self.arrays
+        )
+
+    def info_of(self, mask: Any) -> Info:
+        """What else there is to know of batches with a mask."""
+        count = mask.sum(-1, dtype=np.int32)
+        return Info(mask, count, self.batch_size, self.source.rows.total)
+
+    def _check(self, cursor: Cursor) -> None:
+        self.host.check_open()
+        if not is_a(Cursor, cursor):
+            raise TypeError(
+                f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
+            )
+        if cursor.block.make_up != self.make_up:
+            raise ValueError(
+                f"It is the cursor of another loader: {cursor.block.make_up}; this one "
+                f"is {self.make_up}."
+            )
+
+
+@eqx.filter_jit
+def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]:
+    at = loader.positions(cursor.epoch, cursor.position, 1)
+    epoch, position = at.next_epoch[0], at.next_position[0]
+    if cursor.block.rows is None:
+        rows = loader.fetch(loader.numbers(cursor.seed, at))
+        batch = jax.tree.map(lambda x: x[0], rows)
+        return cursor.moved(epoch, position), batch, at.mask[0]
+
+    def refill() -> Block:
+        ahead = loader.positions(cursor.epoch, cursor.position, loader.cache)
+        rows = loader.fetch(loader.numbers(cursor.seed, ahead))
+        return eqx.tree_at(
+            lambda b: (b.rows, b.used), cursor.block, (rows, jnp.uint32(0))
+        )
+
+    now = jnp.stack([cursor.seed, cursor.epoch, cursor.position])
+    is_here = (cursor.block.used < loader.cache) & jnp.all(cursor.block.at == now)
+    block = jax.lax.cond(is_here, lambda: cursor.block, refill)
+    batch = jax.tree.map(lambda x: x[block.used], block.rows)
+    after = jnp.stack([cursor.seed, epoch, position])
+    block = eqx.tree_at(lambda b: (b.at, b.used), block, (after, block.used + 1))
+    return cursor.moved(epoch, position, block), batch, at.mask[0]
+
+
+@eqx.filter_jit
+def _block(loader: Loader, cursor: Cursor, k: int) -> tuple[Cursor, Any, Array]:
+    at = loader.positions(cursor.epoch, cursor.position, k)
+    rows = loader.fetch(loader.numbers(cursor.seed, at))
+    return cursor.moved(at.next_epoch[-1], at.next_position[-1]), rows, at.mask
+
+
+@eqx.filter_jit
+def _map(loader: Loader, fn: Callable, carry: Any) -> tuple[Any, Any]:
+    count, size = loader.source.rows.total, loader.batch_size
+    total = loader.batches_per_epoch
+    numbers = jnp.arange(total * size, dtype=jnp.uint32).reshape(total, size)
+
+    def some(carry: Any, numbers: Array) -> tuple[Any, Any]:
+        def one(carry: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
+            return fn(carry, *xs)
+
+        rows = loader.fetch(numbers % count)
+        return jax.lax.scan(one, carry, (rows, numbers < count))
+
+    whole = total // loader.cache * loader.cache
+    blocks = numbers[:whole].reshape(-1, loader.cache, size)
+    found: list[Any] = []
+    if whole:
+        carry, results = jax.lax.scan(some, carry, blocks)
+        found.append(jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results))
+    if whole < total:
+        carry, results = some(carry, numbers[whole:])
+        found.append(results)
+    return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs), *found)

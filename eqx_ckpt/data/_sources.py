@@ -1,0 +1,220 @@
+"""Where rows come from: arrays, whatever has `len` and `[i]`, and arrays on disk."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ._order import Rows
+
+
+class Source(abc.ABC):
+    """Rows of the same structure, which can be read in any order.
+
+    **Attributes:**
+
+    - `rows`: how many there are, and how they are stored.
+    - `like`: one row, as a PyTree of `jax.ShapeDtypeStruct`s.
+    - `on_device`: the arrays of all rows, if they are on a device.
+    - `is_quick`: whether reading a row costs about as much as copying it.
+    """
+
+    rows: Rows
+    like: PyTree[jax.ShapeDtypeStruct]
+    on_device: PyTree[Array] | None = None
+    is_quick = False
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
+        """Rows by their numbers: arrays of which the first axis is that of `indices`.
+
+        **Arguments:**
+
+        - `indices`: integers of one axis, in any order.
+        """
+
+    def close(self) -> None:  # noqa: B027 (most sources hold nothing)
+        """Give back what the source holds."""
+
+
+class ArraySource(Source):
+    """Rows of arrays in memory, or of memory maps.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import numpy as np
+
+        images, labels = np.zeros((1000, 8, 8), np.float32), np.arange(1000) % 10
+        source = eqx_ckpt.data.ArraySource(x=images, y=labels)
+        loader = eqx_ckpt.data.Loader(source, batch_size=100)
+        ```
+    """
+
+    is_quick = True
+
+    def __init__(self, *, on_device: bool = False, **arrays: Any) -> None:
+        """**Arguments:**
+
+        - `on_device`: put the arrays on the default device, so that taking a batch
+            leaves the device alone: for data that fit there.
+        - `**arrays`: NumPy or JAX arrays, or memory maps, with the same first axis. A
+            batch is a dictionary of these names.
+
+        **Raises:**
+
+        - `ValueError`: there are no arrays, or their first axes differ.
+        - `TypeError`: an array is not one of numbers.
+        """
+        if not on_device:
+            arrays = {name: _as_host(name, array) for name, array in arrays.items()}
+        self.rows = Rows(_common_length(arrays))
+        if on_device:
+            self.on_device = {
+                name: jnp.asarray(array) for name, array in arrays.items()
+            }
+        self._arrays = arrays
+        self.like = {
+            name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+            for name, array in arrays.items()
+        }
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            name: np.asarray(array).take(indices, axis=0)
+            for name, array in self._arrays.items()
+        }
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, kind)
+
+
+def check_count(argument: str, value: Any) -> None:
+    if not is_integer(value) or value < 1:
+        raise ValueError(f"`{argument}` is {value!r}. Pass a positive integer.")
+
+
+def _as_host(name: str, array: Any) -> np.ndarray:
+    host = array if isinstance(array, np.ndarray) else np.asarray(array)
+    check_numbers(repr(name), host, "leave it out")
+    return host
+
+
+def check_numbers(name: str, array: np.ndarray, way_out: str) -> None:
+    """Refuse text, objects and the like, which cannot be on a device."""
+    if array.dtype.kind in "OSUMmV" and array.dtype.isbuiltin != 2:
+        raise TypeError(
+            f"{name} is of dtype {array.dtype}, and a batch can only have numbers. "
+            f"Convert it, or {way_out}."
+        )
+
+
+def _common_length(arrays: Mapping[str, Any]) -> int:
+    shapes = {name: np.shape(array) for name, array in arrays.items()}
+    lengths = {shape[0] if shape else None for shape in shapes.values()}
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(
+            "The arrays of a source have the same first axis, one entry for each row; "
+            f"found {', '.join(f'{n}: {s}' for n, s in shapes.items()) or 'no arrays'}."
+        )
+    return lengths.pop()  # type: ignore[return-value]
+
+
+class RandomAccessSource(Source):
+    """Rows of anything with `len` and `[i]`.
+
+    Such are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and torch's
+    map datasets. A row is a dictionary, a tuple, or any other PyTree of numbers and
+    arrays; all rows have the same shapes.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        dataset = [{"x": [i, i + 1], "y": i, "text": str(i)} for i in range(10)]
+        source = eqx_ckpt.data.RandomAccessSource(dataset, exclude=["text"])
+        ```
+    """
+
+    def __init__(self, dataset: Any, *, exclude: Sequence[str] = ()) -> None:
+        """**Arguments:**
+
+        - `dataset`: has `len(dataset)` and `dataset[i]`.
+        - `exclude`: keys of the rows to leave out, such as columns of text.
+
+        **Raises:**
+
+        - `TypeError`: it is a stream, or a column is not of numbers.
+        """
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"{type(dataset).__name__} is a stream: it has no `len` or no `[i]`. "
+                "The position in a stream is not a value that can be saved, so no "
+                "training could resume exactly. Load it into arrays, or use the "
+                "random-access form of the data set."
+            )
+        if isinstance(exclude, str):
+            raise TypeError(f"`exclude` is {exclude!r}. Pass a list: [{exclude!r}].")
+        self._dataset = dataset
+        self._exclude = set(exclude)
+        self.rows = Rows(len(dataset))
+        first = self._as_row(dataset[0]) if self.rows.total else {}
+        self._treedef = jax.tree.structure(first)
+        self.like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first
+        )
+
+    def _as_row(self, row: Any) -> PyTree[np.ndarray]:
+        if isinstance(row, Mapping):
+            kept = {key: row[key] for key in row if key not in self._exclude}
+            return {key: self._array(repr(key), value) for key, value in kept.items()}
+        if isinstance(row, tuple):
+            return tuple(self._array(str(i), value) for i, value in enumerate(row))
+        return self._array("the row", row)
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        check_numbers(name, array, f"leave it out: `exclude=[{name}]`")
+        return array
+
+    def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
+        numbers = [int(i) for i in indices]
+        if len(self._dataset) != self.rows.total:
+            raise RuntimeError(
+                f"The data set has {len(self._dataset)} rows now, and had "
+                f"{self.rows.total} when the loader was made."
+            )
+        # As torch and Hugging Face datasets name it: many rows in one call.
+        many = getattr(self._dataset, "__getitems__", None)
+        columns: list[list[np.ndarray]] = []
+        try:
+            found = many(numbers) if many else map(self._dataset.__getitem__, numbers)
+            for row in found:
+                columns.append(self._checked(self._as_row(row)))
+        except Exception as e:
+            number = numbers[len(columns)]
+            raise RuntimeError(
+                f"Row {number} of the data set cannot be read: {e}"
+            ) from e
+        return self._treedef.unflatten(map(np.stack, zip(*columns, strict=True)))
+
+    def _checked(self, row: PyTree[np.ndarray]) -> list[np.ndarray]:
+        arrays = self._treedef.flatten_up_to(row)
+        for array, like in zip(arrays, jax.tree.leaves(self.like), strict=True):
+            if array.shape != like.shape or array.dtype != like.dtype:
+                raise ValueError(
+                    f"it has {array.dtype}{list(array.shape)}, and row 0 has "
+                    f"{like.dtype}{list(like.shape)}; pad or convert the rows"
+                )
+        return arrays

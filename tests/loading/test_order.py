@@ -1,0 +1,105 @@
+"""The order of the rows: frozen numbers, permutations, the same in NumPy and jit."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from eqx_ckpt import data
+
+
+SMALL = [1, 2, 3, 4, 5, 7, 10, 100, 257]
+LARGE = [65_536, 65_537, 100_000]
+
+
+def order(count: int, name: str = "shuffle", *, seed=0, epoch=0) -> np.ndarray:
+    """The numbers of all rows of an epoch, through the public loader."""
+    source = data.ArraySource(i=np.arange(count))
+    loader = data.Loader(source, batch_size=count, order=name)
+    cursor = loader.start(seed)
+    cursor = data.Cursor(cursor.seed, jnp.uint32(epoch), cursor.position, cursor.block)
+    return np.asarray(loader.next(cursor)[1]["i"])
+
+
+def test_golden_vectors():
+    # Frozen: another order is another version, which a cursor names.
+    assert order(10).tolist() == [3, 9, 1, 6, 8, 7, 0, 4, 5, 2]
+    assert order(10, seed=7, epoch=3).tolist() == [5, 8, 3, 9, 7, 4, 2, 6, 1, 0]
+    assert order(10, "independent").tolist() == [4, 9, 4, 0, 3, 2, 9, 4, 6, 2]
+    assert order(100_000)[:8].tolist() == [
+        10985,
+        76980,
+        61747,
+        65112,
+        63230,
+        95324,
+        34670,
+        6247,
+    ]
+    assert order(10, "sequential").tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("count", SMALL + LARGE)
+def test_every_epoch_is_a_permutation(count):
+    found = order(count, seed=3, epoch=1)
+    assert np.array_equal(np.sort(found), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [3, 100, 65_537])
+@pytest.mark.parametrize("name", ["shuffle", "independent", "epochs", "sequential"])
+def test_numpy_and_jit_agree(count, name):
+    from eqx_ckpt.data._order import Rows, rows
+
+    name = "shuffle" if name == "epochs" else name
+    words = np.uint32(5), np.uint32(2)
+    at = np.arange(count, dtype=np.uint32)
+    host = rows(name, Rows(count), np.asarray(words[0]), np.asarray(words[1]), at)
+    device = jax.jit(lambda *args: rows(name, Rows(count), *args))(*words, at)
+    assert host.dtype == device.dtype == np.uint32
+    assert np.array_equal(host, device)
+
+
+@given(st.integers(1, 300), st.integers(1, 70), st.integers(1, 5), st.integers(0, 9))
+@settings(deadline=None, max_examples=150)
+def test_shuffled_chunks_are_a_permutation(count, chunk, window, seed):
+    from eqx_ckpt.data._order import Rows, rows
+
+    at = np.arange(count, dtype=np.uint32)
+    made = Rows(count, chunk, window)
+    found = rows("shuffle", made, np.array(seed, np.uint32), np.array(1, np.uint32), at)
+    assert np.array_equal(np.sort(found), at)
+    # The first window, and a part of the second: rows of few chunks.
+    chunks = len(set((found[: window * chunk] // chunk).tolist()))
+    assert chunks <= 2 * window
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_small_permutations_are_uniform(count):
+    from eqx_ckpt.data._order import Rows, rows
+
+    seeds = np.arange(4800, dtype=np.uint32)[:, None]
+    zero, at = np.zeros((1, 1), np.uint32), np.arange(count, dtype=np.uint32)
+    found = Counter(map(tuple, rows("shuffle", Rows(count), seeds, zero, at).tolist()))
+    possible = [1, 1, 2, 6, 24][count]
+    assert len(found) == possible
+    expected = len(seeds) / possible
+    chi2 = sum((n - expected) ** 2 / expected for n in found.values())
+    assert chi2 < 2 * possible + 15  # p > 1e-4, and the numbers are frozen
+
+
+def test_seeds_and_epochs_share_nothing():
+    later = order(100, seed=0, epoch=1)
+    assert not np.array_equal(later, order(100, seed=1, epoch=0))
+    assert not np.array_equal(later, order(100, seed=0, epoch=0))
+    same = np.mean(order(1000, seed=0, epoch=1) == order(1000, seed=1, epoch=0))
+    assert same < 0.02
+
+
+def test_independent_draws_are_uniform():
+    drawn = np.concatenate([order(7, "independent", epoch=e) for e in range(300)])
+    counts = np.bincount(drawn, minlength=7)
+    assert counts.min() > 230
+    assert counts.max() < 370

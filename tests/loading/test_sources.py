@@ -1,0 +1,188 @@
+"""Sources: rows of data sets, of checkpoints, and of Zarr arrays."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zarr
+
+import eqx_ckpt
+from eqx_ckpt import data
+
+
+def rows(n: int = 10) -> list:
+    return [{"x": [i, i + 0.5], "y": i, "text": f"row {i}"} for i in range(n)]
+
+
+class Flaky:
+    """A data set whose row 3 can be broken."""
+
+    def __init__(self) -> None:
+        self.rows, self.broken = rows(), False
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        if i == 3 and self.broken:
+            raise OSError("the disk is gone")
+        return {"y": self.rows[i]["y"]}
+
+
+def epoch(loader, key) -> list:
+    n = loader.batches_per_epoch
+    batches = itertools.islice(loader.iterate(loader.start(1), info=True), n)
+    return np.concatenate([b[key][i.mask] for _, b, i in batches]).tolist()
+
+
+def test_random_access():
+    source = data.RandomAccessSource(rows(), exclude=["text"])
+    loader = data.Loader(source, 3, order="epochs")
+    assert sorted(epoch(loader, "y")) == list(range(10))
+    _, batch = jax.jit(loader.next)(loader.start())
+    assert np.array_equal(batch["x"][:, 1], batch["y"] + 0.5)
+
+
+def test_text_is_refused():
+    with pytest.raises(TypeError, match=r"'text'.*exclude=\['text'\]"):
+        data.RandomAccessSource(rows())
+
+
+def test_streams_are_refused():
+    with pytest.raises(TypeError, match="stream"):
+        data.RandomAccessSource(iter(rows()))
+
+
+def test_tuples_and_many_at_once():
+    class Torch(list):
+        asked = 0
+
+        def __getitems__(self, indices):
+            type(self).asked += 1
+            return [self[i] for i in indices]
+
+    source = data.RandomAccessSource(Torch((np.ones(2) * i, i) for i in range(6)))
+    loader = data.Loader(source, 6, order="sequential")
+    _, (_, y) = loader.next(loader.start())
+    assert y.tolist() == list(range(6))
+    assert Torch.asked == 1
+
+
+def test_a_row_that_cannot_be_read_is_named():
+    dataset = Flaky()
+    loader = data.Loader(data.RandomAccessSource(dataset), 5, order="sequential")
+    dataset.broken = True
+    with pytest.raises(Exception, match="Row 3 .*the disk is gone"):
+        jax.block_until_ready(loader.next(loader.start()))
+    with pytest.raises(RuntimeError, match="Row 3 "):
+        next(loader.iterate(loader.start()))
+    dataset.broken = False
+    assert loader.next(loader.start())[1]["y"].tolist() == [0, 1, 2, 3, 4]
+    dataset.rows.append(rows()[0])
+    with pytest.raises(RuntimeError, match="11 rows now"):
+        next(loader.iterate(loader.start()))
+
+
+def test_rows_of_other_shapes_are_named():
+    source = data.RandomAccessSource([np.ones(2), np.ones(2), np.ones(3)])
+    loader = data.Loader(source, 3)
+    with pytest.raises(RuntimeError, match=r"Row 2 .*\[3\]"):
+        next(loader.iterate(loader.start()))
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_rows_of_a_checkpoint(tmp_path, layout):
+    tree = {
+        "other": jnp.ones(3),
+        "data": {"x": [jnp.ones((50, 4))], "y": np.arange(50)},
+    }
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
+    source = data.StoreSource(tmp_path / "c", prefix="data")
+    loader = data.Loader(source, 8, order="epochs")
+    assert sorted(epoch(loader, "y")) == list(range(50))
+    assert loader.zeros()["x"][0].shape == (8, 4)
+    with pytest.raises(ValueError, match="prefix"):
+        data.StoreSource(tmp_path / "c")
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        data.StoreSource(tmp_path / "d")
+
+
+def test_damage_is_found(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"x": jnp.arange(50.0)})
+    source = data.StoreSource(tmp_path / "c")
+    (chunk,) = (tmp_path / "c/x").glob("c*")
+    chunk.write_bytes(b"\1" + chunk.read_bytes()[1:])
+    loader = data.Loader(source, 8)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="x"):
+        next(loader.iterate(loader.start()))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_arrays(tmp_path, version):
+    array = zarr.create_array(
+        tmp_path / "x", shape=(100, 3), chunks=(16, 3), dtype="i4", zarr_format=version
+    )
+    array[:] = np.arange(300).reshape(100, 3)
+    source = data.StoreSource(x=tmp_path / "x", window=2)
+    loader = data.Loader(source, 10, order="epochs", cache=2)
+    found = np.asarray(epoch(loader, "x"))
+    assert sorted(found[:, 0].tolist()) == list(range(0, 300, 3))
+    assert not np.array_equal(found[:, 0], np.sort(found[:, 0]))
+
+
+def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
+    # 200 MB on disk in 100 chunks, of which 8 are in memory at a time.
+    n, width = 100_000, 500
+    array = zarr.create_array(
+        tmp_path / "x",
+        shape=(n, width),
+        chunks=(1000, width),
+        dtype="f4",
+        compressors=None,
+    )
+    array[:, 0] = np.arange(n)
+    source = data.StoreSource(x=tmp_path / "x", window=4)
+    read: list[int] = []
+    reader = type(source._reader)
+    whole = reader.read
+
+    def counted(self, start, stop):
+        read.append(start)
+        return whole(self, start, stop)
+
+    monkeypatch.setattr(reader, "read", counted)
+    loader = data.Loader(source, 1000, order="epochs")
+    found = [
+        batch["x"][:, 0]
+        for _, batch in itertools.islice(
+            loader.iterate(loader.start(), prefetch=0), 100
+        )
+    ]
+    assert np.array_equal(np.sort(np.concatenate(found)), np.arange(n))
+    assert len(read) == 100
+    assert len(source._kept) <= 8
+
+
+def test_hugging_face_datasets():
+    datasets = pytest.importorskip("datasets")
+    table = {"x": [[float(i)] * 3 for i in range(20)], "y": list(range(20))}
+    source = data.RandomAccessSource(datasets.Dataset.from_dict(table))
+    loader = data.Loader(source, 4, order="epochs")
+    assert sorted(epoch(loader, "y")) == list(range(20))
+
+
+def test_sharded_batches_on_a_mesh():
+    devices = jax.devices()
+    mesh = jax.make_mesh((len(devices),), ("d",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    size = 4 * len(devices)
+    source = data.ArraySource(i=np.arange(10 * size), x=np.ones((10 * size, 2)))
+    loader = data.Loader(source, size)
+    plain = itertools.islice(loader.iterate(loader.start()), 5)
+    placed = itertools.islice(loader.iterate(loader.start(), sharding=place), 5)
+    for (one, host), (other, batch) in zip(plain, placed, strict=True):
+        assert batch["i"].sharding == place
+        assert np.array_equal(batch["i"], host["i"])
+        assert int(one.position) == int(other.position)
