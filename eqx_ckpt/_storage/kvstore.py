@@ -199,7 +199,7 @@ def write_arrays(
     """
     import tensorstore as ts
 
-    root = kvstore(base)
+    root = result(ts.KvStore.open(base, context=context()), "file")
     specs: dict[LeafRecord, ts.Spec] = {}
     opening = [
         ts.open(
