@@ -34,6 +34,9 @@ _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
+# A capital letter, or what is escaped already.
+_CAPITAL = re.compile(r"%[0-9A-F]{2}|[A-Z]")
+_ESCAPED = re.compile(r"%(?:4[1-9A-F]|5[0-9A])")
 _DEVICES = {"con", "prn", "aux", "nul"} | {
     device + str(i) for device in ("com", "lpt") for i in range(10)
 }
@@ -123,7 +126,7 @@ def _decoded(kind: str, part: str) -> tuple[str, str | int]:
     else:
         text = "" if part == EMPTY else part
         token = unquote_to_bytes(text).decode("utf-8", "surrogatepass")
-    if _component(token, True) != part or kind not in _LETTERS:
+    if _component(token, True) not in (part, unescaped(part)) or kind not in _LETTERS:
         raise ValueError(f"{part[:50]!r} is no part of a name")
     return _LETTERS[kind], token
 
@@ -150,24 +153,75 @@ def folders(names: Iterable[str]) -> set[str]:
     return found
 
 
-def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
-    """Raise `LeafNameError` if two names are equal, nested, or differ only by case."""
+def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
+    """How to store names that differ only by letter case, by the names.
+
+    Not every file system can tell them apart. Of components of one folder that differ
+    so, the capital letters are escaped: `{"Wq": "%57q"}` for `["Wq", "wq"]`.
+
+    **Raises:**
+
+    - `LeafNameError`: two names are equal, or one is inside the other.
+    """
     leaves: dict[str, tuple[KeyPath, str]] = {}
     clashes: list[str] = []
     for path, name in named:
-        first = leaves.setdefault(name.casefold(), (path, name))
+        first = leaves.setdefault(name, (path, name))
         if first[0] is not path:
             clashes.append(_clash(first, (path, name)))
-    for folder in leaves.keys() & folders(leaves):
+    above = folders(leaves)
+    for folder in leaves.keys() & above:
         inside = next(leaf for leaf in leaves if leaf.startswith(folder + "/"))
         clashes.append(_clash(leaves[folder], leaves[inside]))
     if clashes:
         raise LeafNameError(
             "Leaves of the PyTree do not have distinct names:\n"
             + "\n".join(f"- {clash}" for clash in sorted(clashes))
-            + "\nNames that are equal, nested, or differ only by letter case cannot be "
-            "stored side by side on every file system: rename one of each."
+            + "\nA leaf has a directory of its own, in which no other leaf can be: "
+            "rename one of each."
         )
+    nodes = above.union(leaves)
+    if len({node.casefold() for node in nodes}) == len(nodes):
+        return {}
+    return _escaped(leaves, nodes)
+
+
+def _escaped(names: Iterable[str], nodes: Iterable[str]) -> dict[str, str]:
+    """The names below a node that differs from another one only by letter case."""
+    alike: dict[str, list[str]] = {}
+    for node in nodes:
+        folder, slash, last = node.rpartition("/")
+        alike.setdefault(f"{folder}{slash}{last.casefold()}", []).append(node)
+    last_of = {
+        node: _CAPITAL.sub(_escape_letter, node.rpartition("/")[2])
+        for group in alike.values()
+        if len(group) > 1
+        for node in group
+    }
+    found: dict[str, str] = {}
+    for name in names:
+        keys = name.split("/")
+        above = ("/".join(keys[: i + 1]) for i in range(len(keys)))
+        stored = [last_of.get(node, key) for node, key in zip(above, keys, strict=True)]
+        if stored != keys:
+            found[name] = "/".join(stored)
+    return found
+
+
+def _escape_letter(match: re.Match[str]) -> str:
+    return match[0] if match[0][0] == "%" else f"%{ord(match[0]):02X}"
+
+
+def unescaped(name: str) -> str:
+    """A stored name with the capital letters that `distinct` has escaped."""
+    return _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
+
+
+def stored_names(names: Iterable[str]) -> dict[str, str]:
+    """The stored names, and the folders above them, of which letters are escaped."""
+    escaped = [name for name in names if "%" in name and _ESCAPED.search(name)]
+    nodes = folders(escaped).union(escaped)
+    return {unescaped(node): node for node in nodes if unescaped(node) != node}
 
 
 def _clash(a: tuple[KeyPath, str], b: tuple[KeyPath, str]) -> str:

@@ -38,7 +38,7 @@ from .manifest import (
     NO_DIGEST,
 )
 from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
-from .names import decode, encode, folders
+from .names import decode, encode, folders, unescaped
 
 
 # Every version of the format begins like this, within `HEAD_BYTES`.
@@ -274,7 +274,8 @@ def _checked_leaf(name: str, entry: Any, types: Sequence[_Type]) -> LeafRecord:
         fields, chunks = types[number]
         kinds, _, uncut = keys.partition(" ")
         path = decode(uncut or name, kinds)
-        _require(not uncut or encode(path) == name, "its path is another leaf's")
+        is_its = not uncut or encode(path) in (name, unescaped(name))
+        _require(is_its, "its path is another leaf's")
         if chunks is None:
             _require(type(text) is str, "its value is no text")
             scalar_from_text(fields[0], text)

@@ -1,5 +1,7 @@
 """Plan, then act: every problem is found here, before a byte is written or read."""
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,11 +23,12 @@ from .._format.leaves import (
 from .._format.manifest import check_array, Manifest
 from .._format.names import (
     below,
-    check_distinct,
+    distinct,
     encode,
     folders,
     is_below,
     key_paths,
+    stored_names,
     typed,
 )
 from .._format.parse import scalar_from_text
@@ -46,6 +49,8 @@ from .state import STATIC, warn_of_state
 from .where import chosen_by
 
 
+# So many numbers in one list take about as long as a large model.
+_MANY = 10_000
 _DEFAULTS = (
     default_serialise_filter_spec,
     default_deserialise_filter_spec,
@@ -140,10 +145,29 @@ def plan_writes(
             + "\n".join(problems)
             + "\nConvert them, or leave them out with a `filter_spec`."
         )
-    check_distinct(saved)
+    stored = distinct(saved)
+    if stored:
+        writes = [w._replace(name=stored.get(w.name, w.name)) for w in writes]
     if suspects:
         warn_of_state(suspects)
+    if len(writes) > _MANY:
+        _warn_of_numbers(writes)
     return writes, others
+
+
+def _warn_of_numbers(writes: Sequence[Write]) -> None:
+    """Warn of a long list of Python numbers: each of them is a leaf of its own."""
+    lists = Counter(
+        w.name.rpartition("/")[0] for w in writes if w.record.value is not None
+    )
+    for name, count in lists.items():
+        if count > _MANY:
+            warnings.warn(
+                f"{name or '@root'!r} has {count} Python numbers, each of which is saved "
+                "as a leaf of its own, which is slow. Keep them in one array, such as "
+                "`np.array(history)`, which is one leaf.",
+                stacklevel=2,
+            )
 
 
 class Read(NamedTuple):
@@ -184,7 +208,12 @@ def plan_reads(
     is_leaf = stop_at_transients(is_leaf)
     leaves = list(_named(like, filter_spec, is_leaf, "like"))
     prefix = checked_prefix(prefix, manifest, is_empty=not leaves)
-    named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
+    stored = stored_names(manifest.leaves)
+    named = [
+        leaf._replace(name=stored.get(name, name))
+        for leaf in leaves
+        for name in [below(prefix, leaf.name)]
+    ]
     chosen = (
         set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
     )
@@ -230,6 +259,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
             'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
         )
     prefix = prefix.strip("/")
+    prefix = stored_names(manifest.leaves).get(prefix, prefix)
     sought = prefix.rpartition("/")[0] if is_empty else prefix
     names = [*manifest.leaves, *manifest.others]
     if not sought or any(is_below(sought, name) for name in names):

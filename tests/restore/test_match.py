@@ -120,6 +120,16 @@ def test_another_activation_is_reported_and_does_no_harm(getkey):
     assert eqx_ckpt.match(PATH, model).leaves["activation"].status == "same"
 
 
+def test_long_texts_that_differ_late():
+    text = "x" * 10_000
+    eqx_ckpt.tree_serialise_leaves("memory://late", {"text": text + "a"})
+    assert eqx_ckpt.match("memory://late", {"text": text + "a"}).leaves[
+        "text"
+    ].status == ("same")
+    found = eqx_ckpt.match("memory://late", {"text": text + "b"})
+    assert found.leaves["text"].status == "changed"
+
+
 def test_a_text_that_changed():
     save({"name": "a", "x": 1})
     assert "'name': not saved, and changed: 'b'" in str(

@@ -124,3 +124,59 @@ def test_runs():
     assert chunks.run_start((slice(1, 2), slice(1, 3)), (3, 4)) == 5
     assert chunks.run_start((slice(0, 2), slice(1, 3)), (3, 4)) is None
     assert chunks.run_start((), ()) == 0
+
+
+def test_every_chunk_has_its_size(tmp_path):
+    mesh = jax.make_mesh((8,), ("x",))
+    place = NamedSharding(mesh, PartitionSpec("x"))
+    array = jax.device_put(np.arange(64, dtype=np.float32), place)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", {"w": array})
+    chunks = sorted((tmp_path / "new/w").glob("c.*"))
+    assert len(chunks) == 8
+    for chunk in chunks:
+        whole = chunk.read_bytes()
+        for wrong in (whole[:-1], whole + b"\0", b""):
+            chunk.write_bytes(wrong)
+            with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'w'"):
+                eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", {"w": array})
+        chunk.write_bytes(whole)
+    eqx_ckpt.verify(tmp_path / "new")
+
+
+class SameInode:
+    """What `os.stat` says, of an inode number that was used again."""
+
+    def __init__(self, status):
+        self._status = status
+        self.st_ino = 1
+
+    def __getattr__(self, name):
+        return getattr(self._status, name)
+
+
+def test_a_replacement_is_seen_where_inode_numbers_are_used_again(
+    tmp_path, monkeypatch
+):
+    path, stat = tmp_path / "new", os.stat
+
+    def save(value):
+        tree = {"a": np.full(4, value), "b": np.full(4, value)}
+        eqx_ckpt.tree_serialise_leaves(path, tree, overwrite=True)
+
+    def spec(f, leaf):
+        found = eqx_ckpt.default_deserialise_filter_spec(f, leaf)
+        if f.name == "a" and found[0] == 1.0:
+            save(2.0)
+            save(3.0)
+        return found
+
+    def same_inode(at, *args, **kwargs):
+        status = stat(at, *args, **kwargs)
+        is_ours = str(at).rstrip("/") == str(path)
+        return SameInode(status) if is_ours else status
+
+    save(1.0)
+    like = {"a": np.zeros(4), "b": np.zeros(4)}
+    monkeypatch.setattr(os, "stat", same_inode)
+    found = eqx_ckpt.tree_deserialise_leaves(path, like, spec)
+    assert found["a"].tolist() == found["b"].tolist() == [3.0] * 4

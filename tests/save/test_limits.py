@@ -202,3 +202,14 @@ def test_steps_that_are_numpy_integers(tmp_path):
         assert manager.restore({"a": 0}, step=np.int32(3)) == {"a": 1}
         with pytest.raises(eqx_ckpt.CheckpointError, match="is no step"):
             manager.save(np.int64(-1), {"a": 1})
+
+
+def test_a_long_list_of_numbers_is_warned_of():
+    tree = {"w": np.ones(2), "history": [i + 0.1 for i in range(10_001)]}
+    with pytest.warns(UserWarning, match=r"'history' has 10001 .*np\.array"):
+        eqx_ckpt.tree_serialise_leaves("memory://history", tree)
+    like = {"w": np.zeros(2), "history": [0.0] * 10_001}
+    assert (
+        eqx_ckpt.tree_deserialise_leaves("memory://history", like)["history"]
+        == (tree["history"])
+    )
