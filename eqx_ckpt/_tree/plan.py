@@ -163,7 +163,7 @@ def _warn_of_numbers(writes: Sequence[Write]) -> None:
     for name, count in lists.items():
         if count > _MANY:
             warnings.warn(
-                f"{name or '@root'!r} has {count} Python numbers, each of which is saved "
+                f"{name or '@root'!r} has {count} Python numbers. Each is saved "
                 "as a leaf of its own, which is slow. Keep them in one array, such as "
                 "`np.array(history)`, which is one leaf.",
                 stacklevel=2,
