@@ -42,7 +42,7 @@ from .names import decode, encode, folders, unescaped
 
 
 # Every version of the format begins like this, within `HEAD_BYTES`.
-HEAD_BYTES = 1024
+HEAD_BYTES = 256
 HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'

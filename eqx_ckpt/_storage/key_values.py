@@ -115,6 +115,7 @@ def check_bucket(base: KvSpec) -> None:
     try:
         urllib.request.urlopen(place, timeout=LAST_PATIENCE).close()
     except urllib.error.HTTPError as e:
+        e.close()
         if e.code == HTTPStatus.NOT_FOUND:
             raise no_bucket(url(base)) from None
     except (OSError, ValueError) as e:

@@ -13,6 +13,7 @@ import jax
 import eqx_ckpt
 from eqx_ckpt import _restore, _steps
 from eqx_ckpt._distributed import coordination, group, meeting
+from eqx_ckpt._storage.directory import _exchange as exchange
 
 from .programs import assert_same, DEADLINE
 from .troubles import caught, state
@@ -72,6 +73,8 @@ def read_two_versions(directory: str) -> None:
         eqx_ckpt.tree_serialise_leaves(f"{path}{step}", state(step), deadline=DEADLINE)
     if jax.process_index() == 0:
         os.rename(f"{path}1", path)
+    while not path.exists():
+        time.sleep(0.01)
     restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
     read_regions = _restore.read_regions
 
@@ -83,8 +86,7 @@ def read_two_versions(directory: str) -> None:
         _restore.read_regions = read_regions
         while not done.exists():
             time.sleep(0.01)
-        os.rename(path, f"{path}1")
-        os.rename(f"{path}2", path)
+        exchange(f"{path}2", str(path))
         return read_regions(*args)
 
     _restore.read_regions = after_the_other
