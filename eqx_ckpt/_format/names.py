@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from .._errors import LeafNameError
 from .._types import IsLeaf, KeyPath, TypedPath
-from .transient import Transient
+from .transient import is_transient
 
 
 ROOT = "@root"
@@ -42,8 +42,11 @@ _DEVICES = {"con", "prn", "aux", "nul"} | {
 }
 
 
+_is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
+
+
 def _is_whole(node: Any) -> bool:
-    return isinstance(node, eqx.nn.State | Transient)
+    return _is_state(node) or is_transient(node)
 
 
 def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
@@ -56,8 +59,7 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, A
 
     stop = _is_whole if is_leaf is None else lambda x: is_leaf(x) or _is_whole(x)
     for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
-        is_state = isinstance(node, eqx.nn.State)
-        if not is_state or (is_leaf is not None and is_leaf(node)):
+        if not _is_state(node) or (is_leaf is not None and is_leaf(node)):
             yield path, node
             continue
         children: Iterable[Any]
