@@ -40,7 +40,8 @@ def batches(
                 waiting.append(pool.submit(groups.fetch, groups.begin()))
             yield from waiting.popleft().result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Not waited for: the collector may end this in the thread itself.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Groups:

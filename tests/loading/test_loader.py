@@ -114,6 +114,16 @@ def test_a_replayed_cursor_gives_the_same_batch():
     assert np.array_equal(first["i"], again["i"])
 
 
+def test_an_iterator_may_end_in_its_own_thread():
+    loader = data.Loader(small(), 2)
+    batches = loader.iterate(loader.start(), prefetch=2)
+    next(batches)
+    frame = batches.gi_frame.f_locals
+    frame["pool"].submit(batches.close).result()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
 def test_the_last_batch_of_an_epoch_is_masked():
     loader = data.Loader(small(10), 4, order="epochs")
     cursor, seen = loader.start(0), []
