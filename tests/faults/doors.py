@@ -12,7 +12,7 @@ from .zygote import Zygote
 
 
 MEMORY = 3 * 2**30  # bytes of address space
-DEADLINE = 10  # seconds
+DEADLINE = 40  # seconds
 
 
 def knock_in_child(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
