@@ -1,4 +1,7 @@
-"""The fixtures of the tests with an object store."""
+"""The fixtures of the tests with an object store.
+
+Nothing is imported from the package before its type checks are installed.
+"""
 
 import contextlib
 import itertools
@@ -6,8 +9,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-
-from eqx_ckpt._storage import kvstore, patience
 
 from . import gcs as gcs_server, s3 as s3_server
 from .place import Place
@@ -81,9 +82,10 @@ def place(request: pytest.FixtureRequest) -> Place:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer is given up at once, not in half a minute."""
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
-    monkeypatch.setattr(kvstore, "_RETRIES", retries)
-    monkeypatch.setattr(kvstore, "_contexts", {})
-    monkeypatch.setattr(patience, "_silent", set())
+    storage = "eqx_ckpt._storage"
+    monkeypatch.setattr(f"{storage}.kvstore._RETRIES", retries)
+    monkeypatch.setattr(f"{storage}.kvstore._contexts", {})
+    monkeypatch.setattr(f"{storage}.patience._silent", set())
 
 
 @contextlib.contextmanager
