@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.manifest import MANIFEST
 from ._retention import Keep
@@ -32,7 +34,8 @@ _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 def as_step(value: Any) -> int:
     """A step as an `int`; NumPy and JAX have integers of their own."""
     try:
-        step = -1 if isinstance(value, bool) else operator.index(value)
+        is_bool = isinstance(value, bool | np.bool_)
+        step = -1 if is_bool else operator.index(value)
     except TypeError:
         step = -1
     if not 0 <= step < 2**63:
