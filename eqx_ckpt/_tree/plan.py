@@ -259,6 +259,8 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
             'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
         )
     prefix = prefix.strip("/")
+    if not prefix:
+        return prefix
     prefix = stored_names(manifest.leaves).get(prefix, prefix)
     sought = prefix.rpartition("/")[0] if is_empty else prefix
     names = [*manifest.leaves, *manifest.others]

@@ -10,6 +10,11 @@ from jaxtyping import Array, PyTree, UInt32
 from .._format.transient import Transient
 
 
+# What `used` is of a block without batches: more than any block has, so that the next
+# use fetches.
+NOT_FETCHED = 2**32 - 1
+
+
 class Block(Transient):
     """The batches that are fetched already; a cursor is as good without them.
 
@@ -37,8 +42,7 @@ class Block(Transient):
     def fresh(self) -> "Block":
         """The same block without batches; `like` may be abstract."""
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
-        # No block has so many batches, so that the next use fetches.
-        return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(2**32 - 1))
+        return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(NOT_FETCHED))
 
 
 class Cursor(eqx.Module):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree, UInt32
 
-from ._cursor import Block, Cursor
+from ._cursor import Block, Cursor, NOT_FETCHED
 from ._gather import gather, Host
 from ._iterate import batches
 from ._order import Order, rows, VERSION
@@ -173,9 +173,9 @@ class Loader(eqx.Module):
                 lambda s: jnp.zeros((self.cache, self.batch_size, *s.shape), s.dtype),
                 self.host.like,
             )
-        zero = jnp.uint32(0)
-        block = Block(kept, jnp.zeros(3, jnp.uint32), zero, self.make_up, accept_any)
-        return Cursor(jnp.uint32(int(seed)), zero, zero, block.fresh())
+        zero, used = jnp.uint32(0), jnp.uint32(NOT_FETCHED)
+        block = Block(kept, jnp.zeros(3, jnp.uint32), used, self.make_up, accept_any)
+        return Cursor(jnp.uint32(int(seed)), zero, zero, block)
 
     def next(self, cursor: Cursor, *, info: bool = False) -> tuple[Any, ...]:
         """The next batch. Inside `jit`, `scan`, `vmap` and `grad`, or outside.
