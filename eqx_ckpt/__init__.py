@@ -20,8 +20,10 @@ from ._inspect import (
     verify as verify,
 )
 from ._manager import CheckpointManager as CheckpointManager
+from ._progress import Progress as Progress
 from ._restore import tree_deserialise_leaves as tree_deserialise_leaves
 from ._retention import (
+    Keep as Keep,
     keep_all as keep_all,
     keep_best as keep_best,
     keep_every as keep_every,
@@ -32,12 +34,14 @@ from ._save import (
     tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
 from ._storage.url import Store as Store
+from ._tree.compression import Compression as Compression
 from ._tree.filter_spec import (
     default_deserialise_filter_spec as default_deserialise_filter_spec,
     default_serialise_filter_spec as default_serialise_filter_spec,
 )
 from ._tree.match import LeafMatch as LeafMatch, Match as Match
 from ._tree.skeleton import shard_like as shard_like
+from ._types import Layout as Layout
 
 
 __version__ = importlib.metadata.version("eqx-ckpt")

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 from ._errors import CheckpointError
 
 
-# With the phase, the leaf's name, the bytes done and the bytes in all.
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
+"""`True` shows a bar; a function gets `(phase, leaf, bytes done, bytes in all)`."""
 
 
 def check_progress(progress: Progress) -> None:

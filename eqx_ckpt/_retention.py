@@ -9,8 +9,8 @@ from ._errors import CheckpointError
 
 logger = logging.getLogger("eqx_ckpt")
 
-# From the metadata of every step to the steps to keep.
 Keep: TypeAlias = Callable[[Mapping[int, Any]], Collection[int]]
+"""A function from `{step: metadata}` of all steps to the steps to keep."""
 Mode: TypeAlias = Literal["min", "max"]
 
 

@@ -11,6 +11,7 @@ KeyPath: TypeAlias = tuple[Any, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
 Layout: TypeAlias = Literal["zarr", "ocdbt"]
+"""How a checkpoint keeps its arrays: as files, or in one database."""
 Spec: TypeAlias = Callable[[Any, Any], Any]
 # Told of the name of a leaf, and of how many more bytes of it are done.
 Report: TypeAlias = Callable[[str, int], None]

@@ -11,6 +11,7 @@ from .plan import Write
 
 Codec: TypeAlias = Literal["zstd"] | None
 Compression: TypeAlias = Codec | Callable[[str, LeafRecord], Codec]
+"""`"zstd"`, `None`, or a function `(name, record)` that returns one of them."""
 
 
 def check_compression(compression: Compression) -> None:

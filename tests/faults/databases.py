@@ -13,8 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import eqx_ckpt
 from eqx_ckpt._storage import chunk_values
 from eqx_ckpt._transfer import staging
-from eqx_ckpt._tree.compression import Compression
-from eqx_ckpt._types import Layout
 
 from . import doors
 from .manifests import edited
@@ -119,7 +117,7 @@ def put_chunk(
 
 
 def save_compressed(
-    path: str, layout: Layout, compression: Compression = "zstd"
+    path: str, layout: eqx_ckpt.Layout, compression: eqx_ckpt.Compression = "zstd"
 ) -> None:
     with small_chunks():
         eqx_ckpt.tree_serialise_leaves(

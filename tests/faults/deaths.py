@@ -13,7 +13,6 @@ import jax
 import eqx_ckpt
 from eqx_ckpt import _save
 from eqx_ckpt._distributed import group, joint, meeting
-from eqx_ckpt._types import Layout
 
 from .jobs import End
 from .programs import assert_same, DEADLINE, hidden
@@ -91,7 +90,11 @@ def die() -> None:
 
 
 def save_and_die(
-    directory: str, who: int, point: str, deadline: float, layout: Layout = "zarr"
+    directory: str,
+    who: int,
+    point: str,
+    deadline: float,
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> tuple[str, str, float]:
     """Save step 1; then one process is killed while all of them save step 2."""
     act = die if jax.process_index() == who else None
@@ -103,7 +106,7 @@ def _save_two(
     point: str,
     act: Callable[[], Any] | None,
     deadline: float,
-    layout: Layout = "zarr",
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> tuple[str, str, float]:
     save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout)
     save(f"{directory}/000001", state(1), deadline=DEADLINE)

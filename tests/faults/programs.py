@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 import eqx_ckpt
 from eqx_ckpt import _save
 from eqx_ckpt._storage import chunk_files
-from eqx_ckpt._types import Layout
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -133,7 +132,9 @@ def assert_same(found: Any, expected: Any) -> None:
         assert pieces(y) == pieces(x), jax.tree_util.keystr(path)
 
 
-def save(path: str, asynchronous: bool = False, layout: Layout = "zarr") -> None:
+def save(
+    path: str, asynchronous: bool = False, layout: eqx_ckpt.Layout = "zarr"
+) -> None:
     saved, options = tree(mesh()), {"layout": layout, "deadline": DEADLINE}
     if asynchronous:
         saving = eqx_ckpt.tree_serialise_leaves_async(path, saved, **options)
@@ -164,7 +165,7 @@ def restore_on_one_device(path: str) -> None:
     eqx_ckpt.verify(path)
 
 
-def save_and_restore(path: str, layout: Layout = "zarr") -> None:
+def save_and_restore(path: str, layout: eqx_ckpt.Layout = "zarr") -> None:
     """In one job: save, and restore as it was, transposed, and by a mesh."""
     save(path, layout=layout)
     eqx_ckpt.verify(path)
@@ -256,7 +257,7 @@ class Spread(NamedTuple):
     needed: int
 
 
-def spread(path: str, layout: Layout = "zarr") -> Spread:
+def spread(path: str, layout: eqx_ckpt.Layout = "zarr") -> Spread:
     """Save large arrays, and restore those that are sharded."""
     data = np.arange(SPREAD_BYTES // 4, dtype=np.float32).reshape(16, 512, 1024)
     specs = {"sharded": P("x", "y"), "partly": P("y"), "everywhere": P()}

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import eqx_ckpt
-from eqx_ckpt._types import Layout
 
 from . import shim, workloads
 
@@ -20,7 +19,7 @@ def save(
     step: int,
     keep: int,
     seed: int | None = None,
-    layout: Layout = "zarr",
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> None:
     """Start a manager, and save one step; instead of the same one, if it is damaged."""
     tree = workloads.tree(step if seed is None else seed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from eqx_ckpt._types import Layout
+import eqx_ckpt
 
 from . import runs, workloads
 from .shim import Fault
@@ -25,8 +25,8 @@ class Place:
 
     name: str
     before: dict[str, int] = field(default_factory=dict)  # name of checkpoint: seed
-    layout: Layout = "zarr"
-    layout_before: Layout = "zarr"
+    layout: eqx_ckpt.Layout = "zarr"
+    layout_before: eqx_ckpt.Layout = "zarr"
 
     def __str__(self) -> str:
         return self.name

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._tree.compression import Compression
 from faults import workloads
 from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
@@ -25,7 +24,7 @@ def compressed(disk: pathlib.Path) -> pathlib.Path:
     return _saved(disk, "zstd")
 
 
-def _saved(disk: pathlib.Path, compression: Compression) -> pathlib.Path:
+def _saved(disk: pathlib.Path, compression: eqx_ckpt.Compression) -> pathlib.Path:
     save = functools.partial(eqx_ckpt.tree_serialise_leaves, compression=compression)
     with workloads.small_chunks(32):
         save(disk / "new", every_kind(1))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._types import Layout
 from faults import doors, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
@@ -105,7 +104,7 @@ def test_save_where_a_checkpoint_is(disk: pathlib.Path) -> None:
     ],
 )
 def test_foreign_files_in_a_checkpoint_are_not_deleted(
-    disk: pathlib.Path, layout: Layout, name: str
+    disk: pathlib.Path, layout: eqx_ckpt.Layout, name: str
 ) -> None:
     eqx_ckpt.tree_serialise_leaves(disk / "new", workloads.tree(1), layout=layout)
     (disk / "new" / name).write_text("the best run of all")
@@ -151,7 +150,7 @@ def test_save_without_permission(zygote: Zygote, disk: pathlib.Path) -> None:
     ],
 )
 def test_restore_without_permission(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout, name: str
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout, name: str
 ) -> None:
     zygote.call(workloads.save, str(disk / "new"), 1, False, layout)
     disk.chmod(0o755)
@@ -191,7 +190,9 @@ def _assert_free(directory: pathlib.Path, blocks: int) -> None:
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_disk_full(small_disk: pathlib.Path, overwrite: bool, layout: Layout) -> None:
+def test_disk_full(
+    small_disk: pathlib.Path, overwrite: bool, layout: eqx_ckpt.Layout
+) -> None:
     eqx_ckpt.tree_serialise_leaves(small_disk / "old", workloads.tree(1))
     free, before = _free(small_disk), _contents(small_disk)
     large = {f"leaf{i}": np.full(200_000, i, np.uint8) for i in range(10)}

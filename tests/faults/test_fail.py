@@ -6,7 +6,6 @@ import pathlib
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._types import Layout
 from faults import scenes, workloads
 from faults.failures import assert_says_why, ERRORS
 from faults.scenes import Scene
@@ -68,7 +67,7 @@ def test_every_write_is_short(zygote: Zygote, disk: pathlib.Path, scene: Scene) 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["EIO", "EACCES", "EMFILE"])
 def test_a_checkpoint_that_cannot_be_read_is_not_absent(
-    zygote: Zygote, disk: pathlib.Path, name: str, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, name: str, layout: eqx_ckpt.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1, False, layout)
@@ -86,7 +85,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_absent(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_reading_changes_nothing(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1, False, layout)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._types import Layout
 from faults import databases, workloads
 from faults.doors import DEADLINE, knock_in_child, MEMORY
 from faults.manifests import edited
@@ -57,7 +56,9 @@ def test_an_unknown_compression(zygote: Zygote, path: pathlib.Path, codec: Any) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_another_layout(zygote: Zygote, disk: pathlib.Path, layout: Layout) -> None:
+def test_another_layout(
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+) -> None:
     """The manifest says the other one."""
     path = disk / "new"
     zygote.call(workloads.save, str(path), 1, False, layout)
@@ -150,7 +151,7 @@ def test_a_huge_data_file(zygote: Zygote, path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_huge_compressed_chunk(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     path = disk / "new"
     zygote.call(databases.save_compressed, str(path), layout)
@@ -219,7 +220,7 @@ FRAMES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_frames_are_right(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     """A frame that becomes what it should is taken: the others reach what they test."""
     path = disk / "new"
@@ -235,7 +236,7 @@ def test_the_frames_are_right(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", FRAMES)
 def test_hostile_frame(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout, case: str
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout, case: str
 ) -> None:
     path = disk / "new"
     zygote.call(databases.save_compressed, str(path), layout)

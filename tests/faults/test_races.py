@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._types import Layout
 from faults import races, workloads
 from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
@@ -21,13 +20,15 @@ SEEDS = [1, 2, 3]
 ROUNDS = 15
 
 
-def _saves(path: str, overwrite: bool, layout: Layout) -> dict[int, races.Call]:
+def _saves(
+    path: str, overwrite: bool, layout: eqx_ckpt.Layout
+) -> dict[int, races.Call]:
     return {seed: (workloads.save, (path, seed, overwrite, layout)) for seed in SEEDS}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_of_several_writers_wins(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     for n in range(ROUNDS):
         path = str(disk / str(n))
@@ -39,7 +40,7 @@ def test_one_of_several_writers_wins(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_several_writers_replace_one_checkpoint(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1)
@@ -58,7 +59,7 @@ def _overtaken(
     old: int | None,
     what: str = "STOP",
     kinds: tuple[str, ...] = CHANGES,
-    layout: Layout = "zarr",
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> Iterator[tuple[Any, Any, int | None, list[str]]]:
     """Let the second call overtake the first, before each operation of the first.
 
@@ -85,7 +86,7 @@ def _overtaken(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_writer_is_overtaken(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     first, second = ((workloads.save, (n, False, layout)) for n in (1, 2))
     winners = set()
@@ -128,7 +129,7 @@ def test_a_writer_that_fails_does_not_take_the_overtaker_away(
     ("before", "after"), [("zarr", "zarr"), ("ocdbt", "ocdbt"), ("ocdbt", "zarr")]
 )
 def test_a_reader_is_overtaken(
-    zygote: Zygote, disk: pathlib.Path, before: Layout, after: Layout
+    zygote: Zygote, disk: pathlib.Path, before: eqx_ckpt.Layout, after: eqx_ckpt.Layout
 ) -> None:
     """A writer replaces the checkpoint before each file that a reader opens."""
     first, second = (workloads.load, ()), (workloads.save, (2, True, after))
@@ -141,7 +142,7 @@ def test_a_reader_is_overtaken(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_vanish_while_they_are_read(
-    zygote: Zygote, disk: pathlib.Path, layout: Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
 ) -> None:
     first, second = (workloads.load, ()), (workloads.lose_chunks, ())
     (disk / "template").mkdir()

@@ -12,7 +12,6 @@ import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt._format import chunks
-from eqx_ckpt._types import Layout
 
 from . import shim
 
@@ -66,7 +65,7 @@ def small_chunks(size: int = 64) -> Iterator[None]:
 
 
 def save(
-    path: str, seed: int, overwrite: bool = False, layout: Layout = "zarr"
+    path: str, seed: int, overwrite: bool = False, layout: eqx_ckpt.Layout = "zarr"
 ) -> None:
     with small_chunks():
         eqx_ckpt.tree_serialise_leaves(
@@ -97,7 +96,7 @@ def lose_chunks(path: str) -> None:
             file.unlink()
 
 
-def save_megabytes(path: str, size: int, layout: Layout = "zarr") -> None:
+def save_megabytes(path: str, size: int, layout: eqx_ckpt.Layout = "zarr") -> None:
     tree = np.ones(size * 2**20, np.uint8)
     eqx_ckpt.tree_serialise_leaves(path, tree, layout=layout)
 
@@ -123,7 +122,11 @@ def _load_or_damaged(path: pathlib.Path) -> int | None:
 
 
 def save_and_look(
-    directory: str, name: str, seed: int, overwrite: bool, layout: Layout = "zarr"
+    directory: str,
+    name: str,
+    seed: int,
+    overwrite: bool,
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> tuple[Exception | None, dict[str, int | None], set[str]]:
     """What a save raises, what is there then, and all names, hidden ones too."""
     error = None
@@ -136,7 +139,11 @@ def save_and_look(
 
 
 def load_all_and_save(
-    directory: str, name: str, seed: int, overwrite: bool, layout: Layout = "zarr"
+    directory: str,
+    name: str,
+    seed: int,
+    overwrite: bool,
+    layout: eqx_ckpt.Layout = "zarr",
 ) -> tuple[dict[str, int | None], dict[str, int | None]]:
     """What is there; and what is there after a save at `name`."""
     before = load_all(directory)

@@ -29,6 +29,7 @@ FUNCTIONS = [
 ]
 CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match", "Store"]
 DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
+TYPES = ["Compression", "Keep", "Layout", "Progress"]
 ERRORS = [
     "CheckpointError",
     "CheckpointExistsError",
@@ -45,7 +46,7 @@ def test_public_names():
         for name, value in vars(eqx_ckpt).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert public == {*FUNCTIONS, *CLASSES, *ERRORS}
+    assert public == {*FUNCTIONS, *CLASSES, *TYPES, *ERRORS}
 
 
 def test_public_names_of_data():
@@ -71,8 +72,18 @@ def test_version():
 @pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *ERRORS])
 def test_documented(name):
     assert inspect.getdoc(getattr(eqx_ckpt, name))
+    assert pages_with(name) == 1
+
+
+def pages_with(name: str) -> int:
+    """How many pages of the documentation show an object."""
     pages = [page.read_text() for page in DOCS.glob("*.md")]
-    assert sum(f"\n::: eqx_ckpt.{name}\n" in page for page in pages) == 1
+    return sum(f"\n::: eqx_ckpt.{name}\n" in page for page in pages)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_are_documented(name):
+    assert pages_with(name) == 1
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._storage import key_values, kvstore
-from eqx_ckpt._types import Layout
 from faults.programs import assert_same, DEADLINE
 from faults.troubles import caught, state
 
@@ -43,7 +42,7 @@ def small(step: int) -> dict[str, Any]:
     return {"w": jnp.full(3, step), "history": np.full(5, step), "step": step}
 
 
-def save_and_die(run: str, layout: Layout) -> None:
+def save_and_die(run: str, layout: eqx_ckpt.Layout) -> None:
     """Save step 1; then the process is killed before the commit of step 2."""
 
     def die(phase: str, *_: Any) -> None:
@@ -56,7 +55,7 @@ def save_and_die(run: str, layout: Layout) -> None:
         manager.save(2, small(2))
 
 
-def train(run: str, layout: Layout) -> dict[str, Any]:
+def train(run: str, layout: eqx_ckpt.Layout) -> dict[str, Any]:
     """A run with retention, and with damage that only process 1 meets."""
     options = {"layout": layout, "deadline": DEADLINE}
     keep = eqx_ckpt.keep_last(2)
@@ -92,13 +91,13 @@ def damage(manager: eqx_ckpt.CheckpointManager, run: str) -> tuple[str, str]:
     return caught(manager.restore, state(0))
 
 
-def save_what_one_cannot(path: str, layout: Layout) -> tuple[str, str]:
+def save_what_one_cannot(path: str, layout: eqx_ckpt.Layout) -> tuple[str, str]:
     """The store denies something to one of the processes."""
     save = eqx_ckpt.tree_serialise_leaves
     return caught(save, path, state(1), layout=layout, deadline=DEADLINE)
 
 
-def resume(run: str, layout: Layout) -> tuple[list[int], list[int]]:
+def resume(run: str, layout: eqx_ckpt.Layout) -> tuple[list[int], list[int]]:
     """Every step is whole, and the run goes on."""
     options = {"layout": layout, "deadline": DEADLINE}
     with eqx_ckpt.CheckpointManager(run, **options) as manager:

@@ -11,7 +11,6 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt._storage.key_values import list_keys, read_key
 from eqx_ckpt._storage.kvstore import locate
-from eqx_ckpt._types import Layout
 from faults import deaths, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy
@@ -25,7 +24,7 @@ class Where(NamedTuple):
     """A place, as processes find it, and how they save there."""
 
     url: str
-    layout: Layout
+    layout: eqx_ckpt.Layout
     names: dict[str, str]
     zygote: Zygote
 
