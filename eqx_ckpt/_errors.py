@@ -9,13 +9,13 @@ CheckpointError
 └── LeafMismatchError        (also a ValueError)
 ```
 
-Failures of the operating system (no space, no permission) stay what Python calls them:
-`OSError` with its `errno`.
+Failures of the operating system (no space, no permission) are Python's own: `OSError`
+with its `errno`.
 """
 
 
 class CheckpointError(Exception):
-    """Any failure of this package; raised itself for leaves that cannot be saved."""
+    """The base of the errors here; raised itself if a leaf cannot be saved."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -23,11 +23,11 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Something is at this path already, and it was left as it is."""
+    """Something exists at this path already, and was not changed."""
 
 
 class CorruptCheckpointError(CheckpointError):
-    """The bytes at rest are not the bytes that were saved."""
+    """The stored bytes are not the bytes that were saved."""
 
 
 class LeafNameError(CheckpointError, ValueError):
@@ -35,4 +35,4 @@ class LeafNameError(CheckpointError, ValueError):
 
 
 class LeafMismatchError(CheckpointError, ValueError):
-    """The checkpoint does not agree with `like`, or an argument not with its PyTree."""
+    """The checkpoint does not match `like`, or an argument not its PyTree."""

@@ -1,4 +1,4 @@
-"""Saves that go on while their caller does something else; none is lost in silence."""
+"""Background saves, none of which is lost silently."""
 
 import atexit
 import logging
@@ -14,15 +14,16 @@ from ._errors import CheckpointError
 logger = logging.getLogger("eqx_ckpt")
 _PATIENCE = 3.0  # seconds
 
-# Those that have not ended, and those that failed and whose failure nobody has seen.
+# Saves in progress, and failed ones whose error has not been raised to anybody.
 open_saves: "set[Saving]" = set()
 
 
 class Saving(Future[None]):
-    """A save that a thread of its own finishes, after `start`.
+    """A save that its own thread finishes, after `start`.
 
-    `what` is its path, in words. `owner` is where a failure is raised that nobody asked
-    for: see `raise_unseen`. `give_up` lets it fail soon, with the error that it gets.
+    `what` is its path, for messages. `owner` identifies the manager that raises a
+    failure which nobody has asked for: see `raise_unseen`. `give_up` makes it fail
+    soon, with the given error.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class Saving(Future[None]):
         self._run: Callable[[], None] | None = run
         self._thread: threading.Thread | None = None
         self._runner: threading.Thread | None = None
-        # So that nobody can cancel it.
+        # A running future cannot be cancelled.
         self.set_running_or_notify_cancel()
         open_saves.add(self)
 
     def start(self) -> None:
-        """Let the thread begin, unless it has."""
+        """Start the thread, unless it has been started."""
         if self._thread is not None:
             return
-        # Of a thread that is no daemon, the interpreter would wait without a word.
+        # At exit, the interpreter would wait for a non-daemon thread without a message.
         name = f"eqx_ckpt saves {self.what}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
@@ -56,10 +57,13 @@ class Saving(Future[None]):
             error = CheckpointError(f"The save of {self.what} got no thread: {e}.")
             error.__cause__ = e
             self.give_up(error)
-            self._work()  # It fails at once, and leaves nothing.
+            self._work()  # Fails at once, and cleans up.
 
     def _work(self) -> None:
-        run, self._run = self._run, None  # A future may be kept; the tree must not be.
+        run, self._run = (
+            self._run,
+            None,
+        )  # The future may outlive the save; the tree must not.
         assert run is not None
         self._runner = threading.current_thread()
         try:
@@ -73,7 +77,7 @@ class Saving(Future[None]):
             open_saves.discard(self)
 
     def is_run_here(self) -> bool:
-        """Whether this thread does it just now, and would wait for itself."""
+        """Whether the calling thread runs this save, and would wait for itself."""
         return self._runner is threading.current_thread()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -87,7 +91,7 @@ class Saving(Future[None]):
             raise error
 
     def unseen_failure(self, verb: str) -> BaseException | None:
-        """How the save failed, if it did, with a note for who did not ask for it."""
+        """How the save failed, if it did, with a note that says which save it was."""
         error = self.exception()
         if error is not None:
             error.add_note(
@@ -98,12 +102,12 @@ class Saving(Future[None]):
 
 
 def saves_of(owner: object) -> list[Saving]:
-    """The saves of an owner; one that goes on is among them."""
+    """All saves of an owner, also those in progress."""
     return [saving for saving in list(open_saves) if saving.owner is owner]
 
 
 def raise_unseen(owner: object = None) -> None:
-    """Raise the failure of an earlier save that nobody has asked for yet."""
+    """Raise the failure of an earlier save that has not been raised yet."""
     for saving in saves_of(owner):
         error = saving.unseen_failure("raised") if saving.done() else None
         if error is not None:
@@ -112,7 +116,7 @@ def raise_unseen(owner: object = None) -> None:
 
 @atexit.register
 def _finish() -> None:
-    """Before the interpreter ends, so do the saves; failures are shown."""
+    """Wait for all saves before the interpreter exits; print failures."""
     try:
         wait(open_saves, _PATIENCE)
         unfinished = [saving.what for saving in list(open_saves) if not saving.done()]
@@ -131,5 +135,5 @@ def _finish() -> None:
             sys.excepthook(type(error), error, error.__traceback__)
 
 
-# The threads are the parent's.
+# A forked child does not have the parent's threads.
 os.register_at_fork(after_in_child=open_saves.clear)

@@ -1,4 +1,4 @@
-"""Whether the process was told to end, by SIGTERM."""
+"""Whether the process has received SIGTERM."""
 
 import signal
 import threading
@@ -8,14 +8,14 @@ from typing import Any
 from ._errors import CheckpointError
 
 
-# Those that asked, and what to do at SIGTERM when they have stopped asking.
+# The watchers, and the signal handler to restore when there are none left.
 _watchers: set[object] = set()
 _previous: list[Any] = []
 _told = threading.Event()
 
 
 def told_to_end(watcher: object) -> bool:
-    """Whether SIGTERM came since the first call; it does not end the process then."""
+    """Whether SIGTERM came since the first call; it no longer ends the process."""
     if not _watchers:
         try:
             _previous[:] = [signal.signal(signal.SIGTERM, _note)]
@@ -30,7 +30,7 @@ def told_to_end(watcher: object) -> bool:
 
 
 def stop_watching(watcher: object) -> None:
-    """SIGTERM does again what it did before, once nobody watches."""
+    """Restore the previous handler of SIGTERM once nobody watches."""
     if watcher in _watchers:
         _watchers.discard(watcher)
         if not _watchers:

@@ -1,4 +1,4 @@
-"""Telling the user how far a save or a restore is."""
+"""Reporting the progress of a save or a restore."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -8,17 +8,17 @@ from ._errors import CheckpointError
 
 
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
-"""`True` shows a bar; a function gets `(phase, leaf, bytes done, bytes in all)`."""
+"""`True` shows a bar; a function gets `(phase, leaf, bytes done, total bytes)`."""
 
 
 def check_progress(progress: Progress) -> None:
-    """Raise unless it can be reported to."""
+    """Raise unless `progress` is valid, and tqdm is installed if it is needed."""
     if progress:
         Reporter(progress, 0)
 
 
 class Reporter:
-    """Calls what the user passed as `progress`; `True` is a bar on the screen."""
+    """Calls the user's `progress` function, or shows a bar if it is `True`."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         if progress is not True and not callable(progress):
@@ -42,7 +42,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def reporting(progress: Progress, total: int) -> Generator[Reporter | None, None, None]:
-    """A reporter, closed at the end; `None` if nobody wants to know."""
+    """A reporter, closed at the end; `None` without `progress`."""
     report = Reporter(progress, total) if progress else None
     try:
         yield report
@@ -52,7 +52,7 @@ def reporting(progress: Progress, total: int) -> Generator[Reporter | None, None
 
 
 class _Bar:
-    """A bar of tqdm, which shows the phase in front of it."""
+    """A tqdm bar, labelled with the phase."""
 
     def __init__(self) -> None:
         try:

@@ -49,7 +49,7 @@ def keep_last(n: int) -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer.
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
 
     !!! example
 
@@ -77,7 +77,7 @@ def keep_every(n: int) -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer.
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
 
     !!! example
 
@@ -95,8 +95,8 @@ def keep_every(n: int) -> Keep:
 def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
     """Keep the `n` steps whose metric is best.
 
-    A step without the metric, or with a NaN, is never one of the best. If no step has
-    the metric at all, none can be told to be worse, and all are kept, with a warning.
+    A step without the metric, or with a NaN, is never among the best. If no step has
+    the metric, all are kept, with a warning.
 
     **Arguments:**
 
@@ -110,7 +110,8 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is no positive integer, or `mode` no mode.
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer, or `mode` is
+        neither of the two.
 
     !!! example
 
@@ -134,7 +135,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
 
 
 def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
-    """The functions that were passed as `keep`."""
+    """Validate `keep`, and return its functions as a list."""
     found: Any = [keep] if callable(keep) else keep
     found = list(found) if isinstance(found, Iterable) else []
     if not found or not all(map(callable, found)):
@@ -146,13 +147,13 @@ def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
 
 
 def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
-    """The steps that have the metric, the best one first; of equals, the newest."""
+    """The steps that have the metric, best first; of equal ones, the newest first."""
     sign = 1 if mode == "min" else -1
     values = {step: _number(metadata, metric) for step, metadata in steps.items()}
     order = [
         (sign * value, -step)
         for step, value in values.items()
-        if value is not None and value == value  # A NaN is not.
+        if value is not None and value == value  # Leave out NaN.
     ]
     return [-step for _, step in sorted(order)]
 

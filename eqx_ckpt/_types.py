@@ -11,14 +11,14 @@ KeyPath: TypeAlias = tuple[Any, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
 Layout: TypeAlias = Literal["zarr", "ocdbt"]
-"""How a checkpoint keeps its arrays: as files, or in one database."""
+"""How a checkpoint stores its arrays: as files, or in one database."""
 Spec: TypeAlias = Callable[[Any, Any], Any]
-# Told of the name of a leaf, and of how many more bytes of it are done.
+# Called with the name of a leaf, and how many more bytes of it are done.
 Report: TypeAlias = Callable[[str, int], None]
 # For each leaf, what its chunks end with, by their positions.
 Tails: TypeAlias = dict[str, dict[int, str]]
 
 
 def is_real(value: Any) -> bool:
-    """Whether it is a real number; `True` is none."""
+    """Whether `value` is a real number; `True` is not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real)

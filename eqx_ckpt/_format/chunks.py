@@ -1,4 +1,4 @@
-"""How an array is cut into chunks, and which chunks a region touches."""
+"""How an array is split into chunks, and which chunks a region touches."""
 
 import itertools
 import math
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 
-# Measured best: a chunk is encoded and verified through a buffer of its own size. See
-# docs/performance.md.
+# The fastest size, since a chunk is encoded and verified through a buffer of its own
+# size: see docs/performance.md.
 TARGET_BYTES = 8 * 2**20
 _PART_BYTES = 2**20
 
 _T = TypeVar("_T")
 
-# With the start and the stop of every axis, and no step.
+# One slice for each axis, with start and stop, without step.
 Region: TypeAlias = tuple[slice, ...]
 Start: TypeAlias = tuple[int, ...]
 
@@ -34,7 +34,7 @@ def shape_of(region: Region) -> tuple[int, ...]:
 def distinct_regions(
     indices: Mapping[_T, Sequence[slice] | None], shape: Sequence[int]
 ) -> list[tuple[Region, list[_T]]]:
-    """Every region once, with the devices that have it, from JAX's map of indices."""
+    """Each distinct region, with its devices, from JAX's map of indices."""
     regions: dict[str, tuple[Region, list[_T]]] = {}
     for device, index in indices.items():
         region = region_of(index or (), shape)
@@ -44,7 +44,7 @@ def distinct_regions(
 
 
 def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
-    """The region that an index of JAX's means, such as `(slice(None), slice(0, 2))`."""
+    """The region of a JAX index, such as `(slice(None), slice(0, 2))`."""
     return tuple(
         slice(*i.indices(size)[:2]) for i, size in zip(index, shape, strict=True)
     )
@@ -53,12 +53,12 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
 def chunk_shape(
     shape: Sequence[int], shard_shape: Sequence[int], itemsize: int
 ) -> tuple[int, ...]:
-    """The shape of the chunks of an array that is sharded so, or is its only shard.
+    """The chunk shape of an array whose shards have the shape `shard_shape`.
 
-    The axes along which it is sharded are cut first, into four parts together if these
-    have a MiB: then two or four times the shards read nothing twice. Then the others
-    are cut, until a chunk has about `TARGET_BYTES` at most. No chunk crosses a shard's
-    edge.
+    The sharded axes are split first, into at most four parts together, of a MiB or
+    more: then a mesh of two or four times as many shards reads no chunk twice. After
+    that the other axes are split, until a chunk has at most about `TARGET_BYTES`. No
+    chunk crosses the edge of a shard.
     """
     if 0 in shard_shape:
         return (1,) * len(shard_shape)
@@ -81,12 +81,12 @@ def chunk_shape(
 
 
 def _split(size: int, most: int, *, divide: bool) -> int:
-    """The length of the pieces when `size` is cut into pieces of at most `most`."""
+    """The length of the pieces when `size` is split into pieces of at most `most`."""
     even = math.ceil(size / math.ceil(size / most))
     if not divide:
         return even
     best = max(d for d in range(1, most + 1) if size % d == 0)
-    # A prime number of rows would be cut into single rows: thousands of tiny files.
+    # A prime number of rows would be split into single rows: thousands of tiny files.
     return best if best * 8 >= even else size
 
 
@@ -116,7 +116,7 @@ def touched(region: Region, shape: Sequence[int], chunk: Sequence[int]) -> list[
 def chunk_index(
     position: int, shape: Sequence[int], chunk: Sequence[int]
 ) -> tuple[int, ...]:
-    """Which chunk along each axis the one at a position in C order is."""
+    """The index along each axis of the chunk at a position in C order."""
     index: list[int] = []
     for count in reversed(grid_shape(shape, chunk)):
         position, i = divmod(position, count)
@@ -139,7 +139,7 @@ def chunk_key(index: Sequence[int]) -> str:
 
 
 def overlap(a: Region, b: Region) -> Region:
-    """What two regions that touch have in common."""
+    """The intersection of two regions that overlap."""
     return tuple(
         slice(max(x.start, y.start), min(x.stop, y.stop))
         for x, y in zip(a, b, strict=True)
@@ -147,7 +147,7 @@ def overlap(a: Region, b: Region) -> Region:
 
 
 def relative(region: Region, base: Region) -> Region:
-    """A region of a region, counted from where that begins."""
+    """A region inside another one, relative to the start of that one."""
     return tuple(
         slice(x.start - b.start, x.stop - b.start)
         for x, b in zip(region, base, strict=True)
@@ -155,7 +155,7 @@ def relative(region: Region, base: Region) -> Region:
 
 
 def run_start(region: Region, shape: Sequence[int]) -> int | None:
-    """Where a region begins in an array in C order; `None` if it is not in one run."""
+    """The offset of a region in an array in C order; `None` if it is not contiguous."""
     start, is_wide = 0, False
     for span, size in zip(region, shape, strict=True):
         length = span.stop - span.start
@@ -167,10 +167,10 @@ def run_start(region: Region, shape: Sequence[int]) -> int | None:
 
 
 def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """Cut a region along the chunk grid into pieces of about `TARGET_BYTES`.
+    """Split a region along the chunk grid into pieces of about `TARGET_BYTES`.
 
-    The first axis that has more than one chunk is cut, then the next ones, until the
-    pieces are small; a piece is never smaller than a chunk.
+    The first axis that has more than one chunk is split, then the next ones, until the
+    pieces are small enough; a piece is never smaller than a chunk.
     """
     sizes = [span.stop - span.start for span in region]
     for axis, (span, c) in enumerate(zip(region, chunk, strict=True)):
@@ -193,9 +193,9 @@ def blocks(region: Region, chunk: Sequence[int], itemsize: int) -> Iterator[Regi
 def batches(
     items: Iterable[_T], nbytes: Callable[[_T], int], limit: int
 ) -> Iterator[list[_T]]:
-    """Cut a list into lists of at most `limit` bytes, or of one item.
+    """Group items into lists of at most `limit` bytes, or of one item.
 
-    Who makes the items may wait until a full list is done with.
+    A full list is yielded before the next item is requested.
     """
     batch: list[_T] = []
     total = 0

@@ -1,4 +1,4 @@
-"""The closed list of the kinds of leaves: what each one is, and its bytes at rest."""
+"""The closed list of leaf kinds, and how each is stored."""
 
 import contextlib
 import functools as ft
@@ -23,13 +23,13 @@ from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
 ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
 SCALAR_KINDS = ("bool", "int", "float", "complex")
 
-# What TensorStore's zarr3 driver stores as it is.
+# The dtypes that TensorStore's zarr3 driver stores natively.
 STORED = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
     "float32 float64 complex64 complex128 float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn".split()
 )
-# What it does not: stored as bytes, with the true dtype in the manifest.
+# Other dtypes, stored as bytes, with the true dtype in the manifest.
 VIEWED = frozenset(
     "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
 )
@@ -47,22 +47,22 @@ NARROWED = {
 
 
 class LeafRecord(NamedTuple):
-    """What the manifest says of one leaf.
+    """The entry of one leaf in the manifest.
 
     **Attributes:**
 
     - `kind`: `"jax"`, `"key"`, `"numpy"`, `"numpy_scalar"`, `"bytes"` (written by a
         custom `filter_spec`), or `"bool"`, `"int"`, `"float"`, `"complex"`.
-    - `dtype`, `shape`: of the leaf; the dtype of a typed PRNG key is `"key"`.
-    - `impl`: the implementation of a typed PRNG key; else `None`.
-    - `weak_type`: as that of the `jax.Array`.
-    - `data_type`, `data_shape`, `chunk_shape`: of the Zarr array.
-    - `compression`: of its chunks: `"zstd"`, or `None`.
+    - `dtype`, `shape`: those of the leaf; the dtype of a typed PRNG key is `"key"`.
+    - `impl`: the implementation of a typed PRNG key, else `None`.
+    - `weak_type`: that of the `jax.Array`.
+    - `data_type`, `data_shape`, `chunk_shape`: those of the Zarr array.
+    - `compression`: that of its chunks: `"zstd"`, or `None`.
     - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
         when it was saved; `None` for an array on one device.
     - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
-    - `value`: the value of a Python scalar, exactly, as text; else `None`.
-    - `crc32c`: for each chunk, in C order, the checksum that its file ends with.
+    - `value`: the exact value of a Python scalar as text, else `None`.
+    - `crc32c`: the checksum of each chunk, in C order, as 8 hexadecimal digits.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class LeafRecord(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data: what a restore reads, without checksums."""
+        """Bytes of data that a restore reads, without checksums."""
         return math.prod(self.data_shape) * self.itemsize if self.is_array else 0
 
     @property
@@ -108,11 +108,11 @@ class LeafRecord(NamedTuple):
 
 
 class Written(bytes):
-    """What a custom `filter_spec` wrote for a leaf, in place of it."""
+    """The bytes that a custom `filter_spec` wrote, in place of the leaf."""
 
 
 class Skipped:
-    """In place of a leaf for which a custom `filter_spec` wrote nothing."""
+    """Stands for a leaf for which a custom `filter_spec` wrote nothing."""
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf
@@ -122,11 +122,11 @@ _TRACED = "is being traced by JAX; call this outside `jax.jit`"
 
 
 class CannotSave(Exception):
-    """Why one leaf cannot be saved; the plan collects these and raises once."""
+    """One leaf cannot be saved. The plan collects these errors, and raises once."""
 
 
 def describe(leaf: Any) -> LeafRecord | None:
-    """The record of a leaf that is to be saved, or `None` if leaves like it are not.
+    """The record of a leaf to save, or `None` if such leaves are not saved.
 
     As in Equinox, functions, strings and all other objects are not saved.
     """
@@ -144,7 +144,7 @@ def describe(leaf: Any) -> LeafRecord | None:
     for kind in (bool, int, float, complex):
         if isinstance(leaf, kind):
             return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
-    # Equinox skips these without a word; a checkpoint that lacks them would lie.
+    # Equinox skips these silently, although they hold data.
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
     if isinstance(leaf, jax.Ref):
@@ -160,9 +160,9 @@ def describe(leaf: Any) -> LeafRecord | None:
 
 
 def describe_like(leaf: Any) -> LeafRecord | None:
-    """What a leaf of `like` is; it may be a `jax.ShapeDtypeStruct`, or be deleted.
+    """The record of a leaf of `like`, which may be a `jax.ShapeDtypeStruct` or deleted.
 
-    A leaf that cannot be saved is of the kind `"unknown"`, which no saved leaf is.
+    A leaf that cannot be saved gets the kind `"unknown"`, which no saved leaf has.
     """
     try:
         if isinstance(leaf, Tracer):
@@ -187,7 +187,7 @@ def _key_impl(dtype: Any) -> str | None:
 
 @ft.cache
 def key_shape(impl: str) -> tuple[int, ...] | None:
-    """The shape of the data of one key; `None` if this JAX does not know `impl`."""
+    """The shape of the data of one key; `None` if this version of JAX lacks `impl`."""
     try:
         return jax.eval_shape(
             lambda: jax.random.key_data(jax.random.key(0, impl=impl))
@@ -231,12 +231,12 @@ def _array_record(
 
 
 def split(spec: PartitionSpec) -> tuple[Any, ...]:
-    """How each dimension is split; whether it is a sum does not matter to that."""
+    """How each dimension is sharded, without unreduced and reduced axes."""
     return tuple(spec.update(unreduced=frozenset(), reduced=frozenset()))
 
 
 def unreduced_axes(sharding: Sharding) -> str:
-    """The axes of a mesh over which an array is yet to be summed, in words."""
+    """The mesh axes over which an array is unreduced, for messages."""
     spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
     return ", ".join(sorted(map(repr, spec.unreduced)))
 
@@ -261,7 +261,7 @@ def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
 def tag_and_data_type(dtype: np.dtype) -> tuple[str, str]:
     """The name of a dtype in the manifest, and the `data_type` of its Zarr array.
 
-    The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` would not do.
+    The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` is ambiguous.
     """
     tag = dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
     if tag in STORED:
@@ -276,14 +276,14 @@ def tag_and_data_type(dtype: np.dtype) -> tuple[str, str]:
 
 
 def dtype_from_tag(tag: str) -> np.dtype:
-    """The dtype of a tag; `ValueError` for what the format does not have."""
+    """The dtype of a tag; `ValueError` if the format has no such tag."""
     if tag in STORED or tag in VIEWED or _SWAPPED.match(tag) or _TIME.match(tag):
         return np.dtype(tag)
     raise ValueError(f"{tag!r} is not a dtype of this format")
 
 
 def start_transfer(leaf: Any) -> None:
-    """Begin to copy an array from its devices, so that `shards` has not to wait."""
+    """Start to copy an array from its devices, so that `shards` need not wait."""
     if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
         return
     devices = leaf.sharding.device_set
@@ -300,10 +300,10 @@ def start_transfer(leaf: Any) -> None:
 def shards(
     leaf: Any, record: LeafRecord, *, mine: Collection[Start] | None = None
 ) -> Iterator[tuple[Region, np.ndarray]]:
-    """The data of a leaf: host arrays, and the regions of its Zarr array they are for.
+    """The data of a leaf as host arrays, each with its region of the Zarr array.
 
-    They are cut along the chunks into pieces that can be written one by one; with
-    `mine`, only those that begin there. Those of a NumPy array are views of it.
+    They are split along the chunk grid into pieces that can be written separately; with
+    `mine`, only the pieces that start there. Those of a NumPy array are views.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
@@ -324,7 +324,7 @@ def shards(
         if not host.dtype.isnative:
             host = host.astype(host.dtype.newbyteorder("="))
         if record.kind == "numpy" and record.dtype == "bool":
-            # A byte that is neither 0 nor 1 would be written, but never read again.
+            # A byte other than 0 and 1 could be written, but not read back.
             host = np.asarray(host.view(np.uint8) != 0)
         host = host.view(dtype)
         for piece in pieces:
@@ -336,7 +336,7 @@ def shards(
 
 
 def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
-    """What `shards` made of an array, as it was."""
+    """The inverse of `shards` for one array: its original dtype."""
     if record.dtype == record.data_type:
         return array
     dtype = np.dtype(record.data_type)
@@ -346,7 +346,7 @@ def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
 
 
 def scalar_to_text(value: bool | int | float | complex) -> str:
-    """A Python scalar as text that says exactly which one it is."""
+    """The exact value of a Python scalar as text."""
     if isinstance(value, complex):
         return f"{_float_to_text(value.real)} {_float_to_text(value.imag)}"
     if isinstance(value, float):
@@ -364,7 +364,7 @@ def _float_to_text(value: float) -> str:
 
 
 def fingerprint(leaf: Any) -> str:
-    """What a leaf that is not saved looks like, so that a change of it can be told."""
+    """A text that identifies a leaf that is not saved, to detect when it changes."""
     if isinstance(leaf, Skipped):
         return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
     if isinstance(leaf, str | bytes):
@@ -374,7 +374,7 @@ def fingerprint(leaf: Any) -> str:
         return text
     if isinstance(leaf, ft.partial):
         return f"functools.partial({fingerprint(leaf.func)})"
-    # A builtin method has no `__module__`, and an object may have anything there.
+    # Builtin methods have no `__module__`, and objects may have anything there.
     for named in (leaf, type(leaf)):
         with contextlib.suppress(Exception):
             module, name = getattr(named, "__module__", None), named.__qualname__

@@ -1,4 +1,4 @@
-"""The manifest: the root `zarr.json`, which is the checkpoint."""
+"""The manifest: the `zarr.json` at the root of a checkpoint."""
 
 import hashlib
 import importlib.metadata
@@ -24,13 +24,13 @@ from .names import encode, is_cut
 
 FORMAT_VERSION = 1
 MANIFEST = "zarr.json"
-# What readers take, so writers commit no more: three million leaves, or so. Each value
-# of JSON is behind a token, and costs a reader up to 100 bytes of memory.
+# Limits of readers, so writers check them too: about two million leaves. Each JSON
+# value follows one of these tokens, and costs a reader up to 100 bytes of memory.
 MAX_BYTES = 256 * 2**20
 MAX_TOKENS = 16_000_000
-# Of TensorStore.
+# TensorStore's limit.
 _MAX_RANK = 32
-# NumPy refuses products of sizes beyond 63 bits, in empty arrays too.
+# NumPy refuses sizes whose product exceeds 63 bits, also for empty arrays.
 _MAX_ARRAY_BYTES = 2**62
 NO_DIGEST = "0" * 64
 
@@ -42,12 +42,12 @@ VERSIONS = {
     "tensorstore": importlib.metadata.version("tensorstore"),
     "python": platform.python_version(),
 }
-# The keys of an OCDBT database, or of one for each process.
+# The keys of an OCDBT database, or of one per process.
 DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
 COMPRESSIONS = ("zstd",)
 _COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
     None: [],
-    # The level is TensorStore's default. It checks the checksum that follows.
+    # TensorStore's default level. No checksum by zstd: crc32c follows.
     "zstd": [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}],
 }
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
@@ -55,19 +55,19 @@ _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The contents of a checkpoint, without the values of arrays.
 
     **Attributes:**
 
-    - `leaves`: the record of every saved leaf, Python scalars included, by its name.
-    - `others`: a fingerprint of every leaf that is not saved (functions, strings, ...),
-        by its name.
+    - `leaves`: the record of each saved leaf, including Python scalars, by name.
+    - `others`: a fingerprint of each leaf that is not saved (functions, strings, ...),
+        by name.
     - `metadata`: what was passed as `metadata` when the checkpoint was saved.
     - `versions`: the versions of the packages that saved it.
-    - `root`: below which prefix of the checkpoint's path the arrays lie.
-    - `layout`: how they lie there: `"zarr"`, each in a directory of its own name, or
-        `"ocdbt"`, all in one database.
-    - `format_version`: of the format, see `docs/format.md`.
+    - `root`: the prefix of the arrays below the checkpoint's path.
+    - `layout`: how they are stored there: `"zarr"`, each in a directory of its own
+        name, or `"ocdbt"`, all in one database.
+    - `format_version`: the version of the format, see `docs/format.md`.
     """
 
     leaves: Mapping[str, LeafRecord]
@@ -113,7 +113,7 @@ def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
 
 
 def foreign(keys: Iterable[str], manifest: Manifest) -> list[str]:
-    """Those keys that do not belong to a checkpoint."""
+    """The keys among `keys` that do not belong to a checkpoint."""
     if manifest.layout == "ocdbt":
         own = re.compile(f"{MANIFEST}|{manifest.root}{DATABASE}")
         return [key for key in keys if not own.fullmatch(key)]
@@ -133,9 +133,9 @@ def files(manifest: Manifest) -> set[str]:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The file. One leaf, one line, so that `less`, `grep` and `diff` work on it.
+    """Serialise a manifest, one leaf per line, so that `less`, `grep` and `diff` work.
 
-    Raises `CheckpointError` if it is larger than readers take.
+    Raise `CheckpointError` if it exceeds what readers accept.
     """
     numbers: dict[object, int] = {}
     types: list[str] = []
@@ -174,7 +174,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def _type_to_json(record: LeafRecord) -> dict[str, Any]:
-    """What many leaves have in common; nothing that follows from something else."""
+    """The properties that leaves share, without those that follow from others."""
     if record.value is not None:
         return {"kind": record.kind}
     entry: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The user's metadata: what JSON holds exactly, and the floats that it lacks."""
+"""The user's metadata: values that JSON holds exactly, and the floats that it lacks."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _MAX_INT_BITS = 14_000
 
 
 def exactly(metadata: Any) -> Any:
-    """A copy that JSON gives back as it is, with Python numbers for those of arrays.
+    """Copy metadata to values that JSON returns exactly; array scalars become numbers.
 
     Raises `CheckpointError` for what JSON would change.
     """
@@ -53,7 +53,7 @@ def _plain(value: Any, where: str, levels: int) -> Any:
 
 
 def _number(value: Any, where: str) -> bool | int | float:
-    """The Python number that a scalar of NumPy or JAX is."""
+    """The Python number equal to a NumPy or JAX scalar."""
     problem = f"is a `{type(value).__name__}`"
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         problem += f" of dtype {value.dtype} and shape {value.shape}"
@@ -78,7 +78,7 @@ def _refused(where: str, problem: str) -> CheckpointError:
 
 
 def pack(value: Any) -> Any:
-    """JSON has no nan and inf, which a diverged loss is."""
+    """Encode nan and inf, which JSON lacks and diverged losses have."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"@float": repr(value)}
     if type(value) is dict:

@@ -52,9 +52,9 @@ def _is_whole(node: Any) -> bool:
 def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
     """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
 
-    As `jax.tree_util.tree_flatten_with_path`, but the entries of an `eqx.nn.State` are
-    found under their markers: their positions change when a layer is inserted. A node
-    that is not saved, a `Transient`, is one leaf.
+    Like `jax.tree_util.tree_flatten_with_path`, except that the keys of an
+    `eqx.nn.State` are its markers, since positions change when a layer is inserted. A
+    `Transient` is one leaf.
     """
 
     stop = _is_whole if is_leaf is None else lambda x: is_leaf(x) or _is_whole(x)
@@ -84,7 +84,7 @@ def typed(path: KeyPath) -> TypedPath:
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:
-    """The string or integer to which a key is equal: a `StrEnum`, an `np.int64`."""
+    """The string or integer equal to a key such as a `StrEnum` or an `np.int64`."""
     if isinstance(token, str):
         return str.__str__(token)
     if isinstance(token, int | np.integer) and not isinstance(token, bool):
@@ -97,20 +97,20 @@ def _plain(token: Any, path: KeyPath) -> str | int:
 
 
 def encode(path: TypedPath, *, uncut: bool = False) -> str:
-    """The name of a leaf: one key, one `/`-separated component.
+    """The name of a leaf: one component for each key, joined by `/`.
 
-    With `uncut`, long components are all there, as no file's name could be.
+    With `uncut`, long components are not shortened to what file systems allow.
     """
     return "/".join([_component(token, uncut) for _, token in path]) or ROOT
 
 
 def is_cut(name: str) -> bool:
-    """Whether keys cannot be told from a name, since it had too many characters."""
+    """Whether a name has a shortened component, so that its keys are lost."""
     return _CUT.search(name) is not None
 
 
 def decode(name: str, kinds: str) -> TypedPath:
-    """The key path of an uncut name, and of the first letters of its keys' kinds.
+    """The key path with an uncut name and keys of the given kinds, as initials.
 
     `ValueError` if no key path has this name.
     """
@@ -134,7 +134,7 @@ def _decoded(kind: str, part: str) -> tuple[str, str | int]:
 
 
 def below(prefix: str, name: str) -> str:
-    """The name in the whole checkpoint of what is called `name` below `prefix`."""
+    """The full name of the leaf called `name` below `prefix`."""
     if not prefix:
         return name
     return prefix if name == ROOT else f"{prefix}/{name}"
@@ -145,7 +145,7 @@ def is_below(prefix: str, name: str) -> bool:
 
 
 def folders(names: Iterable[str]) -> set[str]:
-    """All that other names are below: `{"a", "a/b"}` for `["a/b/c"]`."""
+    """All parents of the names: `{"a", "a/b"}` for `["a/b/c"]`."""
     found: set[str] = set()
     for name in names:
         folder = name.rpartition("/")[0]
@@ -189,7 +189,7 @@ def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
 
 
 def _escaped(names: Iterable[str], nodes: Iterable[str]) -> dict[str, str]:
-    """The names below a node that differs from another one only by letter case."""
+    """The names below nodes that differ from a sibling only in letter case."""
     alike: dict[str, list[str]] = {}
     for node in nodes:
         folder, slash, last = node.rpartition("/")
@@ -215,7 +215,7 @@ def _escape_letter(match: re.Match[str]) -> str:
 
 
 def unescaped(name: str) -> str:
-    """A stored name with the capital letters that `distinct` has escaped."""
+    """A stored name with the capital letters that `distinct` escaped restored."""
     return _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
 
 

@@ -41,13 +41,13 @@ from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
 from .names import decode, encode, folders, unescaped
 
 
-# Every version of the format begins like this, within `HEAD_BYTES`.
+# The beginning of a manifest in every format version, within `HEAD_BYTES`.
 HEAD_BYTES = 256
 HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
 )
-# The parts that follow it, in their order, and how each of them begins.
+# The parts that follow it, in order, and how each of them begins.
 _PARTS = {
     "root": b'"',
     "layout": b'"',
@@ -66,7 +66,7 @@ _TYPE_FIELDS = LeafRecord._fields[:10]
 def from_bytes(data: bytes, where: str) -> Manifest:
     """Read a manifest; `where` names it in errors.
 
-    Raises `CheckpointNotFoundError` for the `zarr.json` of something else, and
+    Raise `CheckpointNotFoundError` for a `zarr.json` of something else, and
     `CorruptCheckpointError` for anything that this package would not have written.
     """
     head = _verified(data, where)
@@ -75,9 +75,9 @@ def from_bytes(data: bytes, where: str) -> Manifest:
 
 
 def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[str]:
-    """Those keys that do not belong to the checkpoint of a manifest.
+    """The keys among `keys` that do not belong to the checkpoint of a manifest.
 
-    If it is damaged, what is named as a checkpoint's files are belongs to it.
+    If the manifest is damaged, all files named like those of a checkpoint belong to it.
     """
     keys = list(keys)
     try:
@@ -90,9 +90,9 @@ def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[s
 
 
 def metadata_from_bytes(data: bytes, where: str) -> Any:
-    """The metadata of a manifest alone: forty times faster, if there are many leaves.
+    """Only the metadata of a manifest: forty times faster if there are many leaves.
 
-    Its digest is checked, but not what it says of the leaves.
+    The digest is checked, but not the records of the leaves.
     """
     head = _verified(data, where)
     with _reading(where):
@@ -100,7 +100,7 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
 
 
 def _verified(data: bytes, where: str) -> int:
-    """Where the head of a manifest ends, whose digest is right."""
+    """Check the digest and the version, and return where the head ends."""
     head = HEAD.match(data)
     if head is None and is_foreign(data):
         raise CheckpointNotFoundError(
@@ -136,7 +136,7 @@ def _corrupt(where: str, reason: str) -> CorruptCheckpointError:
 
 @contextlib.contextmanager
 def _reading(where: str) -> Generator[None, None, None]:
-    """Translates what malformed JSON raises."""
+    """Translate the errors of malformed JSON."""
     try:
         yield
     except _Wrong as e:
@@ -147,7 +147,7 @@ def _reading(where: str) -> Generator[None, None, None]:
 
 
 def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
-    """The JSON of each part. No string has a line break, so none looks like a part."""
+    """The JSON of each part. Strings have no line break, so none can fake a part."""
     ends = [b',\n"%b": %b' % (name.encode(), _PARTS[name]) for name in _PARTS]
     for name, marker, end in zip(_PARTS, ends, [*ends[1:], _TAIL], strict=True):
         stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
@@ -165,7 +165,7 @@ def _loads(text: str) -> Any:
 
 
 def is_foreign(data: bytes) -> bool:
-    """Whether it is sound JSON of somebody else: damage is not to look like absence."""
+    """Whether `data` is valid JSON of something else: damage is not absence."""
     if b"eqx_ckpt" in data or len(data) > 2**20:
         return False
     try:
@@ -231,9 +231,9 @@ def _is_root(root: str) -> bool:
 
 
 class _Type(NamedTuple):
-    """What many leaves have in common: all fields of their records but the last three.
+    """The properties that leaves share: all fields of their records but the last three.
 
-    `chunks` is how many checksums each of them has, and `None` for scalars.
+    `chunks` is the number of checksums of each leaf, and `None` for scalars.
     """
 
     fields: tuple[Any, ...]

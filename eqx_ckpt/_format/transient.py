@@ -1,4 +1,4 @@
-"""Parts of a tree that are not saved, and are made anew by a restore."""
+"""Nodes of a tree that are not saved, and that a restore creates anew."""
 
 import abc
 import functools as ft
@@ -11,8 +11,8 @@ from .._types import IsLeaf
 class Transient(eqx.Module):
     """A node whose leaves are not saved, such as a cache.
 
-    A save writes down `note()`, and a restore puts `fresh()` of the node in `like` in
-    its place, if that node `accepts` what was written down.
+    A save stores `note()` in the manifest. A restore replaces the node in `like` by its
+    `fresh()`, if it `accepts` the stored note.
     """
 
     @abc.abstractmethod
@@ -25,12 +25,12 @@ class Transient(eqx.Module):
     def fresh(self) -> "Transient": ...
 
 
-# Called on every node of a tree: a builtin is several times faster than a function.
+# Called for each node of a tree: a builtin is several times faster than a function.
 is_transient = ft.partial(type.__instancecheck__, Transient)
 
 
 def stop_at_transients(is_leaf: IsLeaf) -> IsLeaf:
-    """`is_leaf`, which takes such a node as one leaf, too."""
+    """Extend `is_leaf` so that a `Transient` is one leaf."""
     if is_leaf is None:
         return is_transient
     return lambda node: is_transient(node) or is_leaf(node)

@@ -1,4 +1,4 @@
-"""Reading on one replica, and sending it to the others over their interconnect."""
+"""Read data in one replica, and send it to the others over the interconnect."""
 
 import functools as ft
 import math
@@ -21,7 +21,7 @@ from .._storage.buffers import empty
 from .placement import Pieces
 
 
-# Zeros are added to what was read: to its bits as integers, which changes none of them.
+# The data and zeros are summed as integers, which preserves every bit.
 _INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _SENT = frozenset(
     "int8 int16 int32 uint8 uint16 uint32 float16 bfloat16 float32".split()
@@ -29,9 +29,9 @@ _SENT = frozenset(
 
 
 class Stack(NamedTuple):
-    """All replicas of a leaf, one behind the other; only the first one has data.
+    """All replicas of a leaf along a new first axis; only the first replica has data.
 
-    Each device has one block of the stack, as large as its shard of the leaf.
+    Each device holds one block of the stack, of the size of its shard of the leaf.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Stack(NamedTuple):
     integers: np.dtype
 
     def pieces(self) -> Pieces:
-        """What this process reads, and the devices that it is for."""
+        """The regions that this process reads, each with its devices."""
         found: Pieces = []
         for device, region in self._blocks():
             if region[0].start == 0:
@@ -56,9 +56,9 @@ class Stack(NamedTuple):
         return host.view(self.integers)[None]
 
     def spread(self, first: list[jax.Array]) -> jax.Array:
-        """The leaf, on all devices; `first` are the arrays of `pieces`."""
+        """The leaf on all devices, given the arrays of `pieces`."""
         if not self.target.addressable_devices:
-            # JAX computes only on meshes that this process has a part of.
+            # JAX computes only on meshes that include a device of this process.
             return jax.make_array_from_single_device_arrays(
                 self.shape[1:], self.target, [], dtype=self.dtype
             )
@@ -92,7 +92,7 @@ def _sum(target: NamedSharding, dtype: np.dtype) -> Callable[[jax.Array], jax.Ar
 
 
 def stack_of(target: Sharding | None, record: LeafRecord) -> Stack | None:
-    """`None` if no other process has the same data, or it cannot be sent as bits."""
+    """`None` if no other process needs the same data, or its dtype cannot be summed."""
     if (
         not isinstance(target, NamedSharding)
         or not isinstance(target.mesh, Mesh)

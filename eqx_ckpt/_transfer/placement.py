@@ -1,4 +1,4 @@
-"""Where restored leaves go: which regions to read for it, and putting them there."""
+"""Which regions to read for a sharding, and how to put them on devices."""
 
 import functools as ft
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .._format.chunks import distinct_regions, Region, whole
 from .._format.leaves import dtype_from_tag, LeafRecord
 
 
-# The distinct regions to read, and the devices that each one goes to.
+# The distinct regions to read, each with its devices.
 Pieces: TypeAlias = list[tuple[Region, list[Any]]]
 
 
@@ -24,7 +24,7 @@ def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
 
 
 class Part(NamedTuple):
-    """A region of a leaf, in host memory, and the devices that it goes to."""
+    """A region of a leaf in host memory, and its target devices."""
 
     host: np.ndarray
     record: LeafRecord
@@ -33,9 +33,9 @@ class Part(NamedTuple):
 
 
 def put(parts: Sequence[Part]) -> list[list[Any]]:
-    """The arrays of each part, one for each of its devices.
+    """Put each part on its devices, and return one array for each device.
 
-    JAX is called twice, not once for each part.
+    JAX is called twice, not once per part.
     """
     free = [part.host for part in parts if _is_free(part)]
     fixed = [
@@ -56,15 +56,15 @@ def put(parts: Sequence[Part]) -> list[list[Any]]:
 
 
 def _is_free(part: Part) -> bool:
-    """Whether JAX decides where it goes."""
+    """Whether the part goes, uncommitted, to the default device."""
     return part.sharding is None and part.record.kind in ("jax", "key")
 
 
 def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -> Any:
-    """A leaf of the arrays of its parts."""
+    """Assemble a leaf from the arrays of its parts."""
     if sharding is None:
         return finished(arrays[0], record)
-    # A process may have no part of an array of the others.
+    # A process may have no part of a global array.
     leaf = jax.make_array_from_single_device_arrays(
         record.data_shape, sharding, arrays, dtype=None if arrays else _dtype(record)
     )
@@ -85,7 +85,7 @@ def finished(leaf: Any, record: LeafRecord) -> Any:
 
 
 def _as_weak(array: jax.Array) -> jax.Array:
-    """The same array with a weak type, which only Python scalars bring along."""
+    """The same array with a weak type, which JAX derives only from Python scalars."""
     kind = array.dtype.kind
     if kind not in _ZEROS:
         return array
@@ -94,7 +94,7 @@ def _as_weak(array: jax.Array) -> jax.Array:
     with jax.enable_x64(wide):
         if home is None:
             return _weak_copy(kind, None)(array)
-        # Not every JAX can compute in other memory than the default one.
+        # Some versions of JAX cannot compute in memory other than the default one.
         device = next(iter(home.device_set))
         default = home.with_memory_kind(device.default_memory().kind)
         weak = _weak_copy(kind, default)(jax.device_put(array, default))

@@ -1,4 +1,4 @@
-"""Host memory between the caller of a save and the thread that writes it."""
+"""Host memory between the caller of a save and its writer thread."""
 
 import os
 import threading
@@ -23,12 +23,12 @@ Piece = tuple[Region, np.ndarray]
 
 
 class _Held:
-    """The bytes that all saves of this process have staged, and who waits for them."""
+    """The bytes that all saves of this process have staged, and their condition."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.nbytes = 0
-        # One save at a time is staged, so that two cannot wait for each other's bytes.
+        # Only one save stages at a time: two could wait for each other's bytes.
         self.turn = threading.Lock()
 
 
@@ -36,10 +36,10 @@ _held = _Held()
 
 
 class Staging:
-    """A queue of pieces of arrays, which are the save's own, of bounded size.
+    """A bounded queue of pieces of arrays, which belong to the save alone.
 
-    The caller of the save fills it. The writer takes the pieces through `arrays`, says
-    by `release` how much of them is written, and by `end` that it will take no more.
+    The caller of the save fills it. The writer takes the pieces through `arrays`, calls
+    `release` for what it has written, and `end` when it takes no more.
     """
 
     def __init__(self, writes: Sequence[Write], limit: int) -> None:
@@ -54,17 +54,16 @@ class Staging:
         self._ended = False
 
     def fill(self, writes: Sequence[Write], before_waiting: Callable[[], None]) -> None:
-        """Stage every leaf; returns when nothing depends on the leaves any more.
+        """Stage all leaves; on return, the save no longer depends on them.
 
-        `before_waiting` is called if not all fits, and something has to be written
-        first.
+        Call `before_waiting` if they do not fit, so that the writer makes room.
         """
         with _held.turn:
             for write in _first(writes, self._limit):
                 start_transfer(write.leaf)
             for write in writes:
-                # Nobody changes a JAX array, nor gives its memory away while there is
-                # a view of it. See tests/save/test_async.py.
+                # JAX arrays are immutable, and JAX does not reuse their memory while a
+                # view of it exists. See tests/save/test_async.py.
                 changes = write.record.kind == "numpy"
                 for region, array in shards(write.leaf, write.record, mine=write.mine):
                     if not self._has_room(array.nbytes):
@@ -76,12 +75,12 @@ class Staging:
                 self._put(None, 0)
 
     def _has_room(self, nbytes: int) -> bool:
-        # The writer may keep `MAX_IN_FLIGHT` until it is given more.
+        # The writer may hold `MAX_IN_FLIGHT` until it gets more.
         limit = max(self._limit, MAX_IN_FLIGHT + nbytes)
         return nbytes == 0 or _held.nbytes + nbytes <= limit
 
     def _put(self, piece: Piece | None, nbytes: int) -> None:
-        """Add a piece once there is room, or `None` behind the last one of a leaf."""
+        """Add a piece once there is room, or `None` after the last piece of a leaf."""
         with _held.changed:
             _held.changed.wait_for(lambda: self._ended or self._has_room(nbytes))
             if not self._ended:
@@ -104,13 +103,13 @@ class Staging:
             _held.changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Let the writer fail as soon as it wants more."""
+        """Make the writer fail when it asks for more."""
         with _held.changed:
             self._failure = error
             _held.changed.notify_all()
 
     def end(self) -> None:
-        """The writer takes no more."""
+        """Discard the rest: the writer takes no more."""
         with _held.changed:
             self._ended = True
             self._pieces.clear()
@@ -139,7 +138,7 @@ def _first(writes: Iterable[Write], limit: int) -> Iterable[Write]:
 
 
 def _forget() -> None:
-    """In a forked child nobody fills and nobody takes."""
+    """Reset the counters: a forked child inherits no staging threads."""
     global _held
     _held = _Held()
 
