@@ -24,7 +24,7 @@ from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
 from ._retention import check_mode, checked_keep, Keep, keep_all, Mode, ranked
 from ._save import save_in_background
-from ._steps import as_step, retain, run_at
+from ._steps import as_step, in_words, retain, run_at
 from ._storage.bucket import check_layout
 from ._transfer.staging import checked_limit
 from ._tree.compression import check_compression, Compression
@@ -155,7 +155,7 @@ class CheckpointManager:
         """
         self._check_thread()
         with self._one_at_a_time:
-            group = group_of(self._call(f"save({step})"), self._deadline)
+            group = group_of(self._call(f"save({in_words(step)})"), self._deadline)
             with telling(group):
                 number = as_step(step)
                 self._check_open()
@@ -302,7 +302,7 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointError`][]: this process is reading the step.
         """
         self._check_thread()
-        call = self._call(f"delete({step})")
+        call = self._call(f"delete({in_words(step)})")
         with self._one_at_a_time:
             self._settle()
             number, problem = by_all(
@@ -332,7 +332,8 @@ class CheckpointManager:
         """
         self._check_open()
         told = told_to_end(self) and as_step(step) not in self._saved
-        return any_says(self._call(f"should_save({step})"), told, self._deadline)
+        call = self._call(f"should_save({in_words(step)})")
+        return any_says(call, told, self._deadline)
 
     def _call(self, call: str) -> str:
         """A call, as its errors name it when not all processes make it."""

@@ -28,6 +28,8 @@ from ._types import PathLike
 logger = logging.getLogger("eqx_ckpt")
 # Manifests that are read from a store at a time.
 _AT_ONCE = 16
+# Of what was passed as a step, so many characters are shown.
+_LONGEST = 80
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
@@ -40,9 +42,18 @@ def as_step(value: Any) -> int:
         step = -1
     if not 0 <= step < 2**63:
         raise CheckpointError(
-            f"{value!r} is no step. Pass a non-negative integer below 2**63."
+            f"{in_words(value)} is no step. Pass a non-negative integer below 2**63."
         )
     return step
+
+
+def in_words(step: Any) -> str:
+    """What was passed as a step, whatever it is, and the same for equal integers."""
+    try:
+        text = repr(step) if isinstance(step, str) else str(step)
+    except ValueError:  # Python does not write integers of more than 4300 digits.
+        text = f"this `{type(step).__name__}`"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class Run:
@@ -208,7 +219,7 @@ class StoreRun(Run):
 
     def steps(self) -> list[int]:
         named = self._named()
-        # A manifest without data is one of an empty tree, or something else.
+        # A manifest without data is one that was copied here, or something else.
         return sorted(
             step
             for step, has_data in named.items()

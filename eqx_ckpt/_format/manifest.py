@@ -123,7 +123,7 @@ def foreign(keys: Iterable[str], manifest: Manifest) -> list[str]:
 
 def files(manifest: Manifest) -> set[str]:
     """The keys of everything that belongs to a checkpoint without a database."""
-    keys = {MANIFEST}
+    keys = {MANIFEST, manifest.root + MANIFEST}
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")

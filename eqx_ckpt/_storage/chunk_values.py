@@ -38,6 +38,8 @@ _COMMIT = 900.0
 # What is encoded or decoded at a time: so many bytes, or chunks.
 _BATCH = 32 * 2**20
 _LEAST = _BATCH // 512
+# In the place of arrays if there are none, so that each attempt to save leaves a key.
+_EMPTY = b'{"zarr_format": 3, "node_type": "group"}'
 
 
 def write_objects(
@@ -55,6 +57,8 @@ def write_objects(
     target = (_Transactions if base["driver"] == "ocdbt" else _Requests)(base)
     tails: Tails = {write.name: {} for write in writes}
     try:
+        if create and not writes:
+            target.put(MANIFEST, _EMPTY)
         for name, record, _ in writes if create else ():
             text = json.dumps(zarr_metadata(record))
             target.put(f"{name}/{MANIFEST}", text.encode())

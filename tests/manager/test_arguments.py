@@ -59,16 +59,28 @@ def test_right_arguments(tmp_path):
     CheckpointManager(tmp_path, keep=(eqx_ckpt.keep_last(1), eqx_ckpt.keep_all))
 
 
-@pytest.mark.parametrize("step", [True, -1, 1.0, "1", None, 2**63, 10**300, np.True_])
+# Python does not write an integer of more than 4300 digits, in the name of a test too.
+LONG = [pytest.param(sign * 10**5000, id=f"{sign}0...") for sign in (1, -1)]
+
+
+@pytest.mark.parametrize(
+    "step", [True, -1, 1.0, "1", None, 2**63, 10**300, np.True_, *LONG]
+)
 @pytest.mark.parametrize("door", ["save", "restore", "delete", "read_manifest"])
 def test_what_is_no_step(tmp_path, door, step):
     manager = CheckpointManager(tmp_path)
     args = {"save": (step, 1.0), "restore": (1.0, step)}.get(door, (step,))
     if door == "restore" and step is None:
         return
-    with pytest.raises(Exception, match="is no step|parameter 'step'"):
+    with pytest.raises(Exception, match="is no step|parameter 'step'") as raised:
         getattr(manager, door)(*args)
+    assert len(str(raised.value)) < 200 or "parameter 'step'" in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_of_too_many_digits_is_not_the_one_to_save_now(tmp_path):
+    with CheckpointManager(tmp_path) as manager:
+        assert not manager.should_save(10**5000)
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,26 @@ def test_metadata_of_a_step_that_was_replaced(run: str) -> None:
         assert manager.best("loss") == best
 
 
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+@pytest.mark.parametrize("tree", [{"w": np.ones(3), "step": 100}, {"step": 100}, {}])
+def test_metadata_of_a_step_whose_old_data_could_not_be_deleted(
+    run: str, tree, layout
+) -> None:
+    if not is_replaceable(run):
+        return
+    manager = CheckpointManager(run)
+    assert manager.best("loss") == 300
+    old = {key: v for key, v in data_of(run, 100).items() if "/@" in key}
+    eqx_ckpt.tree_serialise_leaves(
+        f"{run}/000100", tree, metadata={"loss": 0}, overwrite=True, layout=layout
+    )
+    write_all(run, {key: value or b"" for key, value in old.items()})
+    for _ in range(2):
+        assert manager.best("loss") == 100
+    eqx_ckpt.verify(f"{run}/000100")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(f"{run}/000100", tree), tree)
+
+
 def test_metadata_that_cannot_be_read(run: str) -> None:
     manager = CheckpointManager(run)
     flip(run, "000200/zarr.json")
