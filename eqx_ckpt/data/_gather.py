@@ -36,14 +36,16 @@ class Host:
         self._is_closed = True
         self.source.close()
 
-    def take(self, shape: tuple[int, ...], *pieces: Array) -> PyTree[np.ndarray]:
+    def take(self, numbers: np.ndarray) -> PyTree[np.ndarray]:
+        """Rows by their numbers; the shape of those comes first."""
+        rows = self.source.take(numbers.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(*numbers.shape, *x.shape[1:]), rows)
+
+    def answer(self, shape: tuple[int, ...], *pieces: Array) -> PyTree[np.ndarray]:
         """Rows of shape `shape`; under `vmap`, the pieces have more axes in front."""
         numbers = np.concatenate([np.asarray(piece) for piece in pieces], axis=-1)
-        rows = self.source.take(numbers.reshape(-1))
-        lead = (*numbers.shape[:-1], *shape)
-        return jax.tree.map(
-            lambda x, s: narrowed(x, s.dtype).reshape(*lead, *s.shape), rows, self.like
-        )
+        rows = self.take(numbers.reshape(*numbers.shape[:-1], *shape))
+        return jax.tree.map(lambda x, s: narrowed(x, s.dtype), rows, self.like)
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -66,5 +68,5 @@ def gather(host: Host, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
     )
     flat = numbers.reshape(-1)
     pieces = [flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE)]
-    take = ft.partial(host.take, numbers.shape)
-    return jax.pure_callback(take, shapes, *pieces, vmap_method="broadcast_all")
+    answer = ft.partial(host.answer, numbers.shape)
+    return jax.pure_callback(answer, shapes, *pieces, vmap_method="broadcast_all")

@@ -7,41 +7,32 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree, UInt32
+from jaxtyping import Array, Bool, PyTree
 
+from ._batching import Batching
 from ._cursor import Block, Cursor, NOT_FETCHED
 from ._gather import gather, Host
 from ._iterate import batches
-from ._order import Order, rows, VERSION
+from ._order import Order
 from ._sources import check_count, is_a, is_integer, Source
 
 
 class Info(NamedTuple):
-    """What else there is to know of a batch.
+    """What else there is to know of a batch in the order `"epochs"`.
 
     **Attributes:**
 
-    - `mask`: which rows count; `bool[batch_size]`. Only the order `"epochs"` has rows
-        that do not: those that fill up the last batch of an epoch.
-    - `count`: how many rows of the batch count; `int32[]`.
+    - `mask`: which rows count; `bool[batch_size]`. Those that fill up the last batch
+        of an epoch do not. Of a block: `bool[k, batch_size]`.
+    - `count`: how many rows of the batch count; `int32[]`. Of a block: `int32[k]`.
     - `batch_size`: how many rows the batch has.
     - `total`: how many rows the source has.
     """
 
-    mask: Bool[Array, " batch_size"]
+    mask: Bool[Array | np.ndarray, "*k batch_size"]
     count: Any
     batch_size: int
     total: int
-
-
-class Positions(NamedTuple):
-    """Of `k` batches: where their rows are, and where the cursor is after each."""
-
-    epoch: Any  # uint32[k, batch_size]
-    position: Any  # uint32[k, batch_size]
-    mask: Any  # bool[k, batch_size]
-    next_epoch: Any  # uint32[k]
-    next_position: Any  # uint32[k]
 
 
 class Loader(eqx.Module):
@@ -76,12 +67,10 @@ class Loader(eqx.Module):
         ```
     """
 
-    source: Source = eqx.field(static=True)
-    arrays: PyTree[Array] | None
-    batch_size: int = eqx.field(static=True)
-    order: Order = eqx.field(static=True)
-    cache: int = eqx.field(static=True)
     host: Host = eqx.field(static=True)
+    arrays: PyTree[Array] | None
+    batching: Batching = eqx.field(static=True)
+    cache: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -126,29 +115,20 @@ class Loader(eqx.Module):
             )
         if max(count, batch_size * (cache + 1)) >= 2**31:
             raise ValueError("A loader numbers its rows with 31 bits.")
-        self.source = source
-        self.arrays = source.on_device
-        self.batch_size = batch_size
-        self.order = order
-        self.cache = cache
         self.host = Host(source)
+        self.arrays = source.on_device
+        self.batching = Batching(source.rows, int(batch_size), order)
+        self.cache = int(cache)
 
     @property
     def make_up(self) -> str:
         """What decides the order of the rows. A cursor belongs to one make-up."""
-        rows = self.source.rows
-        chunks = (
-            "" if rows.chunk is None else f" chunk={rows.chunk} window={rows.window}"
-        )
-        return (
-            f"rows={rows.total} batch_size={self.batch_size} order={self.order}"
-            f"{chunks} version={VERSION}"
-        )
+        return self.batching.make_up
 
     @property
     def batches_per_epoch(self) -> int:
         """How many batches it takes to see all rows."""
-        return -(-self.source.rows.total // self.batch_size)
+        return self.batching.per_epoch
 
     def start(self, seed: int = 0, *, accept_any: bool = False) -> Cursor:
         """The cursor of the first batch.
@@ -167,10 +147,10 @@ class Loader(eqx.Module):
             raise ValueError(
                 f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
             )
-        kept = None
+        kept, size = None, self.batching.batch_size
         if self.arrays is None and self.cache > 1:
             kept = jax.tree.map(
-                lambda s: jnp.zeros((self.cache, self.batch_size, *s.shape), s.dtype),
+                lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype),
                 self.host.like,
             )
         zero, used = jnp.uint32(0), jnp.uint32(NOT_FETCHED)
@@ -186,7 +166,7 @@ class Loader(eqx.Module):
         **Arguments:**
 
         - `cursor`: from `start`, from this function, or restored.
-        - `info`: return an [`eqx_ckpt.data.Info`][] too.
+        - `info`: return an [`eqx_ckpt.data.Info`][] too; of the order `"epochs"` only.
 
         **Returns:**
 
@@ -195,11 +175,11 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `ValueError`: it is the cursor of another loader.
+        - `ValueError`: it is the cursor of another loader; the order has no masks.
         - `RuntimeError`: the loader is closed.
         - `jax.errors.JaxRuntimeError`: a row cannot be read; it names the row.
         """
-        self._check(cursor)
+        self._check(cursor, info)
         cursor, batch, mask = _next(self, cursor)
         return (cursor, batch, self.info_of(mask)) if info else (cursor, batch)
 
@@ -215,9 +195,9 @@ class Loader(eqx.Module):
 
         As `next`; all arrays have a first axis of length `k`.
         """
-        self._check(cursor)
+        self._check(cursor, info)
         check_count("k", k)
-        if self.batch_size * (k + 1) + self.source.rows.total >= 2**32:
+        if self.batching.batch_size * (k + 1) + self.batching.rows.total >= 2**32:
             raise ValueError(f"`k` is {k}: more rows than a loader can number.")
         cursor, rows, mask = _block(self, cursor, k)
         return (cursor, rows, self.info_of(mask)) if info else (cursor, rows)
@@ -247,7 +227,7 @@ class Loader(eqx.Module):
         An iterator of `(cursor, batch)`, or `(cursor, batch, info)`. The cursor is the
         one after this batch, whatever was fetched ahead: save it with the step.
         """
-        self._check(cursor)
+        self._check(cursor, info)
         if not is_integer(prefetch) or prefetch < 0:
             raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
         return batches(self, cursor, prefetch, sharding, info)
@@ -273,39 +253,15 @@ class Loader(eqx.Module):
     def zeros(self) -> PyTree[Array]:
         """A batch of zeros, of the shapes and dtypes that `next` gives."""
         return jax.tree.map(
-            lambda s: jnp.zeros((self.batch_size, *s.shape), s.dtype), self.host.like
+            lambda s: jnp.zeros((self.batching.batch_size, *s.shape), s.dtype),
+            self.host.like,
         )
 
     def close(self) -> None:
         """Give back what the source holds, such as open files. Twice is once."""
         self.host.close()
 
-    def positions(self, epoch: Any, position: Any, k: int) -> Positions:
-        """Of the next `k` batches; inside `jit`."""
-        count, size = self.source.rows.total, self.batch_size
-        rows = jnp.arange(size, dtype=jnp.uint32)
-        turns = jnp.arange(k + 1, dtype=jnp.uint32)
-        if self.order != "epochs":
-            starts = position + turns * jnp.uint32(size)
-            at = starts[:-1, None] + rows
-            mask = jnp.ones(at.shape, bool)
-            turned, after = starts[1:] // count, starts[1:] % count
-            return Positions(
-                epoch + at // count, at % count, mask, epoch + turned, after
-            )
-        per_epoch = self.batches_per_epoch
-        turns = position // size + turns
-        epochs, starts = epoch + turns // per_epoch, (turns % per_epoch) * size
-        at = starts[:-1, None] + rows
-        epochs_of_rows = jnp.broadcast_to(epochs[:-1, None], at.shape)
-        return Positions(epochs_of_rows, at % count, at < count, epochs[1:], starts[1:])
-
-    def numbers(self, seed: Any, at: Positions) -> UInt32[Array, "k batch_size"]:
-        """The numbers of the rows at positions; inside `jit`."""
-        order = "shuffle" if self.order == "epochs" else self.order
-        return rows(order, self.source.rows, seed, at.epoch, at.position)
-
-    def fetch(self, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
+    def fetch(self, numbers: Array) -> PyTree[Array]:
         """Rows by their numbers; inside `jit`."""
         if self.arrays is None:
             return gather(self.host, numbers)
@@ -316,10 +272,15 @@ class Loader(eqx.Module):
     def info_of(self, mask: Any) -> Info:
         """What else there is to know of batches with a mask."""
         count = mask.sum(-1, dtype=np.int32)
-        return Info(mask, count, self.batch_size, self.source.rows.total)
+        return Info(mask, count, self.batching.batch_size, self.batching.rows.total)
 
-    def _check(self, cursor: Cursor) -> None:
+    def _check(self, cursor: Cursor, info: bool) -> None:
         self.host.check_open()
+        if info and self.batching.order != "epochs":
+            raise ValueError(
+                f"The order {self.batching.order!r} has no masks: every row of a batch "
+                'counts. Leave `info` out, or pass `order="epochs"` to the loader.'
+            )
         if not is_a(Cursor, cursor):
             raise TypeError(
                 f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
@@ -333,39 +294,48 @@ class Loader(eqx.Module):
 
 @eqx.filter_jit
 def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]:
-    at = loader.positions(cursor.epoch, cursor.position, 1)
+    at = loader.batching.positions(cursor.epoch, cursor.position, 1)
     epoch, position = at.next_epoch[0], at.next_position[0]
     if cursor.block.rows is None:
-        rows = loader.fetch(loader.numbers(cursor.seed, at))
+        rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
         batch = jax.tree.map(lambda x: x[0], rows)
         return cursor.moved(epoch, position), batch, at.mask[0]
 
-    def refill() -> Block:
-        ahead = loader.positions(cursor.epoch, cursor.position, loader.cache)
-        rows = loader.fetch(loader.numbers(cursor.seed, ahead))
-        return eqx.tree_at(
-            lambda b: (b.rows, b.used), cursor.block, (rows, jnp.uint32(0))
-        )
+    def is_used_up(state: tuple[Any, Array, Any]) -> Array:
+        return state[1] >= loader.cache
 
-    now = jnp.stack([cursor.seed, cursor.epoch, cursor.position])
-    is_here = (cursor.block.used < loader.cache) & jnp.all(cursor.block.at == now)
-    block = jax.lax.cond(is_here, lambda: cursor.block, refill)
-    batch = jax.tree.map(lambda x: x[block.used], block.rows)
+    def refill(state: tuple[Any, Array, Any]) -> tuple[Any, Array, Any]:
+        (seed, epoch, position), _, _ = state
+        ahead = loader.batching.positions(epoch, position, loader.cache)
+        rows = loader.fetch(loader.batching.numbers(seed, ahead))
+        at = (seed, ahead.next_epoch[-1], ahead.next_position[-1])
+        return at, jnp.uint32(0), rows
+
+    # A loop of one turn or none: `cond` would copy the rows that a scan carries. What
+    # it fetches depends on what it changes, or XLA would fetch before the loop.
+    block = jax.lax.stop_gradient(cursor.block)
+    now = cursor.seed, cursor.epoch, cursor.position
+    is_here = jnp.all(block.at == jnp.stack(now))
+    used = jnp.where(is_here, block.used, jnp.uint32(NOT_FETCHED))
+    _, used, rows = jax.lax.while_loop(is_used_up, refill, (now, used, block.rows))
+    batch = jax.tree.map(lambda x: x[used], rows)
     after = jnp.stack([cursor.seed, epoch, position])
-    block = eqx.tree_at(lambda b: (b.at, b.used), block, (after, block.used + 1))
+    block = eqx.tree_at(
+        lambda b: (b.rows, b.at, b.used), block, (rows, after, used + 1)
+    )
     return cursor.moved(epoch, position, block), batch, at.mask[0]
 
 
 @eqx.filter_jit
 def _block(loader: Loader, cursor: Cursor, k: int) -> tuple[Cursor, Any, Array]:
-    at = loader.positions(cursor.epoch, cursor.position, k)
-    rows = loader.fetch(loader.numbers(cursor.seed, at))
+    at = loader.batching.positions(cursor.epoch, cursor.position, k)
+    rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
     return cursor.moved(at.next_epoch[-1], at.next_position[-1]), rows, at.mask
 
 
 @eqx.filter_jit
 def _map(loader: Loader, fn: Callable, carry: Any) -> tuple[Any, Any]:
-    count, size = loader.source.rows.total, loader.batch_size
+    count, size = loader.batching.rows.total, loader.batching.batch_size
     total = loader.batches_per_epoch
     numbers = jnp.arange(total * size, dtype=jnp.uint32).reshape(total, size)
 

@@ -1,6 +1,7 @@
 """Loaders: equal cursors give equal batches, however they are drawn."""
 
 import itertools
+import threading
 
 import equinox as eqx
 import jax
@@ -41,8 +42,10 @@ def drawn(loader, cursor, n) -> np.ndarray:
     return np.asarray(run(cursor)[1])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("batch_size", [1, 3, 10])
+@pytest.mark.parametrize(
+    ("order", "batch_size"),
+    [*((order, 3) for order in ORDERS), ("epochs", 1), ("epochs", 10)],
+)
 def test_all_ways_give_the_same(order, batch_size):
     n = 2 * -(-10 // batch_size) + 1
     reference = data.Loader(small(), batch_size, order=order)
@@ -115,11 +118,23 @@ def test_a_replayed_cursor_gives_the_same_batch():
 
 
 def test_an_iterator_may_end_in_its_own_thread():
-    loader = data.Loader(small(), 2)
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    class Ending(data.ArraySource):
+        calls = 0
+
+        def take(self, indices):
+            if self.calls and may_end.wait(60):
+                batches.close()
+                has_ended.set()
+            self.calls += 1
+            return super().take(indices)
+
+    loader = data.Loader(Ending(i=np.arange(10)), 2)
     batches = loader.iterate(loader.start(), prefetch=2)
     next(batches)
-    frame = batches.gi_frame.f_locals
-    frame["pool"].submit(batches.close).result()
+    may_end.set()
+    assert has_ended.wait(60)
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -164,6 +179,8 @@ def test_inside_grad_and_vmap():
 
     gradient, cursor = jax.jit(jax.grad(loss, has_aux=True))(weights, loader.start(0))
     assert int(gradient.sum()) == 2
+    whole = eqx.filter_grad(lambda both: loss(*both)[0])((weights, cursor))
+    assert int(whole[0].sum()) == 2
     cursors = [loader.start(0), cursor, loader.start(9)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *cursors)
     found = jax.vmap(lambda c: loader.next(c)[1]["i"])(stacked)
@@ -217,6 +234,13 @@ def test_bad_uses():
     loader = data.Loader(small(), 2)
     with pytest.raises(ValueError, match="seed"):
         loader.start(-1)
+    for draw in (
+        loader.next,
+        loader.iterate,
+        lambda c, info: loader.block(c, 2, info=info),
+    ):
+        with pytest.raises(ValueError, match="'shuffle' has no masks"):
+            draw(loader.start(), info=True)
     with pytest.raises(ValueError, match="prefetch"):
         loader.iterate(loader.start(), prefetch=-1)
     with pytest.raises(ValueError, match="`k`"):

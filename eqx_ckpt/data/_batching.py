@@ -1,0 +1,65 @@
+"""Where the rows of the next batches are: integer arithmetic on a cursor."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from ._order import Order, Rows, rows, VERSION
+
+
+class Positions(NamedTuple):
+    """Of `k` batches: where their rows are, and where the cursor is after each."""
+
+    epoch: Any  # uint32[k, batch_size]
+    position: Any  # uint32[k, batch_size]
+    mask: Any  # bool[k, batch_size]
+    next_epoch: Any  # uint32[k]
+    next_position: Any  # uint32[k]
+
+
+class Batching(NamedTuple):
+    """What decides which rows are in a batch, beside the cursor."""
+
+    rows: Rows
+    batch_size: int
+    order: Order
+
+    @property
+    def make_up(self) -> str:
+        rows = self.rows
+        chunks = (
+            "" if rows.chunk is None else f" chunk={rows.chunk} window={rows.window}"
+        )
+        return (
+            f"rows={rows.total} batch_size={self.batch_size} order={self.order}"
+            f"{chunks} version={VERSION}"
+        )
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.rows.total // self.batch_size)
+
+    def positions(self, epoch: Any, position: Any, k: int) -> Positions:
+        """Of the next `k` batches; inside `jit`."""
+        count, size = self.rows.total, self.batch_size
+        inside = jnp.arange(size, dtype=jnp.uint32)
+        turns = jnp.arange(k + 1, dtype=jnp.uint32)
+        if self.order != "epochs":
+            starts = position + turns * jnp.uint32(size)
+            at = starts[:-1, None] + inside
+            mask = jnp.ones(at.shape, bool)
+            turned, after = starts[1:] // count, starts[1:] % count
+            return Positions(
+                epoch + at // count, at % count, mask, epoch + turned, after
+            )
+        turns = position // size + turns
+        epochs, starts = epoch + turns // self.per_epoch, turns % self.per_epoch * size
+        at = starts[:-1, None] + inside
+        epochs_of_rows = jnp.broadcast_to(epochs[:-1, None], at.shape)
+        return Positions(epochs_of_rows, at % count, at < count, epochs[1:], starts[1:])
+
+    def numbers(self, seed: Any, at: Positions) -> UInt32[Array, "k batch_size"]:
+        """The numbers of the rows at positions; inside `jit`."""
+        order = "shuffle" if self.order == "epochs" else self.order
+        return rows(order, self.rows, seed, at.epoch, at.position)
