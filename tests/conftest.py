@@ -1,10 +1,25 @@
+import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from unittest import mock
 
+import equinox  # noqa: F401
 import hypothesis
 import jax
 import pytest
-from jaxtyping import config, PRNGKeyArray
+import tensorstore  # noqa: F401
+from beartype import BeartypeConf
+from beartype.claw import beartype_package
+from jaxtyping import PRNGKeyArray
+
+
+# Each call in the package checks its types, in a tenth of the time that
+# `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none.
+beartype_package("eqx_ckpt", conf=BeartypeConf(claw_is_pep526=False))
+with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
+    import eqx_ckpt
 
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
@@ -24,9 +39,12 @@ def getkey() -> Callable[[], PRNGKeyArray]:
     return lambda: jax.random.key(next(seeds))
 
 
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Without the type checks of the tests, which come before the package's own."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+@pytest.fixture(scope="session")
+def unchecked() -> ModuleType:
+    """The package once more, without these checks, which come before its own."""
+    spec = importlib.util.spec_from_file_location("unchecked", eqx_ckpt.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["unchecked"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -200,10 +200,10 @@ def test_layer_by_layer():
 @pytest.mark.parametrize("prefix", [None, 0, Path("model"), b"model"])
 def test_a_prefix_that_is_no_string(saved, skeleton, prefix, unchecked):
     match = "`prefix` is .*, which is no string"
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match=match):
-        eqx_ckpt.tree_deserialise_leaves(saved, skeleton["model"], prefix=prefix)
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match=match):
-        eqx_ckpt.tree_like(saved, prefix=prefix)
+    with pytest.raises(unchecked.LeafMismatchError, match=match):
+        unchecked.tree_deserialise_leaves(saved, skeleton["model"], prefix=prefix)
+    with pytest.raises(unchecked.LeafMismatchError, match=match):
+        unchecked.tree_like(saved, prefix=prefix)
 
 
 @pytest.mark.parametrize("prefix", ["model/encoder", "/model/encoder/"])

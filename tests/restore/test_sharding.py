@@ -359,12 +359,12 @@ def test_no_chunk_crosses_the_edge_of_a_shard(rows):
 )
 def test_a_rule_that_cannot_be_used(rule, problem, unchecked):
     like = {"head": {"w": jnp.ones((8, 8))}}
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
-        eqx_ckpt.shard_like(like, rule, mesh(a=8))
+    with pytest.raises(unchecked.LeafMismatchError, match=problem):
+        unchecked.shard_like(like, rule, mesh(a=8))
     if callable(rule):
-        eqx_ckpt.tree_serialise_leaves("memory://rule", like, overwrite=True)
-        with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
-            eqx_ckpt.tree_deserialise_leaves("memory://rule", like, sharding=rule)
+        unchecked.tree_serialise_leaves("memory://rule", like, overwrite=True)
+        with pytest.raises(unchecked.LeafMismatchError, match=problem):
+            unchecked.tree_deserialise_leaves("memory://rule", like, sharding=rule)
 
 
 def test_a_part_of_a_sum_is_no_leaf():
