@@ -31,7 +31,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._format import chunks, leaves
-from eqx_ckpt._restore import pieces, read_consistently, read_regions, RegionRead
+from eqx_ckpt._format.source import read_regions, RegionRead
+from eqx_ckpt._storage.reading import Checkpoint
+from eqx_ckpt._transfer.placement import pieces
 
 from .table import markdown
 from .workloads import check_same, filled
@@ -203,21 +205,17 @@ def _structs(grid: Grid) -> dict[str, jax.ShapeDtypeStruct]:
 def _play(path: Path, like: dict[str, jax.ShapeDtypeStruct]) -> None:
     """Read what the first processes would, so that none has what another one read."""
 
-    def read_all(base: Any, manifest: Any) -> None:
-        sharding = like["wide"].sharding
-        devices = sorted(sharding.device_set, key=lambda device: device.id)
-        for device in devices[:_PLAYED]:
-            reads = [
-                RegionRead(name, manifest.leaves[name], region)
-                for name, struct in like.items()
-                for region, where in pieces(sharding, struct.shape)
-                if device in where
-            ]
-            damage: dict[str, str] = {}
-            read_regions(base, reads, damage)
-            assert not damage
-
-    read_consistently(path, read_all)
+    source = Checkpoint(path)
+    sharding = like["wide"].sharding
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    for device in devices[:_PLAYED]:
+        reads = [
+            RegionRead(name, source.manifest.leaves[name], region)
+            for name, struct in like.items()
+            for region, where in pieces(sharding, struct.shape)
+            if device in where
+        ]
+        read_regions(source, reads)
 
 
 def _seconds(function: Callable[[], Any]) -> float:

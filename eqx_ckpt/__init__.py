@@ -13,7 +13,9 @@ from ._errors import (
 )
 from ._format.leaves import LeafRecord as LeafRecord
 from ._format.manifest import Manifest as Manifest
+from ._format.source import RegionRead as RegionRead, Source as Source
 from ._inspect import (
+    leaves as leaves,
     match as match,
     read_manifest as read_manifest,
     tree_like as tree_like,

@@ -1,44 +1,38 @@
 """Looking at a checkpoint without restoring it."""
 
 import functools as ft
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import deque, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, blocks, whole
-from ._format.leaves import dtype_from_tag, key_shape, LeafRecord
+from ._format.leaves import dtype_from_tag, from_stored, key_shape, LeafRecord
 from ._format.manifest import Manifest
 from ._format.names import is_below
 from ._format.parse import scalar_from_text
-from ._storage.checkpoint import (
-    check_array_metadata,
-    check_database,
-    open_checkpoint,
-    raise_damage,
-    read_consistently,
-)
-from ._storage.chunk_reads import read_regions
-from ._storage.kvstore import KvSpec, RegionRead
+from ._format.source import raise_damage, read_regions, RegionRead, Source
+from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match
 from ._tree.plan import checked_prefix, plan_reads
 from ._types import IsLeaf, PathLike
 
 
-# Host memory for what `verify` reads at a time.
-_WINDOW = 64 * 2**20
+# Host memory for what is read at a time.
+_WINDOW = 32 * 2**20
 
 
-def read_manifest(path: PathLike) -> Manifest:
+def read_manifest(source: PathLike | Source) -> Manifest:
     """What a checkpoint says of itself; reads no array.
 
     **Arguments:**
 
-    - `path`: the directory of the checkpoint.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
 
     **Returns:**
 
@@ -46,7 +40,7 @@ def read_manifest(path: PathLike) -> Manifest:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
 
     !!! example
@@ -63,15 +57,15 @@ def read_manifest(path: PathLike) -> Manifest:
         assert manifest.leaves["step"].value == "5"
         ```
     """
-    return open_checkpoint(path)[1]
+    return opened(source).manifest
 
 
-def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
+def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
     """The structure of a checkpoint: a `like` for when its code is not at hand.
 
     **Arguments:**
 
-    - `path`: the directory of the checkpoint.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
     - `prefix`: only the leaves below this name.
 
     **Returns:**
@@ -82,7 +76,7 @@ def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
 
@@ -98,7 +92,7 @@ def tree_like(path: PathLike, *, prefix: str = "") -> PyTree:
         assert model["w"].shape == (3,)
         ```
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(source)
     prefix = checked_prefix(prefix, manifest)
     return nested(manifest, prefix, lambda _, record: _struct(record))
 
@@ -146,7 +140,7 @@ def _struct(record: LeafRecord) -> Any:
 
 
 def match(
-    path: PathLike,
+    source: PathLike | Source,
     like: PyTree,
     filter_spec: PyTree = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
@@ -169,7 +163,7 @@ def match(
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec`, `where` or `prefix` do not fit.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
 
@@ -186,7 +180,7 @@ def match(
         assert found.leaves["b"].status == "missing"
         ```
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(source)
     return plan_reads(
         manifest,
         like,
@@ -198,12 +192,86 @@ def match(
     ).match
 
 
-def verify(path: PathLike) -> None:
+def leaves(
+    source: PathLike | Source, prefix: str = ""
+) -> Iterator[tuple[str, LeafRecord, Any]]:
+    """Go through the leaves one by one; only one, or 32 MiB, are in memory.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `prefix`: only the leaves below this name.
+
+    **Returns:**
+
+    An iterator of `(name, record, array)`: the leaf's name, its
+    [`eqx_ckpt.LeafRecord`][], and what it is, on the host: a NumPy array of the shape
+    and dtype of the leaf; for typed PRNG keys, of their key data; for bytes that a
+    custom `filter_spec` wrote, of `uint8`. A Python scalar is there itself. Each leaf
+    is compared with its checksums before it is returned.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing; raised when
+        that leaf is its turn.
+    - [`eqx_ckpt.CheckpointError`][]: the checkpoint is replaced meanwhile.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
+        largest = {
+            name: np.abs(array).max()
+            for name, record, array in eqx_ckpt.leaves("ckpt", prefix="model")
+        }
+        assert largest == {"model/w": 1.0}
+        ```
+    """
+    reading = Reading(source)
+    found = reading.open()
+    prefix = checked_prefix(prefix, found.manifest)
+    records = found.manifest.leaves.items()
+    chosen = [(name, record) for name, record in records if is_below(prefix, name)]
+    return _one_by_one(reading, found, chosen)
+
+
+def _one_by_one(
+    reading: Reading, source: Source, leaves: Sequence[tuple[str, LeafRecord]]
+) -> Iterator[tuple[str, LeafRecord, Any]]:
+    with reading.announced():
+        for window in batches(leaves, lambda leaf: leaf[1].nbytes, _WINDOW):
+            reads = [
+                RegionRead(name, record, whole(record.data_shape))
+                for name, record in window
+                if record.is_array
+            ]
+            with reading.unless_replaced():
+                arrays = deque(read_regions(source, reads))
+            for name, record in window:
+                yield name, record, _value(record, arrays)
+
+
+def _value(record: LeafRecord, arrays: deque[np.ndarray]) -> Any:
+    """What a leaf is, on the host; an array is the next one of `arrays`."""
+    if not record.is_array:
+        return scalar_from_text(record.kind, record.value or "")
+    return from_stored(arrays.popleft(), record)
+
+
+def verify(source: PathLike | Source) -> None:
     """Read every byte of every leaf, and compare it with its checksum.
 
     **Arguments:**
 
-    - `path`: the directory of the checkpoint.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][], of
+        which every byte is read.
 
     **Returns:**
 
@@ -212,7 +280,7 @@ def verify(path: PathLike) -> None:
     **Raises:**
 
     - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged, and how.
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - `OSError`: the file system fails.
 
     !!! example
@@ -225,23 +293,21 @@ def verify(path: PathLike) -> None:
         eqx_ckpt.verify("ckpt")
         ```
     """
-    read_consistently(path, ft.partial(ft.partial, _verify))
+    read_consistently(source, ft.partial(ft.partial, _verify))
 
 
-def _verify(base: KvSpec, manifest: Manifest) -> None:
+def _verify(source: Source) -> None:
     damage: dict[str, str] = {}
-    arrays = {name: r for name, r in manifest.leaves.items() if r.is_array}
     reads = (
         RegionRead(name, record, piece)
-        for name, record in arrays.items()
+        for name, record in source.manifest.leaves.items()
+        if record.is_array
         for piece in blocks(
             whole(record.data_shape), record.chunk_shape, record.itemsize
         )
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-        read_regions(base, window, damage)
-    whole_so_far = {name: r for name, r in arrays.items() if name not in damage}
-    check_array_metadata(base, whole_so_far, damage)
-    raise_damage(damage, base)
-    if manifest.layout == "ocdbt":
-        check_database(base)
+        source.read(window, damage)
+    if isinstance(source, Checkpoint):
+        source.check_the_rest(damage)
+    raise_damage(damage, source)

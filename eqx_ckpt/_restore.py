@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
@@ -15,19 +14,17 @@ from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
+from ._format.fingerprint import fingerprint
 from ._format.leaves import (
     describe_like,
-    fingerprint,
     from_stored,
     LeafRecord,
 )
-from ._format.manifest import Manifest
 from ._format.parse import scalar_from_text
+from ._format.source import read_regions, RegionRead, Source
 from ._format.transient import stop_at_transients
 from ._progress import Progress, Reporter, reporting
-from ._storage.checkpoint import raise_damage, read_consistently
-from ._storage.chunk_reads import read_regions
-from ._storage.kvstore import KvSpec, RegionRead
+from ._storage.reading import read_consistently
 from ._transfer.broadcast import Stack, stack_of
 from ._transfer.placement import assemble, finished, Part, pieces, put
 from ._tree.filter_spec import (
@@ -38,7 +35,6 @@ from ._tree.filter_spec import (
 from ._tree.match import difference, would_narrow
 from ._tree.plan import match_leaf, number_like, plan_reads, Read, ReadPlan
 from ._tree.sharding import place
-from ._tree.where import picked_by
 from ._types import IsLeaf, PathLike, Spec
 
 
@@ -47,7 +43,7 @@ _WINDOW = 2**30
 
 
 def tree_deserialise_leaves(
-    path: PathLike,
+    source: PathLike | Source,
     like: PyTree,
     filter_spec: PyTree = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
@@ -66,7 +62,7 @@ def tree_deserialise_leaves(
 
     **Arguments:**
 
-    - `path`: the directory of the checkpoint.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
     - `like`: a PyTree of the structure that was saved, with arrays or
         `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
         dtypes. A leaf with a sharding is restored onto it; any other goes, uncommitted,
@@ -102,7 +98,7 @@ def tree_deserialise_leaves(
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `path`.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: the checkpoint does not agree with `like`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
     - `OSError`: the file system fails.
@@ -127,9 +123,9 @@ def tree_deserialise_leaves(
     """
     is_leaf = stop_at_transients(is_leaf)
 
-    def plan_of(base: KvSpec, manifest: Manifest) -> Callable[[], _Arrived]:
+    def plan_of(found: Source) -> Callable[[], _Filled]:
         plan = plan_reads(
-            manifest,
+            found.manifest,
             like,
             filter_spec,
             is_leaf,
@@ -140,25 +136,23 @@ def tree_deserialise_leaves(
         plan.check()
         if not read_once:
             joint.members = readers(read.place.sharding for read in plan.reads)
-        return ft.partial(_carry_out, base, plan, progress, read_once)
+        return lambda: _Filled(plan, _carry_out(found, plan, progress, read_once))
 
     check_deadline(deadline)
     guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
-    joint = JointReading(path, deadline, guess)
+    joint = JointReading(source, deadline, guess)
     try:
-        arrived = read_consistently(
-            path, plan_of, None if joint.is_alone else joint.agree
+        plan, arrived = read_consistently(
+            source, plan_of, None if joint.is_alone else joint.agree
         )
     finally:
         joint.close()
-    values = _assembled(arrived)
-    if where is None:
-        return jtu.tree_structure(like, is_leaf).unflatten(
-            values[i] for i in range(len(values))
-        )
-    picked = picked_by(where, like, is_leaf)
-    replacement = jtu.tree_map(lambda index: values[index], picked)
-    return eqx.tree_at(where, like, replacement, is_leaf=is_leaf)
+    return plan.filled(_assembled(arrived))
+
+
+class _Filled(NamedTuple):
+    plan: ReadPlan
+    arrived: "_Arrived"
 
 
 class _Arrived(NamedTuple):
@@ -169,21 +163,20 @@ class _Arrived(NamedTuple):
 
 
 def _carry_out(
-    base: KvSpec, plan: ReadPlan, progress: Progress, read_once: bool
+    source: Source, plan: ReadPlan, progress: Progress, read_once: bool
 ) -> _Arrived:
     with reporting(progress, plan.match.nbytes) as report:
         by_default = [read for read in plan.reads if read.spec is None]
-        arrived = _read(base, by_default, report, read_once)
-        arrived.values.update(plan.values)
+        arrived = _read(source, by_default, report, read_once)
         for read in plan.reads:
             if read.spec is not None:
-                value = _restore_through(read.spec, base, read, report)
+                value = _restore_through(read.spec, source, read, report)
                 arrived.values[read.position] = value
     return arrived
 
 
 def _read(
-    base: KvSpec,
+    source: Source,
     reads: Sequence[Read],
     report: Reporter | None,
     read_once: bool = False,
@@ -207,9 +200,7 @@ def _read(
         )
     ]
     for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
-        damage: dict[str, str] = {}
-        buffers = read_regions(base, [item[3] for item in window], damage, heard)
-        raise_damage(damage, base)
+        buffers = read_regions(source, [item[3] for item in window], heard)
         if report:
             report("place")
         parts = [
@@ -242,7 +233,7 @@ def _assembled(arrived: _Arrived) -> dict[int, Any]:
 
 
 def _restore_through(
-    spec: Spec, base: KvSpec, read: Read, report: Reporter | None
+    spec: Spec, source: Source, read: Read, report: Reporter | None
 ) -> Any:
     """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
 
@@ -253,7 +244,7 @@ def _restore_through(
                 "x64 is off. Let the `filter_spec` call "
                 "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
             )
-        return _content(base, read.name, read.record, report)
+        return _content(source, read.name, read.record, report)
 
     def restore(like: Any) -> Any:
         match = match_leaf(like, None, read.record)
@@ -266,7 +257,7 @@ def _restore_through(
         if where_to.problem:
             raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
         handed_on = read._replace(like=like, place=where_to)
-        return _assembled(_read(base, [handed_on], report))[read.position]
+        return _assembled(_read(source, [handed_on], report))[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
     value = restored_by(spec, f, read.like)
@@ -299,7 +290,7 @@ def _changed(value: Any, like: Any) -> tuple[str, str] | None:
 
 
 def _content(
-    base: KvSpec, name: str, record: LeafRecord, report: Reporter | None
+    source: Source, name: str, record: LeafRecord, report: Reporter | None
 ) -> bytes:
     """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
     f = io.BytesIO()
@@ -308,11 +299,9 @@ def _content(
             f, scalar_from_text(record.kind, record.value or "")
         )
         return f.getvalue()
-    damage: dict[str, str] = {}
     region = RegionRead(name, record, whole(record.data_shape))
     heard = report and ft.partial(report, "read")
-    (array,) = read_regions(base, [region], damage, heard)
-    raise_damage(damage, base)
+    (array,) = read_regions(source, [region], heard)
     array = from_stored(array, record)
     if record.kind == "bytes":
         return array.tobytes()

@@ -1,6 +1,5 @@
 """One checkpoint, restored by several processes, which all read the same version."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,10 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, Sharding
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError, CorruptCheckpointError
-from .._format.manifest import MANIFEST
-from .._format.parse import HEAD_BYTES
-from .._storage.key_values import read_key
-from .._storage.kvstore import KvSpec
+from .._format.source import Source
 from .._types import PathLike
 from .coordination import is_alone, service
 from .group import Group
@@ -28,21 +24,27 @@ class JointReading:
     """
 
     def __init__(
-        self, path: PathLike, deadline: float, guess: Callable[[], set[int]]
+        self, source: PathLike | Source, deadline: float, guess: Callable[[], set[int]]
     ) -> None:
         self.is_alone = is_alone()
         self.members: set[int] | None = None
-        self._call = f"restore({os.fspath(path)})"
+        place = source if isinstance(source, Source) else os.fspath(source)
+        self._call = f"restore({place})"
         self._deadline = deadline
         self._guess = guess
         self._group: Group | None = None
         self._round = 0
 
-    def agree(self, base: KvSpec, has_changed: bool, error: Exception | None) -> bool:
+    def agree(
+        self,
+        version_here: Callable[[], str],
+        has_changed: bool,
+        error: Exception | None,
+    ) -> bool:
         """Whether all have the same checkpoint; what failed on one fails on all."""
         version = None
         try:
-            version = _version(base) if error is None else None
+            version = version_here() if error is None else None
         except Exception as e:
             error = e
         told = None if error is None else to_json(error)
@@ -88,12 +90,6 @@ class JointReading:
                 circle = circle_of(tuple(sorted(self.members)))
                 self._group = Group(circle, self._call, self._deadline)
         return self._group
-
-
-def _version(base: KvSpec) -> str:
-    """Of a checkpoint: the head of its manifest has the digest of all of it."""
-    head = read_key(base, MANIFEST, HEAD_BYTES)
-    return "" if head is None else hashlib.sha256(head).hexdigest()
 
 
 def everybody() -> set[int]:

@@ -1,12 +1,10 @@
 """The closed list of leaf kinds, and how each is stored."""
 
-import contextlib
 import functools as ft
-import hashlib
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,7 +14,9 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import DTypeLike
 
+from .._errors import CheckpointError
 from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
 
 
@@ -78,6 +78,32 @@ class LeafRecord(NamedTuple):
     path: tuple[tuple[str, str | int], ...] = ()
     value: str | None = None
     crc32c: tuple[str, ...] = ()
+
+    @classmethod
+    def of_array(
+        cls,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        *,
+        path: Sequence[tuple[str, str | int]],
+        kind: str = "jax",
+    ) -> "LeafRecord":
+        """The record of an array, for the manifest of a [`eqx_ckpt.Source`][].
+
+        **Arguments:**
+
+        - `shape`, `dtype`: of the array.
+        - `path`, `kind`: see above.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointError`][]: there is no such dtype in this format.
+        """
+        try:
+            record = _array_record(kind, tuple(shape), np.dtype(dtype))
+        except CannotSave as e:
+            raise CheckpointError(f"An array {e}.") from None
+        return record._replace(path=tuple(path))
 
     @property
     def is_array(self) -> bool:
@@ -361,23 +387,3 @@ def _float_to_text(value: float) -> str:
     if math.isnan(value) and (bits := struct.pack(">d", value)) != _NAN:
         return "nan:" + bits.hex()
     return float.__repr__(value)
-
-
-def fingerprint(leaf: Any) -> str:
-    """A text that identifies a leaf that is not saved, to detect when it changes."""
-    if isinstance(leaf, Skipped):
-        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
-    if isinstance(leaf, str | bytes):
-        text = repr(leaf)
-        if len(text) > 80:
-            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-        return text
-    if isinstance(leaf, ft.partial):
-        return f"functools.partial({fingerprint(leaf.func)})"
-    # Builtin methods have no `__module__`, and objects may have anything there.
-    for named in (leaf, type(leaf)):
-        with contextlib.suppress(Exception):
-            module, name = getattr(named, "__module__", None), named.__qualname__
-            if type(name) is str:
-                return f"{module if type(module) is str else 'builtins'}.{name}"
-    return "object"

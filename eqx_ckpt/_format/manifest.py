@@ -7,7 +7,7 @@ import math
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -71,9 +71,9 @@ class Manifest:
     """
 
     leaves: Mapping[str, LeafRecord]
-    others: Mapping[str, str]
-    metadata: Any
-    versions: Mapping[str, str]
+    others: Mapping[str, str] = field(default_factory=dict)
+    metadata: Any = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     root: str = ""
     layout: Layout = "zarr"
     format_version: int = FORMAT_VERSION

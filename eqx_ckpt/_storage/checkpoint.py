@@ -1,69 +1,44 @@
-"""A checkpoint at rest: its manifest, and whether it is whole."""
+"""A checkpoint at rest: its manifest, its identity, and whether it is whole."""
 
 import contextlib
 import gc
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Generator, Mapping
+from typing import Any
 
 from fastcrc import crc32
 
 from .._errors import (
-    CheckpointError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
 from .._format.leaves import LeafRecord
-from .._format.manifest import MANIFEST, Manifest, zarr_metadata
-from .._format.parse import (
-    from_bytes,
-    HEAD,
-    HEAD_BYTES,
-    is_foreign,
-    metadata_from_bytes,
-)
-from .._types import PathLike
-from .foreign import what_is_at
+from .._format.manifest import MANIFEST, zarr_metadata
+from .._format.parse import HEAD, HEAD_BYTES, is_foreign, metadata_from_bytes
 from .key_values import check_bucket, list_keys, read_key, read_keys
-from .kvstore import database, KvSpec, locate, shown
+from .kvstore import KvSpec, shown
 
 
 # The paths that this process is reading. A list is changed in one step, without a lock.
 being_read: list[str] = []
 os.register_at_fork(after_in_child=being_read.clear)
 
-_TRIES = 10
 _ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
 _DATABASE_MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
 _MAX_ARRAY_METADATA = 2**16
-_T = TypeVar("_T")
-# From whether a place was replaced meanwhile, and what failed: whether to go on. If
-# not, it is read again, or an error is raised.
-Agree: TypeAlias = Callable[[KvSpec, bool, Exception | None], bool]
-
-
-def open_checkpoint(path: PathLike) -> tuple[KvSpec, Manifest]:
-    """The manifest of a checkpoint, and where its arrays are."""
-    base = locate(path)
-    try:
-        manifest = from_bytes(_manifest_of(base), shown(base))
-    except CheckpointNotFoundError as e:
-        raise CheckpointNotFoundError(f"{e}{what_is_at(base)}") from None
-    arrays = {**base, "path": base["path"] + manifest.root}
-    return database(arrays) if manifest.layout == "ocdbt" else arrays, manifest
 
 
 def read_metadata(base: KvSpec) -> tuple[str, Any]:
     """The root and the metadata of a checkpoint, without the rest of its manifest."""
-    data = _manifest_of(base)
+    data = manifest_of(base)
     metadata = metadata_from_bytes(data, shown(base))
     root = _ROOT.search(data)
     return root[1].decode() if root else "", metadata
 
 
-def _manifest_of(base: KvSpec) -> bytes:
+def manifest_of(base: KvSpec) -> bytes:
     data = read_key(base, MANIFEST)
     if data is None:
         if base["driver"] not in ("file", "memory"):
@@ -85,60 +60,6 @@ def is_checkpoint(base: KvSpec) -> bool:
         return not is_foreign(read_key(base, MANIFEST) or b"")
     except CorruptCheckpointError:
         return True
-
-
-def read_consistently(
-    path: PathLike,
-    plan: Callable[[KvSpec, Manifest], Callable[[], _T]],
-    agree: Agree | None = None,
-) -> _T:
-    """What is read of a checkpoint, all of it from before it is replaced or after.
-
-    `plan` looks at the manifest, and returns the function that reads. Another process
-    may save with `overwrite=True` meanwhile: then both start again. Processes that read
-    together `agree` on that, before they read and afterwards.
-    """
-    base = locate(path)
-    being_read.append(base["path"])
-    try:
-        for _ in range(_TRIES):
-            with collector_paused():
-                result = _try_to_read(base, path, plan, agree)
-            if result:
-                return result[0]
-    finally:
-        being_read.remove(base["path"])
-    raise CheckpointError(
-        f"{shown(base)} was replaced {_TRIES} times while it was read. Restore a "
-        "checkpoint that nobody overwrites."
-    )
-
-
-def _try_to_read(
-    base: KvSpec,
-    path: PathLike,
-    plan: Callable[[KvSpec, Manifest], Callable[[], _T]],
-    agree: Agree | None,
-) -> list[_T]:
-    """What is read; nothing if the checkpoint was replaced meanwhile."""
-    before, result, read, error = identity(base), [], None, None
-    try:
-        read = plan(*open_checkpoint(path))
-    except Exception as e:
-        error = e
-    if agree is not None and not agree(base, identity(base) != before, error):
-        return []
-    try:
-        result = [] if read is None else [read()]
-    except Exception as e:
-        error = e
-    has_changed = error is None or isinstance(error, CorruptCheckpointError)
-    has_changed = has_changed and identity(base) != before
-    if agree is not None:
-        return result if agree(base, has_changed, error) else []
-    if error is not None and not has_changed:
-        raise error
-    return [] if has_changed else result
 
 
 @contextlib.contextmanager
@@ -203,13 +124,3 @@ def check_database(base: KvSpec) -> None:
                 f"{shown(base)} is damaged. All leaves are what was saved, but {key} "
                 "of their database is not. Restore them, and save them again."
             )
-
-
-def raise_damage(damage: dict[str, str], base: KvSpec) -> None:
-    if damage:
-        raise CorruptCheckpointError(
-            f"{shown(base)} is damaged. These leaves are not what was saved:\n"
-            + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
-            + "\nRestore another checkpoint, or choose leaves that are whole with "
-            "`where` or `filter_spec`."
-        )

@@ -69,7 +69,7 @@ class Wanted(NamedTuple):
 
 
 @runtime_checkable
-class Source(Protocol):
+class ChunkBytes(Protocol):
     """Where the bytes of a chunk come from, while it is open."""
 
     nbytes: int
@@ -115,7 +115,7 @@ def check_size(chunk: Chunk, nbytes: int) -> None:
         )
 
 
-def place(chunk: Chunk, source: Source, targets: Sequence[Target]) -> None:
+def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
     """Fill arrays, of which the regions are given, with what is in a chunk.
 
     All of the chunk is read, and compared with its checksum.
@@ -132,7 +132,7 @@ def place(chunk: Chunk, source: Source, targets: Sequence[Target]) -> None:
     reader.compare()
 
 
-def verified(chunk: Chunk, source: Source) -> bytes:
+def verified(chunk: Chunk, source: ChunkBytes) -> bytes:
     """A chunk as it is at rest, for who decodes it."""
     value = bytearray(source.nbytes)
     reader = _Reader(chunk, source)
@@ -144,7 +144,7 @@ def verified(chunk: Chunk, source: Source) -> bytes:
 class _Reader:
     """Reads a chunk, from its begin to its end, and computes its checksum."""
 
-    def __init__(self, chunk: Chunk, source: Source) -> None:
+    def __init__(self, chunk: Chunk, source: ChunkBytes) -> None:
         self._chunk = chunk
         self._source = source
         self._offset = self._crc = 0

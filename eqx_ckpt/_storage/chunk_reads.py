@@ -8,13 +8,14 @@ import numpy as np
 
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, shape_of
+from .._format.source import RegionRead
 from .._types import Report
 from .buffers import empty
 from .chunk_bytes import (
     check_size,
+    ChunkBytes,
     chunks_of,
     place,
-    Source,
     Target,
     verified,
     Wanted,
@@ -23,14 +24,14 @@ from .chunk_codec import Scratch
 from .chunk_files import database_problem, files_of
 from .chunk_values import values_of
 from .crew import Crew
-from .kvstore import KvSpec, MAX_IN_FLIGHT, of_leaf, RegionRead
+from .kvstore import KvSpec, MAX_IN_FLIGHT, of_leaf
 
 
 # What is decompressed at a time.
 _BATCH = 32 * 2**20
 
 
-def read_regions(
+def read_chunks(
     base: KvSpec,
     reads: Sequence[RegionRead],
     damage: dict[str, str],
@@ -39,7 +40,7 @@ def read_regions(
     """Read regions of arrays into buffers that JAX takes over as they are.
 
     What is wrong with a leaf is put into `damage` under its name; its array is then not
-    to be used. `raise_damage` makes an error of that. `arrived` is told what is read.
+    to be used. `arrived` is told what is read.
     """
     reading = _Reading(reads, damage)
     problem = database_problem(base)
@@ -48,7 +49,7 @@ def read_regions(
         return reading.arrays
     find = files_of if base["driver"] == "file" else values_of
 
-    def heard(item: tuple[Wanted, Source]) -> None:
+    def heard(item: tuple[Wanted, ChunkBytes]) -> None:
         if arrived:
             reading.tell(item[0], arrived)
 
@@ -93,7 +94,7 @@ class _Reading:
     def arrays(self) -> list[np.ndarray]:
         return [np.empty(0) if array is None else array for array in self._arrays]
 
-    def take(self, item: tuple[Wanted, Source]) -> None:
+    def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
         """Read a chunk into place, or keep it for `unpack`; by any thread."""
         wanted, source = item
         chunk = wanted.chunk

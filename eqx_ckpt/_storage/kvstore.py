@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .._errors import CheckpointError, CorruptCheckpointError
-from .._format.chunks import Region, shape_of
+from .._format.chunks import Region
 from .._format.leaves import LeafRecord
 from .._format.manifest import zarr_metadata
 from .._types import PathLike, Report, Tails
@@ -52,18 +52,6 @@ class ArrayWrite(NamedTuple):
     name: str
     record: LeafRecord
     shards: Iterable[tuple[Region, np.ndarray]]
-
-
-class RegionRead(NamedTuple):
-    """A region of a leaf's array."""
-
-    name: str
-    record: LeafRecord
-    region: Region
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(shape_of(self.region)) * self.record.itemsize
 
 
 def context() -> "ts.Context":

@@ -9,11 +9,10 @@ import numpy as np
 from .._errors import CheckpointNotFoundError
 from .._format.chunks import whole
 from .._format.leaves import dtype_from_tag, from_stored, LeafRecord
+from .._format.source import read_regions, RegionRead, Source
 from .._types import PathLike
-from .checkpoint import raise_damage
-from .chunk_reads import read_regions
 from .key_values import read_key
-from .kvstore import context, KvSpec, locate, RegionRead, result, shown
+from .kvstore import context, locate, result, shown
 
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ class CheckpointRows:
     - `chunk`: how many rows are stored together, at most.
     """
 
-    def __init__(self, base: KvSpec, records: Mapping[str, LeafRecord]) -> None:
-        self._base = base
+    def __init__(self, source: Source, records: Mapping[str, LeafRecord]) -> None:
+        self._source = source
         self._records = records
         self.structs = {
             name: jax.ShapeDtypeStruct(r.data_shape, dtype_from_tag(r.dtype))
@@ -44,9 +43,7 @@ class CheckpointRows:
             RegionRead(name, r, (slice(start, stop), *whole(r.data_shape[1:])))
             for name, r in self._records.items()
         ]
-        damage: dict[str, str] = {}
-        found = read_regions(self._base, reads, damage)
-        raise_damage(damage, self._base)
+        found = read_regions(self._source, reads)
         return {
             read.name: from_stored(array, read.record)
             for array, read in zip(found, reads, strict=True)

@@ -12,11 +12,11 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
 from .._format.chunks import Start
+from .._format.fingerprint import fingerprint
 from .._format.leaves import (
     CannotSave,
     describe,
     describe_like,
-    fingerprint,
     LeafRecord,
     scalar_to_text,
 )
@@ -184,8 +184,12 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What to read, what is known without reading, and how it agrees with `like`."""
+    """What to read, what is known without reading, and how it agrees with `like`.
 
+    Every leaf of `like`, by its position, is in `reads` or in `values`.
+    """
+
+    treedef: Any
     reads: Sequence[Read]
     values: Mapping[int, Any]
     match: Match
@@ -193,6 +197,11 @@ class ReadPlan:
     def check(self) -> None:
         if not self.match.ok:
             raise LeafMismatchError(explain(self.match))
+
+    def filled(self, values: Mapping[int, Any]) -> PyTree:
+        """The tree that is restored, with what was read, by position."""
+        values = {**self.values, **values}
+        return self.treedef.unflatten(values[i] for i in range(len(values)))
 
 
 def plan_reads(
@@ -223,6 +232,7 @@ def plan_reads(
     matches: dict[str, LeafMatch] = {}
     for index, leaf in enumerate(named):
         if index not in chosen:
+            values[index] = leaf.leaf
             continue
         record = manifest.leaves.get(leaf.name)
         if record is None:
@@ -245,7 +255,7 @@ def plan_reads(
         matches |= _unexpected(unexpected, manifest, prefix, like)
     nbytes = sum(r.record.nbytes for r in reads)
     match = Match(_with_suggestions(matches, manifest), nbytes)
-    return ReadPlan(reads, values, match)
+    return ReadPlan(jtu.tree_structure(like, is_leaf), reads, values, match)
 
 
 def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._format.names import is_below
 from .._inspect import nested
-from .._storage.checkpoint import open_checkpoint
+from .._storage.reading import opened
 from .._storage.rows import CheckpointRows, open_zarr, ZarrRows
 from .._tree.plan import checked_prefix
 from .._types import PathLike
@@ -127,14 +127,17 @@ class StoreSource(Source):
 
 def _opened(path: PathLike, prefix: str) -> tuple[CheckpointRows, PyTree[str]]:
     """A checkpoint, and the names of its leaves below `prefix`, as nested dicts."""
-    base, manifest = open_checkpoint(path)
+    source = opened(path)
+    manifest = source.manifest
     prefix = checked_prefix(prefix, manifest)
     arrays = {
         name: record
         for name, record in manifest.leaves.items()
         if is_below(prefix, name) and record.kind in ("jax", "numpy")
     }
-    return CheckpointRows(base, arrays), nested(manifest, prefix, lambda name, _: name)
+    return CheckpointRows(source, arrays), nested(
+        manifest, prefix, lambda name, _: name
+    )
 
 
 def _zarr(arrays: dict[str, PathLike]) -> tuple[ZarrRows, PyTree[str]]:

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt import _restore, _steps
+from eqx_ckpt import _steps
 from eqx_ckpt._distributed import coordination, group, meeting
+from eqx_ckpt._storage import reading
 from eqx_ckpt._storage.directory import _exchange as exchange
+from eqx_ckpt._storage.reading import Checkpoint
 
 from .programs import assert_same, DEADLINE
 from .troubles import caught, state
@@ -76,22 +78,22 @@ def read_two_versions(directory: str) -> None:
     while not path.exists():
         time.sleep(0.01)
     restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
-    read_regions = _restore.read_regions
+    read = Checkpoint.read
 
     def after_the_other(*args: Any) -> Any:
         if jax.process_index() == 0:
-            found = read_regions(*args)
+            found = read(*args)
             done.touch()
             return found
-        _restore.read_regions = read_regions
+        Checkpoint.read = read
         while not done.exists():
             time.sleep(0.01)
         exchange(f"{path}2", str(path))
-        return read_regions(*args)
+        return read(*args)
 
-    _restore.read_regions = after_the_other
+    Checkpoint.read = after_the_other
     found = restore(path, state(0))
-    _restore.read_regions = read_regions
+    Checkpoint.read = read
     assert_same(found, state(2))
 
 
@@ -105,17 +107,17 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
         name = " once" if once else ""
         like = state(0) | ({"more": 1} if index == 1 else {})
         errors["plan" + name] = caught(restore, path, like, read_once=once)
-        open_checkpoint = eqx_ckpt._storage.checkpoint.open_checkpoint
+        opened = reading.opened
         if index == 1:
-            eqx_ckpt._storage.checkpoint.open_checkpoint = _not_found
+            reading.opened = _not_found
         errors["lag" + name] = caught(restore, path, state(0), read_once=once)
-        eqx_ckpt._storage.checkpoint.open_checkpoint = open_checkpoint
+        reading.opened = opened
     meeting.GRACE = group.GRACE = 0.5
-    read_regions = _restore.read_regions
+    read = Checkpoint.read
     if index == 1:
-        _restore.read_regions = _late_and_damaged
+        Checkpoint.read = _late_and_damaged
     errors["late"] = caught(restore, path, state(0), read_once=True, deadline=1.0)
-    _restore.read_regions = read_regions
+    Checkpoint.read = read
     assert_same(restore(path, state(0), read_once=True), state(1))
     return errors
 

@@ -218,7 +218,9 @@ def test_an_abstract_mesh_needs_a_current_one(path, tree):
 
 def test_a_sharding_that_does_not_divide(path, tree, monkeypatch):
     bad = on(mesh(a=8), None, "a")
-    monkeypatch.setattr("eqx_ckpt._restore.read_regions", None)  # Nothing is read.
+    monkeypatch.setattr(
+        "eqx_ckpt._storage.reading.Checkpoint.read", None
+    )  # Nothing is read.
     with pytest.raises(eqx_ckpt.LeafMismatchError) as raised:
         eqx_ckpt.tree_deserialise_leaves(
             path, tree, sharding={n: bad if n in "wb" else None for n in tree}

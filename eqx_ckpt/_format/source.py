@@ -1,0 +1,143 @@
+"""What leaves are read from: named records, and their data, region by region."""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .._types import Report
+from .chunks import Region, shape_of
+from .leaves import LeafRecord
+from .manifest import Manifest
+
+
+class RegionRead(NamedTuple):
+    """A region of the array of a leaf, as a [`eqx_ckpt.Source`][] is asked for it.
+
+    **Attributes:**
+
+    - `name`, `record`: of the leaf, as in the `leaves` of the manifest.
+    - `region`: a `slice` with a start and a stop for each axis of `record.data_shape`.
+    """
+
+    name: str
+    record: LeafRecord
+    region: Region
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the region."""
+        return shape_of(self.region)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the region."""
+        return math.prod(self.shape) * self.record.itemsize
+
+
+class Source(abc.ABC):
+    """Named records, and their data, region by region.
+
+    A checkpoint is one. Derive from this class to restore from anything else: whatever
+    takes the path of a checkpoint takes a source too. `str(source)` is what error
+    messages call it.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import numpy as np
+
+        class NpyFiles(eqx_ckpt.Source):
+            def __init__(self, files):
+                self._arrays = {n: np.load(f, mmap_mode="r") for n, f in files.items()}
+
+            @property
+            def manifest(self):
+                return eqx_ckpt.Manifest(
+                    {
+                        name: eqx_ckpt.LeafRecord.of_array(
+                            array.shape, array.dtype, path=(("key", name),)
+                        )
+                        for name, array in self._arrays.items()
+                    }
+                )
+
+            def read(self, reads, damage, report=None):
+                return [np.array(self._arrays[r.name][r.region]) for r in reads]
+
+            def __str__(self):
+                return "some NumPy files"
+
+        np.save("w.npy", np.ones(3, np.float32))
+        source = NpyFiles({"w": "w.npy"})
+        like = eqx_ckpt.tree_like(source)
+        tree = eqx_ckpt.tree_deserialise_leaves(source, like)
+        assert tree["w"].shape == (3,)
+        ```
+    """
+
+    @property
+    @abc.abstractmethod
+    def manifest(self) -> Manifest:
+        """The [`eqx_ckpt.Manifest`][]: all leaves, known before any data are read."""
+
+    @abc.abstractmethod
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        """Read regions.
+
+        **Arguments:**
+
+        - `reads`: the [`eqx_ckpt.RegionRead`][]s.
+        - `damage`: a dictionary to put in what is wrong with a leaf, under its name.
+            Its arrays are not used then, and the caller raises for all of them.
+        - `report`: call `report(name, nbytes)` with how many more bytes of a leaf have
+            been read.
+
+        **Returns:**
+
+        A new array for each region, in order, of its shape and of the dtype
+        `record.data_type`.
+        """
+
+    @abc.abstractmethod
+    def __str__(self) -> str: ...
+
+
+def read_regions(
+    source: Source, reads: Sequence[RegionRead], report: Report | None = None
+) -> list[np.ndarray]:
+    """Read regions; raise for all leaves that are damaged."""
+    damage: dict[str, str] = {}
+    arrays = source.read(reads, damage, report)
+    raise_damage(damage, source)
+    if len(arrays) != len(reads):
+        raise CheckpointError(
+            f"{source} returned {len(arrays)} arrays for {len(reads)} regions."
+        )
+    for (name, record, region), array in zip(reads, arrays, strict=True):
+        shape = shape_of(region)
+        if array.shape != shape or array.dtype.name != record.data_type:
+            raise CheckpointError(
+                f"{source} returned {array.dtype}{list(array.shape)} for a region of "
+                f"leaf {name!r} that is {record.data_type}{list(shape)}."
+            )
+    return arrays
+
+
+def raise_damage(damage: dict[str, str], source: Source) -> None:
+    if damage:
+        raise CorruptCheckpointError(
+            f"{source} is damaged. These leaves are not what was saved:\n"
+            + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
+            + "\nRestore another checkpoint, or choose leaves that are whole with "
+            "`where` or `filter_spec`."
+        )

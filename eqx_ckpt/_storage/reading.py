@@ -1,0 +1,191 @@
+"""Reading one version of a checkpoint, which others may replace meanwhile."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from .._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
+from .._format.manifest import MANIFEST, Manifest
+from .._format.parse import from_bytes, HEAD_BYTES
+from .._format.source import raise_damage, RegionRead, Source
+from .._types import PathLike, Report
+from .checkpoint import (
+    being_read,
+    check_array_metadata,
+    check_database,
+    collector_paused,
+    identity,
+    manifest_of,
+)
+from .chunk_reads import read_chunks
+from .foreign import what_is_at
+from .key_values import read_key
+from .kvstore import database, locate, shown
+
+
+_TRIES = 10
+_T = TypeVar("_T")
+# From the version that was planned for, whether that was replaced meanwhile, and what
+# failed: whether to go on. If not, it is read again, or an error is raised.
+Agree: TypeAlias = Callable[[Callable[[], str], bool, Exception | None], bool]
+
+
+class Checkpoint(Source):
+    """A committed checkpoint, as it is now.
+
+    **Attributes:**
+
+    - `base`: where its arrays are.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        place = locate(path)
+        try:
+            manifest = from_bytes(manifest_of(place), shown(place))
+        except CheckpointNotFoundError as e:
+            raise CheckpointNotFoundError(f"{e}{what_is_at(place)}") from None
+        base = {**place, "path": place["path"] + manifest.root}
+        self.base = database(base) if manifest.layout == "ocdbt" else base
+        self._manifest = manifest
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        return read_chunks(self.base, reads, damage, report)
+
+    def check_the_rest(self, damage: dict[str, str]) -> None:
+        """Raise for what no restore looks at, and for all damage."""
+        arrays = self._manifest.leaves.items()
+        undamaged = {n: r for n, r in arrays if r.is_array and n not in damage}
+        check_array_metadata(self.base, undamaged, damage)
+        raise_damage(damage, self)
+        if self._manifest.layout == "ocdbt":
+            check_database(self.base)
+
+    def __str__(self) -> str:
+        return shown(self.base)
+
+
+def opened(source: PathLike | Source) -> Source:
+    """The checkpoint at a path, as it is now."""
+    return source if isinstance(source, Source) else Checkpoint(source)
+
+
+class Reading:
+    """A source, of which one version is read; a checkpoint may be replaced meanwhile.
+
+    Other sources never change.
+    """
+
+    def __init__(self, source: PathLike | Source) -> None:
+        self._source = source
+        self._base = None if isinstance(source, Source) else locate(source)
+        self._before: object = None
+
+    def open(self) -> Source:
+        """The version that is there now."""
+        self._before = self._identity()
+        return opened(self._source)
+
+    def has_changed(self) -> bool:
+        """Whether another version is there than the one that was opened."""
+        return self._identity() != self._before
+
+    def digest(self) -> str:
+        """Of the version that is there now: the same in all processes of a job."""
+        if self._base is None:
+            return ""
+        head = read_key(self._base, MANIFEST, HEAD_BYTES)
+        return "" if head is None else hashlib.sha256(head).hexdigest()
+
+    @contextlib.contextmanager
+    def announced(self) -> Generator[None, None, None]:
+        """Let no other thread of this process remove what is read."""
+        if self._base is None:
+            yield
+            return
+        being_read.append(self._base["path"])
+        try:
+            yield
+        finally:
+            being_read.remove(self._base["path"])
+
+    @contextlib.contextmanager
+    def unless_replaced(self) -> Generator[None, None, None]:
+        """Tell damage from data of another version."""
+        try:
+            yield
+        except CorruptCheckpointError as e:
+            if not self.has_changed():
+                raise
+            raise CheckpointError(
+                f"{self} was replaced while its leaves were read. Begin again."
+            ) from e
+
+    def _identity(self) -> object:
+        return self._base and identity(self._base)
+
+    def __str__(self) -> str:
+        return str(self._source) if self._base is None else shown(self._base)
+
+
+def read_consistently(
+    source: PathLike | Source,
+    plan: Callable[[Source], Callable[[], _T]],
+    agree: Agree | None = None,
+) -> _T:
+    """What is read of a checkpoint, all of it from before it is replaced or after.
+
+    `plan` looks at the manifest, and returns the function that reads. Another process
+    may save with `overwrite=True` meanwhile: then both start again. Processes that read
+    together `agree` on that, before they read and afterwards.
+    """
+    reading = Reading(source)
+    with reading.announced():
+        for _ in range(_TRIES):
+            with collector_paused():
+                result = _try_to_read(reading, plan, agree)
+            if result:
+                return result[0]
+    raise CheckpointError(
+        f"{reading} was replaced {_TRIES} times while it was read. Restore a "
+        "checkpoint that nobody overwrites."
+    )
+
+
+def _try_to_read(
+    reading: Reading, plan: Callable[[Source], Callable[[], _T]], agree: Agree | None
+) -> list[_T]:
+    """What is read; nothing if the checkpoint was replaced meanwhile."""
+    result, read, error = [], None, None
+    try:
+        read = plan(reading.open())
+    except Exception as e:
+        error = e
+    if agree is not None and not agree(reading.digest, reading.has_changed(), error):
+        return []
+    try:
+        result = [] if read is None else [read()]
+    except Exception as e:
+        error = e
+    has_changed = error is None or isinstance(error, CorruptCheckpointError)
+    has_changed = has_changed and reading.has_changed()
+    if agree is not None:
+        return result if agree(reading.digest, has_changed, error) else []
+    if error is not None and not has_changed:
+        raise error
+    return [] if has_changed else result
