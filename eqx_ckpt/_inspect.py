@@ -11,10 +11,10 @@ from jaxtyping import PyTree
 
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, blocks, whole
-from ._format.leaves import dtype_from_tag, from_stored, key_shape, LeafRecord
+from ._format.leaves import dtype_from_tag, from_stored, LeafRecord
 from ._format.manifest import Manifest
 from ._format.names import is_below
-from ._format.parse import scalar_from_text
+from ._format.parse import key_shape, scalar_from_text
 from ._format.source import raise_damage, read_regions, RegionRead, Source
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._tree.filter_spec import default_deserialise_filter_spec
@@ -215,7 +215,7 @@ def leaves(
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing; raised when
-        that leaf is its turn.
+        it is that leaf's turn.
     - [`eqx_ckpt.CheckpointError`][]: the checkpoint is replaced meanwhile.
     - `OSError`: the file system fails.
 

@@ -14,9 +14,9 @@ from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
-from ._format.fingerprint import fingerprint
 from ._format.leaves import (
     describe_like,
+    fingerprint,
     from_stored,
     LeafRecord,
 )
@@ -123,7 +123,7 @@ def tree_deserialise_leaves(
     """
     is_leaf = stop_at_transients(is_leaf)
 
-    def plan_of(found: Source) -> Callable[[], _Filled]:
+    def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, "_Arrived"]]:
         plan = plan_reads(
             found.manifest,
             like,
@@ -136,7 +136,7 @@ def tree_deserialise_leaves(
         plan.check()
         if not read_once:
             joint.members = readers(read.place.sharding for read in plan.reads)
-        return lambda: _Filled(plan, _carry_out(found, plan, progress, read_once))
+        return lambda: (plan, _carry_out(found, plan, progress, read_once))
 
     check_deadline(deadline)
     guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
@@ -148,11 +148,6 @@ def tree_deserialise_leaves(
     finally:
         joint.close()
     return plan.filled(_assembled(arrived))
-
-
-class _Filled(NamedTuple):
-    plan: ReadPlan
-    arrived: "_Arrived"
 
 
 class _Arrived(NamedTuple):

@@ -1,6 +1,8 @@
 """The closed list of leaf kinds, and how each is stored."""
 
+import contextlib
 import functools as ft
+import hashlib
 import math
 import re
 import struct
@@ -36,14 +38,6 @@ VIEWED = frozenset(
 _SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
 _TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
 _NAN = struct.pack(">d", math.nan)
-
-# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
-NARROWED = {
-    "float64": "float32",
-    "int64": "int32",
-    "uint64": "uint32",
-    "complex128": "complex64",
-}
 
 
 class LeafRecord(NamedTuple):
@@ -211,17 +205,6 @@ def _key_impl(dtype: Any) -> str | None:
     return str(jax.random.key_impl(jnp.empty((), dtype)))
 
 
-@ft.cache
-def key_shape(impl: str) -> tuple[int, ...] | None:
-    """The shape of the data of one key; `None` if this version of JAX lacks `impl`."""
-    try:
-        return jax.eval_shape(
-            lambda: jax.random.key_data(jax.random.key(0, impl=impl))
-        ).shape
-    except ValueError:
-        return None
-
-
 def _describe_jax(leaf: jax.Array) -> LeafRecord:
     if isinstance(leaf, Tracer):
         raise CannotSave(_TRACED)
@@ -387,3 +370,23 @@ def _float_to_text(value: float) -> str:
     if math.isnan(value) and (bits := struct.pack(">d", value)) != _NAN:
         return "nan:" + bits.hex()
     return float.__repr__(value)
+
+
+def fingerprint(leaf: Any) -> str:
+    """A text that identifies a leaf that is not saved, to detect when it changes."""
+    if isinstance(leaf, Skipped):
+        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
+    if isinstance(leaf, str | bytes):
+        text = repr(leaf)
+        if len(text) > 80:
+            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return text
+    if isinstance(leaf, ft.partial):
+        return f"functools.partial({fingerprint(leaf.func)})"
+    # Builtin methods have no `__module__`, and objects may have anything there.
+    for named in (leaf, type(leaf)):
+        with contextlib.suppress(Exception):
+            module, name = getattr(named, "__module__", None), named.__qualname__
+            if type(name) is str:
+                return f"{module if type(module) is str else 'builtins'}.{name}"
+    return "object"

@@ -5,6 +5,7 @@ the process on hostile metadata.
 """
 
 import contextlib
+import functools as ft
 import hashlib
 import json
 import math
@@ -13,13 +14,14 @@ import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import jax
+
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .chunks import grid_shape
 from .leaves import (
     ARRAY_KINDS,
     CannotSave,
     dtype_from_tag,
-    key_shape,
     LeafRecord,
     SCALAR_KINDS,
     STORED,
@@ -312,6 +314,17 @@ def _check_array(record: LeafRecord) -> None:
 
 
 _OPTIONAL = (dict, type(None))
+
+
+@ft.cache
+def key_shape(impl: str) -> tuple[int, ...] | None:
+    """The shape of the data of one key; `None` if this version of JAX lacks `impl`."""
+    try:
+        return jax.eval_shape(
+            lambda: jax.random.key_data(jax.random.key(0, impl=impl))
+        ).shape
+    except ValueError:
+        return None
 
 
 def _check_key(record: LeafRecord) -> None:

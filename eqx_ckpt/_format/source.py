@@ -117,7 +117,8 @@ def read_regions(
 ) -> list[np.ndarray]:
     """Read regions; raise for all leaves that are damaged."""
     damage: dict[str, str] = {}
-    arrays = source.read(reads, damage, report)
+    # NumPy makes a scalar of a region of an array without axes.
+    arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
     raise_damage(damage, source)
     if len(arrays) != len(reads):
         raise CheckpointError(

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import jax
 
-from .._format.leaves import LeafRecord, NARROWED, SCALAR_KINDS
+from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .sharding import Place
 from .similar import renamed
 
@@ -15,6 +15,13 @@ from .similar import renamed
 Status: TypeAlias = Literal[
     "same", "missing", "unexpected", "kind", "shape", "dtype", "sharding", "changed"
 ]
+# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
+_NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,13 @@ def difference(expected: LeafRecord, found: LeafRecord) -> Status:
     dtypes = {found.dtype}
     if expected.kind == "struct" and found.kind != "jax":
         # The skeleton narrowed it; the leaf comes back as NumPy, as it was saved.
-        dtypes.add(NARROWED.get(found.dtype, found.dtype))
+        dtypes.add(_NARROWED.get(found.dtype, found.dtype))
     return "same" if expected.dtype in dtypes else "dtype"
 
 
 def would_narrow(record: LeafRecord) -> bool:
     """Whether JAX would cut an array to 32 bits, which it does without a word."""
-    return record.dtype in NARROWED and (
+    return record.dtype in _NARROWED and (
         jax.dtypes.canonicalize_dtype(record.dtype).name != record.dtype
     )
 

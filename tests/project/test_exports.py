@@ -18,6 +18,7 @@ FUNCTIONS = [
     "keep_best",
     "keep_every",
     "keep_last",
+    "leaves",
     "match",
     "read_manifest",
     "shard_like",
@@ -27,7 +28,16 @@ FUNCTIONS = [
     "tree_serialise_leaves_async",
     "verify",
 ]
-CLASSES = ["CheckpointManager", "LeafMatch", "LeafRecord", "Manifest", "Match", "Store"]
+CLASSES = [
+    "CheckpointManager",
+    "LeafMatch",
+    "LeafRecord",
+    "Manifest",
+    "Match",
+    "RegionRead",
+    "Source",
+    "Store",
+]
 DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
 TYPES = ["Compression", "Keep", "Layout", "Progress"]
 ERRORS = [
