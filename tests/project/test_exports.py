@@ -34,7 +34,9 @@ CLASSES = [
     "LeafRecord",
     "Manifest",
     "Match",
+    "Recording",
     "RegionRead",
+    "Samples",
     "Source",
     "Store",
 ]

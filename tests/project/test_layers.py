@@ -29,7 +29,7 @@ LAYERS = [
     "_steps",
     "_resume",
     "_manager",
-    "data",
+    "data recording",
     "__init__",
 ]
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}

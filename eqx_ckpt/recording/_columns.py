@@ -1,0 +1,189 @@
+"""Zarr arrays that grow: one column for each leaf and each chain."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from fastcrc import crc32
+
+from .._format.chunks import chunk_key, Region, whole
+from .._format.manifest import MANIFEST, zarr_metadata
+from .._format.names import folders
+from .._storage.chunk_codec import Piece, Scratch
+from ._files import Files
+from ._leaves import Leaf
+from ._record import Record
+
+
+FOLDER = "samples"
+_GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def memory(array: np.ndarray) -> memoryview:
+    """The bytes of an array in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def crc(data: memoryview) -> str:
+    return crc32.iscsi(data).to_bytes(4, "little").hex()
+
+
+def array_path(leaf: Leaf) -> str:
+    return f"{FOLDER}/{leaf.name}"
+
+
+class Column:
+    """The samples of one leaf and one chain, written chunk by chunk.
+
+    **Attributes:**
+
+    - `leaf`: of which they are.
+    """
+
+    def __init__(
+        self, files: Files, leaf: Leaf, chains: int | None, chain: int, draws: int
+    ) -> None:
+        self.leaf = leaf
+        self._files = files
+        self._chains = chains
+        self._chain = chain
+        self._full, self._filled = divmod(draws, leaf.rows)
+        # A chunk up to this one may be what a commit refers to.
+        self._committed = -(-draws // leaf.rows)
+        self._checksums: list[str] = []
+        self._buffer: np.ndarray | None = None
+
+    def go_on(self, checksums: Sequence[str], rows: np.ndarray | None) -> None:
+        """Take over what was committed: checksums of full chunks, and the last rows."""
+        self._checksums = list(checksums)
+        if rows is not None:
+            self._rest()[: self._filled] = rows
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add samples; those that fill a chunk are written."""
+        size = self.leaf.rows
+        if not self.leaf.row_bytes:
+            return
+        while len(rows):
+            if not self._filled and len(rows) >= size:
+                self._write(rows[:size])
+                rows = rows[size:]
+                continue
+            count = min(size - self._filled, len(rows))
+            rest = self._rest()
+            rest[self._filled : self._filled + count] = rows[:count]
+            self._filled += count
+            rows = rows[count:]
+            if self._filled == size:
+                self._filled = 0
+                self._write(rest)
+
+    def settle(self) -> str:
+        """Write the samples that fill no chunk; returns all checksums."""
+        if not self._filled:
+            self._committed = self._full
+            return "".join(self._checksums)
+        rest = self._rest()
+        rest[self._filled :] = 0
+        self._put(rest)
+        self._committed = self._full + 1
+        return "".join(self._checksums) + crc(memory(rest[: self._filled]))
+
+    def _rest(self) -> np.ndarray:
+        if self._buffer is None:
+            record = self.leaf.record
+            shape = (self.leaf.rows, *record.data_shape)
+            self._buffer = np.zeros(shape, record.data_type)
+        return self._buffer
+
+    def _write(self, rows: np.ndarray) -> None:
+        checksum = self._put(rows)
+        self._checksums.append(checksum)
+        self._full += 1
+
+    def _put(self, rows: np.ndarray) -> str:
+        """Write a chunk; returns what its file ends with."""
+        key = chunk_key(self.leaf.chunk_at(self._chains, self._chain, self._full))
+        key = f"{array_path(self.leaf)}/{key}"
+        parts = self._encoded(rows)
+        if self._full < self._committed:
+            self._files.replace(key, parts)
+        else:
+            self._files.write(key, parts)
+        return bytes(parts[-1])[-4:].hex()
+
+    def _encoded(self, rows: np.ndarray) -> list[memoryview | bytes]:
+        leaf = self.leaf
+        if leaf.record.compression is None:
+            data = memory(rows)
+            return [data, crc32.iscsi(data).to_bytes(4, "little")]
+        record = leaf.array(None, leaf.rows)
+        piece = Piece("0", record, whole(record.data_shape), np.ascontiguousarray(rows))
+        ((_, value),) = Scratch().encoded([piece])
+        return [value]
+
+
+def columns_of(files: Files, record: Record) -> list[list[Column]]:
+    """For each leaf, the columns of its chains."""
+    return [
+        [
+            Column(files, leaf, record.chains, chain, draws)
+            for chain, draws in enumerate(record.draws)
+        ]
+        for leaf in record.leaves
+    ]
+
+
+def tail(leaf: Leaf, chains: int | None, chain: int, draws: int) -> Region:
+    """Where the samples are that fill no chunk."""
+    start = draws // leaf.rows * leaf.rows
+    lead = (slice(start, draws),)
+    if chains is not None:
+        lead = (slice(chain, chain + 1), *lead)
+    return (*lead, *whole(leaf.record.data_shape))
+
+
+def make_groups(files: Files, record: Record) -> None:
+    """Make the directories; readers of Zarr want each to say what it is."""
+    names = [leaf.name for leaf in record.leaves]
+    inner = [f"{FOLDER}/{name}" for name in sorted(folders(names))]
+    for folder in (FOLDER, *inner):
+        files.make(folder)
+        files.show(f"{folder}/{MANIFEST}", _GROUP)
+    for leaf in record.leaves:
+        files.make(array_path(leaf))
+
+
+def show(files: Files, record: Record) -> None:
+    """Let readers of Zarr see what is committed: the samples that all chains have."""
+    draws = min(record.draws)
+    for leaf in record.leaves:
+        metadata = zarr_metadata(leaf.array(record.chains, draws))
+        metadata["dimension_names"] = dimension_names(leaf, record.chains)
+        value = json.dumps(metadata).encode()
+        files.show(f"{array_path(leaf)}/{MANIFEST}", value)
+
+
+def dimension_names(leaf: Leaf, chains: int | None) -> list[str]:
+    """As those of ArviZ: `("chain", "draw", "theta_dim_0")`."""
+    name = leaf.name.rpartition("/")[2]
+    own = [f"{name}_dim_{i}" for i in range(len(leaf.record.data_shape))]
+    return ["draw", *own] if chains is None else ["chain", "draw", *own]
+
+
+def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
+    """The files of a leaf that a record refers to."""
+    yield f"{array_path(leaf)}/{MANIFEST}"
+    for chain, draws in enumerate(record.draws):
+        for number in range(-(-draws // leaf.rows) if leaf.row_bytes else 0):
+            key = chunk_key(leaf.chunk_at(record.chains, chain, number))
+            yield f"{array_path(leaf)}/{key}"
+
+
+def trim(files: Files, record: Record) -> None:
+    """Delete what was written after the last commit."""
+    files.forget()
+    for leaf in record.leaves:
+        known = set(committed_keys(leaf, record))
+        found = files.list(array_path(leaf))
+        files.delete([key for key in found if key not in known])

@@ -1,0 +1,262 @@
+"""The leaves of one sample, and the Zarr array that records each of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, LeafMismatchError
+from .._format.leaves import (
+    CannotSave,
+    describe_like,
+    LeafRecord,
+    tag_and_data_type,
+)
+from .._format.manifest import check_array, COMPRESSIONS
+from .._format.names import distinct, encode, key_paths, typed
+from .._format.parse import key_shape
+from .._tree.compression import Compression
+
+
+# Each commit writes the last chunk of every array again, so chunks are small.
+_CHUNK_BYTES = 2**20
+_MIN_CHUNK_BYTES = 2**16
+# For the last chunks of all chains together.
+_COMMIT_BYTES = 2**25
+_MAX_ROWS = 2**14
+
+
+class Leaf(NamedTuple):
+    """A leaf of one sample.
+
+    **Attributes:**
+
+    - `name`: of its Zarr array.
+    - `record`: what it is, in one sample of one chain; without chunks.
+    - `rows`: how many samples a chunk has.
+    """
+
+    name: str
+    record: LeafRecord
+    rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample of one chain."""
+        return math.prod(self.record.data_shape) * self.record.itemsize
+
+    def array(self, chains: int | None, draws: int) -> LeafRecord:
+        """The record of the Zarr array that holds so many samples of each chain."""
+        lead = (draws,) if chains is None else (chains, draws)
+        chunk = (self.rows,) if chains is None else (1, self.rows)
+        shape = self.record.data_shape
+        return self.record._replace(
+            shape=(*lead, *self.record.shape),
+            data_shape=(*lead, *shape),
+            chunk_shape=(*chunk, *(max(1, size) for size in shape)),
+        )
+
+    def chunk_at(self, chains: int | None, chain: int, number: int) -> tuple[int, ...]:
+        """Which chunk of the array, along each axis, is one of a chain's chunks."""
+        lead = (number,) if chains is None else (chain, number)
+        return (*lead, *(0 for _ in self.record.data_shape))
+
+
+def leaves_of(
+    like: PyTree,
+    chains: int | None,
+    compression: Compression,
+    chunk_bytes: int | None,
+) -> list[Leaf]:
+    """The leaves of `like`, in the order of its leaves; every problem in one error."""
+    target = chunk_bytes
+    if target is None:
+        target = max(_MIN_CHUNK_BYTES, _COMMIT_BYTES // (chains or 1))
+        target = min(_CHUNK_BYTES, target)
+    paths = list(key_paths(like))
+    named = [(path, encode(typed(path))) for path, _ in paths]
+    stored = distinct(named)
+    found: list[Leaf] = []
+    problems: list[str] = []
+    for (path, example), (_, name) in zip(paths, named, strict=True):
+        try:
+            record = _record(example)._replace(path=typed(path))
+            stored_name = stored.get(name, name)
+            codec = compression
+            if callable(codec):
+                codec = codec(stored_name, record)
+            if codec not in (None, *COMPRESSIONS):
+                raise CannotSave(f"cannot be compressed by {codec!r}; pass 'zstd'")
+            record = record._replace(compression=codec)
+            leaf = Leaf(stored_name, record, 1)
+            # A chunk size that the user has chosen holds for scalars too.
+            most = _MAX_ROWS if chunk_bytes is None else target
+            rows = max(1, min(target // max(1, leaf.row_bytes), most))
+            leaf = leaf._replace(rows=rows)
+            check_array(leaf.array(chains, 1))
+            found.append(leaf)
+        except CannotSave as e:
+            problems.append(f"- `{jtu.keystr(path)}` {e}.")
+    if problems or not found:
+        raise CheckpointError(
+            "`like` is a PyTree of arrays, or of `jax.ShapeDtypeStruct`s, of the "
+            "shapes and dtypes of one sample of one chain:\n"
+            + ("\n".join(problems) or "- It has no leaves.")
+        )
+    return found
+
+
+def _record(example: Any) -> LeafRecord:
+    """What a leaf of `like` is in one sample."""
+    record = describe_like(example)
+    if record is None or not isinstance(
+        example, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
+    ):
+        if record is not None and record.kind == "unknown":
+            raise CannotSave(f"{record.value}")
+        raise CannotSave(
+            f"is a `{type(example).__name__}`; pass `np.float32(0)`, or another scalar "
+            "that has a dtype"
+        )
+    if record.kind == "unknown":
+        raise CannotSave(f"{record.value}")
+    if record.kind == "key":
+        inner = key_shape(record.impl or "") or ()
+        return LeafRecord(
+            "key",
+            "key",
+            record.shape,
+            impl=record.impl,
+            data_type="uint32",
+            data_shape=(*record.shape, *inner),
+        )
+    kind = "numpy" if isinstance(example, np.ndarray | np.generic) else "jax"
+    tag, data_type = tag_and_data_type(np.dtype(example.dtype))
+    shape = tuple(example.shape)
+    return LeafRecord(kind, tag, shape, data_type=data_type, data_shape=shape)
+
+
+class Block(NamedTuple):
+    """Samples that agree with the leaves of a recording, in the order of those.
+
+    **Attributes:**
+
+    - `arrays`: their leaves, with the axes `(chain, draw, ...)` or `(draw, ...)`.
+    - `draws`: how many there are for each chain.
+    """
+
+    arrays: list[Any]
+    draws: int
+
+
+def checked_samples(
+    samples: PyTree, leaves: Sequence[Leaf], chains: int | None, *, one: bool = False
+) -> Block:
+    """The leaves of samples; every one that disagrees with `like`, in one error.
+
+    With `one`, it is a single sample, without an axis for draws.
+    """
+    found = {
+        encode(typed(path)): x
+        for path, x in key_paths(samples)
+        if not (x is None or callable(x) or isinstance(x, str))
+    }
+    names = {encode(leaf.record.path): leaf for leaf in leaves}
+    problems = [f"- {name!r}: not in the samples." for name in names.keys() - found]
+    problems += [f"- {name!r}: not in `like`." for name in found.keys() - names]
+    draws: dict[int, str] = {}
+    axis = 0 if chains is None else 1
+    for name in names.keys() & found:
+        problem = _difference(found[name], names[name].record, chains, one)
+        if problem:
+            problems.append(f"- {name!r}: {problem}.")
+        elif not one:
+            draws.setdefault(found[name].shape[axis], name)
+    if len(draws) > 1:
+        counts = ", ".join(f"{count} ({name!r})" for count, name in draws.items())
+        problems.append(f"- The leaves have different numbers of draws: {counts}.")
+    if problems:
+        raise LeafMismatchError(
+            "The samples do not agree with `like`, and none of them was taken:\n"
+            + "\n".join(sorted(problems))
+        )
+    arrays = [found[name] for name in names]
+    return Block(arrays, 1 if one else next(iter(draws)))
+
+
+def _difference(x: Any, record: LeafRecord, chains: int | None, one: bool) -> str:
+    """What is wrong with a leaf of samples; empty if nothing is."""
+    lead = [] if chains is None else [str(chains)]
+    lead += [] if one else ["draws"]
+    sizes = ", ".join([*lead, *map(str, record.shape)])
+    dtype = f"PRNG key of impl {record.impl!r}" if record.impl else record.dtype
+    expected = f"{dtype}[{sizes}]"
+    is_array = isinstance(x, jax.Array | np.ndarray | np.generic)
+    other = describe_like(x)
+    if other is None or not is_array:
+        return f"{expected} in the recording, a `{type(x).__name__}` in the samples"
+    if other.kind == "unknown":
+        return f"it {other.value}"
+    if isinstance(x, jax.Array) and x.is_deleted():
+        return "it was deleted: it was donated to a jitted function"
+    shape, rank = other.shape, len(record.shape)
+    n = len(lead)
+    fits = (
+        (other.dtype, other.impl) == (record.dtype, record.impl)
+        and len(shape) == n + rank
+        and shape[n:] == record.shape
+        and (chains is None or shape[0] == chains)
+    )
+    return "" if fits else f"{expected} in the recording, {other} in the samples"
+
+
+def rows_of(array: Any, leaf: Leaf, chains: int | None) -> Iterator[tuple[int, Any]]:
+    """Each chain of an array of samples, as rows of the Zarr array, in host memory.
+
+    Of an array that is sharded over the chains, each shard is used as it is.
+    """
+    record = leaf.record
+    if record.kind == "key":
+        array = jax.random.key_data(array)
+    for first, host in _parts(array, chains):
+        if isinstance(array, np.ndarray | np.generic):
+            # The caller may change it while it waits to be written.
+            host = to_stored(np.array(host), record._replace(kind="numpy"))
+        else:
+            host = to_stored(host, record)
+        if chains is None:
+            yield 0, host
+            continue
+        yield from ((first + i, host[i]) for i in range(len(host)))
+
+
+def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
+    """A host array in the `data_type` of its Zarr array."""
+    if not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
+    if record.kind == "numpy" and record.dtype == "bool":
+        # A byte other than 0 and 1 could be written, but not read back.
+        host = np.asarray(host.view(np.uint8) != 0)
+    return host.view(record.data_type)
+
+
+def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:
+    """Host arrays of some chains, with the number of the first chain of each."""
+    is_split = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
+    if not is_split or array.is_fully_replicated:
+        yield 0, np.asarray(array)
+        return
+    shard = array.sharding.shard_shape(array.shape)
+    if chains is None or shard[1:] != array.shape[1:]:
+        yield 0, np.asarray(array)
+        return
+    seen: set[int] = set()
+    for part in array.addressable_shards:
+        first = part.index[0].start or 0
+        if first not in seen:
+            seen.add(first)
+            yield first, np.asarray(part.data)

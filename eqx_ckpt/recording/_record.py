@@ -1,0 +1,245 @@
+"""The record: the one small file whose replacement is the commit."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .._format.leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
+from .._format.manifest import check_array, COMPRESSIONS
+from .._format.metadata import pack, unpack
+from .._format.names import encode, unescaped
+from ._leaves import Leaf
+
+
+RECORD = "recording.json"
+_FORMAT = "eqx_ckpt recording"
+_VERSION = 1
+_MAX = 2**53
+_CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
+_HEX = re.compile(r"[0-9a-f]*\Z")
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Record:
+    """What of a recording is safe.
+
+    **Attributes:**
+
+    - `leaves`, `chains`, `metadata`: what was given when it was made.
+    - `commit`: how many commits there were.
+    - `draws`: how many samples each chain has.
+    - `state`: which checkpoint is the state that comes after them, if there is one.
+    - `steps`: how many steps `record_scan` has taken.
+    - `checksums`: for each leaf and each chain, the crc32c of each chunk, as its file
+        ends with it; of a last chunk that is not full, that of its samples.
+    """
+
+    leaves: tuple[Leaf, ...]
+    chains: int | None
+    metadata: Any
+    draws: tuple[int, ...]
+    commit: int = 0
+    state: int | None = None
+    steps: int = 0
+    checksums: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def is_committed(self) -> bool:
+        return self.commit > 0
+
+    def checksum(self, leaf: Leaf, chain: int, number: int) -> str:
+        """The checksum of one of the chunks of a chain."""
+        assert self.checksums is not None
+        return self.checksums[leaf.name][chain][_CRC * number : _CRC * (number + 1)]
+
+    def checksums_of(self, leaf: Leaf, chain: int, full: int) -> list[str]:
+        """The checksums of the first chunks of a chain, which are full."""
+        assert self.checksums is not None
+        return [self.checksums[leaf.name][chain][: _CRC * full]]
+
+    def to_bytes(self) -> bytes:
+        fields = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "digest": _NO_DIGEST,
+            "chains": self.chains,
+            "commit": self.commit,
+            "draws": self.draws,
+            "state": self.state,
+            "steps": self.steps,
+            "metadata": None if self.metadata is None else pack(self.metadata),
+            "leaves": {leaf.name: _leaf_to_json(leaf) for leaf in self.leaves},
+            "checksums": self.checksums or {},
+        }
+        lines = [
+            f'"{key}": {json.dumps(value, allow_nan=False)}'
+            for key, value in fields.items()
+        ]
+        data = ("{" + ",\n".join(lines) + "}\n").encode()
+        digest = hashlib.sha256(data).hexdigest()
+        return data.replace(_NO_DIGEST.encode(), digest.encode(), 1)
+
+
+def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
+    record = leaf.record
+    return {
+        "kind": record.kind,
+        "dtype": record.dtype,
+        "shape": record.shape,
+        "impl": record.impl,
+        "data_shape": record.data_shape,
+        "compression": record.compression,
+        "path": record.path,
+        "rows": leaf.rows,
+    }
+
+
+def from_bytes(data: bytes, where: str) -> Record:
+    """Read a record; `where` names it in errors. It may hold anything."""
+    try:
+        fields = json.loads(data)
+        is_ours = fields["format"] == _FORMAT
+        version = fields["version"]
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise _corrupt(where, f"it cannot be read ({e!r})") from None
+    if not is_ours:
+        raise _corrupt(where, "it is of another format")
+    if version != _VERSION:
+        raise CheckpointError(
+            f"{where} is a recording of version {version!r}, and this package reads "
+            f"version {_VERSION}. Use the package that wrote it, or a newer one."
+        )
+    digest = fields.get("digest")
+    blank = data.replace(f'"{digest}"'.encode(), f'"{_NO_DIGEST}"'.encode(), 1)
+    if hashlib.sha256(blank).hexdigest() != digest:
+        raise _corrupt(where, "its bytes do not have the digest that it states")
+    try:
+        return _parsed(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise _corrupt(where, f"it says what no writer says ({e!r})") from None
+    except CannotSave as e:
+        raise _corrupt(where, f"a leaf {e}") from None
+
+
+def _corrupt(where: str, problem: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"The record of the recording {where} is damaged: {problem}. Restore "
+        f"`{RECORD}` from a copy; the samples are Zarr arrays in `samples/`."
+    )
+
+
+def _parsed(fields: dict[str, Any]) -> Record:
+    chains = fields["chains"]
+    if chains is not None:
+        _number(chains, 1)
+    draws = tuple(_number(n) for n in fields["draws"])
+    _require(len(draws) == (chains or 1), "draws of other chains")
+    state = fields["state"]
+    leaves = tuple(_leaf(name, entry) for name, entry in fields["leaves"].items())
+    for leaf in leaves:
+        check_array(leaf.array(chains, max(draws)))
+    record = Record(
+        leaves=leaves,
+        chains=chains,
+        metadata=unpack(fields["metadata"]),
+        draws=draws,
+        commit=_number(fields["commit"]),
+        state=None if state is None else _number(state),
+        steps=_number(fields["steps"]),
+        checksums={
+            leaf.name: _checksums(fields["checksums"].get(leaf.name), leaf, draws)
+            for leaf in leaves
+        },
+    )
+    _require(bool(leaves), "no leaves")
+    return record
+
+
+def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...]:
+    chains = tuple(found) if found is not None else ("",) * len(draws)
+    _require(len(chains) == len(draws), "checksums of other chains")
+    for text, count in zip(chains, draws, strict=True):
+        chunks = -(-count // leaf.rows) if leaf.row_bytes else 0
+        _require(len(text) == _CRC * chunks and _HEX.match(text), "checksums")
+    return chains
+
+
+def _leaf(name: str, entry: dict[str, Any]) -> Leaf:
+    path = tuple((str(kind), _token(token)) for kind, token in entry["path"])
+    _require({kind for kind, _ in path} <= {"attr", "index", "key"}, "a path")
+    # No other name is safe to be a directory.
+    _require(encode(path) in (name, unescaped(name)), "a name")
+    shape = tuple(_number(n) for n in entry["shape"])
+    data_shape = tuple(_number(n) for n in entry["data_shape"])
+    kind, impl = entry["kind"], entry["impl"]
+    _require(kind in ("jax", "numpy", "key"), "a kind")
+    _require(entry["compression"] in (None, *COMPRESSIONS), "a compression")
+    if kind == "key":
+        _require(isinstance(impl, str) and entry["dtype"] == "key", "a key")
+        _require(data_shape[: len(shape)] == shape, "a shape")
+        data_type = "uint32"
+    else:
+        tag, data_type = tag_and_data_type(np.dtype(dtype_from_tag(entry["dtype"])))
+        _require(tag == entry["dtype"] and impl is None, "a dtype")
+        _require(data_shape == shape, "a shape")
+    record = LeafRecord(
+        kind,
+        entry["dtype"],
+        shape,
+        impl=impl,
+        data_type=data_type,
+        data_shape=data_shape,
+        compression=entry["compression"],
+        path=path,
+    )
+    return Leaf(name, record, _number(entry["rows"], 1))
+
+
+def _token(token: Any) -> str | int:
+    _require(type(token) in (str, int), "a key")
+    return token
+
+
+def _number(value: Any, least: int = 0) -> int:
+    _require(type(value) is int and least <= value < _MAX, "a number")
+    return value
+
+
+def _require(condition: Any, what: str) -> None:
+    if not condition:
+        raise ValueError(f"not {what}")
+
+
+def check_same(record: Record, wanted: Record, where: str, same: Callable) -> None:
+    """Raise if a recording is gone on with otherwise than it was begun."""
+    before = {leaf.name: leaf for leaf in record.leaves}
+    now = {leaf.name: leaf for leaf in wanted.leaves}
+    problems = [f"- {n!r}: not in `like`." for n in before.keys() - now.keys()]
+    problems += [f"- {n!r}: not in the recording." for n in now.keys() - before.keys()]
+    for name in before.keys() & now.keys():
+        old, new = before[name], now[name]
+        if (old.record[1:4], old.record.path) != (new.record[1:4], new.record.path):
+            problems.append(
+                f"- {name!r}: {old.record} in the recording, {new.record} in `like`."
+            )
+        elif problem := same(old, new):
+            problems.append(f"- {name!r}: {problem}.")
+    if record.chains != wanted.chains:
+        problems.append(
+            f"- `chains`: {record.chains} in the recording, {wanted.chains} now."
+        )
+    if wanted.metadata is not None and wanted.metadata != record.metadata:
+        problems.append("- `metadata`: others in the recording.")
+    if problems:
+        raise CheckpointError(
+            f"{where} is a recording of something else:\n"
+            + "\n".join(sorted(problems))
+            + "\nGo on with what it was begun with, or choose another path."
+        )

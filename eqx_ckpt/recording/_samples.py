@@ -1,0 +1,205 @@
+"""The committed samples of a recording, for whoever reads them."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._errors import CheckpointNotFoundError
+from .._format.leaves import dtype_from_tag
+from .._format.manifest import MANIFEST, Manifest, VERSIONS
+from .._inspect import nested
+from .._storage.key_values import read_key
+from .._storage.kvstore import KvSpec, locate, shown
+from .._tree.where import picked_by
+from .._types import PathLike
+from ._leaves import Leaf
+from ._reading import read_samples, verify_samples
+from ._record import from_bytes, RECORD, Record
+
+
+class Samples:
+    """What was committed to a recording when this was made, by `Recording.open`.
+
+    A writer may go on: it only adds samples, and never changes those that are here.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        with eqx_ckpt.Recording("chain", {"theta": np.zeros(3)}) as recording:
+            recording.extend({"theta": np.ones((100, 3))})
+        samples = eqx_ckpt.Recording.open("chain")
+        assert samples.committed == 100
+        assert samples.read(start=50, thin=10)["theta"].shape == (5, 3)
+        ```
+    """
+
+    def __init__(
+        self, base: KvSpec, record: Record, names: PyTree[str] | None = None
+    ) -> None:
+        self._base = base
+        self._record = record
+        self._leaves = {leaf.name: leaf for leaf in record.leaves}
+        # A tree with the name of each leaf in its place.
+        self._names = _names_of(record) if names is None else names
+
+    @property
+    def path(self) -> str:
+        """Of the recording, in words."""
+        return shown(self._base)
+
+    @property
+    def chains(self) -> int | None:
+        """As it was given to the [`eqx_ckpt.Recording`][]."""
+        return self._record.chains
+
+    @property
+    def metadata(self) -> Any:
+        """As it was given to the [`eqx_ckpt.Recording`][]."""
+        return self._record.metadata
+
+    @property
+    def committed(self) -> int | np.ndarray | None:
+        """How many draws there are: of each chain, if these differ."""
+        return committed_of(self._record)
+
+    @property
+    def like(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """One sample of one chain, as `jax.ShapeDtypeStruct`s."""
+        return jtu.tree_map(lambda name: _struct(self._leaves[name]), self._names)
+
+    def read(
+        self,
+        *,
+        where: Callable[[PyTree], Any] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        thin: int = 1,
+        chain: int | None = None,
+    ) -> PyTree:
+        """Read samples into host memory; all that is read is compared with checksums.
+
+        **Arguments:**
+
+        - `where`: which leaves to read: a function of the tree, as in
+            `equinox.tree_at`. `where=lambda t: t["theta"]`, or a tuple of nodes.
+        - `start`, `stop`: which draws. The default of `stop` is all of them; if some
+            chains have more than others, pass one that all have, or a `chain`.
+        - `thin`: only each so many-th draw, from `start` on.
+        - `chain`: only this chain; its arrays have no axis for chains.
+
+        **Returns:**
+
+        What `where` picks, or the whole tree, with NumPy arrays `(chain, draw, ...)`,
+        or `(draw, ...)`; typed PRNG keys are JAX arrays.
+
+        **Raises:**
+
+        - `ValueError`: draws or a chain that are not there.
+        - [`eqx_ckpt.LeafMismatchError`][]: `where` does not pick a part of the tree.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+        """
+        chains = self._chains(chain)
+        draws = self._draws(chains, start, stop, thin)
+        picked = self._names
+        if where is not None:
+            names = jtu.tree_leaves(self._names)
+            positions = picked_by(where, self._names, None)
+            picked = jtu.tree_map(lambda position: names[position], positions)
+
+        def read(name: str) -> Any:
+            leaf = self._leaves[name]
+            found = read_samples(self._base, self._record, leaf, chains, draws)
+            return found if chain is None or self.chains is None else found[0]
+
+        return jtu.tree_map(read, picked)
+
+    def verify(self) -> None:
+        """Read all samples, and compare them with their checksums.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged.
+        """
+        verify_samples(self._base, self._record)
+
+    def _chains(self, chain: int | None) -> range:
+        count = len(self._record.draws)
+        if chain is None:
+            return range(count)
+        number = operator.index(chain)
+        if self.chains is None or not 0 <= number < count:
+            raise ValueError(
+                f"`chain` is {chain}, and the recording has "
+                f"{'no chains' if self.chains is None else f'{count} chains'}."
+            )
+        return range(number, number + 1)
+
+    def _draws(self, chains: range, start: int, stop: int | None, thin: int) -> range:
+        counts = {self._record.draws[chain] for chain in chains}
+        if stop is None and len(counts) > 1:
+            raise ValueError(
+                f"The chains have {min(counts)} to {max(counts)} draws, which fit into "
+                f"no array. Pass `stop={min(counts)}` or less, or read one `chain`."
+            )
+        start, thin = operator.index(start), operator.index(thin)
+        last = min(counts) if stop is None else operator.index(stop)
+        if thin < 1:
+            raise ValueError(f"`thin` is {thin}. Pass a positive integer.")
+        if not 0 <= start <= last <= min(counts):
+            raise ValueError(
+                f"`start` is {start} and `stop` is {stop}, and the recording has "
+                f"{min(counts)} draws."
+            )
+        return range(start, last, thin)
+
+    def __repr__(self) -> str:
+        return f"<{self.committed} samples of {self.path}, chains={self.chains}>"
+
+
+def open_samples(path: PathLike) -> Samples:
+    """What is committed at a path."""
+    base = locate(path)
+    record = read_record(base)
+    if record is None:
+        is_checkpoint = read_key(base, MANIFEST) is not None
+        raise CheckpointNotFoundError(
+            f"No recording at {shown(base)}: there is no `{RECORD}`."
+            + " It holds a checkpoint, or a Zarr group." * is_checkpoint
+        )
+    return Samples(base, record)
+
+
+def read_record(base: KvSpec) -> Record | None:
+    data = read_key(base, RECORD)
+    return None if data is None else from_bytes(data, shown(base))
+
+
+def committed_of(record: Record) -> int | np.ndarray | None:
+    if not record.is_committed:
+        return None
+    if len(set(record.draws)) == 1:
+        return record.draws[0]
+    return np.array(record.draws)
+
+
+def _names_of(record: Record) -> PyTree[str]:
+    leaves = {leaf.name: leaf.record for leaf in record.leaves}
+    return nested(Manifest(leaves, {}, None, VERSIONS), "", lambda name, _: name)
+
+
+def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    record = leaf.record
+    if record.kind == "key":
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record.impl)).dtype
+    else:
+        dtype = dtype_from_tag(record.dtype)
+    return jax.ShapeDtypeStruct(record.shape, dtype)

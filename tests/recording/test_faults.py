@@ -1,0 +1,116 @@
+"""A recording whose process or disk fails at any file operation."""
+
+import errno
+import itertools
+import pathlib
+
+import numpy as np
+
+import eqx_ckpt
+from faults.shim import Fault
+from faults.zygote import Zygote
+from recording import chains
+
+
+BLOCKS = 3
+
+
+def check(zygote: Zygote, path: str, at_least: int) -> None:
+    """What was committed is there; going on gives all, to the bit."""
+    safe = zygote.call(chains.safe, path)
+    assert at_least <= safe <= BLOCKS
+    state = zygote.call(chains.sample, path, BLOCKS)
+    found = zygote.call(chains.recorded, path)
+    for one, other in zip(found, chains.reference(BLOCKS), strict=True):
+        assert np.array_equal(one["theta"], other["theta"])
+        assert np.array_equal(one["n"], other["n"])
+    last = chains.start()
+    for _ in range(BLOCKS):
+        last, _, _ = chains.block(last)
+    assert state["step"] == last["step"]
+    assert np.array_equal(state["x"], last["x"])
+
+
+def test_kill_at_any_operation(zygote: Zygote, disk: pathlib.Path) -> None:
+    seen = set()
+    # Each of a commit's operations is hit, in one of the commits or in another.
+    for n in itertools.count(1, 11):
+        path = str(disk / str(n))
+        outcome = zygote.run(chains.sample, path, BLOCKS, fault=Fault(path, n))
+        assert outcome.error is None
+        check(zygote, path, 0)
+        seen.add(outcome.kind)
+        if not outcome.signal:
+            break
+    assert n > 40
+    assert seen >= {"create", "write", "sync", "rename"}
+
+
+def test_kill_of_the_one_that_goes_on(zygote: Zygote, disk: pathlib.Path) -> None:
+    for n in itertools.count(1, 11):
+        path = str(disk / str(n))
+        zygote.call(chains.sample, path, 2)
+        outcome = zygote.run(chains.sample, path, 3, fault=Fault(path, n))
+        check(zygote, path, 2)
+        if not outcome.signal:
+            break
+    assert n > 20
+
+
+def test_a_disk_that_is_full_at_any_operation(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    for n in itertools.count(2, 9):
+        path = str(disk / str(n))
+        fault = Fault(path, n, "ENOSPC", ("create", "write"), for_ever=True)
+        outcome = zygote.run(chains.sample, path, BLOCKS, fault=fault)
+        if outcome.error is not None:
+            assert isinstance(outcome.error, OSError)
+            assert outcome.error.errno == errno.ENOSPC
+        check(zygote, path, 0)
+        if not outcome.hits:
+            break
+    assert n > 10
+
+
+def test_the_error_of_a_full_disk_says_what_is_safe(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    path = str(disk / "run")
+    zygote.call(chains.sample, path, 2)
+    # The first one is of the metadata.
+    fault = Fault(path + "/samples/theta", 2, "ENOSPC", ("write",), for_ever=True)
+    error = zygote.run(chains.sample, path, BLOCKS, fault=fault).error
+    assert isinstance(error, OSError)
+    draws = min(len(chain["n"]) for chain in chains.reference(2))
+    text = f"(leaf 'theta', recording {path!r}, of which {draws} draws are safe)"
+    assert text in str(error)
+
+
+def fail_and_go_on(path: str, other: str) -> tuple[int, str]:
+    """Extend until it fails; how often that was, and what another recording has."""
+    recording = eqx_ckpt.Recording(path, chains.LIKE, chains=2, chunk_bytes=64)
+    state, count = chains.start(), 0
+    try:
+        for count in range(100):  # noqa: B007
+            state, samples, _ = chains.block(state)
+            recording.extend(samples)
+            recording._log._writer.drain()
+    except OSError as e:
+        message = str(e)
+    else:
+        message = ""
+    recording.close()
+    assert chains.sample(other, 2)["step"] == 2 * chains.BLOCK
+    return count, message
+
+
+def test_the_loop_stops_within_two_blocks(zygote: Zygote, disk: pathlib.Path) -> None:
+    path = str(disk / "run")
+    # The first one is of the metadata.
+    fault = Fault(path + "/samples/theta", 2, "ENOSPC", ("create",), for_ever=True)
+    outcome = zygote.run(fail_and_go_on, path, str(disk / "other"), fault=fault)
+    assert outcome.error is None
+    count, message = outcome.value
+    assert count <= 3
+    assert "0 draws are safe" in message
