@@ -44,7 +44,12 @@ from ._tree.filter_spec import (
 from ._tree.match import LeafMatch as LeafMatch, Match as Match
 from ._tree.skeleton import shard_like as shard_like
 from ._types import Layout as Layout
-from .recording import Recording as Recording, Samples as Samples
+from .recording import (
+    record_scan as record_scan,
+    Recording as Recording,
+    SampleBuffer as SampleBuffer,
+    Samples as Samples,
+)
 
 
 __version__ = importlib.metadata.version("eqx-ckpt")

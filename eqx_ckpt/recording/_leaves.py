@@ -154,24 +154,32 @@ class Block(NamedTuple):
 
 
 def checked_samples(
-    samples: PyTree, leaves: Sequence[Leaf], chains: int | None, *, one: bool = False
+    samples: PyTree,
+    leaves: Sequence[Leaf],
+    chains: int | None,
+    *,
+    one: bool = False,
+    traced: bool = False,
 ) -> Block:
     """The leaves of samples; every one that disagrees with `like`, in one error.
 
-    With `one`, it is a single sample, without an axis for draws.
+    With `one`, it is a single sample, without an axis for draws. With `traced`, it may
+    be without data, inside `jit`.
     """
     found = {
         encode(typed(path)): x
         for path, x in key_paths(samples)
         if not (x is None or callable(x) or isinstance(x, str))
     }
+    if traced:
+        found = {name: _abstract(x) for name, x in found.items()}
     names = {encode(leaf.record.path): leaf for leaf in leaves}
     problems = [f"- {name!r}: not in the samples." for name in names.keys() - found]
     problems += [f"- {name!r}: not in `like`." for name in found.keys() - names]
     draws: dict[int, str] = {}
     axis = 0 if chains is None else 1
     for name in names.keys() & found:
-        problem = _difference(found[name], names[name].record, chains, one)
+        problem = _difference(found[name], names[name].record, chains, one, traced)
         if problem:
             problems.append(f"- {name!r}: {problem}.")
         elif not one:
@@ -188,14 +196,24 @@ def checked_samples(
     return Block(arrays, 1 if one else next(iter(draws)))
 
 
-def _difference(x: Any, record: LeafRecord, chains: int | None, one: bool) -> str:
+def _abstract(x: Any) -> Any:
+    """An array without its data."""
+    is_array = isinstance(x, jax.Array | np.ndarray | np.generic)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array else x
+
+
+def _difference(
+    x: Any, record: LeafRecord, chains: int | None, one: bool, traced: bool
+) -> str:
     """What is wrong with a leaf of samples; empty if nothing is."""
     lead = [] if chains is None else [str(chains)]
     lead += [] if one else ["draws"]
     sizes = ", ".join([*lead, *map(str, record.shape)])
     dtype = f"PRNG key of impl {record.impl!r}" if record.impl else record.dtype
     expected = f"{dtype}[{sizes}]"
-    is_array = isinstance(x, jax.Array | np.ndarray | np.generic)
+    is_array = isinstance(x, jax.Array | np.ndarray | np.generic) or (
+        traced and isinstance(x, jax.ShapeDtypeStruct)
+    )
     other = describe_like(x)
     if other is None or not is_array:
         return f"{expected} in the recording, a `{type(x).__name__}` in the samples"

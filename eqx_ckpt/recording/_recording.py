@@ -120,10 +120,10 @@ class Recording:
                 return f"compression {before!r}, and {now!r} now"
             return ""
 
-        self._log = Log(path, wanted, differs, max_samples)
+        self.log = Log(path, wanted, differs, max_samples)
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
-        weakref.finalize(self, self._log.abandon)
+        weakref.finalize(self, self.log.abandon)
 
     @staticmethod
     def open(path: PathLike) -> Samples:
@@ -150,12 +150,17 @@ class Recording:
 
         `None` before the first commit.
         """
-        return committed_of(self._log.record)
+        return committed_of(self.log.record)
+
+    @property
+    def steps(self) -> int:
+        """How many steps [`eqx_ckpt.record_scan`][] has taken up to the last commit."""
+        return self.log.record.steps
 
     @property
     def chains(self) -> int | None:
         """As it was given."""
-        return self._log.record.chains
+        return self.log.record.chains
 
     def extend(self, samples: PyTree, keep: Any = None) -> None:
         """Take samples, and write them in the background.
@@ -179,16 +184,16 @@ class Recording:
             resumed.
         - `OSError`: samples taken earlier could not be written.
         """
-        record = self._log.record
-        self._log.extend(checked_samples(samples, record.leaves, record.chains), keep)
+        record = self.log.record
+        self.log.extend(checked_samples(samples, record.leaves, record.chains), keep)
 
     def append(self, sample: PyTree) -> None:
         """Take one sample: as `extend`, of arrays without an axis for draws."""
-        record = self._log.record
+        record = self.log.record
         block = checked_samples(sample, record.leaves, record.chains, one=True)
         axis = 0 if record.chains is None else 1
         arrays = [_with_axis(array, axis) for array in block.arrays]
-        self._log.extend(block._replace(arrays=arrays))
+        self.log.extend(block._replace(arrays=arrays))
 
     def commit(self, state: PyTree = None) -> None:
         """Make the samples so far durable, and the state that comes after them.
@@ -206,7 +211,7 @@ class Recording:
 
         - As `extend`, and as [`eqx_ckpt.tree_serialise_leaves`][] for `state`.
         """
-        self._log.commit(state)
+        self.log.commit(state)
 
     @property
     def state_path(self) -> PathLike:
@@ -216,7 +221,7 @@ class Recording:
 
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no state was committed last.
         """
-        return self._log.state_path()
+        return self.log.state_path()
 
     def resume(self, like_state: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         """The state that comes after the committed samples.
@@ -232,7 +237,7 @@ class Recording:
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         state = tree_deserialise_leaves(self.state_path, like_state, *args, **kwargs)
-        self._log.must_resume = False
+        self.log.must_resume = False
         return state
 
     def read(
@@ -250,7 +255,7 @@ class Recording:
 
         - All: as `read` of [`eqx_ckpt.Samples`][].
         """
-        samples = Samples(self._log.base, self._log.record, self._names)
+        samples = Samples(self.log.base, self.log.record, self._names)
         return samples.read(where=where, start=start, stop=stop, thin=thin, chain=chain)
 
     def close(self) -> None:
@@ -259,7 +264,7 @@ class Recording:
         If states were committed, samples after the last of them are dropped, with a
         warning: nothing can go on after them.
         """
-        self._log.close()
+        self.log.close()
 
     def __enter__(self) -> "Recording":
         return self
@@ -271,14 +276,14 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._log.close(warn=error is None)
+            self.log.close(warn=error is None)
         except Exception as e:
             if error is None:
                 raise
             error.add_note(f"Besides, the recording failed: {e!r}")
 
     def __repr__(self) -> str:
-        return f"Recording({self._log.where}, chains={self.chains})"
+        return f"Recording({self.log.where}, chains={self.chains})"
 
 
 def _with_axis(array: Any, axis: int) -> Any:

@@ -1,0 +1,217 @@
+"""Recording the samples of a scan: a block at a time, each block one program."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import PyTree
+
+from ._leaves import checked_samples
+from ._recording import check_positive, Recording
+
+
+# Of a block, unless the user says more: enough that a step hardly notices.
+_BLOCK_BYTES = 2**20
+_MAX_BLOCK = 1024
+
+
+def record_scan(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    recording: Recording,
+    state: PyTree,
+    length: int,
+    *,
+    xs: PyTree = None,
+    thin: int = 1,
+    keep: Callable[[Any, Any], Any] | None = None,
+    block: int | None = None,
+    commit_every: int = 0,
+    commit_every_seconds: float | None = None,
+) -> PyTree:
+    """Scan over a step, and record the samples; commits at the end, with the state.
+
+    As `jax.lax.scan`, but the samples go to a recording, a block of them at a time,
+    while the device computes the next block. Call it outside `jax.jit`: it compiles
+    blocks of steps itself. Inside, use `recording.recorder()`.
+
+    **Arguments:**
+
+    - `step`: `step(state, x) -> state, sample`. If the recording has chains, the leaves
+        of `sample` have a first axis for them.
+    - `recording`: an [`eqx_ckpt.Recording`][].
+    - `state`: the first one: from `recording.resume`, if something was committed.
+    - `length`: how many steps to take. `recording.steps` says how many were taken up to
+        the last commit.
+    - `xs`: as that of `jax.lax.scan`; `None`: `x` is `None`.
+    - `thin`: record the last sample of each so many steps. It divides `length`.
+    - `keep`: `keep(state, sample)` says whether to record a sample, by a bool, or by
+        one for each chain. It is called with the state after the step.
+    - `block`: how many samples to hand over at a time.
+    - `commit_every`: commit the samples and the state after so many steps, at the end
+        of a block.
+    - `commit_every_seconds`: commit so often, at the end of a block.
+
+    **Returns:**
+
+    The last state, which is committed.
+
+    **Raises:**
+
+    - [`eqx_ckpt.LeafMismatchError`][]: the samples are not as the `like` of the
+        recording; nothing was computed.
+    - `ValueError`: `thin` does not divide `length`, `block` is larger than it, ...
+    - As `extend` and `commit` of [`eqx_ckpt.Recording`][].
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax
+        import jax.numpy as jnp
+
+        def step(state, _):
+            key, theta = state
+            key, subkey = jax.random.split(key)
+            theta = 0.9 * theta + jax.random.normal(subkey, theta.shape)
+            return (key, theta), {"theta": theta}
+
+        state = (jax.random.key(0), jnp.zeros(3))
+        with eqx_ckpt.Recording("chain", {"theta": jnp.zeros(3)}) as recording:
+            state = eqx_ckpt.record_scan(step, recording, state, 10_000, thin=10)
+        assert eqx_ckpt.Recording.open("chain").committed == 1000
+        ```
+    """
+    rows = _checked_length(length, thin)
+    if block is not None and check_positive("block", block) > rows > 0:
+        raise ValueError(f"`block` is {block}, and there are {rows} samples.")
+    if commit_every < 0:
+        raise ValueError(f"`commit_every` is {commit_every}. Pass 0 or more steps.")
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
+        raise ValueError(
+            "`record_scan` was called inside `jax.jit`, or another transformation. "
+            "Call it outside; inside, use `recording.recorder()`."
+        )
+    for x in jax.tree.leaves(xs):
+        if x.shape[:1] != (length,):
+            raise ValueError(
+                f"`xs` has a leaf of shape {x.shape}; its first axis is not `length`, "
+                f"{length}."
+            )
+    _check_samples(step, recording, state, xs)
+    if block is None:
+        block = min(_MAX_BLOCK, max(1, _BLOCK_BYTES // max(1, _row_bytes(recording))))
+    due = _Due(commit_every, commit_every_seconds)
+    arrays, rest = eqx.partition(state, eqx.is_array_like)
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    waiting: tuple[Any, Any] | None = None
+    for start in range(0, rows, block):
+        count = min(block, rows - start)
+        some = jax.tree.map(
+            lambda x, a=start * thin, n=count: x[a : a + n * thin].reshape(
+                n, thin, *x.shape[1:]
+            ),
+            xs,
+        )
+        split = recording.chains is not None
+        arrays, *made = _block(step, keep, arrays, rest, some, count, thin, split)
+        # While the device computes this block, the one before is taken.
+        if waiting is not None:
+            recording.extend(*waiting)
+        waiting = (made[0], made[1])
+        if due(count * thin):
+            recording.extend(*waiting)
+            waiting = None
+            recording.log.commit(eqx.combine(arrays, rest), due.reset())
+    if waiting is not None:
+        recording.extend(*waiting)
+    state = eqx.combine(arrays, rest)
+    if due.steps:
+        recording.log.commit(state, due.reset())
+    return state
+
+
+def _row_bytes(recording: Recording) -> int:
+    """Bytes of one sample of all chains."""
+    rows = sum(leaf.row_bytes for leaf in recording.log.record.leaves)
+    return rows * (recording.chains or 1)
+
+
+class _Due:
+    """When to commit.
+
+    **Attributes:**
+
+    - `steps`: how many were taken since the last commit.
+    """
+
+    def __init__(self, every: int, seconds: float | None) -> None:
+        self._every = every
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self.steps = 0
+
+    def __call__(self, steps: int) -> bool:
+        self.steps += steps
+        by_steps = bool(self._every) and self.steps >= self._every
+        waited = time.monotonic() - self._last
+        return by_steps or (self._seconds is not None and waited >= self._seconds)
+
+    def reset(self) -> int:
+        steps, self.steps = self.steps, 0
+        self._last = time.monotonic()
+        return steps
+
+
+def _checked_length(length: int, thin: int) -> int:
+    """How many samples there are."""
+    check_positive("thin", thin)
+    if length != 0:
+        check_positive("length", length)
+    if length % thin:
+        raise ValueError(f"`length` is {length}, of which `thin`, {thin}, is no part.")
+    return length // thin
+
+
+def _check_samples(step: Any, recording: Recording, state: Any, xs: Any) -> None:
+    x = jax.tree.map(lambda x: x[0] if len(x) else jnp.zeros(x.shape[1:], x.dtype), xs)
+    sample = eqx.filter_eval_shape(step, state, x)[1]
+    leaves = recording.log.record.leaves
+    checked_samples(sample, leaves, recording.chains, one=True, traced=True)
+
+
+@eqx.filter_jit
+def _block(
+    step: Any,
+    keep: Any,
+    arrays: PyTree,
+    rest: PyTree,
+    xs: PyTree,
+    rows: int,
+    thin: int,
+    has_chains: bool,
+) -> tuple[PyTree, PyTree, Any]:
+    """The state after so many samples, the samples, and which of them to keep."""
+
+    def once(arrays: Any, x: Any) -> tuple[Any, Any]:
+        state, sample = step(eqx.combine(arrays, rest), x)
+        return eqx.filter(state, eqx.is_array_like), (state, sample)
+
+    def row(arrays: Any, xs: Any) -> tuple[Any, Any]:
+        if thin > 1:
+            first = jax.tree.map(lambda x: x[:-1], xs)
+            arrays, _ = jax.lax.scan(
+                lambda a, x: (once(a, x)[0], None), arrays, first, length=thin - 1
+            )
+        last = jax.tree.map(lambda x: x[-1], xs)
+        arrays, (state, sample) = once(arrays, last)
+        return arrays, (sample, None if keep is None else keep(state, sample))
+
+    arrays, (samples, kept) = jax.lax.scan(row, arrays, xs, length=rows)
+    if has_chains:
+        samples = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), samples)
+        kept = jax.tree.map(lambda x: x if x.ndim == 1 else x.T, kept)
+    return arrays, samples, kept

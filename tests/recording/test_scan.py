@@ -1,0 +1,222 @@
+"""Recording scans: what is recorded is what `jax.lax.scan` stacks."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import record_scan, Recording, SampleBuffer
+from helpers import assert_same
+
+
+LIKE = {"theta": jnp.zeros(3), "n": jnp.int32(0)}
+
+
+class Sampler(eqx.Module):
+    """Its state has a key, a Python number and a function."""
+
+    theta: jax.Array
+    key: jax.Array
+    n: jax.Array | int
+    jump: object = jnp.tanh
+
+
+def start() -> Sampler:
+    return Sampler(jnp.zeros(3), jr.key(1), 0)
+
+
+def step(state, x):
+    key, subkey = jr.split(state.key)
+    push = 0.0 if x is None else x
+    theta = state.jump(state.theta) + jr.normal(subkey, (3,)) + push
+    state = Sampler(theta, key, state.n + 1, state.jump)
+    return state, {"theta": theta, "n": jnp.asarray(state.n, jnp.int32)}
+
+
+def expected(length, xs=None):
+    arrays, rest = eqx.partition(start(), eqx.is_array_like)
+
+    def once(arrays, x):
+        state, sample = step(eqx.combine(arrays, rest), x)
+        return eqx.filter(state, eqx.is_array_like), sample
+
+    arrays, samples = jax.lax.scan(once, arrays, xs, length=length)
+    return eqx.combine(arrays, rest), samples
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"thin": 3},
+        {"block": 7},
+        {"thin": 4, "block": 5, "commit_every": 16},
+        {"block": 60},
+        {"commit_every_seconds": 0.0, "block": 20},
+    ],
+    ids=str,
+)
+def test_it_records_what_a_scan_stacks(tmp_path, kwargs):
+    with Recording(tmp_path, LIKE) as recording:
+        state = record_scan(step, recording, start(), 60, **kwargs)
+        assert recording.steps == 60
+        assert eqx.tree_equal(recording.resume(state), state)
+    last, samples = expected(60)
+    assert eqx.tree_equal(jax.tree.leaves(state), jax.tree.leaves(last))
+    thin = kwargs.get("thin", 1)
+    found = Recording.open(tmp_path).read()
+    for name, array in samples.items():
+        np.testing.assert_array_equal(found[name], array[thin - 1 :: thin])
+
+
+def test_xs_and_keep(tmp_path):
+    xs = jnp.linspace(0, 1, 40)
+
+    def keep(state, sample):
+        return (state.n % 3 == 0) & (sample["n"] > 10)
+
+    with Recording(tmp_path, LIKE) as recording:
+        record_scan(step, recording, start(), 40, xs=xs, keep=keep, block=6)
+    n = np.asarray(expected(40, xs)[1]["n"])
+    theta = expected(40, xs)[1]["theta"][(n % 3 == 0) & (n > 10)]
+    np.testing.assert_array_equal(Recording.open(tmp_path).read()["theta"], theta)
+
+
+@pytest.mark.parametrize("first", [[0, 20], [20, 20]])
+def test_chains_under_vmap(tmp_path, first):
+    def one(arrays, _):
+        def chain(arrays):
+            theta = arrays["theta"] + jr.normal(jr.fold_in(arrays["key"], 0), (3,))
+            sample = {"theta": theta, "n": arrays["n"] + 1}
+            return {"key": jr.split(arrays["key"])[0], **sample}, sample
+
+        return jax.vmap(chain)(arrays)
+
+    def keep(arrays, sample):
+        return sample["n"] > jnp.array(first)
+
+    state = {"theta": jnp.zeros((2, 3)), "key": jr.split(jr.key(0))}
+    state["n"] = jnp.zeros(2, jnp.int32)
+    with Recording(tmp_path, LIKE, chains=2) as recording:
+        record_scan(one, recording, state, 30, keep=keep, block=8)
+    _, samples = jax.lax.scan(one, state, length=30)
+    found = Recording.open(tmp_path)
+    for chain in range(2):
+        theta = samples["theta"][first[chain] :, chain]
+        np.testing.assert_array_equal(found.read(chain=chain)["theta"], theta)
+
+
+def test_a_scan_goes_on(tmp_path):
+    for total in (20, 20, 44):
+        with Recording(tmp_path, LIKE) as recording:
+            state = start()
+            if recording.committed is not None:
+                state = recording.resume(
+                    jax.tree.map(jnp.asarray, eqx.filter(state, eqx.is_array_like))
+                )
+                state = eqx.combine(state, start())
+            left = total - recording.steps
+            state = record_scan(step, recording, state, left, block=4)
+    last, samples = expected(44)
+    assert_same(jax.tree.leaves(state)[0], jax.tree.leaves(last)[0])
+    found = Recording.open(tmp_path).read()
+    np.testing.assert_array_equal(found["theta"], samples["theta"])
+
+
+def test_a_program_is_compiled_once(tmp_path):
+    traced = []
+
+    def counting(state, x):
+        traced.append(1)
+        return step(state, x)
+
+    for name in "ab":
+        with Recording(tmp_path / name, LIKE) as recording:
+            record_scan(counting, recording, start(), 20, block=10)
+        traced.append(0)
+    # For the second one, only the shapes of its samples are looked at.
+    assert sum(traced[traced.index(0) :]) == 1
+
+
+def test_more_than_max_samples(tmp_path):
+    recording = Recording(tmp_path, LIKE, max_samples=25)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 25"):
+        record_scan(step, recording, start(), 60, block=10)
+    recording.close()
+    found = Recording.open(tmp_path)
+    assert found.committed == 25
+    np.testing.assert_array_equal(found.read()["theta"], expected(25)[1]["theta"])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"thin": 0}, "`thin` is 0"),
+        ({"thin": 7}, "`length` is 60, of which `thin`, 7, is no part"),
+        ({"block": 61}, "`block` is 61, and there are 60"),
+        ({"block": 0}, "`block` is 0"),
+        ({"length": -1}, "`length` is -1"),
+        ({"commit_every": -1}, "`commit_every` is -1"),
+        ({"xs": jnp.zeros(59)}, "`xs` has a leaf of shape"),
+    ],
+)
+def test_arguments(tmp_path, kwargs, words):
+    kwargs = {"length": 60, **kwargs}
+    with Recording(tmp_path, LIKE) as recording:
+        with pytest.raises(ValueError, match=words):
+            record_scan(step, recording, start(), **kwargs)
+        with pytest.raises(ValueError, match="inside `jax.jit`"):
+            jax.jit(lambda x: record_scan(step, recording, x, 60))(jnp.zeros(3))
+
+
+def test_samples_that_disagree_are_found_first(tmp_path):
+    ran = []
+
+    def other(state, x):
+        jax.debug.callback(lambda: ran.append(1))
+        return state, {"theta": jnp.zeros(4), "n": 1.0}
+
+    with (
+        Recording(tmp_path, LIKE) as recording,
+        pytest.raises(
+            eqx_ckpt.LeafMismatchError, match=r"(?s)'n'.*'theta': float32\[3\]"
+        ),
+    ):
+        record_scan(other, recording, start(), 60)
+    assert not ran
+
+
+def test_a_buffer_under_transformations():
+    def run(buffer, first):
+        def body(i, buffer):
+            sample = {"theta": jnp.full(3, i + first, jnp.float32), "n": i + first}
+            return buffer.save(sample, keep=i % 2 == first % 2)
+
+        return jax.lax.fori_loop(0, 10, body, buffer)
+
+    buffer = SampleBuffer(LIKE, capacity=4)
+    one = jax.jit(run)(buffer, jnp.int32(0))
+    assert (int(one.count), int(one.overflow)) == (4, 1)
+    assert one.samples["n"].tolist() == [0, 2, 4, 6]
+    firsts = jnp.arange(4, dtype=jnp.int32).reshape(2, 2)
+    many = jax.vmap(jax.vmap(run, (None, 0)), (None, 0))(buffer, firsts)
+    assert many.count.tolist() == [[4, 4], [4, 4]]
+    assert many.samples["n"][1, 1].tolist() == [4, 6, 8, 10]
+    assert many.samples["theta"].shape == (2, 2, 4, 3)
+
+
+def test_a_buffer_of_keys():
+    buffer = SampleBuffer({"key": jr.key(0)}, 2)
+    buffer = jax.jit(lambda b: b.save({"key": jr.key(7)}))(buffer)
+    assert buffer.samples["key"][0] == jr.key(7)
+
+
+def test_a_buffer_refuses():
+    buffer = SampleBuffer(LIKE, 2)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'n': not in the samples"):
+        buffer.save({"theta": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="`capacity` is 0"):
+        SampleBuffer(LIKE, 0)
