@@ -24,11 +24,16 @@ from examples.transfer import OddOrEven, restore_encoder, transfer
 from helpers import assert_same
 
 
+STEPS, SAVE_EVERY, KILLED_AFTER = 60, 10, 20
+LAST = f"{STEPS:06d}"
+LENGTH = ("--steps", STEPS, "--save-every", SAVE_EVERY)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     run = tmp_path_factory.mktemp("examples") / "run"
     # Not in this process: with its eight devices, sums may be rounded otherwise.
-    demo.python("train", run)
+    demo.python("train", run, *LENGTH)
     return run
 
 
@@ -40,12 +45,12 @@ def same_leaves(a, b):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(run, tmp_path, capsys):
     killed = tmp_path / "killed"
-    demo.kill_in_the_middle("train", killed)
-    lines = demo.python("train", killed)
-    assert re.fullmatch("goes on from step (100|150|200|250)", lines[0])
+    demo.kill_in_the_middle("train", killed, *LENGTH, after=KILLED_AFTER)
+    lines = demo.python("train", killed, *LENGTH)
+    assert re.fullmatch("goes on from step (20|30|40|50)", lines[0])
     demo.compare_runs(run, killed)
     assert capsys.readouterr().out.count("True: ") == 3
-    assert 0 < demo.steps_taken(killed) - demo.steps_taken(run) < 200
+    assert 0 < demo.steps_taken(killed) - demo.steps_taken(run) < STEPS - KILLED_AFTER
     assert not list(killed.glob(".*"))
 
 
@@ -73,13 +78,13 @@ def test_sigterm_saves_the_last_step(tmp_path):
 
 def test_a_run_that_is_done_stays_as_it_is(run, capsys):
     before = demo.read_files(run)
-    train(run, steps=300, save_every=50)
-    assert capsys.readouterr().out == "goes on from step 300\n"
+    train(run, STEPS, SAVE_EVERY)
+    assert capsys.readouterr().out == f"goes on from step {STEPS}\n"
     assert demo.read_files(run) == before
 
 
 def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
-    checkpoint = shutil.copytree(run / "000300", tmp_path / "000300")
+    checkpoint = shutil.copytree(run / LAST, tmp_path / LAST)
     shutil.rmtree(checkpoint / "opt_state")
     accuracy = eqx_ckpt.read_manifest(checkpoint).metadata["accuracy"]
     assert evaluate(checkpoint) == pytest.approx(accuracy, abs=1 / 360)
@@ -88,9 +93,9 @@ def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
 def test_the_encoder_moves_to_another_model(run):
     loader = digits.load(*digits.load_data()[0])
     skeleton = eqx.filter_eval_shape(digits.init, jax.random.key(0), loader)
-    saved = eqx_ckpt.tree_deserialise_leaves(run / "000300", skeleton)
+    saved = eqx_ckpt.tree_deserialise_leaves(run / LAST, skeleton)
     training = digits.init(jax.random.key(1), loader, OddOrEven)
-    restored = restore_encoder(run / "000300", training)
+    restored = restore_encoder(run / LAST, training)
     assert same_leaves(restored["model"].encoder, saved["model"].encoder)
     assert same_leaves(restored["state"], saved["state"])
     assert same_leaves(restored["model"].head, training["model"].head)
@@ -98,14 +103,14 @@ def test_the_encoder_moves_to_another_model(run):
 
 
 def test_the_other_model_trains(run, capsys):
-    transfer(run / "000300", steps=2, few=64)
+    transfer(run / LAST, steps=2, few=64)
     random, restored = capsys.readouterr().out.splitlines()
     assert random.startswith("random encoder:")
     assert restored.startswith("restored encoder:")
 
 
 def test_the_demo_shows_the_checkpoint(run, capsys):
-    demo.show_checkpoint(run / "000300")
+    demo.show_checkpoint(run / LAST)
     out = capsys.readouterr().out
     assert "conv2/" in out
     assert "float32[32, 16, 3, 3]" in out
@@ -144,18 +149,19 @@ def losses(run):
 @pytest.mark.slow
 def test_a_run_goes_on_in_two_processes_on_another_mesh(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    sharded(whole, "--data", 2, "--steps", 40)
-    shutil.copytree(whole / "000010", parts / "000010")
-    shutil.copytree(whole / "000020", parts / "000020")
-    printed = sharded(parts, "--data", 4, "--steps", 40, "--processes", 2)
-    assert "goes on from step 20\n" in printed
+    length = ("--steps", 8, "--save-every", 2)
+    sharded(whole, "--data", 2, *length)
+    shutil.copytree(whole / "000002", parts / "000002")
+    shutil.copytree(whole / "000004", parts / "000004")
+    printed = sharded(parts, "--data", 4, *length, "--processes", 2)
+    assert "goes on from step 4\n" in printed
     found, expected = losses(parts), losses(whole)
-    assert found.keys() == expected.keys() == {10, 20, 30, 40}
+    assert found.keys() == expected.keys() == {2, 4, 6, 8}
     # The sums of another mesh are rounded otherwise.
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-3)
 
     skeleton = eqx.filter_eval_shape(init, jax.random.key(0))
-    for step in (parts / "000020", parts / "000040"):
+    for step in (parts / "000004", parts / "000008"):
         one = eqx_ckpt.tree_deserialise_leaves(step, skeleton)
         for data in (1, 2, 4, 8):
             like = make_like(make_mesh(data))
