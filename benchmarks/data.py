@@ -22,7 +22,8 @@ from eqx_ckpt.data import ArraySource, Loader
 
 
 ROWS, WIDTH, BATCH = 100_000, 100, 100
-ROUNDS, BATCHES = 5, 2_000
+# Short rounds, of which the least was hardly disturbed.
+ROUNDS, BATCHES = 20, 300
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
 from .._format.leaves import LeafRecord
 from .chunk_bytes import Chunk, chunks_of, encoded, Target
-from .kvstore import array_spec, result
+from .kvstore import array_spec, context, result
 
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Scratch:
     """Some compressed chunks at a time; nothing stays there."""
 
     def __init__(self) -> None:
+        context()  # An error in a forked process, which TensorStore would abort.
         import tensorstore as ts
 
         self._context = ts.Context()

@@ -73,7 +73,7 @@ class ArraySource(Source):
         """
         if not on_device:
             arrays = {name: _as_host(name, array) for name, array in arrays.items()}
-        self.rows = Rows(_common_length(arrays))
+        self.rows = Rows(common_length({n: np.shape(a) for n, a in arrays.items()}))
         if on_device:
             self.on_device = {
                 name: jnp.asarray(array) for name, array in arrays.items()
@@ -119,13 +119,14 @@ def check_numbers(name: str, array: np.ndarray, way_out: str) -> None:
         )
 
 
-def _common_length(arrays: Mapping[str, Any]) -> int:
-    shapes = {name: np.shape(array) for name, array in arrays.items()}
+def common_length(shapes: Mapping[str, tuple[int, ...]], way_out: str = "") -> int:
+    """The length of the first axis, which all have."""
     lengths = {shape[0] if shape else None for shape in shapes.values()}
     if len(lengths) != 1 or None in lengths:
+        found = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
         raise ValueError(
             "The arrays of a source have the same first axis, one entry for each row; "
-            f"found {', '.join(f'{n}: {s}' for n, s in shapes.items()) or 'no arrays'}."
+            f"found {found or 'no arrays'}.{way_out}"
         )
     return lengths.pop()  # type: ignore[return-value]
 

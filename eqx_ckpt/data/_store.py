@@ -14,7 +14,7 @@ from .._storage.rows import CheckpointRows, open_zarr, ZarrRows
 from .._tree.plan import checked_prefix
 from .._types import PathLike
 from ._order import Rows
-from ._sources import check_count, check_numbers, Source
+from ._sources import check_count, check_numbers, common_length, Source
 
 
 class StoreSource(Source):
@@ -73,21 +73,13 @@ class StoreSource(Source):
         self._reader: CheckpointRows | ZarrRows = reader
         self._names, self._treedef = jax.tree.flatten(names)
         structs = reader.structs
-        lengths = {s.shape[0] if s.shape else None for s in structs.values()}
-        if len(lengths) != 1 or None in lengths or structs.keys() != {*self._names}:
-            shapes = (f"{n}: {structs[n].shape}" for n in self._names if n in structs)
-            others = [name for name in self._names if name not in structs]
-            raise ValueError(
-                "The arrays of a source have the same first axis, one entry for each "
-                f"row; found {', '.join(shapes) or 'no arrays'}"
-                + (f", and {', '.join(others)}" if others else "")
-                + ". Pass the `prefix` below which the data are."
-            )
+        # A leaf that is no array has no first axis either.
+        shapes = {n: structs[n].shape if n in structs else () for n in self._names}
+        count = common_length(shapes, " Pass the `prefix` below which the data are.")
         self.like = self._treedef.unflatten(
             jax.ShapeDtypeStruct(structs[n].shape[1:], structs[n].dtype)
             for n in self._names
         )
-        count = structs[self._names[0]].shape[0]
         self._chunk = max(1, min(count, reader.chunk))
         self.rows = Rows(count, self._chunk, min(window, -(-count // self._chunk)))
         self._capacity = 2 * self.rows.window

@@ -13,7 +13,7 @@ import eqx_ckpt
 from .workloads import every_kind
 
 
-FLIPS = 20  # places in each file
+FLIPS = 8  # places in each file
 REFUSALS = (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError)
 
 

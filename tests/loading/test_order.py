@@ -63,7 +63,7 @@ def test_numpy_and_jit_agree(count, name):
 
 
 @given(st.integers(1, 300), st.integers(1, 70), st.integers(1, 5), st.integers(0, 9))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_shuffled_chunks_are_a_permutation(count, chunk, window, seed):
     from eqx_ckpt.data._order import Rows, rows
 

@@ -433,3 +433,32 @@ FORK = """
 def test_a_forked_child_gets_an_error_and_harms_nobody(tmp_path, way, status):
     done = run_python(FORK, str(tmp_path / "run"), way)
     assert done.stdout == f"{status} [1] ['000001']\n", done.stderr
+
+
+FORKED = """
+    import os, sys
+    import numpy as np
+    import eqx_ckpt
+
+    folder, like = sys.argv[1], {"w": np.zeros(100)}
+    for name, kind in {
+        "plain": {}, "packed": {"compression": "zstd"}, "database": {"layout": "ocdbt"}
+    }.items():
+        eqx_ckpt.tree_serialise_leaves(f"{folder}/{name}", like, **kind)
+    if os.fork() == 0:
+        eqx_ckpt.tree_deserialise_leaves(f"{folder}/plain", like)
+        for name in ("packed", "database"):
+            try:
+                eqx_ckpt.tree_deserialise_leaves(f"{folder}/{name}", like)
+            except eqx_ckpt.CheckpointError as e:
+                assert "forked" in str(e), e
+            else:
+                os._exit(8)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_forked_child_restores_what_needs_no_tensorstore(tmp_path):
+    done = run_python(FORKED, str(tmp_path))
+    assert done.stdout == "7\n", done.stderr
