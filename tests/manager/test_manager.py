@@ -3,10 +3,7 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
+from faults import preemption
 from helpers import assert_same, files_below
 
 
@@ -429,51 +427,16 @@ def test_a_place_that_is_no_directory(tmp_path):
         CheckpointManager(tmp_path / "file").save(1, state(1))
 
 
-PREEMPTED = """
-    import sys, time
-    import jax.numpy as jnp
-    import eqx_ckpt
-
-    with eqx_ckpt.CheckpointManager(sys.argv[1]) as manager:
-        for step in range(100_000):
-            tree = {"w": jnp.full(100, step), "step": step}
-            if step % 7 == 0:
-                manager.save(step, tree)
-            if manager.should_save(step):
-                manager.save(step, tree)
-                break
-            if step == 3:
-                print("training", flush=True)
-            time.sleep(0.001)
-    print(step, flush=True)
-"""
-
-
-def preempted(run, delay):
-    """The exit status and the last step of a training that was told to end."""
-    command = [sys.executable, "-c", textwrap.dedent(PREEMPTED), str(run)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "training\n"
-    threading.Event().wait(delay)
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=60)
-    return child.returncode, int(out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_a_preempted_training_saves_its_last_step(tmp_path, part):
-    for i in range(5):
-        status, step = preempted(tmp_path / str(i), 0.03 * i + 0.007 * part)
+def test_a_preempted_training_saves_its_last_step(zygote, disk):
+    for i in range(20):
+        run = disk / str(i)
+        status, step = zygote.call(preemption.preempted, str(run), 0.007 * i)
         assert status == 0
-        manager = CheckpointManager(tmp_path / str(i))
+        manager = CheckpointManager(run)
         assert manager.latest() in (step, step - 1)
-        like = {"w": jnp.zeros(100, int), "step": 0}
-        restored = manager.restore(like)
-        assert_same(restored["w"], jnp.full(100, manager.latest()))
-        assert restored["step"] == manager.latest()
-        assert not [name for name in os.listdir(tmp_path / str(i)) if name[0] == "."]
+        restored = manager.restore(preemption.state(0))
+        assert_same(restored, preemption.state(manager.latest()))
+        assert not [name for name in os.listdir(run) if name[0] == "."]
 
 
 def test_sigterm_does_again_what_it_did_before(tmp_path):
