@@ -35,6 +35,7 @@ from ._save import (
     tree_serialise_leaves as tree_serialise_leaves,
     tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
+from ._stats import LeafStats as LeafStats, stats as stats
 from ._storage.url import Store as Store
 from ._tree.compression import Compression as Compression
 from ._tree.filter_spec import (
@@ -44,6 +45,11 @@ from ._tree.filter_spec import (
 from ._tree.match import LeafMatch as LeafMatch, Match as Match
 from ._tree.skeleton import shard_like as shard_like
 from ._types import Layout as Layout
+from ._when import (
+    every_seconds as every_seconds,
+    every_steps as every_steps,
+    When as When,
+)
 from .recording import (
     record_scan as record_scan,
     Recording as Recording,

@@ -1,7 +1,6 @@
 """The checkpoints of one training run."""
 
 import functools as ft
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -11,7 +10,7 @@ from typing import Any, SupportsIndex
 from jaxtyping import PyTree
 
 from ._distributed.coordination import is_first
-from ._distributed.group import any_says, by_all, by_first, Group, group_of
+from ._distributed.group import by_all, by_first, Group, group_of, most_said
 from ._distributed.joint import telling
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._errors import CheckpointError, CheckpointNotFoundError
@@ -22,7 +21,7 @@ from ._preemption import stop_watching, told_to_end
 from ._progress import check_progress, Progress
 from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
-from ._retention import check_mode, checked_keep, Keep, keep_all, Mode, ranked
+from ._retention import checked_keep, Keep, keep_all, Mode
 from ._save import save_in_background
 from ._steps import as_step, in_words, retain, run_at
 from ._storage.bucket import check_layout
@@ -33,9 +32,7 @@ from ._tree.filter_spec import (
     default_serialise_filter_spec,
 )
 from ._types import IsLeaf, Layout, PathLike
-
-
-logger = logging.getLogger("eqx_ckpt")
+from ._when import checked_when, is_due, When
 
 
 class CheckpointManager:
@@ -72,6 +69,7 @@ class CheckpointManager:
         directory: PathLike,
         *,
         keep: Keep | Sequence[Keep] = keep_all,
+        save: When | Sequence[When] = (),
         layout: Layout = "zarr",
         compression: Compression = None,
         progress: Progress = False,
@@ -87,6 +85,9 @@ class CheckpointManager:
             `{step: metadata}` to steps, or several, of which each keeps its own. The
             newest step, the one just saved, and one that this process is reading are
             never removed.
+        - `save`: when `should_save` is true: [`eqx_ckpt.every_steps`][],
+            [`eqx_ckpt.every_seconds`][], any other function `(step, last) -> bool`, or
+            several, of which one is enough. `last` is the newest step of the run.
         - `layout`, `compression`: of saves, as [`eqx_ckpt.tree_serialise_leaves`][].
         - `progress`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
             as [`eqx_ckpt.tree_deserialise_leaves`][].
@@ -96,6 +97,7 @@ class CheckpointManager:
         """
         self._run = run_at(directory)
         self._keep = checked_keep(keep)
+        self._when = checked_when(save)
         check_layout(layout)
         check_compression(compression)
         check_progress(progress)
@@ -109,17 +111,9 @@ class CheckpointManager:
         self._one_at_a_time = threading.RLock()
         self._saved: set[int] = set()
         self._damaged: set[int] = set()
-        self._closed = False
-        self._sweep()
-
-    def _sweep(self) -> None:
-        if not is_first():
-            return
-        try:
-            self._run.sweep(starting=True)
-        except (OSError, CheckpointError) as e:
-            # Whoever may only read, or has no locks there, can still restore.
-            logger.warning("Could not clean up in %s: %s", self._run.directory, e)
+        self._closed = self._told = False
+        if is_first():
+            self._run.clean_up()
 
     def save(
         self,
@@ -247,11 +241,7 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
-        return by_first(
-            self._call("latest()"),
-            self._run.latest,
-            self._deadline,
-        )
+        return by_first(self._call("latest()"), self._run.latest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step whose metric is best.
@@ -271,16 +261,7 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no step has the metric.
         - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
         """
-        check_mode(mode)
-        steps = {step: self._run.metadata(step) for step in self.steps()}
-        best = ranked(steps, metric, mode)
-        if not best:
-            raise CheckpointNotFoundError(
-                f"None of the {len(steps)} steps in {self._run.directory!r} has a "
-                f"number {metric!r} in its metadata. Save it there: "
-                f"`metadata={{{metric!r}: float(value)}}`."
-            )
-        return best[0]
+        return self._run.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
         """The [`eqx_ckpt.Manifest`][] of a step. As [`eqx_ckpt.read_manifest`][]."""
@@ -316,10 +297,10 @@ class CheckpointManager:
             self._damaged.discard(number)
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether to save now, because the process was told to end.
+        """Whether to save now: `save` says so, or the process was told to end.
 
         From the first call on, SIGTERM does not end the process; `close` changes that
-        back. Call it in the main thread.
+        back. Call it in each step, in the main thread; in a job, in each process.
 
         **Arguments:**
 
@@ -327,13 +308,32 @@ class CheckpointManager:
 
         **Returns:**
 
-        `True` once SIGTERM came, unless this manager has saved `step`. Save it, and
-        leave the loop; the end of the `with` statement waits for the save.
+        `True`, in all processes, if a function of `save` says so in one of them, or
+        SIGTERM came to one; `False` if this manager has saved `step`.
         """
         self._check_open()
-        told = told_to_end(self) and as_step(step) not in self._saved
+        why = 2 * told_to_end(self)
+        if self._when and not why:
+            last = max(self._saved, default=self._found)
+            why = is_due(self._when, as_step(step), last)
         call = self._call(f"should_save({in_words(step)})")
-        return any_says(call, told, self._deadline)
+        why = most_said(call, why, self._deadline)
+        self._told = why == 2
+        return why > 0 and as_step(step) not in self._saved
+
+    @property
+    def told_to_end(self) -> bool:
+        """Whether SIGTERM had come, in any process, at the last `should_save`.
+
+        Save, and leave the loop: the end of the `with` statement waits for the save.
+        """
+        return self._told
+
+    @ft.cached_property
+    def _found(self) -> int | None:
+        """The newest step that was there, and whole as far as this manager knows."""
+        newest = ft.partial(self._run.newest_except, self._damaged)
+        return by_first(self._call("latest()"), newest, self._deadline)
 
     def _call(self, call: str) -> str:
         """A call, as its errors name it when not all processes make it."""

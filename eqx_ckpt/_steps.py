@@ -14,7 +14,7 @@ import numpy as np
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.manifest import MANIFEST
-from ._retention import Keep
+from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
 from ._storage.checkpoint import being_read, identity, is_checkpoint, read_metadata
 from ._storage.directory import remove, sweep
@@ -143,6 +143,31 @@ class Run:
         if starting:
             with contextlib.suppress(FileNotFoundError):
                 sweep(self.directory)
+
+    def clean_up(self) -> None:
+        """Remove what dead saves have left, if that is allowed."""
+        try:
+            self.sweep(starting=True)
+        except (OSError, CheckpointError) as e:
+            # Whoever may only read, or has no locks there, can still restore.
+            logger.warning("Could not clean up in %s: %s", self.directory, e)
+
+    def newest_except(self, damaged: set[int]) -> int | None:
+        """The newest step that is not known to be damaged; `None` if there is none."""
+        return max({*self.steps()} - damaged, default=None)
+
+    def best(self, metric: str, mode: Mode) -> int:
+        """The step whose metric is best; raises if no step has it."""
+        check_mode(mode)
+        steps = {step: self.metadata(step) for step in self.steps()}
+        best = ranked(steps, metric, mode)
+        if not best:
+            raise CheckpointNotFoundError(
+                f"None of the {len(steps)} steps in {self.directory!r} has a number "
+                f"{metric!r} in its metadata. Save it there: "
+                f"`metadata={{{metric!r}: float(value)}}`."
+            )
+        return best[0]
 
 
 class StoreRun(Run):

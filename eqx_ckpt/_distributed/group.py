@@ -171,11 +171,11 @@ def by_all(
     return made, error or next(others, None)
 
 
-def any_says(call: str, value: bool, deadline: float) -> bool:
-    """Whether it is `True` in any process."""
+def most_said(call: str, value: int, deadline: float) -> int:
+    """The largest value of any process."""
     if is_alone():
         return value
-    return _all().together(call, value, deadline, any)
+    return _all().together(call, value, deadline, max)
 
 
 def _all() -> Circle:

@@ -126,6 +126,9 @@ class LeafRecord(NamedTuple):
         names = {"numpy": "NumPy ", "numpy_scalar": "NumPy scalar "}
         return f"{names.get(self.kind, '')}{self.dtype}[{shape}]"
 
+    def __repr__(self) -> str:
+        return f"<LeafRecord: {self}>"
+
 
 class Written(bytes):
     """The bytes that a custom `filter_spec` wrote, in place of the leaf."""

@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from .chunks import chunk_keys
 from .leaves import CannotSave, LeafRecord
 from .metadata import pack
 from .names import encode, is_cut
+from .screen import first_lines, in_bytes, tree_html
 
 
 FORMAT_VERSION = 1
@@ -53,7 +55,7 @@ _COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """The contents of a checkpoint, without the values of arrays.
 
@@ -82,6 +84,22 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of data in all arrays."""
         return sum(record.nbytes for record in self.leaves.values())
+
+    def _head(self) -> str:
+        version = self.versions.get("eqx_ckpt")
+        by = f", saved by eqx_ckpt {version}" if version else ""
+        return f"Manifest of {len(self.leaves)} leaves, {in_bytes(self.nbytes)}{by}"
+
+    def __repr__(self) -> str:
+        lines = [f"{name}: {record}" for name, record in self.leaves.items()]
+        return first_lines(self._head(), lines)
+
+    def _repr_html_(self) -> str:
+        leaves = {n: (str(r), r.nbytes) for n, r in self.leaves.items()}
+        metadata = (
+            "" if self.metadata is None else f"<p>{escape(repr(self.metadata))}</p>"
+        )
+        return tree_html(self._head(), leaves) + metadata
 
 
 def zarr_metadata(record: LeafRecord) -> dict[str, Any]:

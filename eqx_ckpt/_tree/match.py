@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Literal, TypeAlias
 
 import jax
 
 from .._format.leaves import LeafRecord, SCALAR_KINDS
+from .._format.screen import table_html
 from .sharding import Place
 from .similar import renamed
 
@@ -50,7 +52,7 @@ class LeafMatch:
     replicated: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Match:
     """What a restore would do; `print` it, or look at its parts.
 
@@ -88,6 +90,18 @@ class Match:
         }
         lines = [f"{summary}; {self.nbytes} bytes to read.", *describe(differing)]
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, leaf.status, str(leaf.expected), str(leaf.found))
+            for name, leaf in self.leaves.items()
+            if leaf.status != "same"
+        ]
+        head = escape(str(self).splitlines()[0])
+        columns = ("leaf", "status", "in `like`", "in the checkpoint")
+        return f"<p>{head}</p>{table_html(columns, rows)}" if rows else f"<p>{head}</p>"
 
 
 def with_place(match: LeafMatch, place: Place) -> LeafMatch:

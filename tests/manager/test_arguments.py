@@ -20,6 +20,7 @@ import eqx_ckpt as ck
 sys.modules["tqdm"] = None
 WRONG = {
     "keep": [3, [], "ab", {3: 4}, None],
+    "save": [3, "ab", None, [10]],
     "layout": ["zar", None, 2, ["zarr"]],
     "compression": ["gzip", 3, True, ["zstd"]],
     "staging_bytes": [0, -1, "5", True, float("nan")],

@@ -14,6 +14,8 @@ DOCS = Path(__file__).parents[2] / "docs/api"
 FUNCTIONS = [
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",
+    "every_seconds",
+    "every_steps",
     "keep_all",
     "keep_best",
     "keep_every",
@@ -23,6 +25,7 @@ FUNCTIONS = [
     "read_manifest",
     "record_scan",
     "shard_like",
+    "stats",
     "tree_deserialise_leaves",
     "tree_like",
     "tree_serialise_leaves",
@@ -33,6 +36,7 @@ CLASSES = [
     "CheckpointManager",
     "LeafMatch",
     "LeafRecord",
+    "LeafStats",
     "Manifest",
     "Match",
     "Recording",
@@ -43,7 +47,7 @@ CLASSES = [
     "Store",
 ]
 DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
-TYPES = ["Compression", "Keep", "Layout", "Progress"]
+TYPES = ["Compression", "Keep", "Layout", "Progress", "When"]
 ERRORS = [
     "CheckpointError",
     "CheckpointExistsError",

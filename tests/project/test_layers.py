@@ -24,13 +24,15 @@ LAYERS = [
     "_format",
     "_storage _tree",
     "_distributed _transfer",
-    "_futures _preemption _progress _retention",
-    "_inspect _restore _save",
+    "_futures _preemption _progress _retention _when",
+    "_inspect _restore _save _stats",
     "_steps",
     "_resume",
     "_manager",
     "data recording",
     "__init__",
+    "cli",
+    "__main__",
 ]
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names.split()}
 

@@ -1,0 +1,1 @@
+"""The command line: each command is a door to a public function."""

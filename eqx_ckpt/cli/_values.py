@@ -1,0 +1,117 @@
+"""Reading parts of leaves, and comparing two checkpoints."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import eqx_ckpt
+
+from .._format.chunks import blocks, whole
+from .._format.leaves import from_stored
+from .._format.source import read_regions
+from .._storage.reading import opened
+from .._types import PathLike
+
+
+_INDEX = re.compile(r"(?P<name>.*?)(\[(?P<index>[-0-9:, ]*)\])?\Z", re.S)
+
+
+def split_index(text: str) -> tuple[str, tuple[Any, ...]]:
+    """The name and the index of `NAME[0:3, :]`, as in NumPy."""
+    found = _INDEX.match(text)
+    assert found is not None
+    name, index = found["name"], found["index"] or ""
+    try:
+        return name, tuple(_slice(part) for part in index.split(",") if part.strip())
+    except (TypeError, ValueError):
+        raise eqx_ckpt.CheckpointError(
+            f"[{index}] is not an index. Pass integers and slices: `{name}[0, 2:5]`."
+        ) from None
+
+
+def _slice(text: str) -> int | slice:
+    if ":" not in text:
+        return int(text)
+    return slice(*(int(part) if part.strip() else None for part in text.split(":")))
+
+
+def leaf_named(path: PathLike, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
+    """The record and the value of one leaf."""
+    names = eqx_ckpt.read_manifest(path).leaves
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 3, 0.4)
+        below = [other for other in names if other.startswith(name + "/")][:3]
+        hint = f" Did you mean {', '.join(map(repr, below or close))}?"
+        raise eqx_ckpt.LeafMismatchError(
+            f"There is no leaf {name!r}.{hint if below or close else ''}"
+        )
+    leaves = eqx_ckpt.leaves(path, prefix=name)
+    return next((record, value) for found, record, value in leaves if found == name)
+
+
+def differences(
+    a: PathLike, b: PathLike, values: bool, damage: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """What differs, leaf by leaf: in the manifests, and in the data if asked for."""
+    first, second = opened(a), opened(b)
+    left, right = first.manifest.leaves, second.manifest.leaves
+    for name in dict.fromkeys([*left, *right]):
+        x, y = left.get(name), right.get(name)
+        entry: dict[str, Any] = {"name": name, "a": _words(x), "b": _words(y)}
+        if x is None or y is None:
+            yield entry | {"status": "only in a" if y is None else "only in b"}
+        elif (x[:3], x.impl) != (y[:3], y.impl):
+            yield entry | {"status": "another type"}
+        elif x.value is not None:
+            if x.value != y.value:
+                entry |= {"a": x.value, "b": y.value}
+                yield entry | {"status": "another value"}
+        elif values:
+            try:
+                found = _compare(first, second, name, x, y)
+            except eqx_ckpt.CorruptCheckpointError as e:
+                damage[name] = str(e)
+                continue
+            if found:
+                yield entry | {"status": "other values"} | found
+
+
+def _words(record: eqx_ckpt.LeafRecord | None) -> str | None:
+    return None if record is None else str(record)
+
+
+def _compare(
+    first: eqx_ckpt.Source,
+    second: eqx_ckpt.Source,
+    name: str,
+    x: eqx_ckpt.LeafRecord,
+    y: eqx_ckpt.LeafRecord,
+) -> dict[str, Any]:
+    """How far the data of two leaves are apart; nothing if they are equal."""
+    apart, relative, count = 0.0, 0.0, 0
+    for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
+        (a,) = read_regions(first, [eqx_ckpt.RegionRead(name, x, piece)])
+        (b,) = read_regions(second, [eqx_ckpt.RegionRead(name, y, piece)])
+        if a.tobytes() == b.tobytes():
+            continue
+        a, b = from_stored(a, x), from_stored(b, y)
+        if a.dtype.kind in "mM":
+            count += int(np.count_nonzero(a.view(np.int64) != b.view(np.int64)))
+            continue
+        kind = np.complex128 if a.dtype.kind == "c" else np.float64
+        with np.errstate(all="ignore"):
+            wide, other = a.astype(kind), b.astype(kind)
+            distance = np.abs(wide - other)
+            # Infinities of one sign are equal, and so are NaNs.
+            both = (a == b) | (np.isnan(wide) & np.isnan(other))
+            distance[both] = 0
+            distance[np.isnan(distance)] = np.inf
+            size = np.maximum(np.abs(wide), np.abs(other))
+            shares = np.where(both | (size == 0), 0, distance / size)
+        count += int(np.count_nonzero(~both))
+        apart = max(apart, float(np.max(distance)))
+        relative = max(relative, float(np.max(shares)))
+    return {"count": count, "max_abs": apart, "max_rel": relative} if count else {}

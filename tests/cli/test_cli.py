@@ -1,0 +1,287 @@
+"""The command line: what it prints, and with which status it ends."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt.__main__ import main
+
+
+pytest.importorskip("typer")
+
+DOCS = Path(__file__).parents[2] / "docs/usage/commandline.md"
+
+
+def state(step):
+    tree = {"model": {"w": jnp.arange(6.0).reshape(2, 3) + step, "b": jnp.ones(3)}}
+    return tree | {"step": step, "key": jax.random.key(0)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    with eqx_ckpt.CheckpointManager(tmp_path / "a run") as manager:
+        for step in (1, 2, 3):
+            metadata = {"loss": abs(2 - step) + 0.5, "note": "<b>\x1b[31m"}
+            manager.save(step, state(step), metadata=metadata)
+    return tmp_path / "a run"
+
+
+@pytest.fixture
+def ask(capsys):
+    """Runs a command: its status, and what it prints."""
+
+    def ask(*arguments):
+        status = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return status, out + err
+
+    return ask
+
+
+@pytest.fixture
+def data(ask):
+    """Runs a command with `--json`: its status, and what that says."""
+
+    def data(*arguments):
+        status, text = ask(*arguments, "--json")
+        return status, json.loads(text, parse_constant=pytest.fail)
+
+    return data
+
+
+def damage(run, step, name="model/w/c.0.0"):
+    (run / f"{step:06d}" / name).write_bytes(b"\1" * 28)
+
+
+def test_ls(run, ask, data):
+    status, text = ask("ls", run, "--best", "loss")
+    assert status == 0
+    _, first, second, third = text.splitlines()
+    assert first.split()[0] == "1"
+    assert "[best]" in second
+    assert "loss=0.5" in second
+    assert "[latest]" in third
+    assert "\x1b" not in text
+    status, found = data("ls", run)
+    assert [entry["step"] for entry in found["steps"]] == [1, 2, 3]
+    assert [entry["latest"] for entry in found["steps"]] == [False, False, True]
+    assert found["steps"][0]["metadata"]["loss"] == 1.5
+    assert found["steps"][0]["nbytes"] == 4 * 9 + 8
+
+
+def test_a_damaged_manifest_is_listed(run, ask, data):
+    manifest = run / "000002/zarr.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
+    status, text = ask("ls", run)
+    assert status == 0
+    assert "is damaged" in text
+    problems = [entry["problem"] for entry in data("ls", run)[1]["steps"]]
+    assert [problem is None for problem in problems] == [True, False, True]
+
+
+def test_tree(run, ask, data):
+    status, text = ask("tree", run / "000001")
+    assert status == 0
+    assert "model  9 numbers in 2 leaves, 36 B" in text
+    assert "│   └── w  float32[2, 3]  24 B" in text
+    assert "step  Python int = 1" in text
+    shallow = ask("tree", run / "000001", "--depth", 1)[1]
+    assert "model" in shallow
+    assert "float32" not in shallow
+    _, found = data("tree", run / "000001", "model")
+    assert [leaf["name"] for leaf in found["leaves"]] == ["model/b", "model/w"]
+    assert found["leaves"][1]["shape"] == [2, 3]
+    assert found["nbytes"] == 36
+
+
+def test_tree_says_how_leaves_were_sharded(tmp_path, ask):
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x", None))
+    tree = {"w": jax.device_put(jnp.zeros((4, 4)), sharding)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    assert "sharded (x, -) on (x=2, y=4)" in ask("tree", tmp_path / "c")[1]
+
+
+def test_show(run, ask, data):
+    status, text = ask("show", run / "000001", "model/w[1, :2]")
+    assert status == 0
+    assert "[4. 5.]" in text
+    assert re.search(r"max  6$", text, re.M)
+    _, found = data("show", run / "000001", "model/w[0]")
+    assert found["values"] == [1, 2, 3]
+    assert sum(found["histogram"]["counts"]) == 3
+    assert found["stats"]["max"] == 6
+    assert ask("show", run / "000001", "key")[0] == 0
+    assert data("show", run / "000001", "step")[1]["values"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("model/w[5]", "out of bounds"),
+        ("model/w[0,0,0]", "too many indices"),
+        ("model/w[::]x", "no leaf"),
+        ("model/w[1:2:3:4]", "is not an index"),
+        ("model/W", "Did you mean 'model/w'"),
+        ("model", "Did you mean 'model/b', 'model/w'"),
+    ],
+)
+def test_leaves_and_parts_that_are_not_there(run, ask, name, problem):
+    status, text = ask("show", run / "000001", name)
+    assert status == 2
+    assert problem in text
+
+
+def test_stats(tmp_path, ask, data):
+    tree = {"ok": np.ones(3), "bad": np.array([1, np.nan, -np.inf]), "x": np.ones(9)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    status, text = ask("stats", tmp_path / "c")
+    assert status == 1
+    assert "NaN or infinity: bad" in text
+    status, found = data("stats", tmp_path / "c", "ok")
+    assert status == 0
+    assert found["leaves"] == [
+        {"name": "ok", "count": 3, "nan": 0, "inf": 0, "min": 1.0, "max": 1.0}
+        | {"mean": 1.0, "std": 0.0, "norm": 3**0.5}
+    ]
+    (tmp_path / "c/x/c.0").unlink()
+    status, found = data("stats", tmp_path / "c")
+    assert status == 1
+    assert list(found["damage"]) == ["x"]
+    assert [leaf["name"] for leaf in found["leaves"]] == ["bad", "ok"]
+
+
+def test_diff(run, tmp_path, ask, data):
+    a, b = run / "000001", tmp_path / "b"
+    eqx_ckpt.tree_serialise_leaves(b, state(1))
+    assert ask("diff", a, b, "--values") == (0, "")
+    tree = state(1) | {"more": jnp.zeros(2)}
+    tree["model"] = {"w": tree["model"]["w"].at[1, 2].add(0.5), "b": jnp.ones(4)}
+    eqx_ckpt.tree_serialise_leaves(b, tree, overwrite=True)
+    status, text = ask("diff", a, b)
+    assert status == 1
+    assert "more: only in b: float32[2]" in text
+    assert "model/b: another type: float32[3], float32[4]" in text
+    assert "model/w" not in text
+    status, found = data("diff", a, b, "--values")
+    assert not found["same"]
+    (of_w,) = [leaf for leaf in found["leaves"] if leaf["name"] == "model/w"]
+    assert (of_w["count"], of_w["max_abs"], of_w["max_rel"]) == (1, 0.5, 0.5 / 6.5)
+
+
+def test_diff_of_nans_and_of_large_integers(tmp_path, data):
+    ours = {"nan": np.array([np.nan, 1.0]), "int": np.array([2**60, 5])}
+    other = {"nan": np.array([np.nan, np.nan]), "int": np.array([2**60 + 1, 5])}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "a", ours)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "b", other)
+    status, found = data("diff", tmp_path / "a", tmp_path / "b", "--values")
+    assert status == 1
+    counts = {
+        leaf["name"]: (leaf["count"], leaf["max_abs"]) for leaf in found["leaves"]
+    }
+    assert counts == {"nan": (1, "inf"), "int": (1, 0.0)}
+
+
+def test_verify(run, ask, data):
+    assert ask("verify", run)[0] == 0
+    assert ask("verify", run / "000002")[0] == 0
+    damage(run, 2)
+    status, text = ask("verify", run)
+    assert status == 1
+    assert "'model/w'" in text
+    found = data("verify", run)[1]["checkpoints"]
+    assert [one["ok"] for one in found] == [True, False, True]
+    status, found = data("diff", run / "000001", run / "000002", "--values")
+    assert status == 1
+    assert list(found["damage"]) == ["model/w"]
+
+
+def test_rm(run, ask):
+    status, text = ask("rm", run, 1, 9)
+    assert status == 2
+    assert "The steps there are 1, 2, 3" in text
+    assert ask("rm", run, 1, 3)[0] == 0
+    assert eqx_ckpt.CheckpointManager(run).steps() == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["ls", "none"], "There is no step"),
+        (["ls", "a run/000001"], "There is no step"),
+        (["tree", "none"], "No committed checkpoint"),
+        (["tree", "a run"], "It holds the checkpoints"),
+        (["tree", "a run/000001", "mode"], "no leaf"),
+        (["verify", "none"], "No committed checkpoint"),
+        (["ls", "a run", "--mode", "least"], "'least'"),
+        (["ls", "ftp://x/y"], "not supported"),
+        (["look"], "No such command"),
+        (["ls"], "RUN"),
+        (["rm", "a run", "one"], "integer"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_mistakes(run, ask, monkeypatch, arguments, problem):
+    monkeypatch.chdir(run.parent)
+    status, text = ask(*arguments)
+    assert status == 2
+    assert problem in text
+
+
+def test_without_typer(monkeypatch, ask):
+    monkeypatch.setitem(sys.modules, "eqx_ckpt.cli._app", None)
+    for name in [name for name in sys.modules if name.startswith("typer")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "eqx_ckpt.cli._app")
+    monkeypatch.delitem(sys.modules, "eqx_ckpt.cli._output", raising=False)
+    status, text = ask("ls", "x")
+    assert status == 2
+    assert "pip install 'eqx-ckpt[cli]'" in text
+
+
+def test_a_closed_pipe(run):
+    """In a process of its own: it ends, and does not complain."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "eqx_ckpt", "tree", str(run / "000001")]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_the_docs_name_all_commands_and_keys(run, data):
+    text = DOCS.read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.M))
+    ckpt = run / "000001"
+    calls = {
+        "ls": [run],
+        "tree": [ckpt],
+        "show": [ckpt, "model/w"],
+        "stats": [ckpt],
+        "diff": [ckpt, run / "000002", "--values"],
+        "verify": [ckpt],
+    }
+    assert rows.keys() == calls.keys()
+    for command, arguments in calls.items():
+        documented = set(re.findall(r"`(\w+)`", rows[command])) - {"null"}
+        assert documented - keys_of(data(command, *arguments)[1]) == set()
+
+
+def keys_of(found):
+    """The keys of an object, and of those in its lists and objects."""
+    keys = set(found) if isinstance(found, dict) else set()
+    items = found.values() if isinstance(found, dict) else found
+    for item in items:
+        if isinstance(item, dict | list):
+            keys |= keys_of(item)
+    return keys

@@ -1,0 +1,134 @@
+"""When to save: functions of a step and the last one, and what the manager does."""
+
+import signal
+import time
+
+import jax.numpy as jnp
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager, every_seconds, every_steps
+
+
+def train(run, steps, save, **options):
+    """Train, saving when the manager says so; returns what was saved by then."""
+    with CheckpointManager(run, save=save, **options) as manager:
+        for step in steps:
+            if manager.should_save(step):
+                manager.save(step, {"step": step})
+                assert not manager.should_save(step)
+    return manager.steps()
+
+
+def test_every_steps():
+    save = every_steps(100)
+    assert [s for s in range(1, 301) if save(s, s - 1)] == [100, 200, 300]
+    assert save(100, None)
+    assert not save(99, None)
+    assert not save(150, 100)
+
+
+def test_every_steps_in_strides():
+    """A loop that jumps over the steps to save still saves as often."""
+    saved = [0]
+    for step in range(0, 1000, 30):
+        if every_steps(100)(step, saved[-1]):
+            saved.append(step)
+    assert saved == [0, 120, 210, 300, 420, 510, 600, 720, 810, 900]
+
+
+def test_every_seconds(monkeypatch):
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    save = every_seconds(10)
+    assert not save(1, None)
+    now = 60.0
+    assert save(2, None)
+    assert not save(3, 2)
+    now = 69.9
+    assert not save(4, 2)
+    now = 70.0
+    assert save(5, 2)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_numbers_that_are_no_distances(n):
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"`n` is {n}"):
+        every_steps(n)
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"`seconds` is {n}"):
+        every_seconds(n)
+
+
+def test_a_manager_asks_all_of_its_functions(tmp_path):
+    asked = []
+
+    def of_mine(step, last):
+        asked.append((step, last))
+        return step == 7
+
+    assert train(tmp_path, range(1, 12), [every_steps(5), of_mine]) == [5, 7, 10]
+    assert asked[:2] == [(1, None), (2, None)]
+    assert (6, 5) in asked
+    assert (11, 10) in asked
+
+
+def test_a_resumed_run_goes_on_from_its_newest_step(tmp_path):
+    assert train(tmp_path, range(1, 16), every_steps(10)) == [10]
+    assert train(tmp_path, range(16, 25), every_steps(10)) == [10, 20]
+
+
+def test_a_step_that_was_passed_over_is_not_the_last(tmp_path):
+    with CheckpointManager(tmp_path) as manager:
+        for step in (10, 20):
+            manager.save(step, {"w": jnp.full(2, step)})
+    (tmp_path / "000020/w/c.0").write_bytes(b"")
+    asked = []
+
+    def of_mine(step, last):
+        asked.append(last)
+        return False
+
+    with CheckpointManager(tmp_path, save=of_mine) as manager:
+        with pytest.warns(UserWarning, match="Step 20 is damaged"):
+            manager.restore({"w": jnp.zeros(2, int)}, on_damage="fallback")
+        manager.should_save(11)
+    assert asked == [10]
+
+
+def test_the_clock_starts_again_at_a_save(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    saved = []
+    with CheckpointManager(tmp_path, save=every_seconds(10)) as manager:
+        for step in range(1, 8):
+            now = 4.0 * step
+            if manager.should_save(step):
+                saved.append(step)
+                manager.save(step, {"w": jnp.zeros(2)})
+    assert saved == [3, 7]
+
+
+def test_without_functions_nothing_is_due(tmp_path):
+    assert train(tmp_path, range(10), ()) == []
+
+
+@pytest.mark.parametrize("answer", [None, "yes", 1])
+def test_an_answer_that_is_none(tmp_path, answer):
+    with (
+        CheckpointManager(tmp_path, save=lambda step, last: answer) as manager,
+        pytest.raises(eqx_ckpt.CheckpointError, match="`True` or `False`"),
+    ):
+        manager.should_save(1)
+
+
+def test_being_told_to_end(tmp_path):
+    with CheckpointManager(tmp_path, save=every_steps(2)) as manager:
+        assert manager.should_save(2)
+        assert not manager.told_to_end
+        signal.raise_signal(signal.SIGTERM)
+        assert not manager.told_to_end
+        assert manager.should_save(3)
+        assert manager.told_to_end
+        manager.save(3, {"step": 3})
+        assert not manager.should_save(3)
+        assert manager.told_to_end

@@ -1,0 +1,78 @@
+"""What the REPL and notebooks show."""
+
+import html.parser
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+
+
+class Document(html.parser.HTMLParser):
+    """The tags and the text of some HTML; every tag that is opened is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    tree = {"model": {"w": np.ones((300, 2)), "b": jnp.ones(3)}, "step": 5}
+    metadata = {"note": "<script>alert(1)</script>"}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, metadata=metadata)
+    return eqx_ckpt.read_manifest(tmp_path / "c")
+
+
+def test_a_manifest(manifest):
+    text = repr(manifest)
+    assert text.startswith("Manifest of 3 leaves, 4.7 KiB, saved by eqx_ckpt ")
+    assert "\n  model/w: NumPy float64[300, 2]" in text
+
+
+def test_a_manifest_of_many_leaves_fits_a_screen(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", [1.0] * 6000)
+    manifest = eqx_ckpt.read_manifest(tmp_path / "c")
+    lines = repr(manifest).splitlines()
+    assert len(lines) == 22
+    assert lines[-1] == "  ... and 5980 more"
+    assert "... and 1000 more leaves" in Document(manifest._repr_html_()).text
+
+
+def test_a_manifest_in_a_notebook(manifest):
+    document = Document(manifest._repr_html_())
+    assert document.tags.count("details") == 2
+    assert document.tags.count("li") == 4
+    assert "NumPy float64[300, 2]" in document.text
+    assert "script" not in document.tags
+    assert "<script>alert(1)</script>" in document.text
+
+
+def test_a_record(manifest):
+    assert repr(manifest.leaves["model/w"]) == "<LeafRecord: NumPy float64[300, 2]>"
+
+
+def test_a_match(manifest, tmp_path):
+    like = {"model": {"w": np.ones((300, 2)), "b": jnp.ones(4)}, "<b>": 1}
+    match = eqx_ckpt.match(tmp_path / "c", like)
+    assert repr(match) == str(match)
+    assert "'model/b': another shape" in repr(match)
+    document = Document(match._repr_html_())
+    assert document.tags.count("tr") == 4
+    assert "b" not in document.tags
+    same = eqx_ckpt.match(tmp_path / "c", eqx_ckpt.tree_like(tmp_path / "c"))
+    assert "table" not in Document(same._repr_html_()).tags
