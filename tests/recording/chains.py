@@ -1,6 +1,5 @@
 """A sampler of NumPy, whose state and samples are those of its steps alone."""
 
-import signal
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,6 @@ def reference(blocks: int) -> list[dict[str, np.ndarray]]:
 
 def sample(path: str, blocks: int, commit_every: int = 1) -> dict[str, Any]:
     """Start, or go on, until so many blocks are done; returns the last state."""
-    signal.alarm(30)
     with eqx_ckpt.Recording(path, LIKE, chains=CHAINS, chunk_bytes=64) as recording:
         state = start()
         if recording.committed is not None:
