@@ -52,6 +52,7 @@ from ._when import (
 )
 from .recording import (
     record_scan as record_scan,
+    Recorder as Recorder,
     Recording as Recording,
     SampleBuffer as SampleBuffer,
     Samples as Samples,

@@ -1,6 +1,7 @@
 """Recording samples as they are drawn."""
 
 from ._buffer import SampleBuffer as SampleBuffer
+from ._recorder import Recorder as Recorder
 from ._recording import Recording as Recording
 from ._samples import Samples as Samples
 from ._scan import record_scan as record_scan

@@ -171,15 +171,14 @@ def checked_samples(
         for path, x in key_paths(samples)
         if not (x is None or callable(x) or isinstance(x, str))
     }
-    if traced:
-        found = {name: _abstract(x) for name, x in found.items()}
+    shapes = {name: _abstract(x) for name, x in found.items()} if traced else found
     names = {encode(leaf.record.path): leaf for leaf in leaves}
     problems = [f"- {name!r}: not in the samples." for name in names.keys() - found]
     problems += [f"- {name!r}: not in `like`." for name in found.keys() - names]
     draws: dict[int, str] = {}
     axis = 0 if chains is None else 1
     for name in names.keys() & found:
-        problem = _difference(found[name], names[name].record, chains, one, traced)
+        problem = _difference(shapes[name], names[name].record, chains, one, traced)
         if problem:
             problems.append(f"- {name!r}: {problem}.")
         elif not one:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -25,7 +26,7 @@ from .._storage.url import Store
 from .._types import PathLike
 from ._columns import Column, columns_of, make_groups, show, trim
 from ._files import Files
-from ._leaves import Block, Leaf, rows_of
+from ._leaves import Block, Leaf, rows_of, to_stored
 from ._reading import last_rows
 from ._record import check_same, RECORD, Record
 from ._samples import read_record
@@ -53,6 +54,7 @@ class Log:
 
     - `record`: what is committed.
     - `base`: where it is.
+    - `has_recorder`: whether compiled programs may hand samples over.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class Log:
         self._files = Files(self.base)
         self._lock = threading.RLock()
         self._is_closed = self._is_reported = False
+        self.has_recorder = False
         self._failure: BaseException | None = None
+        # Raised by the next call, but what was taken can be committed.
+        self._full: CheckpointError | None = None
         self._leaf = ""
         self._files.acquire()
         try:
@@ -142,7 +147,7 @@ class Log:
     def extend(self, block: Block, keep: Any = None) -> None:
         """Take samples; they are written while the caller goes on."""
         with self._lock:
-            self._check()
+            self.check()
             kept, is_full = self._kept(block.draws, keep)
             job: list[_Rows] = []
             for leaf, columns, array in zip(
@@ -153,11 +158,45 @@ class Log:
             self._taken += [_count(some, block.draws) for some in kept]
             self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
             if is_full:
-                raise CheckpointError(
-                    f"The recording {self.where} is full: `max_samples` is "
-                    f"{self._max_samples}. The samples up to there were taken."
-                )
+                raise self._is_full()
             self._raise_failure()
+
+    def _wait_for_programs(self) -> None:
+        """Wait for the samples that running programs hand over."""
+        if self.has_recorder and not self._is_closed:
+            jax.effects_barrier()
+
+    def receive(self, chain: int, arrays: Sequence[np.ndarray], count: int) -> None:
+        """Take samples of one chain, as a compiled program hands them over."""
+        with self._lock:
+            self.check()
+            most = self._max_samples
+            left = count if most is None else int(most - self._taken[chain])
+            some = slice(0, min(left, count))
+            job = [
+                _Rows(columns[chain], to_stored(array, leaf.record), some)
+                for leaf, columns, array in zip(
+                    self.record.leaves, self._columns, arrays, strict=True
+                )
+            ]
+            self._taken[chain] += min(left, count)
+            self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
+            if left < count:
+                self._full = self._is_full()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the next call raise."""
+        self._failure = self._failure or error
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failure or self._writer.failure or self._full)
+
+    def _is_full(self) -> CheckpointError:
+        return CheckpointError(
+            f"The recording {self.where} is full: `max_samples` is "
+            f"{self._max_samples}. The samples up to there were taken."
+        )
 
     def _kept(self, draws: int, keep: Any) -> tuple[list[Any], bool]:
         """Which draws of each chain are taken, and whether there are too many."""
@@ -181,8 +220,9 @@ class Log:
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
         """Make the samples so far, and the state, durable together."""
+        self._wait_for_programs()
         with self._lock:
-            self._check()
+            self.check()
             self._writer.drain()
             self._raise_failure()
             number = self.record.commit + 1
@@ -218,9 +258,11 @@ class Log:
 
     def close(self, *, warn: bool = True) -> None:
         """Commit what needs no state, delete what was not committed; the end."""
+        self._wait_for_programs()
         with self._lock:
             if self._is_closed:
                 return
+            full, self._full = self._full, None
             self._writer.drain()
             self._failure = self._failure or self._writer.failure
             try:
@@ -239,6 +281,8 @@ class Log:
                 self._end()
             if not self._is_reported:
                 self._raise_failure()
+            if full is not None:
+                raise full
 
     def _end(self) -> None:
         self._is_closed = True
@@ -257,12 +301,16 @@ class Log:
             self._writer.stop()
             self._files.release()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise if no more samples can be taken, or earlier ones were not."""
         if self._is_closed:
             raise CheckpointError(
                 f"The recording {self.where} is closed. Make a new `Recording` of it."
             )
         self._raise_failure()
+        if self._full is not None:
+            full, self._full = self._full, None
+            raise full
         if self.must_resume:
             raise CheckpointError(
                 f"The recording {self.where} has a state, after which the next samples "

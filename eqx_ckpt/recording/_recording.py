@@ -17,7 +17,13 @@ from .._types import PathLike
 from ._leaves import checked_samples, Leaf, leaves_of
 from ._log import Log
 from ._record import Record
+from ._recorder import Receiver, Recorder
 from ._samples import committed_of, open_samples, Samples
+
+
+# Of samples that a compiled program hands over at a time.
+_BLOCK_BYTES = 2**20
+_MAX_BLOCK = 1024
 
 
 class Recording:
@@ -123,6 +129,7 @@ class Recording:
         self.log = Log(path, wanted, differs, max_samples)
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
+        self._receivers: list[Receiver] = []
         weakref.finalize(self, self.log.abandon)
 
     @staticmethod
@@ -194,6 +201,28 @@ class Recording:
         axis = 0 if record.chains is None else 1
         arrays = [_with_axis(array, axis) for array in block.arrays]
         self.log.extend(block._replace(arrays=arrays))
+
+    def recorder(self, *, block: int | None = None) -> Recorder:
+        """Make what saves samples from inside a compiled program.
+
+        **Arguments:**
+
+        - `block`: how many samples of each chain to hand over at a time. The default
+            is about 1 MiB of them.
+
+        **Returns:**
+
+        An [`eqx_ckpt.Recorder`][], to carry through the loop.
+        """
+        self.log.check()
+        leaves = self.log.record.leaves
+        if block is None:
+            nbytes = sum(leaf.row_bytes for leaf in leaves) * (self.chains or 1)
+            block = max(1, min(_MAX_BLOCK, _BLOCK_BYTES // max(1, nbytes)))
+        check_positive("block", block)
+        self._receivers.append(Receiver(self.log))
+        self.log.has_recorder = True
+        return Recorder(self._receivers[-1], leaves, self.chains, block)
 
     def commit(self, state: PyTree = None) -> None:
         """Make the samples so far durable, and the state that comes after them.

@@ -39,6 +39,7 @@ CLASSES = [
     "LeafStats",
     "Manifest",
     "Match",
+    "Recorder",
     "Recording",
     "RegionRead",
     "SampleBuffer",
