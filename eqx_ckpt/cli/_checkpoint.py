@@ -56,14 +56,15 @@ def show(path: str, text: str, as_json: bool) -> int:
     except IndexError as e:
         raise eqx_ckpt.CheckpointError(f"{name!r} is {record}: {e}.") from None
     found = eqx_ckpt.stats(path, prefix=name)[name]
-    wide = _finite(part)
-    counts, edges = np.histogram(wide, 10) if wide.size else ([], [])
+    counts, edges = _histogram(_finite(part))
     if as_json:
         shown = part if part.size <= _MOST_VALUES else None
-        if shown is not None and shown.dtype.kind not in "biufcmM":
+        if shown is not None and shown.dtype.kind in "mM":
+            shown = shown.astype(str)
+        elif shown is not None and shown.dtype.kind not in "biufcO":
             shown = shown.astype(np.float64)
         values = None if shown is None else np.asarray(shown).tolist()
-        histogram = {"counts": list(map(int, counts)), "edges": list(map(float, edges))}
+        histogram = {"counts": counts, "edges": edges}
         about = {"path": path, "name": name, "type": str(record), "values": values}
         say_json(about | {"stats": dataclasses.asdict(found), "histogram": histogram})
         return 0
@@ -71,11 +72,22 @@ def show(path: str, text: str, as_json: bool) -> int:
     for key, stat in dataclasses.asdict(found).items():
         say(f"{key:>6}  {number(stat)}")
     say(np.array2string(part, threshold=100))
-    most = max(map(int, counts), default=0)
+    most = max(counts, default=0)
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        bar = "█" * round(30 * int(count) / most)
-        say(f"{number(float(low)):>12} .. {number(float(high)):>12}  {count:>9}  {bar}")
+        bar = "█" * round(30 * count / most)
+        say(f"{number(low):>12} .. {number(high):>12}  {count:>9}  {bar}")
     return 0
+
+
+def _histogram(wide: np.ndarray) -> tuple[list[int], list[float]]:
+    """Counts and edges of ten bins, or of one if there is no room for more."""
+    if wide.size == 0:
+        return [], []
+    low, high = float(wide.min()), float(wide.max())
+    if not 1e-9 * max(abs(low), abs(high)) < high - low < np.inf:
+        return [wide.size], [low, high]
+    counts, edges = np.histogram(wide, 10)
+    return counts.tolist(), edges.tolist()
 
 
 def _finite(part: np.ndarray) -> np.ndarray:

@@ -125,6 +125,17 @@ def test_show(run, ask, data):
     assert data("show", run / "000001", "step")[1]["values"] == 1
 
 
+def test_show_of_what_json_has_not(tmp_path, data):
+    dates = np.array(["2026-01-02", "NaT"], "M8[D]")
+    tree = {"dates": dates, "big": 10**30, "c": np.array([1 + 2j]), "nan": np.nan}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    values = {name: data("show", tmp_path / "c", name)[1]["values"] for name in tree}
+    assert values["dates"] == ["2026-01-02", "NaT"]
+    assert values["big"] == 10**30
+    assert values["c"] == [[1, 2]]
+    assert values["nan"] == "nan"
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
