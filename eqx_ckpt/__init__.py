@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from . import data as data
+from . import data as data, interop as interop
 from ._errors import (
     CheckpointError as CheckpointError,
     CheckpointExistsError as CheckpointExistsError,
@@ -50,6 +50,7 @@ from ._when import (
     every_steps as every_steps,
     When as When,
 )
+from .interop._copy import copy as copy
 from .recording import (
     record_scan as record_scan,
     Recorder as Recorder,

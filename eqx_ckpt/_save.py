@@ -1,5 +1,6 @@
 """Saving."""
 
+import functools as ft
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from ._storage.kvstore import ArrayWrite, checksum, locate, new_database, write_
 from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
 from ._tree.filter_spec import default_serialise_filter_spec
-from ._tree.plan import plan_writes
+from ._tree.plan import plan_writes, Write
 from ._types import IsLeaf, Layout, PathLike
 
 
@@ -109,9 +110,7 @@ def tree_serialise_leaves(
             raise_unseen()
     save = Save(
         path,
-        pytree,
-        filter_spec,
-        is_leaf,
+        ft.partial(plan_writes, pytree, filter_spec, is_leaf),
         metadata,
         overwrite,
         layout,
@@ -225,9 +224,7 @@ def save_in_background(
     with collector_paused():
         save = Save(
             path,
-            pytree,
-            filter_spec,
-            is_leaf,
+            ft.partial(plan_writes, pytree, filter_spec, is_leaf),
             metadata,
             overwrite,
             layout,
@@ -274,9 +271,7 @@ class Save:
     def __init__(
         self,
         path: PathLike,
-        pytree: PyTree,
-        filter_spec: PyTree,
-        is_leaf: IsLeaf,
+        plan: Callable[[], tuple[list[Write], dict[str, str]]],
         metadata: Any,
         overwrite: bool,
         layout: Layout,
@@ -287,7 +282,7 @@ class Save:
         self._report: Reporter | None = None
         try:
             self.path = os.fspath(path)
-            writes, others = plan_writes(pytree, filter_spec, is_leaf)
+            writes, others = plan()
             if compression is not None:
                 writes = compressed(writes, compression)
             self._leaves = {write.name: write.record for write in writes}

@@ -9,9 +9,7 @@ from .kvstore import KvSpec
 
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
-_CONVERT = (
-    "with that package, and save what you get by `eqx_ckpt.tree_serialise_leaves`."
-)
+_JAX = ("manifest.ocdbt", "pytreedef.json")
 _MOST_SHOWN = 5
 
 
@@ -67,9 +65,17 @@ def _file(path: str) -> str:
     with open(path, "rb") as f:
         head = f.read(9)
     if head.startswith(b"\x93NUMPY"):
-        return f"It is a file of `equinox.tree_serialise_leaves`: restore it {_CONVERT}"
+        opened = f"eqx_ckpt.interop.eqx({path!r}, like)"
+        return f"It is a file of Equinox: pass `{opened}` in place of the path."
+    if head.startswith(b"PK"):
+        opened = f"eqx_ckpt.interop.npz({path!r})"
+        return f"It seems to be an archive of NumPy: pass `{opened}`."
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
-        return f"It is a file of safetensors: restore it {_CONVERT}"
+        opened = f"eqx_ckpt.interop.safetensors({path!r})"
+        return f"It is a file of safetensors: pass `{opened}` in place of the path."
+    if path.endswith(".msgpack"):
+        opened = f"eqx_ckpt.interop.flax({path!r})"
+        return f"It seems to be msgpack of flax: pass `{opened}`."
     return "It is a file, and a checkpoint is a directory."
 
 
@@ -79,7 +85,11 @@ def _orbax(path: str) -> str:
     )
     folders = [path, *steps]
     if any(os.path.exists(f"{f}/{name}") for f in folders for name in _ORBAX):
-        return f"It is of Orbax: restore it {_CONVERT}"
+        opened = f"eqx_ckpt.interop.orbax({path!r})"
+        return f"It is of Orbax: pass `{opened}` in place of the path."
+    if any(os.path.exists(f"{path}/{name}") for name in _JAX):
+        opened = f"eqx_ckpt.interop.jax_arrays({path!r})"
+        return f"It seems to have arrays of JAX or Levanter: pass `{opened}`."
     return ""
 
 

@@ -12,6 +12,7 @@ import eqx_ckpt
 
 DOCS = Path(__file__).parents[2] / "docs/api"
 FUNCTIONS = [
+    "copy",
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",
     "every_seconds",
@@ -48,6 +49,19 @@ CLASSES = [
     "Store",
 ]
 DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
+INTEROP = [
+    "eqx",
+    "flax",
+    "jax_arrays",
+    "npz",
+    "orbax",
+    "safetensors",
+    "to_eqx",
+    "to_flax",
+    "to_npz",
+    "to_orbax",
+    "to_safetensors",
+]
 TYPES = ["Compression", "Keep", "Layout", "Progress", "When"]
 ERRORS = [
     "CheckpointError",
@@ -82,6 +96,22 @@ def test_data_is_documented(name):
     assert inspect.getdoc(getattr(eqx_ckpt.data, name))
     page = (DOCS / "data.md").read_text()
     assert page.count(f"\n::: eqx_ckpt.data.{name}\n") == 1
+
+
+def test_public_names_of_interop():
+    public = {
+        name
+        for name, value in vars(eqx_ckpt.interop).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == {*INTEROP}
+
+
+@pytest.mark.parametrize("name", INTEROP)
+def test_interop_is_documented(name):
+    assert "!!! example" in getattr(eqx_ckpt.interop, name).__doc__
+    page = (DOCS / "interop.md").read_text()
+    assert page.count(f"\n::: eqx_ckpt.interop.{name}\n") == 1
 
 
 def test_version():

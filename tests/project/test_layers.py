@@ -29,7 +29,7 @@ LAYERS = [
     "_steps",
     "_resume",
     "_manager",
-    "data recording",
+    "data interop recording",
     "__init__",
     "cli",
     "__main__",

@@ -4,6 +4,7 @@ import json
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqx_ckpt
@@ -32,6 +33,10 @@ def place(tmp_path):
     (tmp_path / "hub" / "w.safetensors").write_bytes(
         (tmp_path / "model.safetensors").read_bytes()
     )
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    (tmp_path / "a.msgpack").write_bytes(b"\x80")
+    (tmp_path / "levanter").mkdir()
+    (tmp_path / "levanter" / "manifest.ocdbt").write_bytes(b"\x0c\xdb")
     orbax(tmp_path / "orbax")
     orbax(tmp_path / "orbax_run" / "100")
     eqx_ckpt.tree_serialise_leaves(tmp_path / "run" / "000100", TREE)
@@ -41,11 +46,17 @@ def place(tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("model.eqx", "file of `equinox.tree_serialise_leaves`: restore it with"),
-        ("model.safetensors", "file of safetensors: restore it with"),
+        (
+            "model.eqx",
+            "file of Equinox: pass `eqx_ckpt.interop.eqx\\('.*model.eqx', like\\)`",
+        ),
+        ("model.safetensors", "file of safetensors: pass `eqx_ckpt.interop.safet"),
         ("notes.txt", "It is a file, and a checkpoint is a directory"),
         ("hub", "holds 'w.safetensors'.*file of safetensors"),
-        ("orbax", "is of Orbax: restore it with"),
+        ("orbax", "is of Orbax: pass `eqx_ckpt.interop.orbax"),
+        ("a.npz", "pass `eqx_ckpt.interop.npz"),
+        ("a.msgpack", "pass `eqx_ckpt.interop.flax"),
+        ("levanter", "pass `eqx_ckpt.interop.jax_arrays"),
         ("orbax_run", "is of Orbax"),
         ("orbax_run/100", "is of Orbax"),
         ("run", "holds the checkpoints '000100': pass one of them"),

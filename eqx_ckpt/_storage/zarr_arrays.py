@@ -1,0 +1,239 @@
+"""Zarr arrays that other programs wrote, in directories or in OCDBT databases."""
+
+import json
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import numpy as np
+
+from .._errors import CorruptCheckpointError
+from .._format.source import RegionRead
+from .._types import PathLike, Report
+from .key_values import list_keys, read_key, read_keys
+from .kvstore import (
+    context,
+    database,
+    KvSpec,
+    locate,
+    MAX_IN_FLIGHT,
+    own_context,
+    result,
+    shown,
+)
+
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+# Where the metadata of an array are, and the driver of TensorStore that reads it.
+_DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
+_DATABASE = "manifest.ocdbt"
+_MAX_METADATA = 2**20
+_MAX_NBYTES = 2**62
+_MAX_RANK = 32
+_DTYPE = re.compile(r"[<>|]?[a-z][a-z0-9_]{1,24}")
+
+
+class ZarrArray(NamedTuple):
+    """What the metadata of an array say, and where it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    place: KvSpec
+    key: str
+    driver: str
+
+
+class Place:
+    """Where arrays are: a directory, a bucket, or an OCDBT database in one.
+
+    **Attributes:**
+
+    - `is_database`: whether its keys are in a database.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self._outer = locate(path)
+        self.is_database = read_key(self._outer, _DATABASE, 1) is not None
+        self._base = database(self._outer) if self.is_database else self._outer
+
+    def __str__(self) -> str:
+        return shown(self._outer)
+
+    def file(self, name: str, most: int) -> bytes | None:
+        """A file beside the arrays, of so many bytes at most."""
+        data = read_key(self._outer, name, most + 1)
+        if data is not None and len(data) > most:
+            raise CorruptCheckpointError(f"{self}: {name} has more than {most} bytes.")
+        return data
+
+    def folders(self) -> list[str]:
+        """The names of what is in it and has files in it."""
+        if self._outer["driver"] != "file":
+            keys = list_keys(self._outer)
+            return sorted({key.split("/")[0] for key in keys if "/" in key})
+        try:
+            with os.scandir(self._outer["path"]) as found:
+                return sorted(entry.name for entry in found if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def array_keys(self) -> list[str]:
+        """The keys of all arrays."""
+        endings = tuple("/" + name for name in _DRIVERS)
+        return [
+            key.rpartition("/")[0]
+            for key in list_keys(self._base)
+            if key.endswith(endings)
+        ]
+
+    def describe(
+        self, keys: Sequence[str], damage: dict[str, str]
+    ) -> dict[str, ZarrArray]:
+        """What arrays there are; what is wrong with one goes into `damage`."""
+        found: dict[str, ZarrArray] = {}
+        todo = list(keys)
+        for name, driver in _DRIVERS.items():
+            names = [f"{key}/{name}" for key in todo]
+            for key, data in zip(todo, read_keys(self._base, names), strict=True):
+                if data is None:
+                    continue
+                try:
+                    if isinstance(data, CorruptCheckpointError):
+                        raise data
+                    shape, dtype = _described(data, driver)
+                    found[key] = ZarrArray(shape, dtype, self._base, key, driver)
+                except (CorruptCheckpointError, ValueError) as e:
+                    damage[key] = str(e)
+            todo = [key for key in todo if key not in found and key not in damage]
+        damage.update({key: "there is no such array" for key in todo})
+        return found
+
+
+def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype, and that TensorStore can be given the rest.
+
+    It takes memory for whole chunks, and ends the process if there is none.
+    """
+    if len(data) > _MAX_METADATA:
+        raise ValueError(f"its metadata have {len(data)} bytes")
+    try:
+        metadata = json.loads(data)
+        if driver == "zarr3":
+            grid = metadata["chunk_grid"]
+            chunk, name = grid["configuration"]["chunk_shape"], metadata["data_type"]
+        else:
+            chunk, name = metadata["chunks"], metadata["dtype"]
+        shape = _sizes(metadata["shape"])
+        if len(_sizes(chunk)) != len(shape):
+            raise ValueError("its chunks have another rank")
+        if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+            raise ValueError(f"its dtype is {str(name)[:100]!r}")
+        dtype = np.dtype(name).newbyteorder("=")
+        limits = [max(size, 1) for size in shape]
+        if any(c > 2 * n + 1 for c, n in zip(chunk, limits, strict=True)):
+            raise ValueError(f"its chunks {str(chunk)[:100]} are larger than it is")
+        if math.prod(limits) * dtype.itemsize >= _MAX_NBYTES:
+            raise ValueError("it is too large")
+    except (KeyError, TypeError, AttributeError, RecursionError) as e:
+        reason = f"{type(e).__name__}: {str(e)[:100]}"
+        raise ValueError(f"its metadata are not those of an array ({reason})") from None
+    return shape, dtype
+
+
+def _sizes(found: Any) -> tuple[int, ...]:
+    sizes = isinstance(found, list) and len(found) <= _MAX_RANK
+    if not sizes or not all(type(n) is int and 0 <= n < _MAX_NBYTES for n in found):
+        raise ValueError(f"its shape is {str(found)[:100]}")
+    return tuple(found)
+
+
+def read_zarr(
+    arrays: Mapping[str, ZarrArray],
+    reads: Sequence[RegionRead],
+    damage: dict[str, str],
+    report: Report | None = None,
+    *,
+    allow_missing_chunks: bool,
+) -> list[np.ndarray]:
+    """Read regions of arrays, by the names that they have in `arrays`.
+
+    A chunk that is missing is damage, or holds the array's fill value, as all writers
+    agree that leave out chunks which hold nothing else.
+    """
+    found: list[np.ndarray] = []
+    opened = _open(arrays, {read.name for read in reads}, allow_missing_chunks)
+    waiting: deque[tuple[RegionRead, Any]] = deque()
+    in_flight = 0
+
+    def take() -> None:
+        nonlocal in_flight
+        read, future = waiting.popleft()
+        in_flight -= read.nbytes
+        try:
+            found.append(np.asarray(result(future, read.name)))
+            if report is not None:
+                report(read.name, read.nbytes)
+        except CorruptCheckpointError as e:
+            damage.setdefault(read.name, str(e))
+            found.append(np.empty(read.shape, read.record.data_type))
+
+    for read in reads:
+        waiting.append((read, _reading(opened[read.name], read)))
+        in_flight += read.nbytes
+        while in_flight > MAX_IN_FLIGHT:
+            take()
+    while waiting:
+        take()
+    return found
+
+
+def _open(
+    arrays: Mapping[str, ZarrArray], names: Iterable[str], allow_missing_chunks: bool
+) -> dict[str, Any]:
+    """The futures of the arrays that are wanted."""
+    import tensorstore as ts
+
+    own = own_context()
+    return {
+        name: ts.open(
+            {
+                "driver": arrays[name].driver,
+                "kvstore": {**arrays[name].place, "path": _path(arrays[name])},
+                "fill_missing_data_reads": allow_missing_chunks,
+                "recheck_cached_metadata": "open",
+                "recheck_cached_data": "open",
+            },
+            read=True,
+            open=True,
+            context=own if arrays[name].place["driver"] == "ocdbt" else context(),
+        )
+        for name in names
+    }
+
+
+def _path(array: ZarrArray) -> str:
+    return f"{array.place.get('path', '')}{array.key}/"
+
+
+def _reading(opened: Any, read: RegionRead) -> Any:
+    """The future of a region; what opening raises is raised by that of the region."""
+    try:
+        array: ts.TensorStore = result(opened, read.name)
+    except CorruptCheckpointError as e:
+        return _Failed(e)
+    return array[read.region].read() if read.region else array.read()
+
+
+class _Failed:
+    """A future of what cannot be had."""
+
+    def __init__(self, error: CorruptCheckpointError) -> None:
+        self._error = error
+
+    def result(self, timeout: float | None = None) -> Any:
+        raise self._error

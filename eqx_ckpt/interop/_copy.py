@@ -1,0 +1,121 @@
+"""Copying a source into a checkpoint."""
+
+from collections.abc import Iterator
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format.chunks import blocks, Region, whole
+from .._format.leaves import LeafRecord
+from .._format.manifest import Manifest
+from .._format.names import distinct, stored_names
+from .._format.source import read_regions, RegionRead, Source
+from .._progress import Progress
+from .._save import Save
+from .._storage.kvstore import ArrayWrite
+from .._storage.reading import Reading
+from .._tree.compression import Compression
+from .._tree.plan import Write
+from .._types import Layout, PathLike
+
+
+def copy(
+    source: PathLike | Source,
+    path: PathLike,
+    *,
+    overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
+    progress: Progress = False,
+) -> None:
+    """Copy a checkpoint, or any other source, into a new checkpoint.
+
+    All that the source says of its leaves, and its metadata, are kept. A few chunks are
+    in memory at a time, each compared with its checksum if the source has one. Call it
+    in one process.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
+    - `path`, `overwrite`, `layout`, `compression`, `progress`: as
+        [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
+
+    **Returns:**
+
+    Nothing.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something is at `path` already.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf of the source is damaged; there is
+        no new checkpoint then.
+    - [`eqx_ckpt.CheckpointError`][]: the source is replaced meanwhile, or a leaf cannot
+        be stored.
+    - `OSError`: a file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)}, metadata="first")
+        eqx_ckpt.copy("ckpt", "compressed", compression="zstd")
+        assert eqx_ckpt.read_manifest("compressed").metadata == "first"
+        ```
+    """
+    reading = Reading(source)
+    with reading.announced():
+        opened = reading.open()
+        manifest = opened.manifest
+        # The records tell where data are to be read from, by the names that they have.
+        names: dict[str, str] = {}
+
+        def plan() -> tuple[list[Write], dict[str, str]]:
+            writes = _writes(manifest, names)
+            return writes, dict(manifest.others)
+
+        save = Save(
+            path,
+            plan,
+            manifest.metadata,
+            overwrite,
+            layout,
+            compression,
+            progress,
+            None,
+        )
+        arrays = [
+            ArrayWrite(write.name, write.record, _pieces(opened, names[write.name]))
+            for write in save.arrays
+        ]
+        with reading.unless_replaced():
+            save.run(arrays)
+
+
+def _writes(manifest: Manifest, names: dict[str, str]) -> list[Write]:
+    """What to write; `names` gets the name in the source of each leaf."""
+    unescaped = {stored: name for name, stored in stored_names(manifest.leaves).items()}
+    paths = {
+        unescaped.get(name, name): tuple(jtu.DictKey(key) for _, key in record.path)
+        for name, record in manifest.leaves.items()
+    }
+    stored = distinct([(path, name) for name, path in paths.items()])
+    writes: list[Write] = []
+    for name, record in manifest.leaves.items():
+        plain = unescaped.get(name, name)
+        target = stored.get(plain, plain)
+        names[target] = name
+        record = record._replace(crc32c=(), compression=None)
+        writes.append(Write(target, record, record if record.is_array else None))
+    return writes
+
+
+def _pieces(source: Source, name: str) -> Iterator[tuple[Region, np.ndarray]]:
+    """A leaf, piece by piece, as its chunks are."""
+    record: LeafRecord = source.manifest.leaves[name]
+    region = whole(record.data_shape)
+    for piece in blocks(region, record.chunk_shape, record.itemsize):
+        (array,) = read_regions(source, [RegionRead(name, record, piece)])
+        yield piece, array

@@ -1,0 +1,255 @@
+"""Files of `equinox.tree_serialise_leaves`."""
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import equinox
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, LeafMismatchError
+from .._format.leaves import (
+    CannotSave,
+    describe,
+    describe_like,
+    dtype_from_tag,
+    fingerprint,
+    LeafRecord,
+    SCALAR_KINDS,
+    scalar_to_text,
+    shards,
+)
+from .._format.names import encode, key_paths, typed
+from .._types import IsLeaf, PathLike
+from ._files import Extent, File, FileSource, read_bytes
+from ._npy import Npy, read_npy
+from ._records import array_record, corrupt, manifest_of, Named, NARROWED
+
+
+FORMAT = "file of Equinox"
+_MAGIC = b"\x93NUMPY"
+_MAX_TEXT = 2**24
+# Far more than that of any array.
+_MAX_HEADER = 2**14
+
+
+def eqx(
+    path: PathLike,
+    like: PyTree,
+    filter_spec: PyTree = equinox.default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+) -> FileSource:
+    """Open a file of `equinox.tree_serialise_leaves`.
+
+    Such a file has no names: its leaves are in the order of `like`, and get the names
+    that they have there. Only headers are read here.
+
+    **Arguments:**
+
+    - `path`: the file; `.eqx` is added if there is no suffix, as Equinox does it.
+    - `like`: a PyTree of the structure that was saved; `jax.ShapeDtypeStruct`s do.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. What a function other
+        than the default one returns is kept in memory; what it returns unchanged is
+        not part of the source.
+    - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
+    read. What is before the first array, such as a line of JSON with hyperparameters,
+    is its `manifest.metadata`, as text.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
+    - [`eqx_ckpt.LeafMismatchError`][]: a leaf is not what `like` has; it is the first
+        one, and those that follow may only seem right.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the file ends too early, or has no leaf
+        where one should begin.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import equinox as eqx
+        import jax
+
+        model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
+        eqx.tree_serialise_leaves("model.eqx", model)
+        source = eqx_ckpt.interop.eqx("model.eqx", model)
+        layer = eqx_ckpt.tree_deserialise_leaves(
+            source, model.layers[1], prefix="layers/1"
+        )
+        ```
+    """
+    text = os.fspath(path)
+    file = File(text if os.path.splitext(text)[1] else text + ".eqx")
+    return _Leaves(file, like, filter_spec, is_leaf).source()
+
+
+class _Leaves:
+    """The leaves of a file, one after another in the order of `like`."""
+
+    def __init__(
+        self, file: File, like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf
+    ) -> None:
+        self._file = file
+        self._leaves: list[Named] = []
+        self._others: dict[str, str] = {}
+        self._extents: dict[str, Extent | np.ndarray] = {}
+        with file.opened() as fd:
+            self._position, self._text = _text_before(fd, file)
+            self._fd = fd
+            for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
+                self._take(path, leaf, spec)
+        if self._position != file.size:
+            raise LeafMismatchError(
+                f"{file.path!r} has {file.size - self._position} bytes behind the last "
+                "leaf of `like`. Pass the `like` that was saved, with all its leaves."
+            )
+
+    def source(self) -> FileSource:
+        manifest = manifest_of(
+            self._leaves, self._file.path, others=self._others, metadata=self._text
+        )
+        return FileSource(self._file.path, manifest, self._extents)
+
+    def _take(self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]) -> None:
+        keys = typed(path)
+        name, where = encode(keys), jtu.keystr(path)
+        if spec is not equinox.default_deserialise_filter_spec:
+            self._take_custom(name, where, leaf, spec, keys)
+            return
+        expected = describe_like(leaf)
+        if expected is None:
+            self._others[name] = fingerprint(leaf)
+            return
+        npy = self._header(where)
+        offset = self._position + npy.header_nbytes
+        self._position = offset + npy.nbytes
+        if self._position > self._file.size:
+            reason = f"it ends within the leaf `{where}`"
+            raise corrupt(self._file.path, FORMAT, reason)
+        try:
+            record = _record(expected, npy)._replace(path=keys)
+        except (CannotSave, ValueError) as e:
+            raise LeafMismatchError(
+                f"The first leaf of {self._file.path!r} that differs from `like` is "
+                f"`{where}`: {expected} in `like`, {npy.descr}{[*npy.shape]} in the "
+                f"file ({e}). The file has no names: pass the `like` that was saved."
+            ) from None
+        if record.kind in SCALAR_KINDS:
+            data = read_bytes(self._fd, offset, npy.nbytes)
+            value = np.frombuffer(data, npy.dtype)[0].item()
+            record = record._replace(value=scalar_to_text(value))
+        else:
+            self._extents[name] = Extent(
+                self._file, offset, npy.is_fortran, npy.is_big_endian
+            )
+        self._leaves.append(Named(where, record))
+
+    def _take_custom(
+        self,
+        name: str,
+        where: str,
+        leaf: Any,
+        spec: Callable[[Any, Any], Any],
+        keys: Any,
+    ) -> None:
+        """A leaf that a function reads, which may stop anywhere."""
+        with open(self._file.path, "rb") as f:
+            f.seek(self._position)
+            try:
+                value = spec(f, leaf)
+            except Exception as e:
+                raise CheckpointError(
+                    f"The `filter_spec` failed for the leaf `{where}` at byte "
+                    f"{self._position} of {self._file.path!r}: {e}"
+                ) from e
+            self._position = f.tell()
+        try:
+            record = None if value is leaf else describe(value)
+        except CannotSave as e:
+            raise CheckpointError(
+                f"The `filter_spec` returned a leaf `{where}` that {e}."
+            ) from None
+        if record is None:
+            self._others[name] = f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
+            return
+        self._leaves.append(Named(where, record._replace(path=keys)))
+        if record.is_array:
+            self._extents[name] = _in_memory(value, record)
+
+    def _header(self, where: str) -> Npy:
+        try:
+            nbytes = min(_MAX_HEADER, self._file.size - self._position)
+            f = io.BytesIO(read_bytes(self._fd, self._position, nbytes))
+            npy = read_npy(f.read)
+        except (ValueError, NotImplementedError) as e:
+            reason = f"at byte {self._position}, where `{where}` should begin: {e}"
+            raise corrupt(self._file.path, FORMAT, reason) from None
+        if npy.is_pickled:
+            raise CheckpointError(
+                f"The leaf `{where}` of {self._file.path!r} is pickled, and nothing is "
+                "unpickled here: it was an integer of more than 64 bits, perhaps."
+            )
+        return npy
+
+
+def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
+    """Every leaf with its key path, and the function that reads it."""
+    specs = list(key_paths(filter_spec))
+    nodes = jtu.tree_structure(filter_spec).flatten_up_to(like)
+    for (path, spec), node in zip(specs, nodes, strict=True):
+        for rest, leaf in key_paths(node, is_leaf):
+            yield (*path, *rest), leaf, spec
+
+
+def _text_before(fd: int, file: File) -> tuple[int, str | None]:
+    """Where the first array begins, and the lines before it, if there are any."""
+    head = read_bytes(fd, 0, min(file.size, _MAX_TEXT))
+    if head.startswith(_MAGIC) or not head:
+        return 0, None
+    start = head.find(b"\n" + _MAGIC) + 1
+    if not start:
+        raise corrupt(file.path, FORMAT, "no array begins at the start of a line")
+    try:
+        return start, head[:start].decode()
+    except UnicodeDecodeError:
+        reason = f"it has {start} bytes before its first array, which are not text"
+        raise corrupt(file.path, FORMAT, reason) from None
+
+
+def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:
+    """What a leaf of `like` is in the file; `ValueError` if it is something else."""
+    if expected.shape != npy.shape:
+        raise ValueError("the shapes differ")
+    if expected.kind in SCALAR_KINDS:
+        kind = {"b": "bool", "i": "int", "f": "float", "c": "complex"}
+        if kind.get(npy.dtype.kind) != expected.kind:
+            raise ValueError("the types differ")
+        return LeafRecord(expected.kind)
+    if expected.kind not in ("jax", "numpy", "numpy_scalar", "struct"):
+        raise ValueError("Equinox does not save that")
+    wanted = dtype_from_tag(expected.dtype)
+    found = npy.dtype
+    if found.kind == "V" and wanted.isbuiltin == 2:
+        # NumPy does not store the names of JAX's dtypes.
+        found = wanted if found.itemsize == wanted.itemsize else found
+    record = array_record(found, npy.shape, ())
+    is_narrowed = expected.kind == "struct" and (
+        NARROWED.get(record.dtype) == expected.dtype
+    )
+    if record.dtype != expected.dtype and not is_narrowed:
+        raise ValueError("the dtypes differ")
+    return record if expected.kind == "struct" else record._replace(kind=expected.kind)
+
+
+def _in_memory(leaf: Any, record: LeafRecord) -> np.ndarray:
+    array = np.empty(record.data_shape, record.data_type)
+    for region, data in shards(leaf, record):
+        array[region] = data
+    return array

@@ -1,0 +1,154 @@
+"""What `jax.experimental.array_serialization` writes, and so Levanter and Marin."""
+
+import os
+from typing import Any
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, CheckpointNotFoundError, LeafMismatchError
+from .._format.leaves import CannotSave, describe_like
+from .._format.names import encode, typed
+from .._storage.url import Store
+from .._storage.zarr_arrays import Place
+from .._types import PathLike, TypedPath
+from ._json import parse_object
+from ._records import array_record, corrupt, manifest_of, Named, split
+from ._zarr import ZarrSource
+
+
+FORMAT = "directory of arrays of JAX"
+_TREE, _LEAVES, _ARRAYS = "pytreedef.json", "__jax_leaf_ids", "array_store"
+_METADATA = "metadata.json"
+_MAX_METADATA = 2**26
+
+
+def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
+    """Open a directory of arrays that `jax.experimental.array_serialization` wrote.
+
+    Levanter's and Marin's checkpoints are such directories. The arrays are in folders
+    (Zarr 2 or 3) or in one OCDBT database, and their folders are their names: digits
+    are positions. A chunk that is missing holds the array's fill value, since old
+    versions of JAX leave out chunks of zeros.
+
+    **Arguments:**
+
+    - `path`: the directory, or its URL in an object store.
+    - `like`: only for what `pytree_serialization.save` wrote, which has numbers in
+        place of names: the PyTree that was saved; `jax.ShapeDtypeStruct`s do.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
+    read. `manifest.metadata` is what is in `metadata.json`, if there is one.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there are no arrays at `path`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the metadata of an array are not valid.
+    - [`eqx_ckpt.LeafMismatchError`][]: `like` has other leaves.
+
+    !!! example
+
+        ```python
+        import os
+
+        import eqx_ckpt
+        import jax.numpy as jnp
+        from jax.experimental.array_serialization import serialization
+
+        manager = serialization.GlobalAsyncCheckpointManager()
+        place = os.path.abspath("arrays/model/weight")
+        manager.serialize_with_paths(
+            [jnp.ones(3)], [place], on_commit_callback=lambda: None
+        )
+        manager.wait_until_finished()
+
+        source = eqx_ckpt.interop.jax_arrays("arrays")
+        like = {"model": {"weight": jnp.zeros(3)}}
+        tree = eqx_ckpt.tree_deserialise_leaves(source, like)
+        ```
+    """
+    place = Place(path)
+    tree = place.file(_TREE, _MAX_METADATA)
+    if tree is not None:
+        return _of_tree(path, str(place), tree, like)
+    if like is not None:
+        raise CheckpointError(
+            f"{place} has no `{_TREE}`: its arrays have names, and need no `like`."
+        )
+    metadata = place.file(_METADATA, _MAX_METADATA)
+    return _source(
+        place,
+        str(place),
+        {key: split(key, "/") for key in place.array_keys()},
+        None if metadata is None else parse_object(metadata, place, FORMAT),
+    )
+
+
+def _source(
+    place: Place, where: str, keys: dict[str, TypedPath], metadata: Any
+) -> ZarrSource:
+    if not keys:
+        raise CheckpointNotFoundError(f"There are no Zarr arrays in {where}.")
+    damage: dict[str, str] = {}
+    arrays = place.describe([*keys], damage)
+    if damage:
+        shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
+        raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
+    leaves: list[Named] = []
+    others: dict[str, str] = {}
+    for key, array in arrays.items():
+        try:
+            record = array_record(array.dtype, array.shape, keys[key])
+            leaves.append(Named(key, record._replace(kind="jax")))
+        except CannotSave as e:
+            others[encode(keys[key])] = f"an array that {e}"
+    return ZarrSource(
+        where,
+        manifest_of(leaves, where, others=others, metadata=metadata),
+        {encode(keys[key]): array for key, array in arrays.items()},
+        allow_missing_chunks=True,
+    )
+
+
+def _of_tree(path: PathLike, where: str, tree: bytes, like: PyTree) -> ZarrSource:
+    """The arrays of a tree, which are numbered in the order of its leaves."""
+    if like is None:
+        raise CheckpointError(
+            f"{where} was written by `pytree_serialization.save`, which numbers the "
+            "leaves: pass the PyTree that was saved as `like`."
+        )
+    found = parse_object(tree, where, FORMAT).get(_LEAVES)
+    if not isinstance(found, list):
+        raise corrupt(where, FORMAT, f"`{_TREE}` has no `{_LEAVES}`")
+    leaves = jtu.tree_flatten_with_path(like, lambda node: node is None)[0]
+    if len(leaves) != len(found):
+        raise LeafMismatchError(
+            f"`like` has {len(leaves)} leaves, and {where} has {len(found)}. Pass the "
+            "PyTree that was saved."
+        )
+    keys: dict[str, TypedPath] = {}
+    for i, ((key_path, leaf), text) in enumerate(zip(leaves, found, strict=True)):
+        expected = _in_words(leaf)
+        if expected != text:
+            raise LeafMismatchError(
+                f"The first leaf of {where} that differs from `like` is "
+                f"`{jtu.keystr(key_path)}`: {expected} in `like`, {text} there."
+            )
+        if leaf is not None:
+            keys[str(i)] = typed(key_path)
+    store = (
+        path / _ARRAYS if isinstance(path, Store) else f"{os.fspath(path)}/{_ARRAYS}"
+    )
+    return _source(Place(store), where, keys, None)
+
+
+def _in_words(leaf: Any) -> str | None:
+    """A leaf as JAX writes it."""
+    if leaf is None:
+        return None
+    record = describe_like(leaf)
+    if record is None or not record.dtype:
+        return type(leaf).__name__
+    return f"Array({record.dtype}[{', '.join(map(str, record.shape))}])"

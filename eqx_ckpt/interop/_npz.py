@@ -1,0 +1,265 @@
+"""Archives of `numpy.savez` and `numpy.savez_compressed`."""
+
+import stat
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .._errors import CorruptCheckpointError
+from .._format.leaves import CannotSave
+from .._format.names import encode
+from .._types import PathLike
+from ._files import Extent, File, FileSource, read_exactly, ReadInto
+from ._npy import Npy, read_npy
+from ._records import array_record, corrupt, manifest_of, Named, split
+
+
+FORMAT = "npz file"
+# What a local header has before its name, in bytes, and the largest of the rest of it.
+_LOCAL = 30
+_PIECE = 2**20
+# zlib cannot make data smaller than that.
+_MAX_RATIO = 1032
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def npz(path: PathLike) -> FileSource:
+    """Open an archive of `numpy.savez`, compressed or not.
+
+    Keys are split at `/` and `.`, and digits become positions: `"layers.0.weight"` is
+    the leaf `layers/0/weight`. Only headers are read here. A leaf of a compressed
+    archive is decompressed up to the last row that is wanted of it.
+
+    **Arguments:**
+
+    - `path`: an `.npz` file.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
+    read. 64-bit arrays are restored as NumPy arrays, unless `like` has JAX arrays.
+    Strings, arrays with fields, and arrays whose dtype NumPy has not stored, such as
+    bfloat16, are listed in `manifest.others` and cannot be restored; nor can pickled
+    objects, which are never unpickled.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: it is not a valid archive.
+    - [`eqx_ckpt.LeafNameError`][]: two keys are equal, or inside one another, once they
+        are split.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        np.savez("arrays.npz", **{"encoder/w": np.ones(3, np.float32)})
+        arrays = eqx_ckpt.interop.npz("arrays.npz")
+        like = {"encoder": {"w": jnp.zeros(3)}}
+        tree = eqx_ckpt.tree_deserialise_leaves(arrays, like)
+        ```
+    """
+    file = File(path)
+    leaves: list[Named] = []
+    extents: dict[str, Extent] = {}
+    others: dict[str, str] = {}
+    for member in _members(file):
+        key = member.name.removesuffix(".npy")
+        keys = split(key, "/.")
+        npy = _header(member)
+        if isinstance(npy, str):
+            others[encode(keys)] = npy
+            continue
+        try:
+            if npy.is_pickled:
+                raise CannotSave("is pickled, and nothing is unpickled")
+            record = array_record(npy.dtype, npy.shape, keys)
+        except CannotSave as e:
+            others[encode(keys)] = f"an array that {e}"
+            continue
+        leaves.append(Named(key, record))
+        extents[encode(keys)] = _Elements(
+            file,
+            member.offset,
+            npy.is_fortran,
+            npy.is_big_endian,
+            member=member,
+            first=npy.header_nbytes,
+        )
+    return FileSource(file.path, manifest_of(leaves, file.path, others=others), extents)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One file of an archive: `nbytes` that are stored, perhaps compressed, in it."""
+
+    file: File
+    name: str
+    offset: int
+    nbytes: int
+    nbytes_stored: int
+    is_deflated: bool
+    crc32: int
+
+    def opened(self, fd: int) -> ReadInto:
+        """Read bytes of it, from each position on that is not before the last one."""
+        unpacked = _Inflated(self, fd) if self.is_deflated else None
+        position = checked = crc = 0
+
+        def read(start: int, target: memoryview) -> None:
+            nonlocal position, checked, crc
+            if unpacked is None:
+                if start + len(target) > self.nbytes:
+                    raise CorruptCheckpointError("it ends too early")
+                read_exactly(fd, self.offset + start, target)
+            else:
+                unpacked.skip(start - position)
+                unpacked.fill(target)
+            if checked == start:
+                checked, crc = start + len(target), zlib.crc32(target, crc)
+                if checked == self.nbytes and crc != self.crc32:
+                    raise CorruptCheckpointError("it has not the checksum of the zip")
+            position = start + len(target)
+
+        return read
+
+
+class _Inflated:
+    """What is compressed in a member, one byte after another."""
+
+    def __init__(self, member: _Member, fd: int) -> None:
+        self._fd = fd
+        self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._next = member.offset
+        self._end = member.offset + member.nbytes_stored
+        self._packed = b""
+
+    def skip(self, nbytes: int) -> None:
+        scratch = memoryview(bytearray(min(nbytes, _PIECE)))
+        while nbytes:
+            part = scratch[: min(nbytes, _PIECE)]
+            self.fill(part)
+            nbytes -= len(part)
+
+    def fill(self, target: memoryview) -> None:
+        while target:
+            if not self._packed and self._next < self._end:
+                piece = bytearray(min(_PIECE, self._end - self._next))
+                read_exactly(self._fd, self._next, memoryview(piece))
+                self._next += len(piece)
+                self._packed = bytes(piece)
+            try:
+                found = self._zlib.decompress(self._packed, min(len(target), _PIECE))
+            except zlib.error as e:
+                raise CorruptCheckpointError(f"it cannot be decompressed: {e}") from e
+            self._packed = self._zlib.unconsumed_tail
+            if not found and (self._zlib.eof or self._next == self._end):
+                raise CorruptCheckpointError("its compressed data end too early")
+            target[: len(found)] = found
+            target = target[len(found) :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Elements(Extent):
+    """The elements of an array in a member, after a header that was read already."""
+
+    member: _Member
+    first: int
+    in_order: ClassVar[bool] = True
+
+    def opened(self, fd: int) -> ReadInto:
+        read_member = self.member.opened(fd)
+        read_member(0, memoryview(bytearray(self.first)))
+        return lambda start, target: read_member(self.first + start, target)
+
+
+def _header(member: _Member) -> Npy | str:
+    """The header of an array; or what else it is, in words."""
+    position = 0
+
+    with member.file.opened() as fd:
+        read_member = member.opened(fd)
+
+        def read(nbytes: int) -> bytes:
+            nonlocal position
+            data = bytearray(nbytes)
+            read_member(position, memoryview(data))
+            position += nbytes
+            return bytes(data)
+
+        try:
+            npy = read_npy(read)
+            if not npy.is_pickled and npy.header_nbytes + npy.nbytes != member.nbytes:
+                raise ValueError("its size does not follow from its shape")
+        except NotImplementedError as e:
+            return str(e)
+        except (ValueError, EOFError, CorruptCheckpointError) as e:
+            reason = f"{member.name[:200]!r}: {e}"
+            raise corrupt(member.file.path, FORMAT, reason) from None
+    return npy
+
+
+def _members(file: File) -> list[_Member]:
+    """The directory of an archive, checked; its files do not overlap."""
+    try:
+        with zipfile.ZipFile(file.path) as archive:
+            infos = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as e:
+        raise corrupt(file.path, FORMAT, str(e)) from None
+    members: list[_Member] = []
+    end = 0
+    with file.opened() as fd:
+        for info in sorted(infos, key=lambda info: info.header_offset):
+            try:
+                member = _member(file, fd, info)
+                if info.header_offset < end:
+                    raise ValueError("it overlaps another one")
+            except (ValueError, EOFError) as e:
+                reason = f"{info.filename[:200]!r}: {e}"
+                raise corrupt(file.path, FORMAT, reason) from None
+            end = member.offset + member.nbytes_stored
+            members.append(member)
+    if len({member.name for member in members}) != len(members):
+        raise corrupt(file.path, FORMAT, "a name is there twice")
+    return members
+
+
+def _member(file: File, fd: int, info: zipfile.ZipInfo) -> _Member:
+    if not info.filename.endswith(".npy"):
+        raise ValueError("it is not an `.npy` file")
+    if info.compress_type not in _METHODS or info.flag_bits & 1:
+        raise ValueError("its compression or encryption is not that of NumPy")
+    if stat.S_ISLNK(info.external_attr >> 16):
+        raise ValueError("it is a link")
+    if not 0 <= info.header_offset <= file.size - _LOCAL:
+        raise ValueError("it is not in the file")
+    local = bytearray(_LOCAL)
+    read_exactly(fd, info.header_offset, memoryview(local))
+    magic, name_nbytes, extra_nbytes = struct.unpack("<4s22xHH", local)
+    if magic != b"PK\3\4":
+        raise ValueError("it has no header of its own")
+    offset = info.header_offset + _LOCAL + name_nbytes + extra_nbytes
+    is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
+    if offset + info.compress_size > file.size:
+        raise ValueError("it ends behind the end of the file")
+    fits = (
+        info.file_size <= info.compress_size * _MAX_RATIO
+        if is_deflated
+        else info.file_size == info.compress_size
+    )
+    if not fits:
+        raise ValueError(f"it cannot be {info.file_size} bytes")
+    return _Member(
+        file,
+        info.filename,
+        offset,
+        info.file_size,
+        info.compress_size,
+        is_deflated,
+        info.CRC,
+    )

@@ -1,0 +1,285 @@
+"""Checkpoints of Orbax, read through TensorStore, without Orbax."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.leaves import (
+    CannotSave,
+    LeafRecord,
+    scalar_to_text,
+)
+from .._format.names import encode
+from .._format.parse import key_shape
+from .._format.source import RegionRead
+from .._storage.url import Store
+from .._storage.zarr_arrays import Place, read_zarr, ZarrArray
+from .._types import PathLike, TypedPath
+from ._json import parse_object
+from ._records import array_record, corrupt, manifest_of, Named, position_or_key
+from ._zarr import ZarrSource
+
+
+FORMAT = "checkpoint of Orbax"
+_METADATA, _STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
+_COMMITTED, _TEMPORARY = "commit_success.txt", ".orbax-checkpoint-tmp"
+_STEP = re.compile(r"(?:[A-Za-z]+_)?(\d{1,18})")
+_MAX_METADATA = 2**26
+_MAX_PROCESSES = 100_000
+# In place of empty containers, which have no leaves.
+_EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
+
+
+def orbax(
+    path: PathLike, *, step: int | None = None, item: str | None = None
+) -> ZarrSource:
+    """Open a PyTree that Orbax has saved.
+
+    Only metadata are read here, and each array's own when it is wanted.
+
+    **Arguments:**
+
+    - `path`: the directory of one item, of a step, or of a run of steps; or its URL in
+        an object store.
+    - `step`: of a run; the newest one that is complete, unless it is given.
+    - `item`: which item of a step, such as `"params"`, if it has several.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
+    read. `manifest.metadata` is Orbax's `custom_metadata`. Strings are listed in
+    `manifest.others`.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step or item, or it was
+        never committed.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: its metadata are not valid.
+    - [`eqx_ckpt.CheckpointError`][]: there are several items, and none was chosen.
+
+    !!! example
+
+        ```python
+        import os
+
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import orbax.checkpoint as ocp
+
+        state = {"w": jnp.ones((2, 3)), "step": 5}
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(os.path.abspath("state"), state)
+        source = eqx_ckpt.interop.orbax("state")
+        state = eqx_ckpt.tree_deserialise_leaves(source, state)
+        ```
+    """
+    found = _item(path, step, item)
+    place, where = Place(found), str(Place(found))
+    data = place.file(_METADATA, _MAX_METADATA)
+    metadata = parse_object(data or b"", where, FORMAT)
+    try:
+        entries = [*map(_entry, metadata["tree_metadata"].values())]
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
+        raise corrupt(where, FORMAT, f"its tree is not one ({e!r})"[:300]) from None
+    named = {entry.key: entry for entry in entries if entry.is_stored}
+    damage: dict[str, str] = {}
+    arrays = place.describe([*named], damage)
+    if damage:
+        shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
+        raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
+    leaves, others = _records(place, named, arrays)
+    others |= {encode(e.keys): "a string" for e in entries if e.kind == "string"}
+    manifest = manifest_of(
+        leaves, where, others=others, metadata=metadata.get("custom_metadata")
+    )
+    return ZarrSource(
+        where,
+        manifest,
+        {encode(named[key].keys): array for key, array in arrays.items()},
+        # Otherwise it leaves out what is zero.
+        allow_missing_chunks=metadata.get("store_array_data_equal_to_fill_value")
+        is not True,
+    )
+
+
+class _Entry(NamedTuple):
+    """A leaf in the metadata of Orbax; `key` is where its array is."""
+
+    key: str
+    keys: TypedPath
+    kind: str
+    is_skipped: bool
+
+    @property
+    def is_stored(self) -> bool:
+        return not self.is_skipped and self.kind not in (*_EMPTY, "string")
+
+
+def _entry(entry: Any) -> _Entry:
+    parts = [part["key"] for part in entry["key_metadata"]]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"its keys are {str(parts)[:100]}")
+    if any(part in (".", "..") or "/" in part for part in parts):
+        raise ValueError(f"its key {str(parts)[:100]} leaves the directory")
+    value = entry["value_metadata"]
+    keys = tuple(map(position_or_key, parts))
+    return _Entry(
+        ".".join(parts), keys, str(value["value_type"]), bool(value["skip_deserialize"])
+    )
+
+
+def _records(
+    place: Place, named: Mapping[str, _Entry], arrays: Mapping[str, ZarrArray]
+) -> tuple[list[Named], dict[str, str]]:
+    impls = _key_impls(place)
+    leaves: list[Named] = []
+    others: dict[str, str] = {}
+    for key, entry in named.items():
+        array = arrays[key]
+        try:
+            record = array_record(array.dtype, array.shape, entry.keys)
+            if key in impls:
+                record = _as_key(record, impls[key])
+            elif entry.kind == "jax.Array":
+                record = record._replace(kind="jax")
+            elif entry.kind == "np.ndarray":
+                record = record._replace(kind="numpy")
+            leaves.append(Named(key, record))
+        except CannotSave as e:
+            others[encode(entry.keys)] = f"an array that {e}"
+    scalars = [
+        leaf
+        for leaf in leaves
+        if named[leaf.text].kind == "scalar" and not leaf[1].shape
+    ]
+    numbers = _numbers(scalars, arrays)
+    return [numbers.get(leaf.text, leaf) for leaf in leaves], others
+
+
+def _as_key(record: LeafRecord, impl: str) -> LeafRecord:
+    """The record of a typed PRNG key, of whose data `record` is."""
+    last = key_shape(impl)
+    rank = len(record.shape) - len(last or ())
+    if last is None or record.shape[rank:] != last or record.dtype != "uint32":
+        raise CannotSave(f"is a PRNG key of {impl!r}, which this JAX does not know")
+    return record._replace(
+        kind="key", dtype="key", shape=record.shape[:rank], impl=impl
+    )
+
+
+def _key_impls(place: Place) -> dict[str, str]:
+    """Which arrays are PRNG keys, and of which implementation."""
+    impls: dict[str, str] = {}
+    for process in range(_MAX_PROCESSES):
+        data = place.file(f"array_metadatas/process_{process}", _MAX_METADATA)
+        if data is None:
+            break
+        for entry in parse_object(data, place, FORMAT).get("array_metadatas", ()):
+            found = entry["array_metadata"]
+            extra = found.get("ext_metadata") or {}
+            if "random_key_impl" in extra:
+                impls[str(found["param_name"])] = str(extra["random_key_impl"])
+    return impls
+
+
+def _numbers(
+    scalars: Sequence[Named], arrays: Mapping[str, ZarrArray]
+) -> dict[str, Named]:
+    """Python numbers, which Orbax keeps in arrays of their own."""
+    reads = [RegionRead(leaf.text, leaf.record, ()) for leaf in scalars]
+    damage: dict[str, str] = {}
+    found = read_zarr(arrays, reads, damage, allow_missing_chunks=True)
+    numbers: dict[str, Named] = {}
+    for leaf, array in zip(scalars, found, strict=True):
+        kind = _KINDS.get(array.dtype.kind)
+        if leaf.text in damage or kind is None:
+            continue
+        value = scalar_to_text(array.item())
+        record = LeafRecord(kind, path=leaf.record.path, value=value)
+        numbers[leaf.text] = Named(leaf.text, record)
+    return numbers
+
+
+def _item(path: PathLike, step: int | None, item: str | None) -> PathLike:
+    """The directory that has the arrays."""
+    place = Place(path)
+    if _TEMPORARY in str(place):
+        raise CheckpointNotFoundError(
+            f"{place} was never committed: it is what Orbax leaves of a save that did "
+            "not end. Open another step."
+        )
+    if place.file(_METADATA, _MAX_METADATA) is not None:
+        return path
+    folders = place.folders()
+    steps = {
+        int(number[1]): name for name in folders if (number := _STEP.fullmatch(name))
+    }
+    if steps:
+        return _item(_step(path, steps, step), None, item)
+    if step is not None:
+        raise CheckpointNotFoundError(f"{place} has no steps.")
+    _check_committed(path)
+    items = [
+        name
+        for name in folders
+        if _TEMPORARY not in name and _has(_below(path, name), _METADATA)
+    ]
+    if not items:
+        raise CheckpointNotFoundError(
+            f"There is no {FORMAT} at {place}: neither it nor a directory in it has a "
+            f"file `{_METADATA}`."
+        )
+    if item is None and len(items) == 1:
+        return _below(path, items[0])
+    if item not in items:
+        raise CheckpointError(
+            f"{place} has the items {', '.join(map(repr, sorted(items)))}: pass one of "
+            f"them as `item`{'' if item is None else f', and not {item!r}'}."
+        )
+    return _below(path, item)
+
+
+def _step(path: PathLike, steps: Mapping[int, str], step: int | None) -> PathLike:
+    if step is not None and step not in steps:
+        raise CheckpointNotFoundError(
+            f"{Place(path)} has no step {step}, but {sorted(steps)[-10:]}."
+        )
+    wanted = sorted(steps, reverse=True) if step is None else [step]
+    for number in wanted:
+        found = _below(path, steps[number])
+        if _is_committed(found):
+            return found
+    raise CheckpointNotFoundError(
+        f"{Place(path)} has no step that was committed, among {wanted[:10]}."
+    )
+
+
+def _check_committed(path: PathLike) -> None:
+    if not _is_committed(path):
+        raise CheckpointNotFoundError(
+            f"{Place(path)} was never committed: its save did not end. Open another "
+            "step."
+        )
+
+
+def _is_committed(path: PathLike) -> bool:
+    """Whether a step is complete; those of old versions of Orbax do not say it."""
+    place = Place(path)
+    data = place.file(_STEP_METADATA, _MAX_METADATA)
+    if data is None or place.file(_COMMITTED, 2**16) is not None:
+        return True
+    found = parse_object(data, place, FORMAT)
+    return found.get("commit_timestamp_nsecs", 0) is not None
+
+
+def _has(path: PathLike, name: str) -> bool:
+    return Place(path).file(name, _MAX_METADATA) is not None
+
+
+def _below(path: PathLike, name: str) -> PathLike:
+    if isinstance(path, Store):
+        return path / name
+    return f"{os.fspath(path).rstrip('/')}/{name}"

@@ -1,0 +1,203 @@
+"""What the ways out have in common: what is lost, and how a file is written."""
+
+import contextlib
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .._errors import CheckpointError, CheckpointExistsError
+from .._format.leaves import dtype_from_tag, LeafRecord, SCALAR_KINDS
+from .._format.manifest import Manifest
+from .._format.source import RegionRead, Source
+from .._inspect import leaves
+from .._storage.reading import opened
+from .._types import PathLike, Report
+
+
+_MOST_SHOWN = 20
+_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
+
+
+def plain_dtype(record: LeafRecord) -> np.dtype:
+    """Of a leaf as an array and nothing else, in the byte order of this machine."""
+    if record.kind in SCALAR_KINDS:
+        return np.dtype(_NUMBERS[record.kind])
+    if record.kind == "key":
+        return np.dtype(record.data_type)
+    return dtype_from_tag(record.dtype).newbyteorder("=")
+
+
+def plain(record: LeafRecord, value: Any) -> np.ndarray:
+    """A leaf as an array and nothing else, in C order."""
+    return np.asarray(value, plain_dtype(record), order="C")
+
+
+def raw(array: np.ndarray) -> memoryview:
+    """The bytes of an array, of whatever dtype."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def losses(record: LeafRecord, *, keeps_numbers: bool, keeps_numpy: bool) -> list[str]:
+    """What is left behind when a leaf becomes an array and nothing else."""
+    found: list[str] = []
+    if record.kind == "key":
+        found.append(f"that it is a PRNG key of {record.impl!r}")
+    if record.kind in SCALAR_KINDS and not keeps_numbers:
+        found.append("that it is a Python number")
+    if record.kind in ("numpy", "numpy_scalar") and not keeps_numpy:
+        found.append("that it is NumPy's")
+    if record.kind == "bytes":
+        found.append("that a `filter_spec` wrote it")
+    if record.dtype.startswith(">"):
+        found.append("its byte order")
+    if record.weak_type:
+        found.append("its weak type")
+    if record.sharding is not None:
+        found.append("its sharding")
+    return found
+
+
+def check_leaves(
+    manifest: Manifest,
+    format: str,
+    problem_of: Callable[[str, LeafRecord], str | None],
+    losses_of: Callable[[LeafRecord], list[str]],
+    *,
+    strict: bool,
+    loses_metadata: bool = True,
+) -> None:
+    """Raise for all leaves that a format cannot hold; warn of what it loses of others.
+
+    With `strict`, raise for that too.
+    """
+    problems = {
+        name: problem
+        for name, record in manifest.leaves.items()
+        if (problem := problem_of(name, record))
+    }
+    if problems:
+        raise CheckpointError(
+            f"Nothing was written, because a {format} cannot hold these leaves:\n"
+            + _lines(problems)
+        )
+    lost = {
+        name: ", ".join(found)
+        for name, record in manifest.leaves.items()
+        if (found := losses_of(record))
+    }
+    if loses_metadata and manifest.metadata is not None:
+        lost["@metadata"] = "all of it"
+    if not lost:
+        return
+    if strict:
+        raise CheckpointError(
+            f"Nothing was written, because a {format} would lose:\n{_lines(lost)}\n"
+            "Pass `strict=False` to write it all the same."
+        )
+    warnings.warn(f"A {format} does not keep:\n{_lines(lost)}", stacklevel=3)
+
+
+def _lines(found: dict[str, str]) -> str:
+    lines = [f"- of {name!r}, {text}." for name, text in found.items()]
+    more = len(lines) - _MOST_SHOWN
+    return "\n".join(
+        lines[:_MOST_SHOWN] + ([f"- And of {more} more leaves."] if more > 0 else [])
+    )
+
+
+def in_order(
+    source: PathLike | Source, names: Sequence[str]
+) -> Iterator[tuple[str, LeafRecord, Any]]:
+    """The leaves of these names, one by one in this order, as `leaves` gives them."""
+    return leaves(_Chosen(opened(source), names))
+
+
+class _Chosen(Source):
+    """Some leaves of a source, in another order."""
+
+    def __init__(self, source: Source, names: Sequence[str]) -> None:
+        self._source = source
+        records = source.manifest.leaves
+        chosen = {name: records[name] for name in names}
+        self._manifest = replace(source.manifest, leaves=chosen)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        return self._source.read(reads, damage, report)
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+
+class NewFiles:
+    """Files that come into being together: all of them at the end, or none.
+
+    They are written beside their places, and renamed in the order of `paths`.
+    """
+
+    def __init__(self, paths: Sequence[PathLike], *, overwrite: bool) -> None:
+        self.paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+        self._overwrite = overwrite
+        self._temporary: list[str] = []
+        for path in self.paths:
+            if os.path.lexists(path) and (not overwrite or os.path.isdir(path)):
+                raise _exists(path)
+
+    def __enter__(self) -> "NewFiles":
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        try:
+            if error is None:
+                for temporary, path in zip(self._temporary, self.paths, strict=True):
+                    self._commit(temporary, path)
+        finally:
+            for temporary in self._temporary:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+
+    @contextlib.contextmanager
+    def next(self) -> Generator[BinaryIO, None, None]:
+        """The file that is to be the next one of `paths`, flushed at the end."""
+        folder, name = os.path.split(self.paths[len(self._temporary)])
+        os.makedirs(folder, exist_ok=True)
+        self._temporary.append(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
+        with open(self._temporary[-1], "xb") as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+
+    def _commit(self, temporary: str, path: str) -> None:
+        if self._overwrite:
+            os.replace(temporary, path)
+        else:
+            try:
+                # Unlike a rename, a link never takes the place of a file.
+                os.link(temporary, path)
+            except FileExistsError:
+                raise _exists(path) from None
+            os.unlink(temporary)
+        fd = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _exists(path: str) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"{path!r} exists already. Choose another path, or pass `overwrite=True`."
+    )

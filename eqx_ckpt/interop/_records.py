@@ -1,0 +1,105 @@
+"""Names and records for what other formats hold."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import CorruptCheckpointError, LeafNameError
+from .._format.chunks import chunk_shape
+from .._format.leaves import LeafRecord, tag_and_data_type
+from .._format.manifest import check_array, Manifest
+from .._format.names import encode, folders
+from .._types import TypedPath
+
+
+# What JAX makes of arrays of 64 bits while x64 is off.
+NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+_POSITION = re.compile(r"(0|[1-9]\d{0,17})\Z", re.ASCII)
+
+
+class Named(NamedTuple):
+    """A leaf of another format: what it is called there, and its record."""
+
+    text: str
+    record: LeafRecord
+
+
+def corrupt(where: object, format: str, reason: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{str(where)!r} is not a valid {format}: {reason}. Nothing was read from it."
+    )
+
+
+def position_or_key(text: str) -> tuple[str, str | int]:
+    """One part of a key path: digits are a position."""
+    return ("index", int(text)) if _POSITION.match(text) else ("key", text)
+
+
+def split(text: str, separators: str = ".") -> TypedPath:
+    """The key path of a name such as `"layers.0.weight"`."""
+    parts = re.split(f"[{re.escape(separators)}]", text)
+    return tuple(map(position_or_key, parts))
+
+
+def array_record(
+    dtype: np.dtype, shape: tuple[int, ...], path: TypedPath
+) -> LeafRecord:
+    """The record of an array of which nobody says whether it is JAX's or NumPy's.
+
+    It is JAX's, unless JAX would narrow it while x64 is off, or cannot hold its dtype.
+    `CannotSave` for what this package cannot represent.
+    """
+    tag, data_type = tag_and_data_type(dtype)
+    is_numpy = tag in NARROWED or not tag.isidentifier()
+    record = LeafRecord(
+        "numpy" if is_numpy else "jax",
+        dtype=tag,
+        shape=shape,
+        data_type=data_type,
+        data_shape=shape,
+        chunk_shape=chunk_shape(shape, shape, dtype.itemsize),
+        path=path,
+    )
+    check_array(record)
+    return record
+
+
+def manifest_of(
+    leaves: list[Named],
+    where: object,
+    *,
+    others: Mapping[str, str] | None = None,
+    metadata: Any = None,
+) -> Manifest:
+    """The manifest of a source.
+
+    **Raises:**
+
+    - `LeafNameError`: two leaves have one name, or one is inside the other.
+    """
+    texts: dict[str, str] = {}
+    clashes: list[tuple[str, str]] = []
+    records: dict[str, LeafRecord] = {}
+    for text, record in leaves:
+        name = encode(record.path)
+        if name in texts:
+            clashes.append((texts[name], text))
+        texts[name], records[name] = text, record
+    for folder in folders(texts) & texts.keys():
+        inside = next(name for name in texts if name.startswith(folder + "/"))
+        clashes.append((texts[folder], texts[inside]))
+    if clashes:
+        raise LeafNameError(
+            f"{str(where)!r} has leaves whose names are equal, or inside of another "
+            "one, once they are split into keys:\n"
+            + "\n".join(f"- {a!r} and {b!r}." for a, b in sorted(clashes)[:20])
+            + "\nRename one of each, with the library that wrote them."
+        )
+    return Manifest(leaves=records, others=others or {}, metadata=metadata, versions={})

@@ -1,0 +1,262 @@
+"""Files of safetensors, one or several with an index, as Hugging Face has them."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.leaves import CannotSave
+from .._format.names import encode
+from .._types import PathLike
+from ._files import Extent, File, FileSource, read_bytes
+from ._json import parse_object
+from ._records import array_record, corrupt, manifest_of, Named, split
+
+
+FORMAT = "safetensors file"
+# As in the safetensors library.
+MAX_HEADER_BYTES = 100_000_000
+_MAX_INDEX_BYTES = MAX_HEADER_BYTES
+_MAX_RANK = 32
+# By name: NumPy knows those of JAX's own dtypes.
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+DTYPES = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
+# Several elements share a byte, and the format does not say in which order.
+_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_INDEX = ".safetensors.index.json"
+
+
+def safetensors(path: PathLike) -> FileSource:
+    """Open a file of safetensors, or a directory with several of them and an index.
+
+    Names are split at `.`, and digits become positions: `"model.layers.0.weight"` is
+    the leaf `model/layers/0/weight`. Only headers are read here; a restore reads the
+    regions that it needs.
+
+    **Arguments:**
+
+    - `path`: a `.safetensors` file, a `.safetensors.index.json` of Hugging Face, or a
+        directory that has one of them.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
+    read. `manifest.metadata` is the `__metadata__` of the file, or of the index. 64-bit
+    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Tensors of the
+    dtypes `F4` and `F6`, whose elements share bytes, are listed in `manifest.others`
+    and cannot be restored.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a header or the index is not valid.
+    - [`eqx_ckpt.LeafNameError`][]: two names are equal, or inside one another, once
+        they are split.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        save_file({"layers.0.weight": np.ones((2, 3), np.float32)}, "w.safetensors")
+        weights = eqx_ckpt.interop.safetensors("w.safetensors")
+        like = {"layers": [{"weight": jnp.zeros((2, 3))}]}
+        model = eqx_ckpt.tree_deserialise_leaves(weights, like)
+        ```
+    """
+    place = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    if place.is_dir():
+        place = _only_one(place)
+    if place.name.endswith(".json"):
+        return _sharded(place)
+    file = File(place)
+    header = read_header(file)
+    return _source(place, {file: header}, header.metadata)
+
+
+class Tensor(NamedTuple):
+    """What a header says of a tensor; `start` counts from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Header(NamedTuple):
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str] | None
+
+
+def _only_one(folder: Path) -> Path:
+    names = sorted(os.listdir(folder))
+    for ending in (_INDEX, ".safetensors"):
+        found = [name for name in names if name.endswith(ending)]
+        if len(found) == 1:
+            return folder / found[0]
+        if found:
+            raise CheckpointError(
+                f"{str(folder)!r} has {', '.join(map(repr, found[:5]))}"
+                f"{', ...' if len(found) > 5 else ''}: pass one of them."
+            )
+    raise CheckpointNotFoundError(f"There is no safetensors file in {str(folder)!r}.")
+
+
+def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSource:
+    leaves: list[Named] = []
+    extents: dict[str, Extent] = {}
+    others: dict[str, str] = {}
+    for file, header in headers.items():
+        for text, tensor in header.tensors.items():
+            path = split(text)
+            if tensor.dtype in _PACKED:
+                shape = ", ".join(map(str, tensor.shape))
+                others[encode(path)] = f"{tensor.dtype}[{shape}] of safetensors"
+                continue
+            try:
+                record = array_record(DTYPES[tensor.dtype], tensor.shape, path)
+            except CannotSave as e:
+                raise corrupt(place, FORMAT, f"{text[:200]!r} {e}") from None
+            leaves.append(Named(text, record))
+            extents[encode(path)] = Extent(file, tensor.start)
+    manifest = manifest_of(leaves, place, others=others, metadata=metadata)
+    return FileSource(place, manifest, extents)
+
+
+def _sharded(place: Path) -> FileSource:
+    """The tensors of all files that an index names, each of them where it says."""
+    file = File(place)
+    if file.size > _MAX_INDEX_BYTES:
+        raise corrupt(place, "index", f"it has {file.size} bytes")
+    with file.opened() as fd:
+        index = parse_object(read_bytes(fd, 0, file.size), place, "index")
+    weight_map, metadata = index.get("weight_map"), index.get("metadata")
+    if not isinstance(weight_map, dict):
+        raise corrupt(place, "index", "it has no `weight_map`")
+    by_file: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        # Nothing outside of this folder: an index may come from anywhere.
+        if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+", shard):
+            raise corrupt(place, "index", f"{name[:200]!r} is in {str(shard)[:200]!r}")
+        by_file.setdefault(shard, set()).add(name)
+    headers = {
+        file: _part(file, names, weight_map, place)
+        for shard, names in by_file.items()
+        for file in [_shard_file(place, shard)]
+    }
+    return _source(place, headers, metadata)
+
+
+def _shard_file(place: Path, shard: str) -> File:
+    try:
+        return File(place.parent / shard)
+    except CheckpointNotFoundError:
+        raise CheckpointNotFoundError(
+            f"{str(place)!r} names the file {shard!r}, which is not there."
+        ) from None
+
+
+def _part(
+    file: File, names: set[str], weight_map: dict[str, Any], place: Path
+) -> Header:
+    """What the index takes from one file."""
+    tensors = read_header(file).tensors
+    missing = sorted(names - tensors.keys())
+    unknown = sorted(tensors.keys() - weight_map.keys())
+    for problem, found in (("lacks", missing), ("has in addition", unknown)):
+        if found:
+            shown = ", ".join(map(repr, found[:5])) + (", ..." if found[5:] else "")
+            raise corrupt(place, "index", f"{file.path!r} {problem} {shown}")
+    return Header({name: tensors[name] for name in tensors if name in names}, None)
+
+
+def read_header(file: File) -> Header:
+    """All that a file says of its tensors, checked."""
+    with file.opened() as fd:
+        if file.size < 10:
+            raise corrupt(file.path, FORMAT, f"it has {file.size} bytes")
+        nbytes = int.from_bytes(read_bytes(fd, 0, 8), "little")
+        if nbytes > min(MAX_HEADER_BYTES, file.size - 8):
+            raise corrupt(
+                file.path,
+                FORMAT,
+                f"it has {file.size} bytes, and its header should have {nbytes}",
+            )
+        data = read_bytes(fd, 8, nbytes)
+    entries = parse_object(data, file.path, FORMAT)
+    metadata = entries.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict)
+        and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise corrupt(file.path, FORMAT, "its metadata are not strings")
+    tensors = {
+        name: _tensor(name, entry, 8 + nbytes, file) for name, entry in entries.items()
+    }
+    _check_order(tensors, 8 + nbytes, file)
+    return Header(tensors, metadata)
+
+
+def _tensor(name: str, entry: Any, data_start: int, file: File) -> Tensor:
+    try:
+        if entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"it has the keys {sorted(entry)}")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in DTYPES and dtype not in _PACKED:
+            raise ValueError("its dtype is not known")
+        start, stop = offsets
+        if len(shape) > _MAX_RANK:
+            raise ValueError("it has too many dimensions")
+        for number in (start, stop, *shape):
+            if type(number) is not int or not 0 <= number < 2**62:
+                raise ValueError(f"{number!r} is not a size")
+        bits = _PACKED.get(dtype) or 8 * DTYPES[dtype].itemsize
+        if math.prod(shape) * bits != 8 * (stop - start):
+            raise ValueError("its size does not follow from its shape")
+        if stop > file.size - data_start:
+            raise ValueError("it ends behind the end of the file")
+        return Tensor(dtype, tuple(shape), data_start + start, data_start + stop)
+    except (ValueError, TypeError, AttributeError) as e:
+        reason = f"the tensor {name[:200]!r} is {str(entry)[:200]}: {str(e)[:200]}"
+        raise corrupt(file.path, FORMAT, reason) from None
+
+
+def _check_order(tensors: dict[str, Tensor], end: int, file: File) -> None:
+    """As the format demands: tensors follow one another, without holes."""
+    by_start = sorted(tensors.items(), key=lambda item: item[1][2:])
+    for name, tensor in by_start:
+        if tensor.start != end:
+            problem = "overlaps another one" if tensor.start < end else "follows a hole"
+            reason = f"the tensor {name[:200]!r} {problem}"
+            raise corrupt(file.path, FORMAT, reason)
+        end = tensor.stop
+    if end != file.size:
+        reason = f"its tensors end at byte {end}, and it has {file.size}"
+        raise corrupt(file.path, FORMAT, reason)

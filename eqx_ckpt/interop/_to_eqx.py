@@ -1,0 +1,99 @@
+"""Writing files that `equinox.tree_deserialise_leaves` reads."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import PyTree
+
+from .._errors import LeafMismatchError
+from .._format.leaves import describe_like, LeafRecord
+from .._format.names import encode, key_paths, stored_names, typed
+from .._format.source import Source
+from .._inspect import match, read_manifest
+from .._tree.match import explain
+from .._types import IsLeaf, PathLike
+from ._out import check_leaves, in_order, losses, NewFiles, plain
+
+
+def to_eqx(
+    source: PathLike | Source,
+    path: PathLike,
+    like: PyTree,
+    is_leaf: IsLeaf = None,
+    *,
+    strict: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write a checkpoint, or any source, as `equinox.tree_serialise_leaves` would.
+
+    The leaves pass through memory one after another, in the order of `like`.
+
+    **Arguments:**
+
+    - `source`: as [`eqx_ckpt.interop.to_safetensors`][].
+    - `path`: the file; `.eqx` is added if there is no suffix, as Equinox does it.
+    - `like`: a PyTree of the structure that was saved; `jax.ShapeDtypeStruct`s do.
+    - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
+    - `strict`: raise, instead of warning once, if something is lost: shardings, weak
+        types and metadata are left out.
+    - `overwrite`: whether a file that exists may be replaced.
+
+    **Returns:**
+
+    The file.
+
+    **Raises:**
+
+    - [`eqx_ckpt.LeafMismatchError`][]: `like` has other leaves.
+    - [`eqx_ckpt.CheckpointError`][]: Equinox cannot save a leaf, such as a PRNG key;
+        nothing is written.
+    - [`eqx_ckpt.CheckpointExistsError`][]: the file exists already.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import equinox as eqx
+        import jax
+
+        model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
+        eqx_ckpt.tree_serialise_leaves("ckpt", model)
+        eqx_ckpt.interop.to_eqx("ckpt", "model.eqx", like=model)
+        model = eqx.tree_deserialise_leaves("model.eqx", model)
+        ```
+    """
+    found = match(source, like, is_leaf=is_leaf)
+    if not found.ok:
+        raise LeafMismatchError(explain(found))
+    manifest = read_manifest(source)
+    check_leaves(
+        manifest,
+        "file of Equinox",
+        _problem,
+        lambda record: losses(record, keeps_numbers=True, keeps_numpy=True),
+        strict=strict,
+    )
+    stored = stored_names(manifest.leaves)
+    in_like = [
+        encode(typed(key_path))
+        for key_path, leaf in key_paths(like, is_leaf)
+        if describe_like(leaf) is not None
+    ]
+    values = in_order(source, [stored.get(name, name) for name in in_like])
+    place = Path(path)
+    place = place if place.suffix else place.with_suffix(".eqx")
+    with NewFiles([place], overwrite=overwrite) as new, new.next() as f:
+        for _, record, value in values:
+            np.save(f, plain(record, value), allow_pickle=False)
+    return Path(new.paths[0])
+
+
+def _problem(_: str, record: LeafRecord) -> str | None:
+    if record.kind == "key":
+        return "a PRNG key"
+    if record.kind == "bytes":
+        return "what a `filter_spec` wrote"
+    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
+        return "an integer of more than 64 bits"
+    return None

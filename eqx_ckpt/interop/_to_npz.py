@@ -1,0 +1,95 @@
+"""Writing archives of NumPy."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from .._errors import CheckpointError
+from .._format.leaves import LeafRecord
+from .._format.source import Source
+from .._inspect import leaves, read_manifest
+from .._types import PathLike
+from ._out import check_leaves, losses, NewFiles, plain, plain_dtype
+
+
+def to_npz(
+    source: PathLike | Source,
+    path: PathLike,
+    *,
+    strict: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write a checkpoint, or any source, to an archive that `numpy.load` opens.
+
+    The keys of each leaf are joined by `/`. The leaves pass through memory one after
+    another; they are not compressed.
+
+    **Arguments:**
+
+    - `source`: as [`eqx_ckpt.interop.to_safetensors`][].
+    - `path`: the file, such as `"arrays.npz"`.
+    - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
+        their data, Python numbers and JAX's arrays become NumPy arrays, and shardings,
+        weak types and metadata are left out.
+    - `overwrite`: whether a file that exists may be replaced.
+
+    **Returns:**
+
+    The file.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: NumPy cannot store the dtype of a leaf, such as
+        `bfloat16`; nothing is written.
+    - [`eqx_ckpt.CheckpointExistsError`][]: the file exists already.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}})
+        eqx_ckpt.interop.to_npz("ckpt", "arrays.npz")
+        assert np.load("arrays.npz")["model/w"].shape == (3,)
+        ```
+    """
+    manifest = read_manifest(source)
+    keys = {
+        name: "/".join(str(key) for _, key in record.path)
+        for name, record in manifest.leaves.items()
+    }
+    if len({*keys.values()}) != len(keys):
+        raise CheckpointError(
+            "Nothing was written: two leaves would have the same key, because keys "
+            "have a `/` in them."
+        )
+    check_leaves(
+        manifest,
+        "npz file",
+        _problem,
+        lambda record: losses(record, keeps_numbers=False, keeps_numpy=True),
+        strict=strict,
+    )
+    with (
+        NewFiles([path], overwrite=overwrite) as new,
+        new.next() as f,
+        zipfile.ZipFile(f, "w") as archive,
+    ):
+        for name, record, value in leaves(source):
+            with archive.open(f"{keys[name]}.npy", "w", force_zip64=True) as member:
+                array = plain(record, value)
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    return Path(new.paths[0])
+
+
+def _problem(_: str, record: LeafRecord) -> str | None:
+    dtype = plain_dtype(record)
+    if np.dtype(dtype.str) != dtype:  # It is JAX's, and has no name in such a file.
+        return f"the dtype `{dtype}`"
+    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
+        return "an integer of more than 64 bits"
+    return None

@@ -1,0 +1,155 @@
+"""Files of Equinox, written by Equinox."""
+
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import interop
+from helpers import assert_same, structs
+
+
+def everything(key):
+    return {
+        "model": eqx.nn.MLP(2, 3, 8, 2, key=key),
+        "bf16": jnp.ones(3, jnp.bfloat16),
+        "fp8": jnp.ones(3, jnp.float8_e4m3fn),
+        "int4": jnp.ones(3, jnp.int4),
+        "numpy": np.ones((2, 3)),
+        "numpy bf16": np.ones(2, jnp.bfloat16),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "scalar": np.float32(3),
+        "numbers": [True, 3, 2.5, 1j],
+        "empty": jnp.zeros((0, 2)),
+    }
+
+
+def test_what_equinox_wrote(tmp_path, getkey):
+    tree = everything(getkey())
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    for path in (tmp_path / "a.eqx", str(tmp_path / "a")):
+        source = interop.eqx(path, tree)
+        assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+    assert source.manifest.metadata is None
+    eqx_ckpt.verify(source)
+
+
+def test_a_skeleton(tmp_path, getkey):
+    tree = everything(getkey())
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    skeleton = structs(tree)
+    source = interop.eqx(tmp_path / "a.eqx", skeleton)
+    found = eqx_ckpt.tree_deserialise_leaves(source, skeleton)
+    assert_same(found["model"], tree["model"])
+    # The skeleton says `float32`, and the file has `float64`, which JAX has not.
+    assert_same(found["numpy"], tree["numpy"])
+
+
+def test_lines_before_the_leaves(tmp_path, getkey):
+    model = eqx.nn.MLP(2, 3, 8, 2, key=getkey())
+    with open(tmp_path / "a.eqx", "wb") as f:
+        f.write((json.dumps({"width": 8}) + "\n").encode())
+        eqx.tree_serialise_leaves(f, model)
+    source = interop.eqx(tmp_path / "a.eqx", model)
+    assert json.loads(source.manifest.metadata) == {"width": 8}
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, model), model)
+
+
+def test_a_part_by_its_name(tmp_path, getkey):
+    tree = everything(getkey())
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    source = interop.eqx(tmp_path / "a.eqx", tree)
+    layer = eqx_ckpt.tree_deserialise_leaves(
+        source, tree["model"].layers[1], prefix="model/layers/1"
+    )
+    assert_same(layer, tree["model"].layers[1])
+
+
+def test_a_filter_spec_that_skips(tmp_path, getkey):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(4)}
+
+    def skip(f, leaf):
+        return leaf
+
+    eqx.tree_serialise_leaves(
+        tmp_path / "a.eqx",
+        tree,
+        {"a": eqx.default_serialise_filter_spec, "b": skip, "c": skip},
+    )
+    spec = {"a": eqx.default_deserialise_filter_spec, "b": skip, "c": skip}
+    source = interop.eqx(tmp_path / "a.eqx", tree, spec)
+    assert source.manifest.leaves.keys() == {"a"}
+    found = eqx_ckpt.tree_deserialise_leaves(source, {"a": jnp.zeros(2)})
+    assert_same(found, {"a": tree["a"]})
+
+
+def test_a_filter_spec_that_writes_something_else(tmp_path):
+    tree = {"a": jnp.arange(3.0), "b": jnp.arange(4.0)}
+
+    def write(f, leaf):
+        f.write(np.asarray(leaf, np.float16).tobytes())
+
+    def read(f, leaf):
+        data = np.frombuffer(f.read(2 * leaf.size), np.float16)
+        return jnp.asarray(data, jnp.float32)
+
+    spec = {"a": write, "b": eqx.default_serialise_filter_spec}
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree, spec)
+    spec = {"a": read, "b": eqx.default_deserialise_filter_spec}
+    # What a function wrote looks like lines before the first array.
+    with pytest.raises(eqx_ckpt.CheckpointError, match=r"a\.eqx"):
+        interop.eqx(tmp_path / "a.eqx", tree)
+    spec = {"a": eqx.default_deserialise_filter_spec, "b": read}
+    tree = {"a": tree["b"], "b": tree["a"]}
+    save = {"a": eqx.default_serialise_filter_spec, "b": write}
+    eqx.tree_serialise_leaves(tmp_path / "b.eqx", tree, save)
+    source = interop.eqx(tmp_path / "b.eqx", tree, spec)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+
+
+@pytest.mark.parametrize(
+    ("like", "problem"),
+    [
+        ({"a": jnp.zeros(2), "b": jnp.zeros((4, 3))}, r"`\['b'\]`: float32\[4, 3\]"),
+        ({"a": jnp.zeros(2), "b": jnp.zeros((3, 4), int)}, "dtypes differ"),
+        ({"a": jnp.zeros(2), "b": 3.0}, "shapes differ"),
+        ({"a": jnp.zeros(2)}, "bytes behind the last leaf"),
+        ({"a": jax.random.key(0), "b": jnp.zeros((3, 4))}, r"`\['a'\]`: PRNG key"),
+    ],
+)
+def test_the_first_leaf_that_differs(tmp_path, like, problem):
+    tree = {"a": jnp.zeros(2), "b": jnp.zeros((3, 4))}
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
+        interop.eqx(tmp_path / "a.eqx", like)
+
+
+def test_a_number_of_another_type(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", {"n": 3})
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="types differ"):
+        interop.eqx(tmp_path / "a.eqx", {"n": 3.0})
+
+
+def test_broken_files(tmp_path):
+    tree = {"a": jnp.zeros(2), "b": jnp.zeros((3, 4))}
+    path = tmp_path / "a.eqx"
+    eqx.tree_serialise_leaves(path, tree)
+    data = path.read_bytes()
+    for content, problem in {
+        data[:-1]: r"ends within the leaf `\['b'\]`",
+        data[:200]: r"where `\['b'\]` should begin",
+        b"": r"where `\['a'\]` should begin",
+        data.replace(b"'<f4',", b"'|O', "): "pickled",
+        b"\xff\n" + data: "not text",
+        b"no arrays": "no array begins",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
+            interop.eqx(path, tree)
+        assert str(path) in str(e.value)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        interop.eqx(tmp_path / "b.eqx", tree)

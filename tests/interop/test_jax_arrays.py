@@ -1,0 +1,93 @@
+"""Arrays that JAX's own serialization wrote, as Levanter uses it."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+from jax.experimental.array_serialization import serialization
+
+import eqx_ckpt
+from eqx_ckpt import interop
+from helpers import assert_same
+
+
+TREE = {
+    "a": {"w": jnp.arange(12.0).reshape(3, 4), "b": jnp.ones(3, jnp.bfloat16)},
+    "layers": [jnp.zeros(()), jnp.ones(2, jnp.int32)],
+}
+ARRAYS = {
+    "a/w": TREE["a"]["w"],
+    "a/b": TREE["a"]["b"],
+    "layers/0": TREE["layers"][0],
+    "layers/1": TREE["layers"][1],
+}
+
+
+def plain(root, name):
+    path = str(root / name)
+    return serialization.get_tensorstore_spec(path, ocdbt=False)
+
+
+def zarr3(root, name):
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(root / name)},
+    }
+
+
+def levanter(root, name):
+    base = {"driver": "file", "path": str(root)}
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "ocdbt", "base": base, "path": name},
+    }
+
+
+def save(root, spec):
+    manager = serialization.GlobalAsyncCheckpointManager()
+    specs = [spec(root, name) for name in ARRAYS]
+    manager.serialize([*ARRAYS.values()], specs, on_commit_callback=lambda: None)
+    manager.wait_until_finished()
+
+
+@pytest.mark.parametrize("spec", [plain, zarr3, levanter])
+def test_what_jax_wrote(tmp_path, spec):
+    save(tmp_path, spec)
+    source = interop.jax_arrays(tmp_path)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
+    part = eqx_ckpt.tree_deserialise_leaves(source, TREE["a"], prefix="a")
+    assert_same(part, TREE["a"])
+    eqx_ckpt.verify(source)
+    (tmp_path / "metadata.json").write_text(json.dumps({"step": 3}))
+    assert interop.jax_arrays(tmp_path).manifest.metadata == {"step": 3}
+    with pytest.raises(eqx_ckpt.CheckpointError, match="need no `like`"):
+        interop.jax_arrays(tmp_path, TREE)
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    pytest.importorskip("flatbuffers")
+    from jax.experimental.array_serialization import pytree_serialization
+
+    pytree_serialization.save({**TREE, "none": None}, tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def test_a_tree_whose_leaves_are_numbered(numbered):
+    like = {**TREE, "none": None}
+    source = interop.jax_arrays(numbered, like)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="pass the PyTree"):
+        interop.jax_arrays(numbered)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="4 leaves, and .* has 5"):
+        interop.jax_arrays(numbered, TREE)
+    other = {**like, "layers": [jnp.zeros(()), jnp.ones(3, jnp.int32)]}
+    with pytest.raises(
+        eqx_ckpt.LeafMismatchError, match=r"`\['layers'\]\[1\]`: Array\(int32\[3\]\)"
+    ):
+        interop.jax_arrays(numbered, other)
+
+
+def test_no_arrays(tmp_path):
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no Zarr arrays"):
+        interop.jax_arrays(tmp_path)

@@ -1,0 +1,184 @@
+"""Checkpoints of Orbax, written by Orbax in several ways."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import eqx_ckpt
+from eqx_ckpt import interop
+from helpers import assert_same
+
+
+pytestmark = pytest.mark.filterwarnings("default")
+ocp = pytest.importorskip("orbax.checkpoint")
+
+TREE = {
+    "a": {"w": jnp.arange(12.0).reshape(3, 4), "b": jnp.ones(3, jnp.bfloat16)},
+    "list": [jnp.zeros(2), np.arange(3)],
+    "int": 3,
+    "float": 2.5,
+    "k.dot": jnp.ones(()),
+    "key": jax.random.key(7),
+    "keys": jax.random.split(jax.random.key(7), 3),
+    "zeros": jnp.zeros((8, 8)),
+}
+EXTRA = {"empty": {}, "none": None}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("orbax")
+    for name, options in {
+        "plain": {"use_ocdbt": False},
+        "zarr3": {"use_ocdbt": True, "use_zarr3": True},
+        "plain_zarr3": {"use_ocdbt": False, "use_zarr3": True},
+    }.items():
+        checkpointer = ocp.PyTreeCheckpointer(**options)
+        checkpointer.save(root / name, {**TREE, **EXTRA, "text": "hi"})
+    with ocp.CheckpointManager(root / "run") as manager:
+        for step in (5, 10):
+            tree = {**TREE, "int": step}
+            items = {"params": tree, "rest": {"x": jnp.ones(2)}}
+            manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **{k: ocp.args.StandardSave(v) for k, v in items.items()},
+                    meta=ocp.args.JsonSave({"a": 1}),
+                ),
+            )
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(root / "standard", {**TREE, **EXTRA})
+    return root
+
+
+@pytest.mark.parametrize("name", ["plain", "zarr3", "plain_zarr3", "standard"])
+def test_what_orbax_wrote(saved, name):
+    source = interop.orbax(saved / name)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
+    others = {} if name == "standard" else {"text": "a string"}
+    assert source.manifest.others == others
+    eqx_ckpt.verify(source)
+
+
+def test_version_1(tmp_path):
+    from orbax.checkpoint import v1
+
+    v1.save(tmp_path / "v1", TREE)
+    source = interop.orbax(tmp_path / "v1")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
+
+
+def test_a_run(saved):
+    source = interop.orbax(saved / "run", item="params")
+    found = eqx_ckpt.tree_deserialise_leaves(source, TREE)
+    assert_same(found, {**TREE, "int": 10})
+    source = interop.orbax(saved / "run", step=5, item="params")
+    assert eqx_ckpt.tree_like(source)["int"] == 5
+    rest = interop.orbax(saved / "run" / "10" / "rest")
+    assert eqx_ckpt.tree_like(rest)["x"].shape == (2,)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="the items 'params', 'rest'"):
+        interop.orbax(saved / "run")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="and not 'meta'"):
+        interop.orbax(saved / "run", item="meta")
+    with pytest.raises(
+        eqx_ckpt.CheckpointNotFoundError, match=r"no step 7, but \[5, 10"
+    ):
+        interop.orbax(saved / "run", step=7)
+
+
+def test_steps_that_were_never_committed(saved, tmp_path):
+    shutil.copytree(saved / "run", tmp_path / "run")
+    step = tmp_path / "run" / "10"
+    metadata = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    metadata["commit_timestamp_nsecs"] = None
+    (step / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
+    for mark in step.rglob("commit_success.txt"):
+        mark.unlink()
+    source = interop.orbax(tmp_path / "run", item="params")
+    assert eqx_ckpt.tree_like(source)["int"] == 5
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="never committed"):
+        interop.orbax(step, item="params")
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no step that was"):
+        interop.orbax(tmp_path / "run", step=10)
+    step.rename(tmp_path / "10.orbax-checkpoint-tmp-3")
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="never committed"):
+        interop.orbax(tmp_path / "10.orbax-checkpoint-tmp-3")
+
+
+def test_onto_a_mesh(saved):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
+    found = eqx_ckpt.tree_deserialise_leaves(
+        interop.orbax(saved / "zarr3"), TREE["zeros"], prefix="zeros", sharding=sharding
+    )
+    assert found.sharding == sharding
+
+
+def test_a_lost_chunk_is_no_zero(saved, tmp_path):
+    """Even though other programs leave out chunks of zeros."""
+    shutil.copytree(saved / "plain", tmp_path / "a")
+    (tmp_path / "a" / "zeros" / "0.0").unlink()
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'zeros'"):
+        eqx_ckpt.tree_deserialise_leaves(interop.orbax(tmp_path / "a"), TREE)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("_METADATA", "{", "no JSON"),
+        ("_METADATA", "{}", "its tree is not one"),
+        ("_METADATA", '{"tree_metadata": {"x": 3}}', "its tree is not one"),
+        ("a.w/.zarray", "[]", "'a.w': its metadata are not those"),
+        ("a.w/.zarray", "{}", "'a.w': its metadata are not those"),
+        ("a.w/.zarray", None, "'a.w': there is no such array"),
+    ],
+)
+def test_metadata_that_lie(saved, tmp_path, file, text, problem):
+    shutil.copytree(saved / "plain", tmp_path / "a")
+    (tmp_path / "a" / file).unlink()
+    if text is not None:
+        (tmp_path / "a" / file).write_text(text)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem):
+        interop.orbax(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("shape", [2**62, 2**62], "its shape is"),
+        ("shape", [2**40, 2**40], "too large"),
+        ("shape", [-3, 4], "its shape is"),
+        ("shape", [3, True], "its shape is"),
+        ("shape", [1] * 40, "its shape is"),
+        ("chunks", [2**50, 1], "its chunks"),
+        ("chunks", [3], "another rank"),
+        ("dtype", "|O", "its dtype is"),
+        ("dtype", [["a", "<f4"]], "its dtype is"),
+    ],
+)
+def test_an_array_that_lies(saved, tmp_path, field, value, problem):
+    shutil.copytree(saved / "plain", tmp_path / "a")
+    place = tmp_path / "a" / "a.w" / ".zarray"
+    metadata = json.loads(place.read_text()) | {field: value}
+    place.write_text(json.dumps(metadata))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem):
+        interop.orbax(tmp_path / "a")
+
+
+def test_names_that_leave_the_directory(saved, tmp_path):
+    shutil.copytree(saved / "plain", tmp_path / "a")
+    place = tmp_path / "a" / "_METADATA"
+    place.write_text(place.read_text().replace('"key": "a"', '"key": "../plain/a"'))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="leaves the directory"):
+        interop.orbax(tmp_path / "a")
+
+
+def test_nothing_of_orbax(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no checkpoint of"):
+            interop.orbax(path)

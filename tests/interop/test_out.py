@@ -1,0 +1,218 @@
+"""Ways out: read back by the libraries that define the formats."""
+
+import json
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import interop
+from helpers import assert_same
+
+
+ARRAYS = {
+    "model": {"layers": [{"w": jnp.arange(6.0).reshape(2, 3)}, {"w": jnp.ones(4)}]},
+    "empty": jnp.zeros((0, 2)),
+    "half": jnp.ones(3, jnp.float16),
+    "mask": jnp.array([True, False]),
+    "step": jnp.int32(3),
+}
+MIXED = {
+    **ARRAYS,
+    "numbers": {"a": True, "b": -3, "c": 2**40, "d": 2.5},
+    "numpy": np.arange(3),
+}
+
+
+@pytest.fixture
+def ckpt(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", ARRAYS)
+    return tmp_path / "ckpt"
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "mixed", MIXED)
+    return tmp_path / "mixed"
+
+
+def test_safetensors(tmp_path, ckpt):
+    library = pytest.importorskip("safetensors.numpy")
+    path = interop.to_safetensors(ckpt, tmp_path / "a.safetensors")
+    found = library.load_file(path)
+    assert found["model.layers.0.w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["step"].dtype == np.int32
+    back = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), ARRAYS)
+    assert_same(back, ARRAYS)
+
+
+def test_what_came_in_goes_out_under_the_same_names(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    names = ["a.0.w", "a.01.w", "b..c", "d/e", ".", "0"]
+    tensors = {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
+    library.save_file(tensors, tmp_path / "a.safetensors", {"format": "pt"})
+    source = interop.safetensors(tmp_path / "a.safetensors")
+    path = interop.to_safetensors(source, tmp_path / "b.safetensors", strict=True)
+    found = library.load_file(path)
+    assert {name: x.tolist() for name, x in found.items()} == {
+        name: x.tolist() for name, x in tensors.items()
+    }
+    assert interop.safetensors(path).manifest.metadata == {"format": "pt"}
+
+
+def test_safetensors_in_parts(tmp_path, ckpt):
+    library = pytest.importorskip("safetensors.numpy")
+    path = interop.to_safetensors(ckpt, tmp_path / "m.safetensors", max_shard_bytes=20)
+    assert path.name == "m.safetensors.index.json"
+    weight_map = json.loads(path.read_text())["weight_map"]
+    assert len({*weight_map.values()}) == 3
+    for name, file in weight_map.items():
+        assert name in library.load_file(tmp_path / file)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), ARRAYS)
+    assert_same(back, ARRAYS)
+
+
+def test_npz(tmp_path, ckpt):
+    path = interop.to_npz(ckpt, tmp_path / "a.npz")
+    with np.load(path) as found:
+        assert found["model/layers/0/w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    back = eqx_ckpt.tree_deserialise_leaves(interop.npz(path), ARRAYS)
+    assert_same(back, ARRAYS)
+
+
+def test_eqx(tmp_path, mixed):
+    path = interop.to_eqx(mixed, tmp_path / "a", MIXED)
+    assert path.name == "a.eqx"
+    assert_same(eqx.tree_deserialise_leaves(path, MIXED), MIXED)
+    eqx.tree_serialise_leaves(tmp_path / "b.eqx", MIXED)
+    assert path.read_bytes() == (tmp_path / "b.eqx").read_bytes()
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="numpy"):
+        interop.to_eqx(mixed, tmp_path / "c", ARRAYS)
+
+
+def test_flax(tmp_path, mixed, monkeypatch):
+    serialization = pytest.importorskip("flax.serialization")
+    path = interop.to_flax(mixed, tmp_path / "a.msgpack")
+    found = serialization.from_bytes(MIXED, path.read_bytes())
+    assert found["numbers"] == MIXED["numbers"]
+    arrays = jax.tree.map(jnp.asarray, {name: found[name] for name in ARRAYS})
+    assert_same(arrays, {**ARRAYS, "step": jnp.asarray(ARRAYS["step"])})
+    back = eqx_ckpt.tree_deserialise_leaves(interop.flax(path), MIXED)
+    assert_same(back, MIXED)
+
+
+def test_flax_in_chunks(tmp_path, monkeypatch):
+    serialization = pytest.importorskip("flax.serialization")
+    from eqx_ckpt.interop import _to_flax
+
+    monkeypatch.setattr(_to_flax, "CHUNK_BYTES", 100)
+    tree = {"w": jnp.arange(99.0).reshape(9, 11)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    path = interop.to_flax(tmp_path / "ckpt", tmp_path / "a.msgpack")
+    found = serialization.msgpack_restore(path.read_bytes())
+    assert np.array_equal(found["w"], tree["w"])
+    back = eqx_ckpt.tree_deserialise_leaves(interop.flax(path), tree)
+    assert_same(back, tree)
+
+
+@pytest.mark.filterwarnings("default")
+def test_orbax(tmp_path, mixed):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="of 'empty', an array without"):
+        interop.to_orbax(mixed, tmp_path / "a")
+    tree = {name: leaf for name, leaf in MIXED.items() if name != "empty"}
+    eqx_ckpt.tree_serialise_leaves(mixed, tree, overwrite=True)
+    path = interop.to_orbax(mixed, tmp_path / "a")
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.restore(path)
+    assert found["model"]["layers"][0]["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    back = eqx_ckpt.tree_deserialise_leaves(interop.orbax(path), tree)
+    assert_same(back, tree)
+    with pytest.raises(eqx_ckpt.CheckpointExistsError):
+        interop.to_orbax(mixed, path)
+
+
+WAYS_OUT = {
+    "safetensors": interop.to_safetensors,
+    "npz": interop.to_npz,
+    "flax": interop.to_flax,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_what_is_lost_is_listed_once(tmp_path, way):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    tree = {
+        "key": jax.random.key(0),
+        "weak": jnp.asarray(1.0),
+        "sharded": jax.device_put(jnp.zeros(8), sharding),
+        "same": jnp.zeros(3),
+    }
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree, metadata=[1])
+    path = tmp_path / "out"
+    with pytest.raises(eqx_ckpt.CheckpointError, match="would lose") as e:
+        WAYS_OUT[way](tmp_path / "ckpt", path, strict=True)
+    assert not path.exists()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        WAYS_OUT[way](tmp_path / "ckpt", path)
+    (warning,) = caught
+    for text in (str(e.value), str(warning.message)):
+        assert "of 'key', that it is a PRNG key of 'threefry2x32'." in text
+        assert "of 'weak', its weak type." in text
+        assert "of 'sharded', its sharding." in text
+        assert "of '@metadata', all of it." in text
+        assert "same" not in text
+
+
+@pytest.mark.parametrize(
+    ("way", "leaf", "problem"),
+    [
+        ("safetensors", jnp.ones(2, jnp.int4), "the dtype `int4`"),
+        ("safetensors", 1j, "the dtype `complex128`"),
+        ("safetensors", 2**63, "more than 64 bits"),
+        ("npz", jnp.ones(2, jnp.bfloat16), "the dtype `bfloat16`"),
+        ("npz", -(2**63) - 1, "more than 64 bits"),
+        ("flax", np.array("2026", "M8[D]"), "the dtype `datetime64"),
+        ("flax", 2**64, "more than 64 bits"),
+    ],
+)
+def test_what_a_format_cannot_hold(tmp_path, way, leaf, problem):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", {"x": leaf, "y": leaf})
+    with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
+        WAYS_OUT[way](tmp_path / "ckpt", tmp_path / "out")
+    assert "'x'" in str(e.value)
+    assert "'y'" in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_what_exists_is_not_overwritten(tmp_path, ckpt, way):
+    path = tmp_path / "out"
+    path.write_text("mine")
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
+        WAYS_OUT[way](ckpt, path)
+    assert path.read_text() == "mine"
+    WAYS_OUT[way](ckpt, path, overwrite=True)
+    assert path.stat().st_size > 100
+    assert {p.name for p in tmp_path.iterdir()} == {"ckpt", "out"}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_a_failure_leaves_nothing(tmp_path, ckpt, way):
+    (ckpt / "half" / "c.0").write_bytes(b"")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="half"):
+        WAYS_OUT[way](ckpt, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_names_that_meet(tmp_path):
+    tree = {"a.b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="would both be 'a.b'"):
+        interop.to_safetensors(tmp_path / "ckpt", tmp_path / "out")
