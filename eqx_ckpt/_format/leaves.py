@@ -111,7 +111,7 @@ class LeafRecord(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of one element of the Zarr array."""
-        return np.dtype(self.data_type).itemsize
+        return _itemsize(self.data_type)
 
     def __str__(self) -> str:
         if self.kind == "unknown":
@@ -128,6 +128,11 @@ class LeafRecord(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<LeafRecord: {self}>"
+
+
+@ft.cache
+def _itemsize(data_type: str) -> int:
+    return np.dtype(data_type).itemsize
 
 
 class Written(bytes):
@@ -188,16 +193,25 @@ def describe_like(leaf: Any) -> LeafRecord | None:
     A leaf that cannot be saved gets the kind `"unknown"`, which no saved leaf has.
     """
     try:
+        if type(leaf) is jax.ShapeDtypeStruct:
+            return _like("struct", leaf.shape, leaf.dtype)
         if isinstance(leaf, Tracer):
             raise CannotSave(_TRACED)
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            return describe(leaf)
-        if impl := _key_impl(leaf.dtype):
-            return LeafRecord("key", "key", leaf.shape, impl=impl)
-        kind = "jax" if isinstance(leaf, jax.Array) else "struct"
-        return LeafRecord(kind, tag_and_data_type(leaf.dtype)[0], leaf.shape)
+        if isinstance(leaf, jax.Array):
+            return _like("jax", leaf.shape, leaf.dtype)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return _like("struct", leaf.shape, leaf.dtype)
+        return describe(leaf)
     except CannotSave as e:
         return LeafRecord("unknown", value=str(e))
+
+
+# Many leaves are alike, and share one record.
+@ft.lru_cache(maxsize=4096)
+def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
+    if impl := _key_impl(dtype):
+        return LeafRecord("key", "key", shape, impl=impl)
+    return LeafRecord(kind, tag_and_data_type(dtype)[0], shape)
 
 
 @ft.cache
@@ -225,17 +239,30 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
 def _array_record(
     kind: str, shape: tuple[int, ...], dtype: np.dtype, leaf: jax.Array | None = None
 ) -> LeafRecord:
-    tag, data_type = tag_and_data_type(dtype)
     shard, sharding = shape, None
     if leaf is not None and len(leaf.sharding.device_set) > 1:
         shard = leaf.sharding.shard_shape(shape)
         sharding = _describe_sharding(leaf.sharding)
+    record = _whole_record(
+        kind, shape, dtype, shard, leaf is not None and leaf.weak_type
+    )
+    return record if sharding is None else record._replace(sharding=sharding)
+
+
+@ft.lru_cache(maxsize=4096)
+def _whole_record(
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    shard: tuple[int, ...],
+    weak_type: bool,
+) -> LeafRecord:
+    tag, data_type = tag_and_data_type(dtype)
     return LeafRecord(
         kind,
         dtype=tag,
         shape=shape,
-        weak_type=leaf is not None and leaf.weak_type,
-        sharding=sharding,
+        weak_type=weak_type,
         data_type=data_type,
         data_shape=shape,
         chunk_shape=chunk_shape(shape, shard, dtype.itemsize),

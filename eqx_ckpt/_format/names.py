@@ -8,6 +8,7 @@ import functools as ft
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -49,14 +50,28 @@ def _is_whole(node: Any) -> bool:
     return _is_state(node) or is_transient(node)
 
 
-def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, Any]]:
+def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
     """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
 
     Like `jax.tree_util.tree_flatten_with_path`, except that the keys of an
     `eqx.nn.State` are its markers, since positions change when a layer is inserted. A
     `Transient` is one leaf.
     """
+    if is_leaf in (None, is_transient) and not _has_whole(tree):
+        # Without a function that is called on every node, this takes half as long.
+        return jtu.tree_flatten_with_path(tree)[0]
+    return list(_key_paths(tree, is_leaf))
 
+
+def _has_whole(tree: PyTree) -> bool:
+    """Whether a tree has a node that is not to be flattened by positions."""
+    return any(
+        any(map(is_one, jtu.tree_leaves(tree, is_one)))
+        for is_one in (_is_state, is_transient)
+    )
+
+
+def _key_paths(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
     stop = _is_whole if is_leaf is None else lambda x: is_leaf(x) or _is_whole(x)
     for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
         if not _is_state(node) or (is_leaf is not None and is_leaf(node)):
@@ -73,14 +88,50 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[tuple[KeyPath, A
 
 def typed(path: KeyPath) -> TypedPath:
     """A key path as data: `(("attr", "layers"), ("index", 0), ("key", "a/b"))`."""
-    keys: list[tuple[str, str | int]] = []
-    for key in path:
-        kind, field = _KINDS.get(type(key), ("key", None))
-        token = getattr(key, field) if field else key
-        if type(token) is not str and type(token) is not int:
-            token = _plain(token, path)
-        keys.append((kind, token))
-    return tuple(keys)
+    return tuple(_typed_key(key, path) for key in path)
+
+
+def _typed_key(key: Any, path: KeyPath) -> tuple[str, str | int]:
+    kind, field = _KINDS.get(type(key), ("key", None))
+    token = getattr(key, field) if field else key
+    if type(token) is not str and type(token) is not int:
+        token = _plain(token, path)
+    return kind, token
+
+
+class Namer:
+    """Names the leaves of one tree, of which many are in one folder."""
+
+    def __init__(self) -> None:
+        # The keys of the folder of the last leaf, and what each of them leads to.
+        self._keys: KeyPath = ()
+        self._folders: list[tuple[str, TypedPath]] = [("", ())]
+
+    def __call__(self, path: KeyPath) -> tuple[str, TypedPath]:
+        """The name of a leaf, and its key path as data."""
+        if not path:
+            return ROOT, ()
+        if len(path) != len(self._keys) + 1 or not all(map(is_, self._keys, path)):
+            self._enter(path)
+        folder, above = self._folders[-1]
+        token = _typed_key(path[-1], path)
+        return folder + _component(token[1], False), (*above, token)
+
+    def _enter(self, path: KeyPath) -> None:
+        """Go to the folder of a leaf, from what it shares with the last one."""
+        depth = 0
+        for key, before in zip(path[:-1], self._keys, strict=False):
+            if key is not before:
+                break
+            depth += 1
+        self._keys = path[:depth]
+        del self._folders[depth + 1 :]
+        for key in path[depth:-1]:
+            folder, above = self._folders[-1]
+            token = _typed_key(key, path)
+            folder = f"{folder}{_component(token[1], False)}/"
+            self._folders.append((folder, (*above, token)))
+        self._keys = path[:-1]
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:
@@ -118,6 +169,23 @@ def decode(name: str, kinds: str) -> TypedPath:
     if len(parts) != len(kinds):
         raise ValueError("its path is another leaf's")
     return tuple(map(_decoded, kinds, parts))
+
+
+class Decoder:
+    """As `decode`, for the names of one checkpoint, of which many are in one folder."""
+
+    def __init__(self) -> None:
+        self._folder = "", ""
+        self._above: TypedPath = ()
+
+    def __call__(self, name: str, kinds: str) -> TypedPath:
+        above, _, last = name.rpartition("/")
+        folder = above, kinds[:-1]
+        if not above or not kinds:
+            return decode(name, kinds)
+        if folder != self._folder:
+            self._above, self._folder = decode(*folder), folder
+        return (*self._above, _decoded(kinds[-1], last))
 
 
 @ft.lru_cache(maxsize=65536)

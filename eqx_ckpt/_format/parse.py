@@ -40,7 +40,7 @@ from .manifest import (
     NO_DIGEST,
 )
 from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
-from .names import decode, encode, folders, unescaped
+from .names import Decoder, encode, folders, unescaped
 
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
@@ -204,8 +204,9 @@ def _checked(parts: dict[str, str]) -> Manifest:
     _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in others.values()), "`others` are not strings")
     types = [*map(_checked_type, content["types"])]
+    path_of = Decoder()
     for name, entry in leaves.items():
-        leaves[name] = _checked_leaf(name, entry, types)
+        leaves[name] = _checked_leaf(name, entry, types, path_of)
     _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
     return Manifest(
         leaves=leaves,
@@ -269,25 +270,28 @@ def _checked_type(entry: Any) -> _Type:
     return _Type(record[: len(_TYPE_FIELDS)], chunks)
 
 
-def _checked_leaf(name: str, entry: Any, types: Sequence[_Type]) -> LeafRecord:
+def _checked_leaf(
+    name: str, entry: Any, types: Sequence[_Type], path_of: Decoder
+) -> LeafRecord:
     try:
         number, keys, text = entry
-        _require(type(number) is int and number >= 0, "its type is no number")
+        if type(number) is not int or number < 0:
+            raise _Wrong("its type is no number")
         fields, chunks = types[number]
         kinds, _, uncut = keys.partition(" ")
-        path = decode(uncut or name, kinds)
-        is_its = not uncut or encode(path) in (name, unescaped(name))
-        _require(is_its, "its path is another leaf's")
+        path = path_of(uncut or name, kinds)
+        if uncut and encode(path) not in (name, unescaped(name)):
+            raise _Wrong("its path is another leaf's")
         if chunks is None:
             _require(type(text) is str, "its value is no text")
             scalar_from_text(fields[0], text)
-            return LeafRecord._make((*fields, path, text, ()))
-        _require(
-            len(text) == 8 * chunks and _HEX.match(text) is not None,
-            "it has not one checksum for each chunk",
-        )
+            return LeafRecord(*fields, path, text)
+        if len(text) != 8 * chunks or _HEX.match(text) is None:
+            raise _Wrong("it has not one checksum for each chunk")
+        if chunks == 1:
+            return LeafRecord(*fields, path, None, (text,))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
-        return LeafRecord._make((*fields, path, None, crc32c))
+        return LeafRecord(*fields, path, None, crc32c)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
 

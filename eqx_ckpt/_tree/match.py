@@ -1,10 +1,10 @@
 """What a restore would do, leaf by leaf, and how to say it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -26,8 +26,7 @@ _NARROWED = {
 }
 
 
-@dataclass(frozen=True)
-class LeafMatch:
+class LeafMatch(NamedTuple):
     """One leaf of `like` beside the leaf of the checkpoint of the same name.
 
     **Attributes:**
@@ -106,8 +105,8 @@ class Match:
 
 def with_place(match: LeafMatch, place: Place) -> LeafMatch:
     if place.problem:
-        return replace(match, status="sharding", expected=place.problem)
-    return replace(match, replicated=place.dropped) if place.dropped else match
+        return match._replace(status="sharding", expected=place.problem)
+    return match._replace(replicated=place.dropped) if place.dropped else match
 
 
 def difference(expected: LeafRecord, found: LeafRecord) -> Status:
@@ -239,23 +238,28 @@ def explain(match: Match) -> str:
     return "\n".join(
         ["The checkpoint does not match `like`:", *describe(problems)]
         + [way for status, way in WAYS_OUT.items() if status in ways]
-        + sorted({hint for leaf in problems.values() for hint in _hints(leaf)})
+        + sorted(_hints(problems.values()))
     )
 
 
-def _hints(leaf: LeafMatch) -> Iterator[str]:
+def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
-    expected, found = (
-        record.kind if isinstance(record, LeafRecord) else record
-        for record in (leaf.expected, leaf.found)
-    )
-    if leaf.status == "kind" and expected == "struct" and found in SCALAR_KINDS:
+    pairs = {(leaf.status, _kind(leaf.expected), _kind(leaf.found)) for leaf in leaves}
+    return {hint for pair in pairs for hint in _hints_of(*pair)}
+
+
+def _kind(leaf: LeafRecord | str) -> str:
+    return leaf.kind if isinstance(leaf, LeafRecord) else leaf
+
+
+def _hints_of(status: Status, expected: str, found: str) -> Iterator[str]:
+    if status == "kind" and expected == "struct" and found in SCALAR_KINDS:
         yield (
             "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
             "`equinox.filter_eval_shape`, which leaves it as it is."
         )
-    if (leaf.status == "unexpected" and expected == "`None`") or (
-        leaf.status == "missing" and expected in ("float", "bool")
+    if (status == "unexpected" and expected == "`None`") or (
+        status == "missing" and expected in ("float", "bool")
     ):
         yield (
             "Python numbers such as `Dropout.p` are leaves too, and have `None` "

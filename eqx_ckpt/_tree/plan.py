@@ -1,9 +1,11 @@
 """Plan, then act: every problem is found here, before a byte is written or read."""
 
+import functools as ft
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,12 +30,13 @@ from .._format.names import (
     folders,
     is_below,
     key_paths,
+    Namer,
     stored_names,
     typed,
 )
 from .._format.parse import scalar_from_text
-from .._format.transient import stop_at_transients, Transient
-from .._types import IsLeaf, KeyPath, Spec
+from .._format.transient import is_transient, stop_at_transients
+from .._types import IsLeaf, KeyPath, Spec, TypedPath
 from .filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
@@ -51,6 +54,7 @@ from .where import chosen_by
 
 # So many numbers in one list take about as long as a large model.
 _MANY = 10_000
+_is_none = ft.partial(operator.is_, None)
 _DEFAULTS = (
     default_serialise_filter_spec,
     default_deserialise_filter_spec,
@@ -62,13 +66,15 @@ _DEFAULTS = (
 class NamedLeaf(NamedTuple):
     """A leaf, its place in the tree, and its name in the checkpoint.
 
-    `spec` is its part of `filter_spec`, and `None` for the default one.
+    `spec` is its part of `filter_spec`, and `None` for the default one;
+    `typed` is `path` as data.
     """
 
     name: str
     path: KeyPath
     leaf: Any
     spec: Spec | None
+    typed: TypedPath = ()
 
 
 def _named(
@@ -76,16 +82,18 @@ def _named(
 ) -> Iterator[NamedLeaf]:
     """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
     try:
-        specs = list(key_paths(filter_spec))
+        specs = key_paths(filter_spec)
+        name_of = Namer()
         nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
         for (path, spec), node in zip(specs, nodes, strict=True):
             if not callable(spec):
                 raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
             custom = None if any(spec is default for default in _DEFAULTS) else spec
             for rest, leaf in key_paths(node, is_leaf):
-                whole = (*path, *rest)
-                chosen = None if isinstance(leaf, Transient) else custom
-                yield NamedLeaf(encode(typed(whole)), whole, leaf, chosen)
+                whole = (*path, *rest) if path else rest
+                chosen = None if is_transient(leaf) else custom
+                name, as_data = name_of(whole)
+                yield NamedLeaf(name, whole, leaf, chosen, as_data)
     except LeafNameError:
         raise
     except ValueError as e:
@@ -117,8 +125,9 @@ def plan_writes(
     others: dict[str, str] = {}
     suspects: dict[str, Any] = {}
     problems: list[str] = []
-    for name, path, leaf, spec in _named(pytree, filter_spec, is_leaf, "pytree"):
-        if isinstance(leaf, Transient):
+    named = _named(pytree, filter_spec, is_leaf, "pytree")
+    for name, path, leaf, spec, as_data in named:
+        if is_transient(leaf):
             others[name] = leaf.note()
             continue
         try:
@@ -135,7 +144,7 @@ def plan_writes(
             if not isinstance(leaf, STATIC):
                 suspects[name] = leaf
         else:
-            record = record._replace(path=typed(path))
+            record = record._replace(path=as_data)
             data = leaf if record.value is None else None
             writes.append(Write(name, record, data))
             saved.append((path, name))
@@ -218,15 +227,17 @@ def plan_reads(
     leaves = list(_named(like, filter_spec, is_leaf, "like"))
     prefix = checked_prefix(prefix, manifest, is_empty=not leaves)
     stored = stored_names(manifest.leaves)
-    named = [
-        leaf._replace(name=stored.get(name, name))
-        for leaf in leaves
-        for name in [below(prefix, leaf.name)]
-    ]
+    named = leaves
+    if prefix or stored:
+        named = [
+            leaf._replace(name=stored.get(name, name))
+            for leaf in leaves
+            for name in [below(prefix, leaf.name)]
+        ]
     chosen = (
         set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
     )
-    targets = targets_of(sharding, like, is_leaf)
+    targets = targets_of(sharding, like, is_leaf, len(named))
     reads: list[Read] = []
     values: dict[int, Any] = {}
     matches: dict[str, LeafMatch] = {}
@@ -243,7 +254,7 @@ def plan_reads(
         if match.status == "same":
             where_to = place(targets[index], leaf.name, leaf.leaf, record)
             match = with_place(match, where_to)
-        reads.append(Read(index, *leaf[:2], leaf.leaf, leaf.spec, record, where_to))
+        reads.append(Read(index, *leaf[:4], record, where_to))
         matches[leaf.name] = match
     if where is None:
         known = {leaf.name for leaf in named}
@@ -285,7 +296,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
     """The value and match of a leaf that the checkpoint does not have."""
-    if isinstance(leaf.leaf, Transient):
+    if is_transient(leaf.leaf):
         note = leaf.leaf.note()
         found = manifest.others.get(leaf.name, note)
         status = "same" if leaf.leaf.accepts(found) else "kind"
@@ -293,15 +304,14 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
     expected = describe_like(leaf.leaf)
     now = expected or fingerprint(leaf.leaf)
     found = manifest.others.get(leaf.name, "nothing")
-    missing = LeafMatch("missing", now, found)
     if leaf.spec is not None:
         f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
         try:
             return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
         except _NotThere:
-            return leaf.leaf, missing
+            return leaf.leaf, LeafMatch("missing", now, found)
     if expected is not None:
-        return leaf.leaf, missing
+        return leaf.leaf, LeafMatch("missing", now, found)
     same = found in (now, "nothing") or found.startswith("skipped: ")
     return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
 
@@ -360,13 +370,14 @@ def _unexpected(
     names: Collection[str], manifest: Manifest, prefix: str, like: PyTree
 ) -> dict[str, LeafMatch]:
     """What `like` has in place of leaves: `None`, if it was partitioned."""
-    nodes = key_paths(like, lambda node: node is None) if names else ()
-    absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
+    absent: set[str] = set()
+    if names and any(map(_is_none, jtu.tree_leaves(like, _is_none))):
+        nodes = key_paths(like, _is_none)
+        absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
+    leaves = manifest.leaves
     return {
         name: LeafMatch(
-            "unexpected",
-            "`None`" if name in absent else "nothing",
-            manifest.leaves[name],
+            "unexpected", "`None`" if name in absent else "nothing", leaves[name]
         )
         for name in names
     }
@@ -381,7 +392,7 @@ def _with_suggestions(
     unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
     names = unmatched or manifest.leaves.keys() - matches.keys()
     suggestions = {
-        name: replace(matches[name], nearest=nearest)
+        name: matches[name]._replace(nearest=nearest)
         for name, nearest in similar(missing, names).items()
     }
     return matches | suggestions

@@ -1,7 +1,7 @@
 """What the `sharding` argument of a restore says of each leaf."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -39,7 +39,9 @@ class Place(NamedTuple):
     problem: str = ""
 
 
-def targets_of(sharding: PyTree, like: PyTree, is_leaf: IsLeaf) -> list[Any]:
+def targets_of(
+    sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
+) -> Sequence[Any]:
     """For every leaf of `like` its part of `sharding`, a PyTree prefix."""
     targets = jtu.tree_leaves(sharding, _is_target)
     for target in targets:
@@ -49,6 +51,8 @@ def targets_of(sharding: PyTree, like: PyTree, is_leaf: IsLeaf) -> list[Any]:
                 "as `NamedSharding(mesh, spec)`, a device, a mesh, a function "
                 "`(name, struct) -> Sharding | None`, or a PyTree prefix of them."
             )
+    if targets and targets[0] is sharding:
+        return [sharding] * count
     try:
         nodes = jtu.tree_structure(sharding, _is_target).flatten_up_to(like)
     except ValueError as e:

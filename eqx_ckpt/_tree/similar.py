@@ -2,9 +2,10 @@
 
 import bisect
 import difflib
+import itertools
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -13,6 +14,8 @@ _MOST_NAMES = 100_000
 _MOST_ASKED = 50
 _LONGEST = 1000
 _DEEPEST = 32
+# Parts that are looked for as a whole, which is fast, before their leaves are.
+_MOST_PARTS = 4
 
 
 class Index:
@@ -48,14 +51,12 @@ def similar(missing: Iterable[str], names: Iterable[str]) -> dict[str, tuple[str
     if not known:
         return {}
     found: dict[str, tuple[str, ...]] = {}
-    for _, together in renamed(_same_ends(asked, known)):
+    for _, together in renamed(_pairs(asked, known)):
         found |= {name: (other,) for name, other in together.items()}
-    index = Index(known)
     alone = (name for name in asked if name not in found)
-    return found | {
-        name: index.nearest(name)
-        for name, _ in zip(alone, range(_MOST_ASKED), strict=False)
-    }
+    first = list(itertools.islice(alone, _MOST_ASKED))
+    index = Index(known) if first else None
+    return found | {name: index.nearest(name) for name in first if index}
 
 
 class Change(NamedTuple):
@@ -68,8 +69,11 @@ class Change(NamedTuple):
 def renamed(pairs: Mapping[str, str]) -> list[tuple[Change, dict[str, str]]]:
     """Names with the same change, if there are several; no two became the same."""
     changes: dict[Change, dict[str, str]] = defaultdict(dict)
+    last: _Split | None = None
     for name, other in pairs.items():
-        changes[_change(name, other)][name] = other
+        if last is None or last.of(name) != other:
+            last = _split(name, other)
+        changes[last.change][name] = other
     taken: set[str] = set()
     found: list[tuple[Change, dict[str, str]]] = []
     for change, together in sorted(changes.items(), key=lambda x: -len(x[1])):
@@ -80,7 +84,21 @@ def renamed(pairs: Mapping[str, str]) -> list[tuple[Change, dict[str, str]]]:
     return found
 
 
-def _change(before: str, after: str) -> Change:
+class _Split(NamedTuple):
+    """Two names up to the end that they share, and the change between them."""
+
+    before: str
+    after: str
+    change: Change
+
+    def of(self, name: str) -> str | None:
+        """What a name became if it was renamed in the same way."""
+        if not name.startswith(self.before):
+            return None
+        return self.after + name[len(self.before) :]
+
+
+def _split(before: str, after: str) -> _Split:
     a, b = before.split("/"), after.split("/")
     most, start = min(len(a), len(b)), 0
     while start < most and a[start] == b[start]:
@@ -88,24 +106,66 @@ def _change(before: str, after: str) -> Change:
     end = 0
     while end < most - start and a[-1 - end] == b[-1 - end]:
         end += 1
-    return Change("/".join(a[start : len(a) - end]), "/".join(b[start : len(b) - end]))
+    a, b = a[: len(a) - end], b[: len(b) - end]
+    change = Change("/".join(a[start:]), "/".join(b[start:]))
+    return _Split("".join(f"{k}/" for k in a), "".join(f"{k}/" for k in b), change)
+
+
+def _pairs(asked: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """For each name the one with the longest common end, and then beginning.
+
+    A few names are compared with all; most others were renamed in the same way.
+    """
+    pairs: dict[str, str] = {}
+    there = {*known}
+    for _ in range(_MOST_PARTS):
+        if not asked:
+            break
+        first, *others = asked
+        pairs[first] = _partner(first, known)
+        split = _split(first, pairs[first])
+        asked = []
+        for name in others:
+            other = split.of(name)
+            if other is not None and other in there:
+                pairs[name] = other
+            else:
+                asked.append(name)
+    return pairs | _same_ends(asked, known) if asked else pairs
+
+
+def _partner(name: str, known: Sequence[str]) -> str:
+    """As `_same_ends`, for one name."""
+    at = 0
+    for _ in range(_DEEPEST):
+        at = name.find("/", at) + 1
+        if not at:
+            break
+        end = name[at:]
+        others = [o for o in known if o.endswith(end) and f"/{o}".endswith(f"/{end}")]
+        if others:
+            return _nearest(name, others)
+    return _nearest(name, known)
 
 
 def _same_ends(asked: Iterable[str], known: Iterable[str]) -> dict[str, str]:
-    """For each name the one with the longest common end, and then beginning."""
     by_end: dict[int, list[str]] = defaultdict(list)
     for name in known:
         for end in _ends(name):
             by_end[end].append(name)
-    pairs: dict[str, str] = {}
-    for name in asked:
-        others = next(by_end[end] for end in _ends(name) if end in by_end)
-        i = bisect.bisect(others, name)
-        pairs[name] = max(
-            others[max(i - 1, 0) : i + 1],
-            key=lambda other: len(os.path.commonprefix([name, other])),
-        )
-    return pairs
+    return {
+        name: _nearest(name, next(by_end[end] for end in _ends(name) if end in by_end))
+        for name in asked
+    }
+
+
+def _nearest(name: str, others: Sequence[str]) -> str:
+    """Of names in order, the one with the longest common beginning."""
+    i = bisect.bisect(others, name)
+    return max(
+        others[max(i - 1, 0) : i + 1],
+        key=lambda other: len(os.path.commonprefix([name, other])),
+    )
 
 
 def _ends(name: str) -> Iterator[int]:

@@ -1,6 +1,8 @@
 """Strict: one error with every difference, and the same as data from `match`."""
 
 import difflib
+import os
+import sys
 
 import equinox as eqx
 import jax
@@ -235,6 +237,36 @@ def test_suggestions_take_time_in_proportion_to_the_leaves(monkeypatch):
     save({f"a{i}b": i for i in range(5000)})
     assert not eqx_ckpt.match(PATH, {f"x{i * 7}y": i for i in range(5000)}).ok
     assert len(compared) < 5000
+
+
+def layers(n):
+    return {f"layer{i}": {"w": np.ones(2), "b": jnp.ones(2)} for i in range(n)}
+
+
+def calls_in_explaining(like):
+    """How often functions of the package are called, which no slow machine changes."""
+    package, count = os.path.dirname(eqx_ckpt.__file__), 0
+
+    def count_calls(frame, event, _):
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        str(eqx_ckpt.match(PATH, like))
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(("name", "most"), [("model", 21), ("net", 30)])
+def test_a_leaf_takes_few_calls_to_plan_however_many_there_are(name, most):
+    counts = []
+    for n in (200, 600):
+        save({"model": layers(n)})
+        counts.append(calls_in_explaining({name: layers(n)}))
+    assert 1 < (counts[1] - counts[0]) / 800 < most
 
 
 def test_names_that_are_too_long_to_be_compared():
