@@ -142,6 +142,7 @@ class Circle:
             self._forget(process, list(self._still_used))
         call = Call(process, number, said["text"], said.get("value"))
         if "withdrawn" in said:
+            self._forget(process, said["ended"])
             self._calls.withdrawn(call, said["withdrawn"])
             if self.service is not None:
                 self.service.delete(self._place(call))
@@ -171,7 +172,7 @@ class Circle:
             # This process does not wait any more; it says so, and why.
             with contextlib.suppress(CheckpointError):
                 why = {"text": text, "withdrawn": {"error": to_json(e)}}
-                service.set(said, why, again=True)
+                service.set(said, {**why, "ended": ended}, again=True)
             raise
         service.delete(said)
         service.delete(answers)

@@ -234,9 +234,8 @@ def plan_reads(
             for leaf in leaves
             for name in [below(prefix, leaf.name)]
         ]
-    chosen = (
-        set(range(len(named))) if where is None else chosen_by(where, like, is_leaf)
-    )
+    everything = range(len(named))
+    chosen = everything if where is None else chosen_by(where, like, is_leaf)
     targets = targets_of(sharding, like, is_leaf, len(named))
     reads: list[Read] = []
     values: dict[int, Any] = {}
@@ -261,7 +260,7 @@ def plan_reads(
         unexpected = [
             name
             for name in manifest.leaves
-            if name not in known and is_below(prefix, name)
+            if name not in known and (not prefix or is_below(prefix, name))
         ]
         matches |= _unexpected(unexpected, manifest, prefix, like)
     nbytes = sum(r.record.nbytes for r in reads)

@@ -4,6 +4,7 @@ import functools as ft
 import gc
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,104 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     Checkpoint.read = read
     assert_same(restore(path, state(0), read_once=True), state(1))
     return errors
+
+
+def delete(directory: str) -> tuple[Errors, list[int]]:
+    """Both processes delete a step; then what one, or one of them, cannot delete."""
+    other, errors = jax.process_index() == 1, dict[str, tuple[str, str]]()
+    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    for step in (1, 2, 3):
+        manager.save(step, state(step))
+    manager.delete(2)
+    assert manager.steps() == [1, 3]
+    errors["gone"] = caught(manager.delete, 2)
+    errors["different"] = caught(manager.delete, 3 if other else 1)
+    errors["no step"] = caught(manager.delete, -1)
+
+    def delete_while_it_is_read(f: Any, like: Any) -> Any:
+        errors["read"] = caught(manager.delete, 3)
+        return eqx_ckpt.default_deserialise_filter_spec(f, like)
+
+    if other:
+        path, like = f"{directory}/000003", {"step": 0}
+        restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, path, like)
+        restore(delete_while_it_is_read, where=lambda tree: tree["step"])
+    else:
+        errors["read"] = caught(manager.delete, 3)
+    assert manager.steps() == [1, 3]
+    manager.delete(3)
+    # It is not there any more, and can be saved again.
+    manager.save(3, state(4)).result()
+    assert_same(manager.restore(state(0)), state(4))
+    manager.close()
+    return errors, manager.steps()
+
+
+def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
+    """The others wait for process 2, which then calls what they do not call."""
+    index, errors = jax.process_index(), dict[str, tuple[str, str, float]]()
+    marks = [pathlib.Path(f"{directory}.{i}") for i in range(3)]
+    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    manager.save(1, {"step": 1}).result()
+
+    def timed(name: str, call: Callable[[], Any]) -> None:
+        begin = time.monotonic()
+        errors[name] = (*caught(call), time.monotonic() - begin)
+
+    manager._deadline = 0.5
+    if index < 2:
+        timed("late", manager.latest)
+    else:
+        while not (marks[0].exists() and marks[1].exists()):
+            time.sleep(0.01)
+        meeting.GRACE = 0.1
+        for step in range(20):
+            timed("alone", ft.partial(manager.should_save, step))
+            manager._deadline = 0.01
+    marks[index].touch()
+    while not marks[2].exists():
+        time.sleep(0.01)
+    manager._deadline = DEADLINE
+    meeting.GRACE = 5.0
+    for step in (2, 3):
+        manager.save(step, {"step": step}).result()
+    manager.close()
+    keys = coordination._client().key_value_dir_get("eqx_ckpt/")
+    return errors, [len(keys), *manager.steps()]
+
+
+def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
+    """Process 1 of two ends without a word, and another one takes its place.
+
+    Each of them is started by itself; process 0 goes on.
+    """
+    place = pathlib.Path(directory)
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_cpu_collectives_implementation", "none")
+    if index == 0:
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            address = "{}:{}".format(*reserved.getsockname())
+        (place / "address.new").write_text(address)
+        (place / "address.new").rename(place / "address")
+    after = place / ("address" if life == 1 else "ended")
+    while not after.exists():
+        time.sleep(0.01)
+    address = (place / "address").read_text()
+    jax.distributed.initialize(
+        address, 2, index, coordinator_bind_address=address, heartbeat_timeout_seconds=5
+    )
+    run = eqx_ckpt.CheckpointManager(place / "run", deadline=DEADLINE)
+    steps = range(1, 4) if index == 0 else [[1], [2, 3]][life - 1]
+    for step in steps:
+        run.save(step, {"step": step}).result()
+        assert run.latest() == step
+    if life == 1 and index == 1:
+        (place / "ended").touch()
+        os._exit(0)
+    keys = coordination._client().key_value_dir_get("eqx_ckpt/")
+    return len(keys), run.steps()
 
 
 def _not_found(path: Any) -> Any:

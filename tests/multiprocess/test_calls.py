@@ -52,6 +52,42 @@ def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) ->
     assert zygote.call(jobs.values, *args) == [[2], [2]]
 
 
+def test_delete(zygote: Zygote, disk: pathlib.Path) -> None:
+    ends = zygote.call(jobs.values, 2, 4, calls.delete, str(disk / "run"))
+    for who, (errors, steps) in enumerate(ends):
+        assert steps == [1, 3]
+        assert {name: kind for name, (kind, _) in errors.items()} == {
+            "gone": "CheckpointNotFoundError",
+            "different": "CheckpointError",
+            "no step": "CheckpointError",
+            "read": "CheckpointError",
+        }
+        assert "The steps there are 1, 3." in errors["gone"][1]
+        for process, step in enumerate((1, 3)):
+            line = f"\n- process {process}: delete({step}) in "
+            assert line in errors["different"][1]
+        assert "-1 is no step" in errors["no step"][1]
+        assert "Step 3 is being read, and was not deleted" in errors["read"][1]
+        is_told = errors["read"][1].startswith("Process 1 failed: ")
+        assert is_told == (who == 0)
+
+
+def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
+    """The others are told who, at once; the next common call works."""
+    ends = zygote.call(jobs.values, 3, 1, calls.late, str(disk / "run"))
+    for who, (errors, (keys, *steps)) in enumerate(ends):
+        assert steps == [1, 2, 3]
+        # Of the last save alone, although what a call told was withdrawn with it.
+        assert keys < 15
+        if who < 2:
+            kind, text, seconds = errors["late"]
+            assert kind == "CheckpointError"
+            assert text.startswith("No answer from process 2 of 3 within 0.5 seconds")
+            assert seconds < 4
+        else:
+            assert "No answer from process 0 and process 1" in errors["alone"][1]
+
+
 SCRIPT = """
 import sys, time
 import jax

@@ -105,6 +105,59 @@ def test_a_call_that_was_given_up_is_not_taken_for_a_new_one():
     assert mine.partners == [new]
 
 
+LATE = {"error": {"kind": "X", "text": "late", "errno": None}}
+
+
+def test_a_failure_before_a_match_does_not_answer_a_call_after_it():
+    job = Job()
+    job.calls.fail(job.call(0, "latest()"), LATE)
+    assert both(job, "save(2)") == "matched"
+    job.call(0, "save(3)")
+    assert "process 0: save(3)" in words(job.call(1, "latest()"))
+
+    job = Job()
+    job.calls.withdrawn(job.call(1, "latest()"), LATE)
+    assert both(job, "save(2)") == "matched"
+    job.call(1, "save(3)")
+    assert "process 1: save(3)" in words(job.call(0, "latest()"))
+
+
+def test_who_was_told_of_a_failure_is_not_told_again():
+    job = Job(3)
+    told = job.call(1, "latest()")
+    job.call(0, "latest()")
+    job.call(2, "save(3)")
+    assert words(told) != "waits"
+    job.call(0, "save(3)")
+    assert "process 0: save(3)" in words(job.call(1, "latest()"))
+
+
+def test_who_gave_up_first_is_not_told_of_that():
+    job = Job()
+    job.calls.withdrawn(job.call(1, "latest()"), LATE)
+    job.call(1, "save(2)")
+    assert words(job.call(0, "latest()")) == "late"
+    assert "process 1: save(2)" in words(job.call(0, "save(9)"))
+    job.call(0, "save(10)")
+    assert "process 0: save(10)" in words(job.call(1, "latest()"))
+
+
+def test_of_two_saves_that_exclude_each_other_none_survives_twice():
+    """Who has been preferred once is given up the next time."""
+    job = Job()
+    mine = job.call(0, "save(3)")
+    assert words(job.call(1, "latest()")) != "waits"
+    theirs = job.call(1, "should_save(3)")
+    assert words(mine) != "waits"
+    assert words(theirs) == "waits"
+    job = Job()
+    theirs = job.call(1, "save(3)")
+    assert words(job.call(0, "latest()")) != "waits"
+    mine = job.call(0, "should_save(3)")
+    assert words(theirs) != "waits"
+    assert words(mine) == "waits"
+
+
 def test_what_a_dead_process_has_called_is_forgotten():
     job = Job()
     job.call(1, "save(3)")
