@@ -285,13 +285,13 @@ def _checked_leaf(
         if chunks is None:
             _require(type(text) is str, "its value is no text")
             scalar_from_text(fields[0], text)
-            return LeafRecord(*fields, path, text)
+            return LeafRecord._make((*fields, path, text, ()))
         if len(text) != 8 * chunks or _HEX.match(text) is None:
             raise _Wrong("it has not one checksum for each chunk")
         if chunks == 1:
-            return LeafRecord(*fields, path, None, (text,))
+            return LeafRecord._make((*fields, path, None, (text,)))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
-        return LeafRecord(*fields, path, None, crc32c)
+        return LeafRecord._make((*fields, path, None, crc32c))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
 

@@ -252,7 +252,7 @@ def _kind(leaf: LeafRecord | str) -> str:
     return leaf.kind if isinstance(leaf, LeafRecord) else leaf
 
 
-def _hints_of(status: Status, expected: str, found: str) -> Iterator[str]:
+def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:
     if status == "kind" and expected == "struct" and found in SCALAR_KINDS:
         yield (
             "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "

@@ -195,7 +195,7 @@ def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
     place = pathlib.Path(directory)
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_cpu_collectives_implementation", "none")
+    jax.config.update("jax_cpu_collectives_implementation", None)
     if index == 0:
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))
@@ -218,6 +218,15 @@ def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
         (place / "ended").touch()
         os._exit(0)
     keys = coordination._client().key_value_dir_get("eqx_ckpt/")
+    last = place / "last"
+    if index == 1:
+        (place / "last.new").write_text(str(os.getpid()))
+        (place / "last.new").rename(last)
+    while index == 0 and not last.exists():
+        time.sleep(0.01)
+    # JAX ends a process when process 0 ends.
+    while index == 0 and os.path.exists(f"/proc/{last.read_text()}"):
+        time.sleep(0.01)
     return len(keys), run.steps()
 
 

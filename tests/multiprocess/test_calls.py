@@ -88,6 +88,19 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
             assert "No answer from process 0 and process 1" in errors["alone"][1]
 
 
+def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:
+    programs = [
+        (1, 1, calls.replaced, str(disk), index, life)
+        for index, life in ((0, 1), (1, 1), (1, 2))
+    ]
+    first, _, second = zygote.call(jobs.at_once, programs)
+    for (end,) in (first, second):
+        assert end.value is not None, end.error
+        keys, steps = end.value
+        assert steps == [1, 2, 3]
+        assert keys < 15
+
+
 SCRIPT = """
 import sys, time
 import jax
