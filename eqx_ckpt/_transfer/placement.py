@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from .._format.chunks import distinct_regions, Region, whole
@@ -89,9 +90,11 @@ def _as_weak(array: jax.Array) -> jax.Array:
     kind = array.dtype.kind
     if kind not in _ZEROS:
         return array
-    home = array.sharding if array.committed else None
+    is_placed = not isinstance(array, Tracer) and array.committed
+    home = array.sharding if is_placed else None
     wide = array.dtype.itemsize > (8 if kind == "c" else 4)
-    with jax.enable_x64(wide):
+    # A NaN that was saved is not one that a computation of the user has made.
+    with jax.enable_x64(wide), jax.debug_nans(False), jax.debug_infs(False):
         if home is None:
             return _weak_copy(kind, None)(array)
         # Some versions of JAX cannot compute in memory other than the default one.

@@ -191,6 +191,26 @@ def test_weak_types(array):
         assert_same(restored, array)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, complex(0, math.nan)])
+@pytest.mark.parametrize("check", [jax.debug_nans, jax.debug_infs])
+def test_weak_types_while_jax_looks_for_nans(value, check):
+    """What was saved is not what a computation has come to."""
+    array = jnp.asarray(value)
+    assert array.weak_type
+    for like in (array, structs(array)):
+        with check(True):
+            restored = roundtrip(array, like)
+        assert_same(restored, array)
+
+
+def test_weak_types_inside_jit():
+    like = {"weak": jnp.asarray(2.0), "strong": jnp.ones(3)}
+    eqx_ckpt.tree_serialise_leaves(PATH, like, overwrite=True)
+    for skeleton in (like, structs(like)):
+        restore = functools.partial(eqx_ckpt.tree_deserialise_leaves, PATH, skeleton)
+        assert_same(jax.jit(restore)(), like)
+
+
 def test_weak_types_under_x64():
     with jax.enable_x64(True):
         array = jnp.asarray(1.5)
