@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend
 
 import eqx_ckpt
 from eqx_ckpt import _steps
@@ -190,44 +191,61 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
 def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
     """Process 1 of two ends without a word, and another one takes its place.
 
-    Each of them is started by itself; process 0 goes on.
+    Each of them is started by itself; process 0 goes on. Then both of them initialise
+    JAX again.
     """
     place = pathlib.Path(directory)
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", None)
-    if index == 0:
-        with socket.socket() as reserved:
-            reserved.bind(("127.0.0.1", 0))
-            address = "{}:{}".format(*reserved.getsockname())
-        (place / "address.new").write_text(address)
-        (place / "address.new").rename(place / "address")
-    after = place / ("address" if life == 1 else "ended")
-    while not after.exists():
-        time.sleep(0.01)
-    address = (place / "address").read_text()
-    jax.distributed.initialize(
-        address, 2, index, coordinator_bind_address=address, heartbeat_timeout_seconds=5
-    )
+    if life == 2:
+        _read(place / "ended")
+    _initialise(place / "address", index)
     run = eqx_ckpt.CheckpointManager(place / "run", deadline=DEADLINE)
-    steps = range(1, 4) if index == 0 else [[1], [2, 3]][life - 1]
-    for step in steps:
+    for step in range(1, 4) if index == 0 else [[1], [2, 3]][life - 1]:
         assert run.latest() == (step - 1 or None)
         run.save(step, {"step": step}).result()
     if life == 1 and index == 1:
-        (place / "ended").touch()
+        _write(place / "ended", "")
         os._exit(0)
-    keys = coordination._client().key_value_dir_get("eqx_ckpt/")
-    last = place / "last"
-    if index == 1:
-        (place / "last.new").write_text(str(os.getpid()))
-        (place / "last.new").rename(last)
-    while index == 0 and not last.exists():
-        time.sleep(0.01)
+    keys = len(coordination._client().key_value_dir_get("eqx_ckpt/"))
     # JAX ends a process when process 0 ends.
-    while index == 0 and os.path.exists(f"/proc/{last.read_text()}"):
+    if index == 0:
+        _read(place / "shut down")
+    jax.distributed.shutdown()
+    _write(place / "shut down", "")
+    jax.extend.backend.clear_backends()
+    _initialise(place / "another address", index)
+    run.save(4, {"step": 4}).result()
+    if index == 1:
+        _write(place / "last", str(os.getpid()))
+    while index == 0 and os.path.exists(f"/proc/{_read(place / 'last')}"):
         time.sleep(0.01)
-    return len(keys), run.steps()
+    return keys, run.steps()
+
+
+def _initialise(place: pathlib.Path, index: int) -> None:
+    if index == 0:
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            _write(place, "{}:{}".format(*reserved.getsockname()))
+    address = _read(place)
+    jax.distributed.initialize(
+        address, 2, index, coordinator_bind_address=address, heartbeat_timeout_seconds=5
+    )
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _read(path: pathlib.Path) -> str:
+    """What another process writes, as soon as it has."""
+    while not path.exists():
+        time.sleep(0.01)
+    return path.read_text()
 
 
 def _not_found(path: Any) -> Any:
