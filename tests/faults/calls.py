@@ -70,7 +70,7 @@ def keep_errors(directory: str) -> list[int]:
     return counts
 
 
-def read_two_versions(directory: str) -> None:
+def read_two_versions(directory: str) -> tuple[str, str]:
     """The checkpoint is replaced when one process has read it, and before the other."""
     path, done = pathlib.Path(directory, "new"), pathlib.Path(directory, "read")
     for step in (1, 2):
@@ -97,6 +97,11 @@ def read_two_versions(directory: str) -> None:
     found = restore(path, state(0))
     Checkpoint.read = read
     assert_same(found, state(2))
+    # One path, and in each process another checkpoint.
+    for i in range(2):
+        eqx_ckpt.tree_serialise_leaves(f"{directory}/{i}/new", state(i))
+    os.chdir(f"{directory}/{jax.process_index()}")
+    return caught(restore, "new", state(0))
 
 
 def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:

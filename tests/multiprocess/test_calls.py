@@ -32,7 +32,10 @@ def test_the_service_forgets_what_has_failed(
 
 
 def test_one_version_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
-    zygote.call(jobs.values, 2, 4, calls.read_two_versions, str(disk))
+    ends = zygote.call(jobs.values, 2, 4, calls.read_two_versions, str(disk))
+    for kind, text in ends:
+        assert kind == "CheckpointError"
+        assert "was replaced 10 times while it was read" in text
 
 
 def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
