@@ -26,6 +26,17 @@ from .troubles import caught, state
 Errors = dict[str, tuple[str, str]]
 
 
+def caused(call: Callable[[], Any]) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The type and text of what a call raises, and of its cause."""
+    try:
+        call()
+    except Exception as e:
+        causes = e, e.__cause__
+        first, second = ((type(cause).__name__, str(cause)) for cause in causes)
+        return first, second
+    return ("", ""), ("", "")
+
+
 def out_of_order(directory: str) -> tuple[Errors, list[int]]:
     """Calls of one process only; the next save of all works, each time."""
     index, errors = jax.process_index(), dict[str, tuple[str, str]]()
@@ -123,7 +134,8 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     read = Checkpoint.read
     if index == 1:
         Checkpoint.read = _late_and_damaged
-    errors["late"] = caught(restore, path, state(0), read_once=True, deadline=1.0)
+    late = ft.partial(restore, path, state(0), read_once=True, deadline=1.0)
+    errors["late"], errors["late because"] = caused(late)
     Checkpoint.read = read
     assert_same(restore(path, state(0), read_once=True), state(1))
     return errors
@@ -181,6 +193,7 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
         for step in range(20):
             timed("alone", ft.partial(manager.should_save, step))
             manager._deadline = 0.01
+        errors["wrong"] = (*caused(ft.partial(manager.delete, -1))[1], 0.0)
     marks[index].touch()
     while not marks[2].exists():
         time.sleep(0.01)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
 from eqx_ckpt import _save, _steps
@@ -96,6 +96,9 @@ def disagree(directory: str) -> dict[str, Case]:
 
     for name, change in changes.items():
         check(name, good | change if other else good, f"{directory}/new")
+    # Each takes it for a leaf of the other one.
+    device = SingleDeviceSharding(jax.devices()[-1 if jax.process_index() == 0 else 0])
+    check("place", good | {"one": shared(np.arange(4), device)}, f"{directory}/new")
     check("path", good, f"{directory}/{'other' if other else 'new'}")
     check("overwrite", good, f"{directory}/new", overwrite=other)
     check("layout", good, f"{directory}/new", layout="ocdbt" if other else "zarr")

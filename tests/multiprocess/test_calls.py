@@ -48,6 +48,7 @@ def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
     for kind, text in (first["late"], second["late"]):
         assert kind == "CheckpointError"
         assert "No answer from process 1 of 2 within 1 seconds" in text
+    assert second["late because"] == ("CorruptCheckpointError", "This is damaged.")
 
 
 def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -89,6 +90,8 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
             assert seconds < 4
         else:
             assert "No answer from process 0 and process 1" in errors["alone"][1]
+            # Its own error is not lost.
+            assert "-1 is no step" in errors["wrong"][1]
 
 
 def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:

@@ -111,6 +111,7 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
             assert f"\n- process {index}: {line}" in case.text, name
         _check_soon_and_clean(case)
     for name, kind, words in [
+        ("place", "LeafMismatchError", "Leaf 'one' is on the devices of process "),
         ("impossible", "CheckpointError", "'numpy' is a `jax.ShapeDtypeStruct`"),
         ("exists", "CheckpointExistsError", f"'{disk}/after path' exists already"),
         ("memory", "CheckpointError", "is in the memory of one process"),
