@@ -14,9 +14,9 @@ from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
+from ._format.fingerprint import fingerprint
 from ._format.leaves import (
     describe_like,
-    fingerprint,
     from_stored,
     LeafRecord,
 )

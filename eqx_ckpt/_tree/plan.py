@@ -14,11 +14,11 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
 from .._format.chunks import Start
+from .._format.fingerprint import fingerprint
 from .._format.leaves import (
     CannotSave,
     describe,
     describe_like,
-    fingerprint,
     LeafRecord,
     scalar_to_text,
 )
