@@ -66,7 +66,7 @@ def out_of_order(directory: str) -> tuple[Errors, list[int]]:
 
 
 def keep_errors(directory: str) -> list[int]:
-    """How many keys the service has, after ever more saves whose errors are kept."""
+    """How many keys the service has, after ever more calls whose errors are kept."""
     like, errors, counts = state(0), list[Exception](), list[int]()
     eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like, deadline=DEADLINE)
     gc.disable()
@@ -75,6 +75,8 @@ def keep_errors(directory: str) -> list[int]:
             eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like)
         except eqx_ckpt.CheckpointExistsError as e:
             errors.append(e)
+        caught(eqx_ckpt.tree_serialise_leaves, f"{directory}/bad", like, metadata=like)
+        eqx_ckpt.tree_deserialise_leaves(f"{directory}/there", like)
         if n >= 9:
             counts.append(len(coordination._client().key_value_dir_get("eqx_ckpt/")))
     assert len(errors) == 30
