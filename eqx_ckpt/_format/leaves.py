@@ -193,6 +193,8 @@ def describe_like(leaf: Any) -> LeafRecord | None:
     try:
         if type(leaf) is jax.ShapeDtypeStruct:
             return _like("struct", leaf.shape, leaf.dtype)
+        if type(leaf) is np.ndarray:
+            return _like("numpy", leaf.shape, leaf.dtype)
         if isinstance(leaf, Tracer):
             raise CannotSave(_TRACED)
         if isinstance(leaf, jax.Array):
@@ -207,6 +209,8 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 # Many leaves are alike, and share one record.
 @ft.lru_cache(maxsize=4096)
 def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
+    if kind == "numpy":
+        return _array_record(kind, shape, dtype)
     if impl := _key_impl(dtype):
         return LeafRecord("key", "key", shape, impl=impl)
     return LeafRecord(kind, tag_and_data_type(dtype)[0], shape)
@@ -241,26 +245,13 @@ def _array_record(
     if leaf is not None and len(leaf.sharding.device_set) > 1:
         shard = leaf.sharding.shard_shape(shape)
         sharding = _describe_sharding(leaf.sharding)
-    record = _whole_record(
-        kind, shape, dtype, shard, leaf is not None and leaf.weak_type
-    )
-    return record if sharding is None else record._replace(sharding=sharding)
-
-
-@ft.lru_cache(maxsize=4096)
-def _whole_record(
-    kind: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    shard: tuple[int, ...],
-    weak_type: bool,
-) -> LeafRecord:
     tag, data_type = tag_and_data_type(dtype)
     return LeafRecord(
         kind,
         dtype=tag,
         shape=shape,
-        weak_type=weak_type,
+        weak_type=leaf is not None and leaf.weak_type,
+        sharding=sharding,
         data_type=data_type,
         data_shape=shape,
         chunk_shape=chunk_shape(shape, shard, dtype.itemsize),

@@ -57,18 +57,14 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]
     `eqx.nn.State` are its markers, since positions change when a layer is inserted. A
     `Transient` is one leaf.
     """
-    if is_leaf in (None, is_transient) and not _has_whole(tree):
-        # Without a function that is called on every node, this takes half as long.
-        return jtu.tree_flatten_with_path(tree)[0]
-    return list(_key_paths(tree, is_leaf))
-
-
-def _has_whole(tree: PyTree) -> bool:
-    """Whether a tree has a node that is not to be flattened by positions."""
-    return any(
+    is_plain = is_leaf in (None, is_transient) and not any(
         any(map(is_one, jtu.tree_leaves(tree, is_one)))
         for is_one in (_is_state, is_transient)
     )
+    if is_plain:
+        # Without a function that is called on every node, this takes half as long.
+        return jtu.tree_flatten_with_path(tree)[0]
+    return list(_key_paths(tree, is_leaf))
 
 
 def _key_paths(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
@@ -86,17 +82,16 @@ def _key_paths(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
                 yield (*path, key, *rest), leaf
 
 
-def typed(path: KeyPath) -> TypedPath:
+def typed(path: KeyPath, start: int = 0) -> TypedPath:
     """A key path as data: `(("attr", "layers"), ("index", 0), ("key", "a/b"))`."""
-    return tuple(_typed_key(key, path) for key in path)
-
-
-def _typed_key(key: Any, path: KeyPath) -> tuple[str, str | int]:
-    kind, field = _KINDS.get(type(key), ("key", None))
-    token = getattr(key, field) if field else key
-    if type(token) is not str and type(token) is not int:
-        token = _plain(token, path)
-    return kind, token
+    keys: list[tuple[str, str | int]] = []
+    for key in path[start:]:
+        kind, field = _KINDS.get(type(key), ("key", None))
+        token = getattr(key, field) if field else key
+        if type(token) is not str and type(token) is not int:
+            token = _plain(token, path)
+        keys.append((kind, token))
+    return tuple(keys)
 
 
 class Namer:
@@ -111,27 +106,20 @@ class Namer:
         """The name of a leaf, and its key path as data."""
         if not path:
             return ROOT, ()
-        if len(path) != len(self._keys) + 1 or not all(map(is_, self._keys, path)):
-            self._enter(path)
+        depth = len(path) - 1
+        if depth != len(self._keys) or not all(map(is_, self._keys, path)):
+            same = map(is_, self._keys, path[:-1])
+            depth = next((i for i, is_same in enumerate(same) if not is_same), depth)
+            depth = min(depth, len(self._keys))
+            self._keys = path[:-1]
+            del self._folders[depth + 1 :]
+        *new, last = typed(path, depth)
         folder, above = self._folders[-1]
-        token = _typed_key(path[-1], path)
-        return folder + _component(token[1], False), (*above, token)
-
-    def _enter(self, path: KeyPath) -> None:
-        """Go to the folder of a leaf, from what it shares with the last one."""
-        depth = 0
-        for key, before in zip(path[:-1], self._keys, strict=False):
-            if key is not before:
-                break
-            depth += 1
-        self._keys = path[:depth]
-        del self._folders[depth + 1 :]
-        for key in path[depth:-1]:
-            folder, above = self._folders[-1]
-            token = _typed_key(key, path)
+        for token in new:
             folder = f"{folder}{_component(token[1], False)}/"
-            self._folders.append((folder, (*above, token)))
-        self._keys = path[:-1]
+            above = (*above, token)
+            self._folders.append((folder, above))
+        return folder + _component(last[1], False), (*above, last)
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:
