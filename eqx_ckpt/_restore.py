@@ -14,12 +14,12 @@ from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
 from ._format.chunks import batches, whole
-from ._format.fingerprint import fingerprint
 from ._format.leaves import (
     describe_like,
     from_stored,
     LeafRecord,
 )
+from ._format.manifest import fingerprint
 from ._format.parse import scalar_from_text
 from ._format.source import read_regions, RegionRead, Source
 from ._format.transient import stop_at_transients

@@ -1,5 +1,7 @@
 """The manifest: the `zarr.json` at the root of a checkpoint."""
 
+import contextlib
+import functools as ft
 import hashlib
 import importlib.metadata
 import json
@@ -18,7 +20,7 @@ import numpy as np
 from .._errors import CheckpointError
 from .._types import Layout
 from .chunks import chunk_keys
-from .leaves import CannotSave, LeafRecord
+from .leaves import CannotSave, describe_like, LeafRecord, Skipped
 from .metadata import pack
 from .names import encode, is_cut
 from .screen import first_lines, in_bytes, tree_html
@@ -233,3 +235,23 @@ def check_array(record: LeafRecord) -> None:
     for sizes in (record.chunk_shape, record.data_shape):
         if math.prod(n or 1 for n in sizes) >= limit:
             raise CannotSave(f"is too large: its shape is {record.data_shape}")
+
+
+def fingerprint(leaf: Any) -> str:
+    """A text that identifies a leaf that is not saved, to detect when it changes."""
+    if isinstance(leaf, Skipped):
+        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
+    if isinstance(leaf, str | bytes):
+        text = repr(leaf)
+        if len(text) > 80:
+            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return text
+    if isinstance(leaf, ft.partial):
+        return f"functools.partial({fingerprint(leaf.func)})"
+    # Builtin methods have no `__module__`, and objects may have anything there.
+    for named in (leaf, type(leaf)):
+        with contextlib.suppress(Exception):
+            module, name = getattr(named, "__module__", None), named.__qualname__
+            if type(name) is str:
+                return f"{module if type(module) is str else 'builtins'}.{name}"
+    return "object"

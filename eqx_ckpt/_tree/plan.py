@@ -14,7 +14,6 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
 from .._format.chunks import Start
-from .._format.fingerprint import fingerprint
 from .._format.leaves import (
     CannotSave,
     describe,
@@ -22,7 +21,7 @@ from .._format.leaves import (
     LeafRecord,
     scalar_to_text,
 )
-from .._format.manifest import check_array, Manifest
+from .._format.manifest import check_array, fingerprint, Manifest
 from .._format.names import (
     below,
     distinct,
