@@ -16,12 +16,12 @@ from .._format.leaves import (
     describe,
     describe_like,
     dtype_from_tag,
-    fingerprint,
     LeafRecord,
     SCALAR_KINDS,
     scalar_to_text,
     shards,
 )
+from .._format.manifest import fingerprint
 from .._format.names import encode, key_paths, typed
 from .._types import IsLeaf, PathLike
 from ._files import Extent, File, FileSource, read_bytes

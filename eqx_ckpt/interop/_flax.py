@@ -11,10 +11,10 @@ import numpy as np
 
 from .._format.leaves import (
     CannotSave,
-    fingerprint,
     LeafRecord,
     scalar_to_text,
 )
+from .._format.manifest import fingerprint
 from .._format.names import encode
 from .._types import PathLike, TypedPath
 from ._files import Extent, File, FileSource, read_exactly, ReadInto
