@@ -15,15 +15,15 @@ logger = logging.getLogger("eqx_ckpt")
 _PATIENCE = 3.0  # seconds
 
 # Saves in progress, and failed ones whose error has not been raised to anybody.
-open_saves: "set[Saving]" = set()
+pending_saves: "set[Saving]" = set()
 
 
 class Saving(Future[None]):
     """A save that its own thread finishes, after `start`.
 
     `what` is its path, for messages. `owner` identifies the manager that raises a
-    failure which nobody has asked for: see `raise_unseen`. `give_up` makes it fail
-    soon, with the given error.
+    failure which nobody has asked for: see `raise_pending_failure`. `give_up` makes it
+    fail soon, with the given error.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Saving(Future[None]):
         self._runner: threading.Thread | None = None
         # A running future cannot be cancelled.
         self.set_running_or_notify_cancel()
-        open_saves.add(self)
+        pending_saves.add(self)
 
     def start(self) -> None:
         """Start the thread, unless it has been started."""
@@ -74,7 +74,7 @@ class Saving(Future[None]):
         else:
             self._runner = None
             self.set_result(None)
-            open_saves.discard(self)
+            pending_saves.discard(self)
 
     def is_run_here(self) -> bool:
         """Whether the calling thread runs this save, and would wait for itself."""
@@ -82,7 +82,7 @@ class Saving(Future[None]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         error = super().exception(timeout)
-        open_saves.discard(self)
+        pending_saves.discard(self)
         return error
 
     def result(self, timeout: float | None = None) -> None:
@@ -103,10 +103,10 @@ class Saving(Future[None]):
 
 def saves_of(owner: object) -> list[Saving]:
     """All saves of an owner, also those in progress."""
-    return [saving for saving in list(open_saves) if saving.owner is owner]
+    return [saving for saving in list(pending_saves) if saving.owner is owner]
 
 
-def raise_unseen(owner: object = None) -> None:
+def raise_pending_failure(owner: object = None) -> None:
     """Raise the failure of an earlier save that has not been raised yet."""
     for saving in saves_of(owner):
         error = saving.unseen_failure("raised") if saving.done() else None
@@ -118,22 +118,24 @@ def raise_unseen(owner: object = None) -> None:
 def _finish() -> None:
     """Wait for all saves before the interpreter exits; print failures."""
     try:
-        wait(open_saves, _PATIENCE)
-        unfinished = [saving.what for saving in list(open_saves) if not saving.done()]
+        wait(pending_saves, _PATIENCE)
+        unfinished = [
+            saving.what for saving in list(pending_saves) if not saving.done()
+        ]
         if unfinished:
             logger.warning(
                 "Waiting for the save of %s. Ctrl-C gives up.", " and ".join(unfinished)
             )
-        wait(open_saves)
+        wait(pending_saves)
     except KeyboardInterrupt:
-        for saving in list(open_saves):
+        for saving in list(pending_saves):
             saving.give_up(CheckpointError("The save was given up."))
-        wait(open_saves)
-    for saving in list(open_saves):
+        wait(pending_saves)
+    for saving in list(pending_saves):
         error = saving.unseen_failure("shown")
         if error is not None:
             sys.excepthook(type(error), error, error.__traceback__)
 
 
 # A forked child does not have the parent's threads.
-os.register_at_fork(after_in_child=open_saves.clear)
+os.register_at_fork(after_in_child=pending_saves.clear)

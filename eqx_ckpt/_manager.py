@@ -1,5 +1,6 @@
 """The checkpoints of one training run."""
 
+import contextlib
 import functools as ft
 import threading
 from collections.abc import Callable, Sequence
@@ -10,27 +11,29 @@ from typing import Any, SupportsIndex
 from jaxtyping import PyTree
 
 from ._distributed.coordination import is_first
-from ._distributed.group import by_all, by_first, Group, group_of, most_said
-from ._distributed.joint import telling
+from ._distributed.group import by_all, by_first, most_said
+from ._distributed.joint import Together, together
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._errors import CheckpointError, CheckpointNotFoundError
 from ._format.manifest import Manifest
-from ._futures import raise_unseen, saves_of
+from ._futures import raise_pending_failure, saves_of
 from ._inspect import read_manifest
 from ._preemption import stop_watching, told_to_end
 from ._progress import check_progress, Progress
 from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
 from ._retention import checked_keep, Keep, keep_all, Mode
-from ._save import save_in_background
-from ._steps import as_step, in_words, retain, run_at
-from ._storage.bucket import check_layout
+from ._save import Alone, Save, save_in_background
+from ._steps import as_step, in_words, retain, Run
+from ._storage.checkpoint import collector_paused
+from ._storage.storage import check_layout
 from ._transfer.staging import checked_limit
 from ._tree.compression import check_compression, Compression
 from ._tree.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
+from ._tree.plan import plan_writes
 from ._types import IsLeaf, Layout, PathLike
 from ._when import checked_when, is_due, When
 
@@ -95,7 +98,7 @@ class CheckpointManager:
         - `deadline`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
             as [`eqx_ckpt.tree_deserialise_leaves`][].
         """
-        self._run = run_at(directory)
+        self._run = Run(directory)
         self._keep = checked_keep(keep)
         self._when = checked_when(save)
         check_layout(layout)
@@ -148,28 +151,27 @@ class CheckpointManager:
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
         self._check_thread()
-        with self._one_at_a_time:
-            group = group_of(self._call(f"save({in_words(step)})"), self._deadline)
-            with telling(group):
-                number = as_step(step)
-                self._check_open()
-                self.wait()
-            saving = save_in_background(
-                self._run.path(number),
-                pytree,
-                filter_spec,
-                is_leaf,
-                metadata=metadata,
+        with self._one_at_a_time, contextlib.ExitStack() as stack:
+            call = self._call(f"save({in_words(step)})")
+            group = stack.enter_context(together(call, self._deadline) or Alone())
+            number = as_step(step)
+            self._check_open()
+            self.wait()
+            limit = checked_limit(self._staging_bytes)
+            with collector_paused():
+                save = Save(
+                    self._run.path(number),
+                    plan_writes(pytree, filter_spec, is_leaf),
+                    self._compression,
+                    metadata,
+                    self._layout,
+                    self._progress,
+                )
                 # A restore fell back behind it; it would be in the way for ever.
-                overwrite=number in self._damaged,
-                layout=self._layout,
-                compression=self._compression,
-                progress=self._progress,
-                staging_bytes=self._staging_bytes,
-                group=group,
-                owner=self,
-                afterwards=lambda: self._retain(number, group),
-            )
+                save.begin(group, overwrite=number in self._damaged)
+                afterwards = ft.partial(self._retain, number, group)
+                held = stack.pop_all()
+                saving = save_in_background(save, group, held, limit, self, afterwards)
             self._saved.add(number)
             return saving
 
@@ -360,7 +362,7 @@ class CheckpointManager:
         """
         self._check_thread()
         self._settle()
-        raise_unseen(self)
+        raise_pending_failure(self)
 
     def _settle(self) -> None:
         wait([saving for saving in saves_of(self) if not saving.is_run_here()])
@@ -392,9 +394,7 @@ class CheckpointManager:
                 raise
             error.add_note(f"Besides, a save failed: {e!r}")
 
-    def _retain(self, saved: int, group: Group | None) -> None:
+    def _retain(self, saved: int, group: Together | Alone) -> None:
         self._damaged.discard(saved)  # Now it is whole, and counts again.
         tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
-        if group is None:
-            return tidy_up()
-        return group.by_first("retained", tidy_up, slow=True)
+        group.by_first("retained", tidy_up, slow=True)

@@ -66,7 +66,7 @@ def _steps(run: Run) -> list[int]:
     if not steps:
         raise CheckpointNotFoundError(
             f"No committed checkpoint in {run.directory!r}. To start a new run there, "
-            f"look at `latest()` first, which is `None` then. {run.instead()}"
+            f"look at `latest()` first, which is `None` then. {run.explain()}"
         )
     for stranger in named:
         if stranger > steps[-1]:

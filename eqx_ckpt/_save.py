@@ -1,38 +1,35 @@
 """Saving."""
 
-import functools as ft
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jaxtyping import PyTree
 
-from ._distributed.group import Group
-from ._distributed.joint import all_saving, JointAttempt, refuse, telling
+from ._distributed.joint import all_saving, Together
 from ._distributed.meeting import check_deadline, DEADLINE
-from ._format.chunks import chunk_keys
 from ._format.leaves import shards
 from ._format.manifest import Manifest, to_bytes, VERSIONS
 from ._format.metadata import exactly
-from ._futures import open_saves, raise_unseen, Saving
+from ._futures import pending_saves, raise_pending_failure, Saving
 from ._progress import Progress, Reporter
-from ._storage.bucket import ATTEMPTS, check_limits
 from ._storage.checkpoint import collector_paused
-from ._storage.chunk_values import write_objects
-from ._storage.directory import check_paths, LONG_PATH
-from ._storage.kvstore import ArrayWrite, checksum, locate, new_database, write_arrays
+from ._storage.directory import locate
+from ._storage.storage import ArrayWrite, Attempt, check_layout, Storage
 from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
 from ._tree.filter_spec import default_serialise_filter_spec
-from ._tree.plan import plan_writes, Write
-from ._types import IsLeaf, Layout, PathLike
+from ._tree.plan import plan_writes, Write, WritePlan
+from ._types import IsLeaf, Layout, LAYOUTS, PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
+T = TypeVar("T")
 
 
 def tree_serialise_leaves(
@@ -104,30 +101,19 @@ def tree_serialise_leaves(
     """
     if deadline != DEADLINE:
         check_deadline(deadline)
-    group = all_saving(path, deadline) if jax.distributed.is_initialized() else None
-    if open_saves:
-        with telling(group):
-            raise_unseen()
-    save = Save(
-        path,
-        ft.partial(plan_writes, pytree, filter_spec, is_leaf),
-        metadata,
-        overwrite,
-        layout,
-        compression,
-        progress,
-        group,
-    )
-    try:
+    is_job = jax.distributed.is_initialized()
+    with (all_saving(path, deadline) if is_job else None) or Alone() as group:
+        if pending_saves:
+            raise_pending_failure()
+        plan = plan_writes(pytree, filter_spec, is_leaf)
+        save = Save(path, plan, compression, metadata, layout, progress)
+        save.begin(group, overwrite)
         save.run(
             [
-                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, mine=w.mine))
+                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, owned=w.owned))
                 for w in save.arrays
             ]
         )
-    finally:
-        if group is not None:
-            group.close()
 
 
 def tree_serialise_leaves_async(
@@ -184,142 +170,129 @@ def tree_serialise_leaves_async(
         saving.result()
         ```
     """
-    group = all_saving(path, deadline)
-    with telling(group):
-        raise_unseen()
-    return save_in_background(
-        path,
-        pytree,
-        filter_spec,
-        is_leaf,
-        metadata=metadata,
-        overwrite=overwrite,
-        layout=layout,
-        compression=compression,
-        progress=progress,
-        staging_bytes=staging_bytes,
-        group=group,
-    )
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(all_saving(path, deadline) or Alone())
+        raise_pending_failure()
+        limit = checked_limit(staging_bytes)
+        with collector_paused():
+            plan = plan_writes(pytree, filter_spec, is_leaf)
+            save = Save(path, plan, compression, metadata, layout, progress)
+            save.begin(group, overwrite)
+            return save_in_background(save, group, stack.pop_all(), limit)
 
 
 def save_in_background(
-    path: PathLike,
-    pytree: PyTree,
-    filter_spec: PyTree,
-    is_leaf: IsLeaf,
-    *,
-    metadata: Any,
-    overwrite: bool,
-    layout: Layout,
-    compression: Compression,
-    progress: Progress,
-    staging_bytes: int | None,
-    group: Group | None,
+    save: "Save",
+    group: "Together | Alone",
+    held: contextlib.ExitStack,
+    limit: int,
     owner: object = None,
     afterwards: Callable[[], None] = lambda: None,
 ) -> Saving:
-    """Begin a save, and stage its data; a thread does the rest, then `afterwards`."""
-    with telling(group):
-        limit = checked_limit(staging_bytes)
-    with collector_paused():
-        save = Save(
-            path,
-            ft.partial(plan_writes, pytree, filter_spec, is_leaf),
-            metadata,
-            overwrite,
-            layout,
-            compression,
-            progress,
-            group,
-        )
-        staging = Staging(save.arrays, limit)
+    """Stage the data of a save that has begun; a thread does the rest.
 
-        def run() -> None:
+    It ends with `afterwards`, and closes what is `held`.
+    """
+    staging = Staging(save.arrays, limit)
+
+    def run() -> None:
+        with held:
             try:
-                try:
-                    save.run(staging.arrays, staging.release)
-                finally:
-                    staging.end()
-                afterwards()
+                save.run(staging.arrays, staging.release)
             finally:
-                if group is not None:
-                    group.close()
+                staging.end()
+            afterwards()
 
-        saving = Saving(run, staging.fail, save.path, owner)
-        try:
-            staging.fill(save.arrays, saving.start)
-        except BaseException as e:
-            staging.fail(e)
-            saving.start()
-            saving.exception()
-            raise
+    saving = Saving(run, staging.fail, save.path, owner)
+    try:
+        staging.fill(save.arrays, saving.start)
+    except BaseException as e:
+        staging.fail(e)
+        saving.start()
+        saving.exception()
+        raise
     save.arrays.clear()
     saving.start()
-    if group is not None and not group.has_service:
+    if not group.in_background:
         wait([saving])  # Its messages must not meet the programs of the main thread.
     return saving
 
 
+class Alone(contextlib.ExitStack):
+    """One process, as a group: what `Together` is for several."""
+
+    in_background = True
+
+    def begin(
+        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+    ) -> tuple[Attempt, list[Write]]:
+        """The attempt to save all of `writes`, and those of them that have data."""
+        arrays = [write for write in writes if write.leaf is not None]
+        return target.begin(layout, overwrite=overwrite), arrays
+
+    def by_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
+        return make()
+
+
 class Save:
-    """A save that is planned; `run` is the rest of it.
+    """A save: it is planned, then begun, then run.
 
     **Attributes:**
 
-    - `arrays`: the leaves of which this process is to write the data, or a part.
+    - `arrays`: the leaves of which this process writes the data, or a part.
     """
+
+    arrays: list[Write]
 
     def __init__(
         self,
         path: PathLike,
-        plan: Callable[[], tuple[list[Write], dict[str, str]]],
-        metadata: Any,
-        overwrite: bool,
-        layout: Layout,
+        plan: WritePlan,
         compression: Compression,
+        metadata: Any,
+        layout: Layout,
         progress: Progress,
-        group: Group | None,
     ) -> None:
+        """Find everything that is wrong before anything is written."""
+        self.path = os.fspath(path)
+        self._writes = plan.writes
+        if compression is not None:
+            self._writes = compressed(self._writes, compression)
+        self._leaves = {write.name: write.record for write in self._writes}
         self._report: Reporter | None = None
-        try:
-            self.path = os.fspath(path)
-            writes, others = plan()
-            if compression is not None:
-                writes = compressed(writes, compression)
-            self._leaves = {write.name: write.record for write in writes}
-            self.arrays = [write for write in writes if write.leaf is not None]
-            if progress:
-                total = sum(write.record.nbytes for write in writes)
-                self._report = Reporter(progress, total)
-            target = locate(path)
-            if target["driver"] != "file" or layout != "zarr":
-                check_limits(target, self._leaves, layout)
-            elif max(map(len, [*self._leaves, ""])) > LONG_PATH - len(target["path"]):
-                check_paths(target, self._leaves)
-            if metadata is not None:
-                metadata = exactly(metadata)
-            self._manifest = Manifest(
-                self._leaves, others, metadata, VERSIONS, layout=layout
-            )
-            to_bytes(self._manifest)  # It says now whether it is too large.
-            if group is None:
-                self._attempt = ATTEMPTS[target["driver"]](target, overwrite)
-            else:
-                self._attempt = JointAttempt(group, target, overwrite, layout, writes)
-        except Exception as e:
-            if group is not None:
-                refuse(group, e)
-            raise
-        if isinstance(self._attempt, JointAttempt):
-            self.arrays = self._attempt.agree()
+        if progress:
+            total = sum(write.record.nbytes for write in self._writes)
+            self._report = Reporter(progress, total)
+        if layout not in LAYOUTS:
+            check_layout(layout)
+        self._target = target = locate(path)
+        longest = max(map(len, self._leaves), default=0)
+        if len(target.spec["path"]) + longest > target.always_fits:
+            target.layouts[layout](target).check(self._leaves)
+        if metadata is not None:
+            metadata = exactly(metadata)
+        self._manifest = Manifest(
+            self._leaves, plan.others, metadata, VERSIONS, layout=layout
+        )
+        to_bytes(self._manifest)  # It says now whether it is too large.
+
+    def begin(self, group: "Together | Alone", overwrite: bool) -> None:
+        """Agree with the other processes, and let the attempt begin."""
+        writes, self._writes = self._writes, []
+        self._attempt, self.arrays = group.begin(
+            self._target, self._manifest.layout, overwrite, writes
+        )
 
     def run(
         self,
         arrays: Sequence[ArrayWrite],
         release: Callable[[int], None] | None = None,
     ) -> None:
-        """Write the data of all leaves, and commit; `release` is told what is done."""
+        """Write the data of all leaves, and commit.
+
+        `release` is called with the bytes of each piece that is written.
+        """
         attempt, report = self._attempt, self._report
-        joint = attempt if isinstance(attempt, JointAttempt) else None
 
         def written(name: str, nbytes: int) -> None:
             if release:
@@ -328,38 +301,23 @@ class Save:
                 report("write", name, nbytes)
 
         try:
-            if joint is not None:
-                joint.begin()
-            base = attempt.base
-            if self._manifest.layout == "ocdbt":
-                base = new_database(base, joint.part if joint else "")
-            write = write_arrays if base["driver"] == "file" else write_objects
-            tails = write(
-                base,
-                arrays,
-                written if release or report else None,
-                create=joint is None or joint.is_first,
-            )
-            if joint is not None and not joint.is_to_commit(
-                tails, self._manifest.layout
-            ):
-                return
-            for name, record, _ in arrays:
-                keys = chunk_keys(record.data_shape, record.chunk_shape)
-                found = (
-                    tails[name][i] if tails else checksum(base, f"{name}/{key}", record)
-                    for i, key in enumerate(keys)
+            with attempt:
+                checksums = attempt.chunks.write(
+                    arrays,
+                    written if release or report else None,
+                    create=attempt.is_first,
                 )
-                self._leaves[name] = record._replace(crc32c=tuple(found))
-            if report:
-                report("commit")
-            attempt.commit(to_bytes(replace(self._manifest, root=attempt.root)))
-        except BaseException as e:
-            if joint is not None:
-                joint.fail(e)
-            raise
+                known, manifest = attempt.gather(checksums), b""
+                if attempt.is_first:
+                    for name, record, _ in arrays:
+                        found = attempt.chunks.checksums(name, record, known)
+                        self._leaves[name] = record._replace(crc32c=found)
+                    if report:
+                        report("commit")
+                    manifest = to_bytes(replace(self._manifest, root=attempt.root))
+                attempt.commit(manifest)
         finally:
-            attempt.abandon()
             if report:
                 report.close()
-        logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))
+        if attempt.is_first:
+            logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))

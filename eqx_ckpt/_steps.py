@@ -1,36 +1,25 @@
 """The directory of a training run: which steps are in it."""
 
-import contextlib
 import logging
 import operator
-import os
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from ._format.manifest import MANIFEST
 from ._retention import check_mode, Keep, Mode, ranked
-from ._storage.bucket import ATTEMPT, Debris, remove_checkpoint
-from ._storage.checkpoint import being_read, identity, is_checkpoint, read_metadata
-from ._storage.directory import remove, sweep
-from ._storage.foreign import instead_of_a_run
-from ._storage.key_values import check_bucket, list_keys
-from ._storage.kvstore import KvSpec, locate, shown, url
+from ._storage.checkpoint import being_read
+from ._storage.directory import locate
+from ._storage.storage import step_name, Storage
 from ._storage.url import Store
 from ._types import PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
-# Manifests that are read from a store at a time.
-_AT_ONCE = 16
 # Of what was passed as a step, so many characters are shown.
 _LONGEST = 80
-_STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
 def as_step(value: Any) -> int:
@@ -57,62 +46,49 @@ def in_words(step: Any) -> str:
 
 
 class Run:
-    """What the disk says; nothing is remembered that could become wrong."""
+    """What the storage says; nothing is remembered that could become wrong."""
 
     def __init__(self, directory: PathLike) -> None:
-        self._base = locate(directory)
-        self._place = directory
-        self.directory = url(self._base) or "/"
-        self._metadata: dict[int, tuple[object, Any]] = {}
+        self._location = locate(directory)
+        self._path = directory
+        self._steps = self._location.steps()
+        self.directory = self._location.url()
 
     def path(self, step: int) -> PathLike:
-        if isinstance(self._place, Store):
-            return self._place / f"{step:06d}"
-        return f"{self.directory}/{step:06d}"
+        if isinstance(self._path, Store):
+            return self._path / f"{step:06d}"
+        return self.location(step).url()
+
+    def location(self, step: int) -> Storage:
+        return self._location / step_name(step)
 
     def named(self) -> list[int]:
-        """What has the name of a step, in order."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        return sorted(int(name) for name in names if _STEP.fullmatch(name))
+        """Everything that has the name of a step, in order."""
+        return self._steps.named()
 
     def steps(self) -> list[int]:
         """The steps that are saved, in order, damaged or not."""
-        named = self.named()
-        steps = [step for step in named if is_checkpoint(self.base(step))]
-        # Another process may have removed one since, after it had saved a newer one.
-        vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
-        return self.steps() if vanished else steps
+        return self._steps.saved()
 
     def latest(self) -> int | None:
         newest = max(self.steps(), default=None)
-        if newest is None and (found := self.instead()):
+        if newest is None and (found := self.explain()):
             warnings.warn(
                 f"There is no step in {self.directory!r}. {found}", stacklevel=2
             )
         return newest
 
-    def instead(self) -> str:
-        """What the directory is, if it can be no run."""
-        return instead_of_a_run(self._base)
+    def explain(self) -> str:
+        """A sentence about the directory, if it cannot be a run."""
+        return self._location.explain_run()
 
     def metadata(self, step: int) -> Any:
-        """The metadata of a step; read again only if another step is in its place."""
-        base = self.base(step)
-        now = identity(base)
-        if step not in self._metadata or self._metadata[step][0] != now:
-            self._metadata[step] = now, read_metadata(base)[1]
-        return self._metadata[step][1]
-
-    def base(self, step: int) -> KvSpec:
-        return {**self._base, "path": f"{self._base['path']}{step:06d}/"}
+        return self._steps.metadata(step)
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.steps())) or "none"
         return CheckpointNotFoundError(
-            f"No committed checkpoint at {shown(self.base(step))}. The steps there are "
+            f"No committed checkpoint at {self.location(step)}. The steps there are "
             f"{there}."
         )
 
@@ -127,7 +103,7 @@ class Run:
 
     def is_read(self, step: int) -> bool:
         """Whether this process is reading a step."""
-        return self.base(step)["path"] in being_read
+        return str(self.location(step)) in being_read
 
     def delete(self, step: int) -> None:
         if step not in self.steps():
@@ -136,13 +112,11 @@ class Run:
 
     def remove(self, steps: Sequence[int]) -> None:
         """Remove steps; none of them is ever half there."""
-        remove(os.fspath(self.path(step)) for step in steps)
+        self._steps.remove(steps)
 
     def sweep(self, *, starting: bool) -> None:
-        """Remove what dead attempts have left; on a disk, once is enough."""
-        if starting:
-            with contextlib.suppress(FileNotFoundError):
-                sweep(self.directory)
+        """Remove what dead attempts have left."""
+        self._steps.sweep(starting=starting)
 
     def clean_up(self) -> None:
         """Remove what dead saves have left, if that is allowed."""
@@ -168,104 +142,6 @@ class Run:
                 f"`metadata={{{metric!r}: float(value)}}`."
             )
         return best[0]
-
-
-class StoreRun(Run):
-    """As `Run`, in an object store: there, one list of all keys says what there is."""
-
-    def __init__(self, directory: PathLike) -> None:
-        super().__init__(directory)
-        self._debris = Debris(self._base)
-        # By step, in the last list of all keys: the attempts, the metadata or what is
-        # wrong with them; and by root, what is remembered for the next list.
-        self._attempts: dict[int, set[str]] = {}
-        self._found: dict[int, Any] = {}
-        self._by_root: dict[str, Any] = {}
-
-    def named(self) -> list[int]:
-        return sorted(self._named())
-
-    def _named(self) -> dict[int, bool]:
-        """The steps that have a manifest, and whether it has data of its own."""
-        found: list[int] = []
-        attempts: dict[int, set[str]] = {}
-        everything = list_keys(self._base)
-        if not everything:
-            check_bucket(self._base)
-        for key in everything:
-            step, _, rest = key.partition("/")
-            if not _STEP.fullmatch(step):
-                continue
-            if rest == MANIFEST:
-                found.append(int(step))
-            elif root := ATTEMPT.match(rest):
-                attempts.setdefault(int(step), set()).add(root[0])
-        self._attempts = {step: attempts.get(step, set()) for step in found}
-        known = self._by_root.copy()
-        self._by_root = {
-            root: known[root]
-            for roots in self._attempts.values()
-            for root in roots
-            if root in known
-        }
-        # If another attempt is there too, the manifest may be of that one by now.
-        self._found = {
-            step: known[root]
-            for step, roots in self._attempts.items()
-            for root in roots
-            if len(roots) == 1 and root in known
-        }
-        return {step: bool(roots) for step, roots in self._attempts.items()}
-
-    def metadata(self, step: int) -> Any:
-        """As of the last list of steps; those of all of them are read at once."""
-        found = self._found
-        if step not in found:
-            missing = {step, *self._attempts} - found.keys()
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                reading = {step: pool.submit(self._read, step) for step in missing}
-                try:
-                    found.update({step: r.result() for step, r in reading.items()})
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-        if isinstance(found[step], CheckpointError):
-            raise found[step]
-        return found[step]
-
-    def _read(self, step: int) -> Any:
-        try:
-            root, metadata = read_metadata(self.base(step))
-        except CheckpointError as e:
-            return e
-        if root:
-            self._by_root[root] = metadata
-        return metadata
-
-    def steps(self) -> list[int]:
-        named = self._named()
-        # A manifest without data is one that was copied here, or something else.
-        return sorted(
-            step
-            for step, has_data in named.items()
-            if has_data or is_checkpoint(self.base(step))
-        )
-
-    def remove(self, steps: Sequence[int]) -> None:
-        for step in steps:
-            try:
-                remove_checkpoint(self.base(step))
-            except CorruptCheckpointError as e:
-                # The step is gone, and a sweep will find its data.
-                logger.warning("Could not delete all of step %d: %s", step, e)
-
-    def sweep(self, *, starting: bool) -> None:
-        self._debris.sweep()
-
-
-def run_at(directory: PathLike) -> Run:
-    is_on_disk = locate(directory)["driver"] == "file"
-    return Run(directory) if is_on_disk else StoreRun(directory)
 
 
 class Candidates(Mapping[int, Any]):

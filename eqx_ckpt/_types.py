@@ -3,7 +3,7 @@
 import numbers
 import os
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, get_args, Literal, TypeAlias
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -12,11 +12,12 @@ IsLeaf: TypeAlias = Callable[[Any], bool] | None
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
 Layout: TypeAlias = Literal["zarr", "ocdbt"]
 """How a checkpoint stores its arrays: as files, or in one database."""
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Spec: TypeAlias = Callable[[Any, Any], Any]
 # Called with the name of a leaf, and how many more bytes of it are done.
 Report: TypeAlias = Callable[[str, int], None]
-# For each leaf, what its chunks end with, by their positions.
-Tails: TypeAlias = dict[str, dict[int, str]]
+# For each leaf, the checksums of chunks, by their positions.
+Checksums: TypeAlias = dict[str, dict[int, str]]
 
 
 def is_real(value: Any) -> bool:

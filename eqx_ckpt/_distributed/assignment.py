@@ -29,12 +29,12 @@ def assign(
     the others are something else in each process, and process 0 writes its own.
     """
     loads = [0] * size
-    mine: list[Write] = []
+    local: list[Write] = []
     for write in writes:
         if len(place_of(write.leaf)) == 1:
             writer = places.get(write.name, 0)
             loads[writer] += write.record.nbytes
-            mine.append(write._replace(mine=None if index == writer else ()))
+            local.append(write._replace(owned=None if index == writer else ()))
             continue
         starts: set[Start] = set()
         record = write.record
@@ -44,9 +44,9 @@ def assign(
                 loads[writer] += record.itemsize * math.prod(shape_of(piece))
                 if writer == index:
                     starts.add(start_of(piece))
-        mine.append(write._replace(mine=starts))
+        local.append(write._replace(owned=starts))
     # Process 0 creates all arrays.
-    return [write for write in mine if index == 0 or write.mine or write.mine is None]
+    return [w for w in local if index == 0 or w.owned or w.owned is None]
 
 
 def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list[int]]]:

@@ -7,169 +7,215 @@ and makes it durable.
 import contextlib
 import functools as ft
 import hashlib
-import os
-import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 from zlib import crc32
 
 from .._errors import CheckpointError, LeafMismatchError
-from .._storage.bucket import ATTEMPTS
-from .._storage.chunk_values import link_databases
-from .._storage.directory import Attempt, flush
-from .._storage.kvstore import KvSpec, locate, shown
+from .._storage.directory import locate
+from .._storage.storage import Attempt, Share, Storage
 from .._tree.plan import Write
-from .._types import Layout, PathLike, Tails
+from .._types import Checksums, Layout, PathLike
 from .assignment import assign, place_of
 from .group import Group, group_of
 from .meeting import from_json, to_json
 
 
-class JointAttempt:
-    """As `Attempt`, in each of several processes."""
+class Together(contextlib.ExitStack):
+    """The processes of a job, in a context in which they save one checkpoint.
 
-    base: KvSpec
-    root: str
+    An exception that is raised in it before the plans are compared is raised by every
+    process.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.in_background = group.has_service
+        self.by_first = group.by_first
+        self._group = group
+        self._has_plan = False
+        self.callback(group.close)
+        self.push(self._report_failure)
+
+    def _report_failure(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not self._has_plan:
+            with contextlib.suppress(CheckpointError):
+                self._group.gather("plan", {"error": to_json(error)})
+
+    def begin(
+        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+    ) -> tuple[Attempt, list[Write]]:
+        """The attempt to save all of `writes`, and what this process writes of them."""
+        attempt = JointAttempt(self._group, target, layout, overwrite)
+        self._has_plan = True
+        return attempt, attempt.agree(writes)
+
+
+class JointAttempt(Attempt):
+    """The attempt of several processes; process 0 begins it and commits."""
 
     def __init__(
-        self,
-        group: Group,
-        target: KvSpec,
-        overwrite: bool,
-        layout: Layout,
-        writes: Sequence[Write],
+        self, group: Group, target: Storage, layout: Layout, overwrite: bool
     ) -> None:
-        if target["driver"] == "memory":
+        if not target.is_shared:
             raise CheckpointError(
-                f"{shown(target)} is in the memory of one process. Several processes "
+                f"{target} is in the memory of one process. Several processes "
                 "have to save to one shared directory."
             )
         self.is_first = group.is_first
         self._group = group
-        self.part = f"p{group.index}/"
-        place = f"path {shown(target)}, overwrite={overwrite}, layout={layout!r}"
-        self._outline = [place, *map(_line, writes)]
-        self._writes = writes
         self._target = target
+        self._layout: Layout = layout
         self._overwrite = overwrite
+        # What this process has to end: of process 0, the attempt.
+        self._stack = contextlib.ExitStack()
         self._attempt: Attempt | None = None
-        self._directory: int | None = None
-        # The topic on which the others wait for what this process says.
-        self._awaited = ""
+        self._share: Share | None = None
+        # Whether the others wait for what this process has written, or for its commit.
+        self._is_awaited = self._is_to_commit = False
 
-    def agree(self) -> list[Write]:
+    def agree(self, writes: Sequence[Write]) -> list[Write]:
         """Agree on what is saved, and where; returns what this process writes."""
+        place = f"path {self._target}, overwrite={self._overwrite}, "
+        outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
         try:
-            places = _agree(self._group, self._outline, self._writes)
+            places = _agree(self._group, outline, writes)
         except BaseException as e:
-            self.fail(e)
+            self._report_failure(e)
             self._group.close()
             raise
-        arrays = [write for write in self._writes if write.leaf is not None]
-        self._writes = []
+        arrays = [write for write in writes if write.leaf is not None]
         return assign(arrays, self._group.size, self._group.index, places)
 
-    def begin(self) -> None:
-        """Let process 0 begin."""
-        place = self._group.by_first("begun", self._begin)
-        self._awaited = "written"
-        self.base, self.root = place["base"], place["root"]
-        if not self.is_first and self.base["driver"] == "file":
-            self._open_directory()
-
-    def _begin(self) -> dict[str, Any]:
-        kind = ATTEMPTS[self._target["driver"]]
-        self._attempt = kind(self._target, self._overwrite)
-        return {"base": self._attempt.base, "root": self._attempt.root}
-
-    def _open_directory(self) -> None:
-        path = self.base["path"]
+    def __enter__(self) -> "JointAttempt":
         try:
-            # Opened before the first write: it reports the errors of writes since then.
-            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self._begin()
+        except BaseException as e:
+            self._end(e)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Let process 0 begin, and take part."""
+        path, self.root = self._group.by_first("begun", self._begin_first)
+        self._is_awaited = True
+        chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
+        self.chunks = chunks.part(_part(self._group.index))
+
+    def _begin_first(self) -> tuple[str, str]:
+        attempt = self._target.begin(self._layout, overwrite=self._overwrite)
+        self._attempt = self._stack.enter_context(attempt)
+        return attempt.chunks.place.spec["path"], attempt.root
+
+    def _join(self, path: str) -> Share:
+        try:
+            self._share = self._target.join(path, self._layout)
         except FileNotFoundError:
             raise CheckpointError(
                 f"Process {self._group.index} does not see {path}, which process 0 has "
                 "made. All processes have to save to one shared directory."
             ) from None
+        return self._stack.enter_context(self._share)
 
-    def is_to_commit(self, tails: Tails, layout: Layout) -> bool:
-        """Wait until all have written; on process 0, that all is there to commit.
-
-        `tails`, of what this process has written, then has what all have. On the
-        others, wait for the commit.
-        """
-        if self._directory is not None:
-            flush(self._directory, self.base["path"])
-        said = self._tell(None, tails)
-        if self.is_first:
-            self._awaited = "committed"
-            for name, position, tail in (item for items in said for item in items):
-                tails[name][position] = tail
-            if layout == "ocdbt":
-                link_databases(self.base, [f"p{i}/" for i in range(len(said))])
-            return True
-        self._group.by_first("committed", _nothing)
-        return False
+    def gather(self, checksums: Checksums) -> Checksums:
+        if self._share is not None:
+            self._share.flush()
+        known = {name: dict(of_leaf) for name, of_leaf in checksums.items()}
+        for name, position, checksum in self._exchange(None, checksums):
+            known.setdefault(name, {})[position] = checksum
+        self._is_to_commit = self.is_first
+        return known
 
     def commit(self, manifest: bytes) -> None:
-        self._awaited = ""
-        self._group.by_first("committed", ft.partial(self._commit, manifest))
+        self._is_to_commit = False
+        self._group.by_first("committed", ft.partial(self._publish, manifest))
 
-    def _commit(self, manifest: bytes) -> None:
+    def _publish(self, manifest: bytes) -> None:
         assert self._attempt is not None
-        # Who did not want to wait any longer has reported a failure.
+        self._attempt.chunks.merge([_part(i) for i in range(self._group.size)])
+        # A process that times out has reported a failure.
         for index, error in self._group.said("given up").items():
             raise from_json(index, error)
         self._attempt.commit(manifest)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the others, unless they know."""
+    def _exchange(
+        self, error: BaseException | None, checksums: Checksums
+    ) -> list[tuple[str, int, str]]:
+        """Say what this process has written, or why not, and hear it of the others."""
+        self._is_awaited = False
+        values = self._group.gather("written", _written(error, checksums))
+        for index, value in enumerate(values):
+            if value["error"] is not None and error is None:
+                raise from_json(index, value["error"])
+        return [item for value in values for item in value["checksums"]]
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Say it to the others, unless they know."""
         with contextlib.suppress(CheckpointError, type(error)):
-            if self._awaited == "written":
+            if self._is_awaited:
                 # This waits: nothing may be removed while the others write.
-                self._tell(error, {})
-            elif self._awaited == "committed":
-                self._awaited = ""
+                self._exchange(error, {})
+            elif self._is_to_commit:
                 self._group.by_first("committed", ft.partial(_raise, error))
             else:
                 # They know, unless it is process 0 that was late.
                 self._group.say("given up", to_json(error))
-                self._group.say("written", {"error": to_json(error), "tails": []})
+                self._group.say("written", _written(error, {}))
 
-    def _tell(self, error: BaseException | None, tails: Tails) -> list[Any]:
-        """Say what this process has written, or why not, and hear it of the others."""
-        self._awaited = ""
-        told: dict[str, Any] = {
-            "error": None if error is None else to_json(error),
-            "tails": [
-                (n, i, tail) for n, of in tails.items() for i, tail in of.items()
-            ],
-        }
-        said = self._group.gather("written", told)
-        for index, other in enumerate(said):
-            if other["error"] is not None and error is None:
-                raise from_json(index, other["error"])
-        return [other["tails"] for other in said]
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(error)
 
-    def abandon(self) -> None:
-        if self._directory is not None:
-            # If process 0 did not wait, this process has written to a new one.
-            if not os.fstat(self._directory).st_nlink:
-                shutil.rmtree(self.base["path"], ignore_errors=True)
-            os.close(self._directory)
-        if self._attempt is not None:
-            self._attempt.abandon()
+    def _end(self, error: BaseException | None) -> None:
+        with self._stack:
+            if error is not None:
+                self._report_failure(error)
 
 
-def all_saving(path: PathLike, deadline: float) -> Group | None:
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _part(index: int) -> str:
+    """Where a process writes, of a layout in which each needs a place of its own."""
+    return f"p{index}/"
+
+
+def _written(error: BaseException | None, checksums: Checksums) -> dict[str, Any]:
+    return {
+        "error": None if error is None else to_json(error),
+        "checksums": [
+            (name, position, checksum)
+            for name, of_leaf in checksums.items()
+            for position, checksum in of_leaf.items()
+        ],
+    }
+
+
+def all_saving(path: PathLike, deadline: float) -> Together | None:
     """The processes that all save to this path, unless there is but one."""
     try:
-        place = shown(locate(path))
+        place = str(locate(path))
     except Exception:
         # The reason is raised later, when all processes can be told.
         place = repr(path)
-    return group_of(f"save({place})", deadline)
+    return together(f"save({place})", deadline)
+
+
+def together(call: str, deadline: float) -> Together | None:
+    """All processes of the job, which make the same call, unless there is but one."""
+    group = group_of(call, deadline)
+    return None if group is None else Together(group)
 
 
 def _line(write: Write) -> str:
@@ -182,24 +228,6 @@ def _line(write: Write) -> str:
         line += f"sharded as {record.sharding}, in chunks of {record.chunk_shape}"
     compression = f", compression={record.compression!r}" if record.is_array else ""
     return line + compression
-
-
-@contextlib.contextmanager
-def telling(group: Group | None) -> Generator[None, None, None]:
-    """What fails in here, before there is a plan, fails in all processes."""
-    try:
-        yield
-    except Exception as e:
-        if group is not None:
-            refuse(group, e)
-        raise
-
-
-def refuse(group: Group, error: BaseException) -> None:
-    """Tell the others that there is no plan here."""
-    with contextlib.suppress(CheckpointError):
-        group.gather("plan", {"error": to_json(error)})
-    group.close()
 
 
 def _agree(
@@ -237,8 +265,8 @@ def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
     first = next(
         (i for i in range(shortest) if len({s[i] for s in sums}) > 1), shortest
     )
-    mine = outline[first] if first < len(outline) else "no more leaves"
-    lines = group.gather("difference", mine)
+    line = outline[first] if first < len(outline) else "no more leaves"
+    lines = group.gather("difference", line)
     return LeafMismatchError(
         "The processes do not save the same:\n"
         + "\n".join(f"- process {i}: {line}" for i, line in enumerate(lines))
@@ -246,10 +274,3 @@ def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
         "`layout` and `compression`, and with trees of the same structure, shapes, "
         "dtypes and shardings."
     )
-
-
-def _nothing() -> None: ...
-
-
-def _raise(error: BaseException) -> None:
-    raise error

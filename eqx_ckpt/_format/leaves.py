@@ -326,12 +326,12 @@ def start_transfer(leaf: Any) -> None:
 
 
 def shards(
-    leaf: Any, record: LeafRecord, *, mine: Collection[Start] | None = None
+    leaf: Any, record: LeafRecord, *, owned: Collection[Start] | None = None
 ) -> Iterator[tuple[Region, np.ndarray]]:
     """The data of a leaf as host arrays, each with its region of the Zarr array.
 
     They are split along the chunk grid into pieces that can be written separately; with
-    `mine`, only the pieces that start there. Those of a NumPy array are views.
+    `owned`, only the pieces that start there. Those of a NumPy array are views.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
@@ -344,8 +344,8 @@ def shards(
         parts = {repr(region): (region, data) for region, data in reversed(regions)}
     for region, part in parts.values():
         pieces = blocks(region, record.chunk_shape, dtype.itemsize)
-        if mine is not None:
-            pieces = [piece for piece in pieces if start_of(piece) in mine]
+        if owned is not None:
+            pieces = [piece for piece in pieces if start_of(piece) in owned]
             if not pieces:
                 continue
         host = np.asarray(part)

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -134,22 +134,29 @@ def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
 
 def foreign(keys: Iterable[str], manifest: Manifest) -> list[str]:
     """The keys among `keys` that do not belong to a checkpoint."""
-    if manifest.layout == "ocdbt":
-        own = re.compile(f"{MANIFEST}|{manifest.root}{DATABASE}")
-        return [key for key in keys if not own.fullmatch(key)]
-    names = files(manifest)
-    return [key for key in keys if key not in names]
+    is_own = _OWN_KEYS[manifest.layout](manifest)
+    return [key for key in keys if not is_own(key)]
 
 
-def files(manifest: Manifest) -> set[str]:
-    """The keys of everything that belongs to a checkpoint without a database."""
+def _is_in_database(manifest: Manifest) -> Callable[[str], object]:
+    return re.compile(f"{MANIFEST}|{manifest.root}{DATABASE}").fullmatch
+
+
+def _is_file(manifest: Manifest) -> Callable[[str], object]:
     keys = {MANIFEST, manifest.root + MANIFEST}
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")
             chunks = chunk_keys(record.data_shape, record.chunk_shape)
             keys.update(f"{manifest.root}{name}/{key}" for key in chunks)
-    return keys
+    return keys.__contains__
+
+
+# By layout: what tells whether a key belongs to a checkpoint.
+_OWN_KEYS: dict[Layout, Callable[[Manifest], Callable[[str], object]]] = {
+    "zarr": _is_file,
+    "ocdbt": _is_in_database,
+}
 
 
 def to_bytes(manifest: Manifest) -> bytes:
@@ -183,7 +190,8 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"types": [{",".join(types)}],\n'
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()
-    if problem := excess(data):
+    # No token has less than a byte, so a small manifest needs no look.
+    if len(data) > min(MAX_BYTES, MAX_TOKENS) and (problem := excess(data)):
         raise CheckpointError(
             f"Nothing was saved, because the manifest would be too large: {problem}. "
             "That is enough for two million leaves with names that are not long. Make "

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._types import LAYOUTS
 from .chunks import grid_shape
 from .leaves import (
     ARRAY_KINDS,
@@ -200,7 +201,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
     metadata = _checked_metadata(parts.pop("metadata"))
     content = {name: _loads(text) for name, text in parts.items()}
     root, leaves, others = content["root"], content["leaves"], content["others"]
-    _require(content["layout"] in ("zarr", "ocdbt"), "its layout is not known")
+    _require(content["layout"] in LAYOUTS, "its layout is not known")
     _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in others.values()), "`others` are not strings")
     types = [*map(_checked_type, content["types"])]

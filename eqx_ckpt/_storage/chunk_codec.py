@@ -9,7 +9,7 @@ from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
 from .._format.leaves import LeafRecord
 from .chunk_bytes import Chunk, chunks_of, encoded, Target
-from .kvstore import array_spec, context, result
+from .kvstore import array_spec, context, wait_for
 
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Scratch:
             for chunk in chunks_of(piece.name, piece.record, piece.region)
         ]
         for piece, future in writing:
-            result(future, piece.name)
+            wait_for(future, piece.name)
         reading = [self._memory.read(chunk.key) for chunk in chunks]
         for chunk, future in zip(chunks, reading, strict=True):
             yield chunk, future.result().value
@@ -96,7 +96,7 @@ class Scratch:
                 reading.append((chunk.name, target.write(source)))
         for name, future in reading:
             try:
-                result(future, name)
+                wait_for(future, name)
             except CorruptCheckpointError as e:
                 damage.setdefault(name, str(e))
         self._clear()

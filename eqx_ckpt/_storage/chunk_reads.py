@@ -21,10 +21,9 @@ from .chunk_bytes import (
     Wanted,
 )
 from .chunk_codec import Scratch
-from .chunk_files import database_problem, files_of
-from .chunk_values import values_of
 from .crew import Crew
-from .kvstore import KvSpec, MAX_IN_FLIGHT, of_leaf
+from .kvstore import MAX_IN_FLIGHT, of_leaf
+from .storage import Chunks
 
 
 # What is decompressed at a time.
@@ -32,7 +31,7 @@ _BATCH = 32 * 2**20
 
 
 def read_chunks(
-    base: KvSpec,
+    chunks: Chunks,
     reads: Sequence[RegionRead],
     damage: dict[str, str],
     arrived: Report | None = None,
@@ -43,18 +42,17 @@ def read_chunks(
     to be used. `arrived` is told what is read.
     """
     reading = _Reading(reads, damage)
-    problem = database_problem(base)
+    problem = chunks.problem()
     if problem:
         damage.update({read.name: problem for read in reads})
         return reading.arrays
-    find = files_of if base["driver"] == "file" else values_of
 
     def heard(item: tuple[Wanted, ChunkBytes]) -> None:
         if arrived:
             reading.tell(item[0], arrived)
 
     with Crew(reading.take, MAX_IN_FLIGHT, heard) as crew:
-        for wanted, source in find(base, reading.wanted):
+        for wanted, source in chunks.fetch(reading.wanted):
             crew.put((wanted, source), wanted.chunk.nbytes)
             if reading.nbytes_packed > _BATCH:
                 crew.finish()

@@ -1,40 +1,32 @@
-"""Arrays whose chunks are values of a store: of objects, or of a database.
+"""Arrays whose chunks are values below keys.
 
-Between memory and the store go whole chunks, once each. So what they end with is known
-without asking the store for it.
+Between memory and the store go whole chunks, once each. So their checksums are known
+without a request for them.
 """
 
+import abc
 import json
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from .._errors import CorruptCheckpointError
-from .._format.chunks import batches, TARGET_BYTES
+from .._errors import CorruptCheckpointError, LeafNameError
+from .._format.chunks import batches, chunk_keys
+from .._format.leaves import LeafRecord
 from .._format.manifest import MANIFEST, zarr_metadata
-from .._types import Report, Tails
+from .._types import Checksums, Report
 from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
 from .chunk_codec import Piece, values
-from .kvstore import (
-    ArrayWrite,
-    KvSpec,
-    kvstore,
-    MAX_IN_FLIGHT,
-    new_database,
-    own_context,
-    result,
-    url,
-)
-from .patience import answer
+from .kvstore import open_kvstore
+from .storage import ArrayWrite, Chunks, KvSpec, Storage
 
-
-if TYPE_CHECKING:
-    import tensorstore as ts
 
 # Many requests at a time, since each of them takes long.
 _MAX_REQUESTED = 256 * 2**20
-# Seconds: a database tries again for ever, where a store refuses what is right.
-_COMMIT = 900.0
+# The keys of this package that contain no leaf name have at most so many bytes more
+# than the path, such as `@<uuid>/p1234/d/<uuid>`.
+_OWN_KEY = 80
 # What is encoded or decoded at a time: so many bytes, or chunks.
 _BATCH = 32 * 2**20
 _LEAST = _BATCH // 512
@@ -42,38 +34,146 @@ _LEAST = _BATCH // 512
 _EMPTY = b'{"zarr_format": 3, "node_type": "group"}'
 
 
-def write_objects(
-    base: KvSpec,
-    writes: Sequence[ArrayWrite],
-    written: Report | None = None,
-    *,
-    create: bool = True,
-) -> Tails:
-    """Write every array, and return what its chunks end with.
+class Target(abc.ABC):
+    """Where the values of one save go."""
 
-    Unless `create`, another process writes the metadata of arrays. `written` is told of
-    every piece that is not needed any more.
-    """
-    target = (_Transactions if base["driver"] == "ocdbt" else _Requests)(base)
-    tails: Tails = {write.name: {} for write in writes}
-    try:
-        if create and not writes:
-            target.put(MANIFEST, _EMPTY)
-        for name, record, _ in writes if create else ():
-            text = json.dumps(zarr_metadata(record))
-            target.put(f"{name}/{MANIFEST}", text.encode())
-        for pieces in _batches_of_pieces(writes):
-            for chunk, value in values(pieces):
-                tails[chunk.name][chunk.position] = value[-CHECKSUM_BYTES:].hex()
-                target.put(chunk.key, value)
-            if written:
-                for piece in pieces:
-                    written(piece.name, piece.array.nbytes)
-        target.finish()
-    except BaseException:
-        target.cancel()
-        raise
-    return tails
+    @abc.abstractmethod
+    def put(self, key: str, value: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Wait until all values are written."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Give up; nothing is written to a disk any more when this returns."""
+
+
+class ChunkValues(Chunks):
+    """Each chunk is a value of its own."""
+
+    # Requests under way, in bytes, and the batches in which they are waited for.
+    batch = (_BATCH, _MAX_REQUESTED // _BATCH)
+
+    def __init__(self, place: Storage) -> None:
+        self.place = place
+
+    @property
+    def spec(self) -> KvSpec:
+        return self.place.spec
+
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        check_limits(self.place, leaves, self.key_of)
+
+    def key_of(self, name: str, record: LeafRecord) -> str:
+        """The longest key of a leaf."""
+        last = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
+        return f"@{'0' * 32}/{name}/{max(MANIFEST, *last, key=len)}"
+
+    def target(self) -> Target:
+        return _Requests(self.place)
+
+    def write(
+        self,
+        writes: Sequence[ArrayWrite],
+        written: Report | None = None,
+        *,
+        create: bool = True,
+    ) -> Checksums:
+        target = self.target()
+        checksums: Checksums = {write.name: {} for write in writes}
+        try:
+            if create and not writes:
+                target.put(MANIFEST, _EMPTY)
+            for name, record, _ in writes if create else ():
+                text = json.dumps(zarr_metadata(record))
+                target.put(f"{name}/{MANIFEST}", text.encode())
+            for pieces in _batches_of_pieces(writes):
+                for chunk, value in values(pieces):
+                    checksum = value[-CHECKSUM_BYTES:].hex()
+                    checksums[chunk.name][chunk.position] = checksum
+                    target.put(chunk.key, value)
+                if written:
+                    for piece in pieces:
+                        written(piece.name, piece.array.nbytes)
+            target.finish()
+        except BaseException:
+            target.cancel()
+            raise
+        return checksums
+
+    def checksums(
+        self, name: str, record: LeafRecord, known: Checksums
+    ) -> tuple[str, ...]:
+        count = len(chunk_keys(record.data_shape, record.chunk_shape))
+        return tuple(known[name][i] for i in range(count))
+
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Value]]:
+        """Ask for chunks, many at a time."""
+        store = open_kvstore(self.spec)
+        size, most = self.batch
+        asked: deque[list[tuple[Wanted, Any]]] = deque()
+        for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), size):
+            asked.append([(one, store.read(one.chunk.key)) for one in batch])
+            if len(asked) > most:
+                yield from self._answered(asked.popleft())
+        while asked:
+            yield from self._answered(asked.popleft())
+
+    def _answered(
+        self, asked: Iterable[tuple[Wanted, Any]]
+    ) -> Iterator[tuple[Wanted, Value]]:
+        for one, future in asked:
+            key = one.chunk.key
+            try:
+                # A lost value is empty in a database, and missing in other stores.
+                value = self.place.wait_for(future, key).value
+                yield one, Value(value or CorruptCheckpointError(f"{key} is missing"))
+            except CorruptCheckpointError as e:
+                yield one, Value(e)
+
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        store = open_kvstore(self.spec)
+        for key, future in [(key, store.read(key)) for key in keys]:
+            try:
+                found = self.place.wait_for(future, key)
+                yield found.value if found.state == "value" else None
+            except CorruptCheckpointError as e:
+                yield e
+
+
+def check_limits(
+    place: Storage,
+    leaves: Mapping[str, LeafRecord],
+    key_of: Callable[[str, LeafRecord], str],
+) -> None:
+    """Raise `LeafNameError` if a key or a chunk is larger than the storage takes."""
+    if math.inf in (place.max_key, place.max_object):
+        return
+    above = len(place.spec["path"].encode())
+    problems: list[str] = []
+    if (length := above + _OWN_KEY) > place.max_key:
+        problems.append(f"- any leaf: without its name, keys would have {length} bytes")
+    for name, record in leaves.items():
+        if not record.is_array:
+            continue
+        key = key_of(name, record)
+        length = above + len(key.encode())
+        nbytes = math.prod(record.chunk_shape) * record.itemsize
+        if key and length > place.max_key:
+            problems.append(f"- {name!r}: its key would have {length} bytes")
+        elif nbytes > place.max_object:
+            problems.append(f"- {name!r}: a chunk would have {nbytes} bytes")
+    if problems:
+        raise LeafNameError(
+            f"{place} cannot take these leaves:\n"
+            + "\n".join(problems)
+            + f"\nA key has {place.max_key} bytes at most, an object "
+            f"{place.max_object}. Pass `layout='ocdbt'`, which has keys of any length, "
+            "or a shorter path; shard the leaf so that its shards can be cut evenly."
+        )
 
 
 def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
@@ -86,12 +186,12 @@ def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
     return batches(pieces, lambda piece: max(piece.array.nbytes, _LEAST), _BATCH)
 
 
-class _Requests:
+class _Requests(Target):
     """One request for each value, many at a time."""
 
-    def __init__(self, base: KvSpec) -> None:
-        self._base = base
-        self._store = kvstore(base)
+    def __init__(self, place: Storage) -> None:
+        self._place = place
+        self._store = open_kvstore(place.spec)
         self._writing: deque[tuple[Any, str, int]] = deque()
         self._nbytes = 0
 
@@ -107,93 +207,10 @@ class _Requests:
 
     def _wait(self) -> None:
         future, key, nbytes = self._writing.popleft()
-        answer(self._base, future, key)
+        self._place.wait_for(future, key)
         self._nbytes -= nbytes
 
     def cancel(self) -> None:
-        """What arrives all the same is below a name that nobody uses again."""
+        """Requests already sent may still land, under a prefix that is never reused."""
         for future, _, _ in self._writing:
             future.cancel()
-
-
-class _Transactions:
-    """One transaction of a database; more than one if all values do not fit in memory.
-
-    They need not be atomic together: the manifest is written after the last one.
-    """
-
-    def __init__(self, base: KvSpec) -> None:
-        self._base = base
-        self._store = self._bound = kvstore(base)
-        self._on_disk = base["base"]["driver"] == "file"
-        self._most = MAX_IN_FLIGHT if self._on_disk else _MAX_REQUESTED
-        self._nbytes = 0
-        self._transaction: ts.Transaction | None = None
-
-    def put(self, key: str, value: bytes) -> None:
-        import tensorstore as ts
-
-        if self._transaction is None:
-            self._transaction = ts.Transaction(atomic=True)
-            self._bound = self._store.with_transaction(self._transaction)
-        answer(self._base, self._bound.write(key, value), key)
-        self._nbytes += len(value)
-        if self._nbytes > self._most:
-            self.finish()
-
-    def finish(self) -> None:
-        if self._transaction is not None:
-            answer(self._base, self._transaction.commit_async(), most=_COMMIT)
-        self._transaction, self._nbytes = None, 0
-
-    def cancel(self) -> None:
-        """Nothing is written to a disk any more when this returns."""
-        if self._transaction is not None:
-            self._transaction.abort()
-            if self._on_disk:
-                # A commit that has begun is not aborted.
-                self._transaction.future.exception()
-
-
-def link_databases(base: KvSpec, names: Sequence[str]) -> None:
-    """Make one database of those at names below it, and copy nothing of their data."""
-    import tensorstore as ts
-
-    # TensorStore links only within one context.
-    context = own_context()
-    transaction = ts.Transaction(atomic=True)
-    whole, *parts = [
-        result(ts.KvStore.open(new_database(base, name), context=context), url(base))
-        for name in ("", *names)
-    ]
-    target = whole.with_transaction(transaction)
-    for linking in [part.experimental_copy_range_to(target) for part in parts]:
-        answer(base, linking)
-    answer(base, transaction.commit_async(), most=_COMMIT)
-
-
-def values_of(base: KvSpec, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Value]]:
-    """Ask for chunks, many at a time; `Value` raises what is wrong with one."""
-    store = kvstore(base)
-    on_disk = base["driver"] == "ocdbt" and base["base"]["driver"] == "file"
-    size, most = (TARGET_BYTES, 1) if on_disk else (_BATCH, _MAX_REQUESTED // _BATCH)
-    asked: deque[list[tuple[Wanted, Any]]] = deque()
-    for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), size):
-        asked.append([(one, store.read(one.chunk.key)) for one in batch])
-        if len(asked) > most:
-            yield from _answered(base, asked.popleft())
-    while asked:
-        yield from _answered(base, asked.popleft())
-
-
-def _answered(
-    base: KvSpec, asked: Iterable[tuple[Wanted, Any]]
-) -> Iterator[tuple[Wanted, Value]]:
-    for one, future in asked:
-        key = one.chunk.key
-        try:
-            # What is lost is an empty value in a database, and none in another store.
-            value = answer(base, future, key).value
-            yield one, Value(value or CorruptCheckpointError(f"{key} is missing"))
-        except CorruptCheckpointError as e:
-            yield one, Value(e)

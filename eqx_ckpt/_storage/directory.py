@@ -1,11 +1,10 @@
-"""How a checkpoint comes into being, and goes: wholly, in one step, or not at all.
+"""Directories: where a path leads, and how a checkpoint comes into being there.
 
-Two ways behind one interface: `base` and `root` say where the arrays go, `commit` makes
-the checkpoint exist, `abandon` removes what was written.
+It is written in a hidden directory beside its target, wholly, and gets its name in one
+step, or not at all.
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import logging
@@ -14,166 +13,285 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Generator, Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar
 
-from .._errors import CheckpointError, CheckpointExistsError, LeafNameError
-from .._format.chunks import chunk_keys
-from .._format.leaves import LeafRecord
-from .._format.manifest import MANIFEST
+from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._format.chunks import TARGET_BYTES
+from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.parse import strangers
-from .key_values import read_key
-from .kvstore import KvSpec
+from .._types import Checksums, Layout, PathLike
+from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
+from .bucket import Bucket, GoogleBucket, Memory
+from .database import Database
+from .directory_steps import DirectorySteps
+from .files import database_problem, list_files, read_file, read_files
+from .foreign import instead_of_a_run, what_is_at
+from .kvstore import ChunkFiles, MAX_IN_FLIGHT, wait_for
+from .storage import (
+    already_there,
+    Attempt,
+    Chunks,
+    DatabaseOptions,
+    KvSpec,
+    Share,
+    Steps,
+    Storage,
+)
+from .url import censored, remote_kvstore, SCHEMES, Store
 
 
 logger = logging.getLogger("eqx_ckpt")
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+_BUCKETS = {"s3": Bucket, "gs": GoogleBucket}
 # `.000100.<uuid>`, the directory of an attempt and the lock of its process.
 _CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
 # What comes around the name of a target: `.`, and `.<uuid>.lock`.
 _MAX_NAME = 255 - 39
-# Around that of a leaf, `/` and what TensorStore appends to a file while it writes.
-_AROUND = 39 + 16
-_MAX_PATH = 4095
-# A target and a name that are shorter together need no look.
-LONG_PATH = 2000
 _held: set[int] = set()
 
 
-@runtime_checkable
-class Attempt(Protocol):
-    """One try to save one checkpoint.
+def locate(path: PathLike) -> Storage:
+    """The storage of a path or URL, and where in it that is."""
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
+    scheme, separator, rest = text.partition(":/")
+    if separator and scheme in (*SCHEMES, "memory") and not rest.startswith("/"):
+        raise CheckpointError(
+            f"{censored(text)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
+            "a string, or an `eqx_ckpt.Store`."
+        )
+    if separator and scheme in _BUCKETS:
+        store = path if isinstance(path, Store) else Store(text)
+        return _BUCKETS[scheme](remote_kvstore(store))
+    if separator and scheme == "memory":
+        return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
+    if separator and scheme.isalnum() and rest.startswith("/"):
+        raise CheckpointError(
+            f"{censored(text)!r}: `{scheme}://` is not supported. Pass a directory, or "
+            "an URL that begins with `s3://` or `gs://`."
+        )
+    folder = os.path.realpath(os.path.expanduser(text))
+    if "\\" in folder or not folder.isprintable():
+        raise CheckpointError(
+            f"{folder!r} has a backslash or a character that does not print, which "
+            "TensorStore cannot be trusted with. Choose another directory."
+        )
+    return Directory({"driver": "file", "path": folder.rstrip("/") + "/"})
 
-    **Attributes:**
 
-    - `base`: where to write the arrays.
-    - `root`: what the manifest is to say of that place.
-    """
+@dataclass(frozen=True, eq=False)
+class Directory(Storage):
+    """A directory of a file system, or a path where one may be created."""
 
-    base: KvSpec
-    root: str
+    spec: KvSpec
+    always_fits = 2000
+    layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
+        "zarr": ChunkFiles,
+        "ocdbt": Database,
+    }
+    database: ClassVar[DatabaseOptions] = DatabaseOptions(
+        read={},
+        write={},
+        max_transaction=MAX_IN_FLIGHT,
+        batch=(TARGET_BYTES, 1),
+        waits=True,
+    )
 
-    def commit(self, manifest: bytes) -> None:
-        """Make the checkpoint exist, durably; `CheckpointExistsError` if it lost."""
-        ...
+    def url(self, key: str = "") -> str:
+        path = self.spec["path"]
+        return path + key if key else path.rstrip("/") or "/"
 
-    def abandon(self) -> None:
-        """Always the end: remove what was written, unless it was committed."""
-        ...
+    def at(self, path: str) -> "Directory":
+        return Directory({**self.spec, "path": path})
 
+    def read(self, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+        return read_file(self.spec["path"], key, most)
 
-class DirectoryAttempt:
-    """A hidden directory beside the target, flushed and then renamed."""
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        return read_files(self.spec["path"], keys)
 
-    root = ""
+    def list_keys(self) -> list[str]:
+        return list_files(self.spec["path"])
 
-    def __init__(self, target: KvSpec, overwrite: bool) -> None:
-        self._target = target["path"].rstrip("/") or "/"
-        self._overwrite = overwrite
-        self._is_replacement()
-        parent = os.path.dirname(self._target)
-        os.makedirs(parent, exist_ok=True)
+    def check_exists(self) -> None: ...
+
+    def identity(self) -> object:
+        try:
+            status = os.stat(self.spec["path"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
+        return wait_for(future, self.url(key), most)
+
+    def begin(self, layout: Layout, *, overwrite: bool) -> Attempt:
+        target = self.spec["path"].rstrip("/") or "/"
+        _is_replacement(target, overwrite)
+        above = os.path.dirname(target)
+        os.makedirs(above, exist_ok=True)
         with contextlib.ExitStack() as stack:
             # Opened before the first write: it reports the errors of writes since then.
-            self._parent = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, self._parent)
-            self._temporary = stack.enter_context(_claimed(self._target)) + ".tmp"
-            self.base = {"driver": "file", "path": self._temporary + "/"}
-            os.mkdir(self._temporary)
-            self._inode = os.stat(self._temporary).st_ino
-            self._is_ours = True
-            self._stack = stack.pop_all()
+            parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, parent)
+            temporary = stack.enter_context(_claimed(target)) + ".tmp"
+            os.mkdir(temporary)
+            inode = os.stat(temporary).st_ino
+            place = Directory({**self.spec, "path": temporary + "/"})
+            held = stack.pop_all()
+        return _DirectoryAttempt(
+            self.layouts[layout](place),
+            target,
+            temporary,
+            parent,
+            inode,
+            overwrite,
+            held,
+        )
+
+    def join(self, path: str, layout: Layout) -> Share:
+        # Opened before the first write: it reports the errors of writes since then.
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return _DirectoryShare(self.layouts[layout](self.at(path)), path, fd)
+
+    def steps(self) -> Steps:
+        return DirectorySteps(self, remove, sweep)
+
+    def database_problem(self) -> str:
+        return database_problem(self.spec["path"])
+
+    def explain(self) -> str:
+        return what_is_at(self.url())
+
+    def explain_run(self) -> str:
+        return instead_of_a_run(self.url())
+
+
+@dataclass
+class _DirectoryAttempt(Attempt):
+    """A hidden directory beside the target, flushed and then renamed."""
+
+    chunks: Chunks
+    target: str
+    temporary: str
+    parent: int
+    inode: int
+    overwrite: bool
+    held: contextlib.ExitStack
+    is_ours: bool = True
+    root = ""
+
+    def gather(self, checksums: Checksums) -> Checksums:
+        return checksums
 
     def commit(self, manifest: bytes) -> None:
-        with open(self.base["path"] + MANIFEST, "xb") as f:
+        with open(f"{self.temporary}/{MANIFEST}", "xb") as f:
             f.write(manifest)
-        flush(self._parent, self._temporary)
-        replaced = self._is_replacement()
+        flush(self.parent, self.temporary)
+        replaced = _is_replacement(self.target, self.overwrite)
         # From here on the directory may be the target, or what the target was. Only a
         # failed rename says that it is still ours to delete.
-        self._is_ours = False
+        self.is_ours = False
         try:
             if replaced:
-                _exchange(self._temporary, self._target)
+                exchange(self.temporary, self.target)
             else:
                 # Fails unless the target is missing or an empty directory, which a
                 # checkpoint never is: of two writers, one gets the error.
-                os.rename(self._temporary, self._target)
+                os.rename(self.temporary, self.target)
         except OSError as e:
-            self._is_ours = True
+            self.is_ours = True
             if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise already_there(repr(self._target)) from None
+                raise already_there(repr(self.target)) from None
             raise
         try:
-            os.fsync(self._parent)
+            os.fsync(self.parent)
         except OSError:
             self._undo(replaced)
             raise
         if replaced:
-            _delete(self._temporary)
+            delete(self.temporary)
 
-    def abandon(self) -> None:
-        with self._stack:
-            if self._is_ours:
-                _delete(self._temporary)
-
-    def _is_replacement(self) -> bool:
-        """Whether a checkpoint is replaced; raises if that is not wanted or safe."""
-        try:
-            with os.scandir(self._target) as entries:
-                if not any(entries):
-                    return False
-        except FileNotFoundError:
-            return False
-        except NotADirectoryError:
-            if not os.path.lexists(self._target):
-                raise
-            raise CheckpointExistsError(
-                f"{self._target} is a file. Nothing was saved; choose another path."
-            ) from None
-        if not self._overwrite:
-            raise already_there(repr(self._target))
-        foreign = _foreign_files(self._target)
-        if foreign:
-            raise CheckpointExistsError(
-                f"{self._target} holds files that are not of a checkpoint, such as "
-                f"{foreign[0]!r}, and `overwrite=True` replaces only checkpoints. "
-                "Nothing was saved; move them away, or choose another path."
-            )
-        return True
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self.held:
+            if self.is_ours:
+                delete(self.temporary)
 
     def _undo(self, replaced: bool) -> None:
         """The rename may not survive a power cut, so it must not be seen either."""
         try:
-            if os.stat(self._target).st_ino != self._inode:
+            if os.stat(self.target).st_ino != self.inode:
                 # Another writer has replaced it in the meantime.
-                self._is_ours = replaced
+                self.is_ours = replaced
                 return
             if replaced:
-                _exchange(self._temporary, self._target)
+                exchange(self.temporary, self.target)
             else:
-                os.rename(self._target, self._temporary)
+                os.rename(self.target, self.temporary)
         except OSError as e:
-            logger.warning("Could not take back the save of %s: %s", self._target, e)
+            logger.warning("Could not take back the save of %s: %s", self.target, e)
         else:
-            self._is_ours = True
+            self.is_ours = True
 
 
-def check_paths(target: KvSpec, leaves: Mapping[str, LeafRecord]) -> None:
-    """Raise `LeafNameError` if the path of a file would be too long for the system."""
-    above = len(os.fsencode(target["path"])) + _AROUND
-    for name, record in leaves.items():
-        keys = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
-        length = above + len(name) + max(map(len, (MANIFEST, *keys)))
-        if length > _MAX_PATH and record.is_array:
-            raise LeafNameError(
-                f"Nothing was saved: files of the leaf {name[:80] + '...'!r}, whose "
-                f"name has {len(name)} bytes, would have paths of {length} bytes, and "
-                f"the system takes {_MAX_PATH}. Pass `layout='ocdbt'`, which has names "
-                "of any length, or nest the PyTree less."
-            )
+@dataclass
+class _DirectoryShare(Share):
+    """Writes into the hidden directory of another process's attempt."""
+
+    chunks: Chunks
+    path: str
+    fd: int
+
+    def flush(self) -> None:
+        flush(self.fd, self.path)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # If process 0 did not wait, this process has written to a new directory.
+        if not os.fstat(self.fd).st_nlink:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.fd)
+
+
+def _is_replacement(target: str, overwrite: bool) -> bool:
+    """Whether a checkpoint is replaced; raises if that is not wanted or safe."""
+    try:
+        with os.scandir(target) as entries:
+            if not any(entries):
+                return False
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        if not os.path.lexists(target):
+            raise
+        raise CheckpointExistsError(
+            f"{target} is a file. Nothing was saved; choose another path."
+        ) from None
+    if not overwrite:
+        raise already_there(repr(target))
+    data = read_file(target + "/", MANIFEST)
+    foreign = strangers(list_files(target), data, repr(target))
+    if foreign:
+        raise CheckpointExistsError(
+            f"{target} holds files that are not of a checkpoint, such as "
+            f"{foreign[0]!r}, and `overwrite=True` replaces only checkpoints. "
+            "Nothing was saved; move them away, or choose another path."
+        )
+    return True
 
 
 def remove(checkpoints: Iterable[str]) -> None:
@@ -193,9 +311,9 @@ def remove(checkpoints: Iterable[str]) -> None:
         finally:
             # Those before one that failed are gone all the same, and so is their data.
             if hidden:
-                _fsync(os.path.dirname(hidden[0]))
+                fsync(os.path.dirname(hidden[0]))
             for temporary in hidden:
-                _delete(temporary)
+                delete(temporary)
 
 
 def sweep(directory: str) -> None:
@@ -203,7 +321,7 @@ def sweep(directory: str) -> None:
     names = {m[1] for name in os.listdir(directory) if (m := _CLAIM.fullmatch(name))}
     if names:
         # What a dead process exchanged or hid must not come back half deleted.
-        _fsync(directory)
+        fsync(directory)
     for name in sorted(names):
         _sweep(os.path.join(directory, name))
 
@@ -214,7 +332,7 @@ def _sweep(stem: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_nlink:
             logger.info("Removing %s.tmp, which a dead process left.", stem)
-            _delete(stem + ".tmp")
+            delete(stem + ".tmp")
             os.unlink(stem + ".lock")
     except BlockingIOError:
         logger.debug("%s.tmp is in use.", stem)
@@ -269,77 +387,12 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def already_there(target: str) -> CheckpointExistsError:
-    return CheckpointExistsError(
-        f"{target} exists already. Nothing was saved, and it was left as it is: choose "
-        "another path or step, or remove it; `tree_serialise_leaves` replaces a "
-        "checkpoint with `overwrite=True`."
-    )
-
-
-def _foreign_files(checkpoint: str) -> list[str]:
-    """The files below a checkpoint's directory that are not of the checkpoint."""
-    data = read_key({"driver": "file", "path": checkpoint + "/"}, MANIFEST)
-    found = (
-        os.path.relpath(f"{folder}/{name}", checkpoint)
-        for folder, _, names in os.walk(checkpoint)
-        for name in names
-    )
-    return strangers(found, data, repr(checkpoint))
-
-
-def _delete(directory: str) -> None:
-    """Delete a directory that nobody is shown; what cannot be deleted harms nobody.
-
-    Of a link, only the link: what it points to is not ours.
-    """
-    if os.path.islink(directory):
-        with contextlib.suppress(OSError):
-            os.unlink(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-    if os.path.lexists(directory):
-        logger.warning("Could not delete all of %s; delete it by hand.", directory)
-
-
 def flush(fd: int, directory: str) -> None:
     """Make everything below `directory` durable, and the directories above it.
 
     One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.
     """
     if sys.platform != "linux":
-        _fsync_all(directory)
-    elif _LIBC.syncfs(fd) != 0:
-        raise _os_error(directory)
-
-
-def _fsync_all(directory: str) -> None:
-    for folder, _, names in os.walk(directory, topdown=False):
-        for path in (*(f"{folder}/{name}" for name in names), folder):
-            _fsync(path)
-    while directory != os.path.dirname(directory):
-        directory = os.path.dirname(directory)
-        _fsync(directory)
-
-
-def _fsync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _exchange(a: str, b: str) -> None:
-    """Let two directories change places, in one atomic step."""
-    if sys.platform != "linux":
-        raise OSError(
-            errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
-        )
-    arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
-    if _LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
-        raise _os_error(b)
-
-
-def _os_error(path: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), path)
+        fsync_all(directory)
+    elif LIBC.syncfs(fd) != 0:
+        raise os_error(directory)

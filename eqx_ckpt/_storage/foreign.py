@@ -5,7 +5,6 @@ import re
 
 from .._format.manifest import MANIFEST
 from .._format.parse import HEAD, HEAD_BYTES
-from .kvstore import KvSpec
 
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
@@ -13,24 +12,19 @@ _JAX = ("manifest.ocdbt", "pytreedef.json")
 _MOST_SHOWN = 5
 
 
-def what_is_at(base: KvSpec) -> str:
-    """A sentence, after a space, or nothing."""
-    if base["driver"] != "file":
-        return ""
-    path = base["path"].rstrip("/") or "/"
+def what_is_at(path: str) -> str:
+    """A sentence about a path that is not a checkpoint, or nothing."""
     try:
-        found = _around(path) or (
+        return _around(path) or (
             _file(path) if os.path.isfile(path) else _orbax(path) or _holds(path)
         )
     except OSError:
-        found = ""
-    return found and f" {found}"
+        return ""
 
 
-def instead_of_a_run(base: KvSpec) -> str:
-    """A sentence, if a directory can be no run because it is something else."""
-    path = base["path"].rstrip("/") or "/"
-    if base["driver"] != "file" or not os.path.isdir(path):
+def instead_of_a_run(path: str) -> str:
+    """A sentence, if a directory cannot be a run because it is something else."""
+    if not os.path.isdir(path):
         return ""
     if _is_ours(path):
         return "It is one checkpoint, and no run: pass the directory that it is in."

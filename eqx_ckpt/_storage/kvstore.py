@@ -1,22 +1,23 @@
-"""TensorStore: keys and values, and arrays that are files."""
+"""TensorStore: its contexts and futures, and arrays that it writes as files."""
 
-import errno
 import math
 import os
-import stat
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
-from .._errors import CheckpointError, CorruptCheckpointError
-from .._format.chunks import Region
+from .._errors import CheckpointError, CorruptCheckpointError, LeafNameError
+from .._format.chunks import chunk_keys
 from .._format.leaves import LeafRecord
-from .._format.manifest import zarr_metadata
-from .._types import PathLike, Report, Tails
+from .._format.manifest import MANIFEST, zarr_metadata
+from .._types import Checksums, Report
+from .chunk_bytes import CHECKSUM_BYTES, Wanted
+from .files import File, files_of
+from .storage import ArrayWrite, Chunks, KvSpec, Storage
 from .translate import translated
-from .url import censored, remote_kvstore, SCHEMES, Store
 
 
 # Importing TensorStore takes longer than all the rest of this package, so the functions
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 # Encoded chunks wait in memory until the disk has taken them.
 MAX_IN_FLIGHT = 48 * 2**20
-CHECKSUM_BYTES = 4
 # Twenty seconds or so, for a store that says that it is busy, or cannot be reached.
 _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
 # A request of which no byte moves for so many seconds is given up, and tried again.
@@ -34,24 +34,12 @@ _STALLED = {
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
-# Values that are next to each other in a file are read by one request.
-_FEWER_REQUESTS = {
-    "experimental_read_coalescing_threshold_bytes": 2**20,
-    "experimental_read_coalescing_merged_bytes": 32 * 2**20,
-    "experimental_read_coalescing_interval": "1ms",
-}
+# What comes around the name of a leaf in a path: `/`, what TensorStore appends to a
+# file while it writes, and the name of an attempt.
+_AROUND = 39 + 16
+_MAX_PATH = 4095
 # By process.
 _contexts: "dict[int, ts.Context]" = {}
-
-KvSpec: TypeAlias = dict[str, Any]
-
-
-class ArrayWrite(NamedTuple):
-    """A leaf's record, and its data as regions and arrays that cover it."""
-
-    name: str
-    record: LeafRecord
-    shards: Iterable[tuple[Region, np.ndarray]]
 
 
 def context() -> "ts.Context":
@@ -84,74 +72,6 @@ def context() -> "ts.Context":
     return _contexts[pid]
 
 
-def locate(path: PathLike) -> KvSpec:
-    """Where a path is, as the `kvstore` of a TensorStore spec."""
-    text = os.fspath(path)
-    if not text or "\0" in text:
-        raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
-    scheme, separator, rest = text.partition(":/")
-    if separator and scheme in (*SCHEMES, "memory") and not rest.startswith("/"):
-        raise CheckpointError(
-            f"{censored(text)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
-            "a string, or an `eqx_ckpt.Store`."
-        )
-    if separator and scheme in SCHEMES:
-        return remote_kvstore(path if isinstance(path, Store) else Store(text))
-    if separator and scheme == "memory":
-        return {"driver": "memory", "path": rest.strip("/") + "/"}
-    if separator and scheme.isalnum() and rest.startswith("/"):
-        raise CheckpointError(
-            f"{censored(text)!r}: `{scheme}://` is not supported. Pass a directory, or "
-            "an URL that begins with `s3://` or `gs://`."
-        )
-    folder = os.path.realpath(os.path.expanduser(text))
-    if "\\" in folder or not folder.isprintable():
-        raise CheckpointError(
-            f"{folder!r} has a backslash or a character that does not print, which "
-            "TensorStore cannot be trusted with. Choose another directory."
-        )
-    return {"driver": "file", "path": folder.rstrip("/") + "/"}
-
-
-def database(base: KvSpec, name: str = "") -> KvSpec:
-    """The OCDBT database at a place, or at a name below it."""
-    spec = {"driver": "ocdbt", "base": {**base, "path": base["path"] + name}}
-    return spec if base["driver"] == "file" else spec | _FEWER_REQUESTS
-
-
-def new_database(base: KvSpec, name: str = "") -> KvSpec:
-    """As `database`, of one that is to be written.
-
-    A store gets a new manifest for each transaction: to replace one on a condition is
-    more than some can, and TensorStore would try for ever. Its files are smaller, so
-    that several are sent at a time.
-    """
-    if base["driver"] == "file":
-        return database(base, name)
-    config = {"manifest_kind": "numbered"}
-    return {
-        **database(base, name),
-        "config": config,
-        "target_data_file_size": 32 * 2**20,
-    }
-
-
-def shown(base: KvSpec) -> str:
-    """A place in words, for errors."""
-    return repr(url(base))
-
-
-def url(base: KvSpec, key: str = "") -> str:
-    while base["driver"] == "ocdbt":
-        base = base["base"]
-    path = base["path"].rstrip("/") if not key else base["path"] + key
-    if base["driver"] == "file":
-        return path
-    scheme = {"gcs": "gs"}.get(base["driver"], base["driver"])
-    bucket = base["bucket"] + "/" if "bucket" in base else ""
-    return f"{scheme}://{bucket}{path}"
-
-
 def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
     """How to open an array; parsed once for all arrays that are alike."""
     import tensorstore as ts
@@ -171,100 +91,117 @@ def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Sp
     return known[key]
 
 
-def write_arrays(
-    base: KvSpec,
-    writes: Sequence[ArrayWrite],
-    written: Report | None = None,
-    *,
-    create: bool = True,
-) -> Tails:
-    """Write every array, a bounded number of bytes at a time.
+@dataclass
+class ChunkFiles(Chunks):
+    """Each chunk is a file, which TensorStore writes and this package reads."""
 
-    What its chunks end with is not returned: the files are there to be looked at.
-    Unless `create`, another process creates them. `written` is told of every piece that
-    TensorStore is done with. When this returns or raises, TensorStore writes nothing
-    below `base` any more, which is a directory.
-    """
-    import tensorstore as ts
+    place: Storage
 
-    root = result(ts.KvStore.open(base, context=context()), "file")
-    specs: dict[LeafRecord, ts.Spec] = {}
-    opening = [
-        ts.open(
-            array_spec(write.record, specs),
-            kvstore=root / f"{write.name}/",
-            create=create,
-            open=not create,
-            assume_metadata=not create,
-            context=context(),
-        )
-        for write in writes
-    ]
-    writing: deque[tuple[str, ts.WriteFutures, int]] = deque()
-    try:
-        in_flight = 0
-        for write, opened in zip(writes, opening, strict=True):
-            store = result(opened, write.name)
-            record = write.record
-            for region, array in write.shards:
-                target = store if array.shape == record.data_shape else store[region]
-                # Nobody changes the arrays before this function returns.
-                future = target.write(
-                    array, can_reference_source_data_indefinitely=True
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        above = len(os.fsencode(self.place.spec["path"])) + _AROUND
+        for name, record in leaves.items():
+            keys = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
+            length = above + len(name) + max(map(len, (MANIFEST, *keys)))
+            if length > _MAX_PATH and record.is_array:
+                raise LeafNameError(
+                    f"Nothing was saved: files of the leaf {name[:80] + '...'!r}, "
+                    f"whose name has {len(name)} bytes, would have paths of {length} "
+                    f"bytes, and the system takes {_MAX_PATH}. Pass `layout='ocdbt'`, "
+                    "which has names of any length, or nest the PyTree less."
                 )
-                writing.append((write.name, future, array.nbytes))
-                in_flight += array.nbytes
-                while in_flight > MAX_IN_FLIGHT:
-                    name, future, nbytes = writing.popleft()
-                    result(future, name)
-                    in_flight -= nbytes
-                    if written:
-                        written(name, nbytes)
-        for name, future, nbytes in writing:
-            result(future, name)
-            if written:
-                written(name, nbytes)
-    finally:
-        for future in (*opening, *(future for _, future, _ in writing)):
-            future.exception()
-    return {}
 
+    def write(
+        self,
+        writes: Sequence[ArrayWrite],
+        written: Report | None = None,
+        *,
+        create: bool = True,
+    ) -> Checksums:
+        """Write every array, a bounded number of bytes at a time.
 
-def checksum(base: KvSpec, key: str, record: LeafRecord) -> str:
-    """The last four bytes of a file; proves that it is there, in its full size."""
-    itemsize = np.dtype(record.data_type).itemsize
-    expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
-    fd = open_file(base, key)
-    if fd is None:
-        raise CorruptCheckpointError(f"{key} is missing")
-    try:
-        size = os.fstat(fd).st_size
-        # What zstd cannot make smaller, it makes a little larger.
-        most = expected if record.compression is None else expected * 1.01 + 1024
-        if size > most or (size < expected and record.compression is None):
-            raise CorruptCheckpointError(
-                f"{key} has {size} bytes instead of {expected}"
+        No checksum is returned: `checksums` reads them, once all files are there.
+        """
+        import tensorstore as ts
+
+        root = wait_for(ts.KvStore.open(self.place.spec, context=context()), "file")
+        specs: dict[LeafRecord, ts.Spec] = {}
+        opening = [
+            ts.open(
+                array_spec(write.record, specs),
+                kvstore=root / f"{write.name}/",
+                create=create,
+                open=not create,
+                assume_metadata=not create,
+                context=context(),
             )
-        return os.pread(fd, CHECKSUM_BYTES, max(0, size - CHECKSUM_BYTES)).hex()
-    finally:
-        os.close(fd)
+            for write in writes
+        ]
+        writing: deque[tuple[str, ts.WriteFutures, int]] = deque()
+        try:
+            in_flight = 0
+            for write, opened in zip(writes, opening, strict=True):
+                store = wait_for(opened, write.name)
+                record = write.record
+                for region, array in write.shards:
+                    target = (
+                        store if array.shape == record.data_shape else store[region]
+                    )
+                    # Nobody changes the arrays before this function returns.
+                    future = target.write(
+                        array, can_reference_source_data_indefinitely=True
+                    )
+                    writing.append((write.name, future, array.nbytes))
+                    in_flight += array.nbytes
+                    while in_flight > MAX_IN_FLIGHT:
+                        name, future, nbytes = writing.popleft()
+                        wait_for(future, name)
+                        in_flight -= nbytes
+                        if written:
+                            written(name, nbytes)
+            for name, future, nbytes in writing:
+                wait_for(future, name)
+                if written:
+                    written(name, nbytes)
+        finally:
+            for future in (*opening, *(future for _, future, _ in writing)):
+                future.exception()
+        return {}
 
+    def checksums(
+        self, name: str, record: LeafRecord, known: Checksums
+    ) -> tuple[str, ...]:
+        """The last bytes of each file, which must be there in its full size."""
+        found: list[str] = []
+        itemsize = np.dtype(record.data_type).itemsize
+        expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
+        # What zstd cannot make smaller, it makes a little larger.
+        is_packed = record.compression is not None
+        most = expected * 1.01 + 1024 if is_packed else expected
+        for chunk in chunk_keys(record.data_shape, record.chunk_shape):
+            key = f"{name}/{chunk}"
+            try:
+                fd = os.open(self.place.spec["path"] + key, os.O_RDONLY)
+            except (FileNotFoundError, NotADirectoryError):
+                raise CorruptCheckpointError(f"{key} is missing") from None
+            try:
+                size = os.fstat(fd).st_size
+                if size > most or (size < expected and not is_packed):
+                    raise CorruptCheckpointError(
+                        f"{key} has {size} bytes instead of {expected}"
+                    )
+                tail = os.pread(fd, CHECKSUM_BYTES, max(0, size - CHECKSUM_BYTES))
+                found.append(tail.hex())
+            finally:
+                os.close(fd)
+        return tuple(found)
 
-def open_file(base: KvSpec, key: str) -> int | None:
-    """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(base["path"] + key, flags)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as e:
-        if e.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        raise CorruptCheckpointError(f"{key} is a link or a socket") from None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise CorruptCheckpointError(f"{key} is not a file")
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
+        return files_of(self.place.spec["path"], wanted)
+
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        return self.place.read_all(keys)
 
 
 def own_context() -> "ts.Context":
@@ -274,15 +211,16 @@ def own_context() -> "ts.Context":
     return ts.Context({"cache_pool": {"total_bytes_limit": 0}}, context())
 
 
-def kvstore(base: KvSpec) -> "ts.KvStore":
+def open_kvstore(spec: KvSpec) -> "ts.KvStore":
+    """The key-value store of a spec; a database gets caches of its own."""
     import tensorstore as ts
 
-    used = own_context() if base["driver"] == "ocdbt" else context()
-    return result(ts.KvStore.open(base, context=used), base["driver"])
+    used = own_context() if "base" in spec else context()
+    return wait_for(ts.KvStore.open(spec, context=used), spec["driver"])
 
 
-def result(future: Any, name: str, seconds: float | None = None) -> Any:
-    """What a future of TensorStore comes to, after so many seconds at most."""
+def wait_for(future: Any, name: str, seconds: float | None = None) -> Any:
+    """The result of a TensorStore future, or the error in our words."""
     try:
         return future.result(timeout=seconds)
     except TimeoutError:

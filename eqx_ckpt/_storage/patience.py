@@ -9,7 +9,8 @@ something small. If it does not answer that either, the operation has ended.
 import logging
 from typing import Any
 
-from .kvstore import context, KvSpec, result, url
+from .kvstore import context, wait_for
+from .storage import KvSpec
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -23,30 +24,27 @@ _RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "2s"}
 _silent: set[tuple[object, ...]] = set()
 
 
-def answer(base: KvSpec, future: Any, key: str = "", most: float | None = None) -> Any:
-    """What a request comes to, however long that takes a store that answers others.
+def wait_patiently(
+    store: KvSpec, future: Any, where: str, most: float | None = None
+) -> Any:
+    """The result of a request, however long that takes a store that answers others.
 
-    After `most` seconds it has failed anyhow.
+    `where` is the request in words. After `most` seconds it has failed anyhow.
     """
-    store, where = base, url(base, key)
-    while store["driver"] == "ocdbt":
-        store = store["base"]
-    if store["driver"] not in ("s3", "gcs"):
-        return result(future, where, most)
     place = (store["driver"], store.get("endpoint"), store["bucket"])
     waited = 0.0
     try:
         if place in _silent:
-            _ask(store, place)
+            _ask(store, place, where)
         while not _has_come(future, PATIENCE):
             waited += PATIENCE
             if most is not None and waited >= most:
                 raise TimeoutError(f"Not done within {most:g} seconds ({where}).")
-            _ask(store, place)
+            _ask(store, place, where)
     except BaseException:
         future.cancel()  # Nobody is to try again when its caller has given up.
         raise
-    return result(future, where)
+    return wait_for(future, where)
 
 
 def _has_come(future: Any, seconds: float) -> bool:
@@ -57,7 +55,7 @@ def _has_come(future: Any, seconds: float) -> bool:
     return True
 
 
-def _ask(store: KvSpec, place: tuple[object, ...]) -> None:
+def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
     """Raise if the store answers nothing at all."""
     import tensorstore as ts
 
@@ -71,14 +69,14 @@ def _ask(store: KvSpec, place: tuple[object, ...]) -> None:
         },
         context(),
     )
-    asking = result(ts.KvStore.open(store, context=own), store["driver"]).read("@")
+    asking = wait_for(ts.KvStore.open(store, context=own), store["driver"]).read("@")
     try:
-        result(asking, url(store), LAST_PATIENCE)
+        wait_for(asking, where, LAST_PATIENCE)
     except (ConnectionError, TimeoutError):
         _silent.add(place)
         raise
     except Exception as e:
-        logger.debug("%s has answered: %s", url(store), e)
+        logger.debug("The store of %s has answered: %s", where, e)
     finally:
         asking.cancel()
     _silent.discard(place)

@@ -19,15 +19,11 @@ from .._types import PathLike, Report
 from .checkpoint import (
     being_read,
     check_array_metadata,
-    check_database,
     collector_paused,
-    identity,
-    manifest_of,
 )
 from .chunk_reads import read_chunks
-from .foreign import what_is_at
-from .key_values import read_key
-from .kvstore import database, locate, shown
+from .committed import read_committed
+from .directory import locate
 
 
 _TRIES = 10
@@ -42,17 +38,16 @@ class Checkpoint(Source):
 
     **Attributes:**
 
-    - `base`: where its arrays are.
+    - `chunks`: its arrays.
     """
 
     def __init__(self, path: PathLike) -> None:
         place = locate(path)
         try:
-            manifest = from_bytes(manifest_of(place), shown(place))
+            manifest = from_bytes(read_committed(place), str(place))
         except CheckpointNotFoundError as e:
-            raise CheckpointNotFoundError(f"{e}{what_is_at(place)}") from None
-        base = {**place, "path": place["path"] + manifest.root}
-        self.base = database(base) if manifest.layout == "ocdbt" else base
+            raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
+        self.chunks = place.layouts[manifest.layout](place / manifest.root)
         self._manifest = manifest
 
     @property
@@ -65,19 +60,18 @@ class Checkpoint(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[np.ndarray]:
-        return read_chunks(self.base, reads, damage, report)
+        return read_chunks(self.chunks, reads, damage, report)
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for what no restore looks at, and for all damage."""
         arrays = self._manifest.leaves.items()
         undamaged = {n: r for n, r in arrays if r.is_array and n not in damage}
-        check_array_metadata(self.base, undamaged, damage)
+        check_array_metadata(self.chunks, undamaged, damage)
         raise_damage(damage, self)
-        if self._manifest.layout == "ocdbt":
-            check_database(self.base)
+        self.chunks.verify()
 
     def __str__(self) -> str:
-        return shown(self.base)
+        return str(self.chunks)
 
 
 def opened(source: PathLike | Source) -> Source:
@@ -93,7 +87,7 @@ class Reading:
 
     def __init__(self, source: PathLike | Source) -> None:
         self._source = source
-        self._base = None if isinstance(source, Source) else locate(source)
+        self._place = None if isinstance(source, Source) else locate(source)
         self._before: object = None
 
     def open(self) -> Source:
@@ -107,22 +101,22 @@ class Reading:
 
     def digest(self) -> str:
         """Of the version that is there now: the same in all processes of a job."""
-        if self._base is None:
+        if self._place is None:
             return ""
-        head = read_key(self._base, MANIFEST, HEAD_BYTES)
+        head = self._place.read(MANIFEST, HEAD_BYTES)
         return "" if head is None else hashlib.sha256(head).hexdigest()
 
     @contextlib.contextmanager
     def announced(self) -> Generator[None, None, None]:
         """Let no other thread of this process remove what is read."""
-        if self._base is None:
+        if self._place is None:
             yield
             return
-        being_read.append(self._base["path"])
+        being_read.append(str(self._place))
         try:
             yield
         finally:
-            being_read.remove(self._base["path"])
+            being_read.remove(str(self._place))
 
     @contextlib.contextmanager
     def unless_replaced(self) -> Generator[None, None, None]:
@@ -137,10 +131,10 @@ class Reading:
             ) from e
 
     def _identity(self) -> object:
-        return self._base and identity(self._base)
+        return None if self._place is None else self._place.identity()
 
     def __str__(self) -> str:
-        return str(self._source) if self._base is None else shown(self._base)
+        return str(self._source if self._place is None else self._place)
 
 
 def read_consistently(

@@ -11,8 +11,8 @@ from .._format.chunks import whole
 from .._format.leaves import dtype_from_tag, from_stored, LeafRecord
 from .._format.source import read_regions, RegionRead, Source
 from .._types import PathLike
-from .key_values import read_key
-from .kvstore import context, locate, result, shown
+from .directory import locate
+from .kvstore import context, wait_for
 
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class CheckpointRows:
             name: jax.ShapeDtypeStruct(r.data_shape, dtype_from_tag(r.dtype))
             for name, r in records.items()
         }
-        chunks = [r.chunk_shape[0] for r in records.values() if r.chunk_shape]
-        self.chunk = max(chunks, default=1)
+        rows = [r.chunk_shape[0] for r in records.values() if r.chunk_shape]
+        self.chunk = max(rows, default=1)
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         reads = [
@@ -65,19 +65,19 @@ class ZarrRows:
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         reading = {name: a[start:stop].read() for name, a in self._arrays.items()}
-        return {name: np.asarray(result(f, name)) for name, f in reading.items()}
+        return {name: np.asarray(wait_for(f, name)) for name, f in reading.items()}
 
 
 def open_zarr(path: PathLike) -> "ts.TensorStore":
     """A Zarr array of version 3 or 2."""
     import tensorstore as ts
 
-    base = locate(path)
+    place = locate(path)
     for key, driver in (("zarr.json", "zarr3"), (".zarray", "zarr")):
-        if read_key(base, key) is not None:
-            spec = {"driver": driver, "kvstore": dict(base)}
+        if place.read(key) is not None:
+            spec = {"driver": driver, "kvstore": place.spec}
             opening = ts.open(spec, read=True, open=True, context=context())
-            return result(opening, shown(base))
+            return wait_for(opening, str(place))
     raise CheckpointNotFoundError(
-        f"There is no Zarr array at {shown(base)}: no `zarr.json`, and no `.zarray`."
+        f"There is no Zarr array at {place}: no `zarr.json`, and no `.zarray`."
     )

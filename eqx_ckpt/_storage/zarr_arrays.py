@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,17 +12,10 @@ import numpy as np
 from .._errors import CorruptCheckpointError
 from .._format.source import RegionRead
 from .._types import PathLike, Report
-from .key_values import list_keys, read_key, read_keys
-from .kvstore import (
-    context,
-    database,
-    KvSpec,
-    locate,
-    MAX_IN_FLIGHT,
-    own_context,
-    result,
-    shown,
-)
+from .database import Database
+from .directory import locate
+from .kvstore import context, MAX_IN_FLIGHT, own_context, wait_for
+from .storage import KvSpec
 
 
 if TYPE_CHECKING:
@@ -58,36 +50,30 @@ class Place:
 
     def __init__(self, path: PathLike) -> None:
         self._outer = locate(path)
-        self.is_database = read_key(self._outer, _DATABASE, 1) is not None
-        self._base = database(self._outer) if self.is_database else self._outer
+        self.is_database = self._outer.read(_DATABASE, 1) is not None
+        self._base = Database(self._outer) if self.is_database else self._outer
 
     def __str__(self) -> str:
-        return shown(self._outer)
+        return str(self._outer)
 
     def file(self, name: str, most: int) -> bytes | None:
         """A file beside the arrays, of so many bytes at most."""
-        data = read_key(self._outer, name, most + 1)
+        data = self._outer.read(name, most + 1)
         if data is not None and len(data) > most:
             raise CorruptCheckpointError(f"{self}: {name} has more than {most} bytes.")
         return data
 
     def folders(self) -> list[str]:
         """The names of what is in it and has files in it."""
-        if self._outer["driver"] != "file":
-            keys = list_keys(self._outer)
-            return sorted({key.split("/")[0] for key in keys if "/" in key})
-        try:
-            with os.scandir(self._outer["path"]) as found:
-                return sorted(entry.name for entry in found if entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        keys = self._outer.list_keys()
+        return sorted({key.split("/")[0] for key in keys if "/" in key})
 
     def array_keys(self) -> list[str]:
         """The keys of all arrays."""
         endings = tuple("/" + name for name in _DRIVERS)
         return [
             key.rpartition("/")[0]
-            for key in list_keys(self._base)
+            for key in self._base.list_keys()
             if key.endswith(endings)
         ]
 
@@ -99,14 +85,14 @@ class Place:
         todo = list(keys)
         for name, driver in _DRIVERS.items():
             names = [f"{key}/{name}" for key in todo]
-            for key, data in zip(todo, read_keys(self._base, names), strict=True):
+            for key, data in zip(todo, self._base.read_all(names), strict=True):
                 if data is None:
                     continue
                 try:
                     if isinstance(data, CorruptCheckpointError):
                         raise data
                     shape, dtype = _described(data, driver)
-                    found[key] = ZarrArray(shape, dtype, self._base, key, driver)
+                    found[key] = ZarrArray(shape, dtype, self._base.spec, key, driver)
                 except (CorruptCheckpointError, ValueError) as e:
                     damage[key] = str(e)
             todo = [key for key in todo if key not in found and key not in damage]
@@ -175,7 +161,7 @@ def read_zarr(
         read, future = waiting.popleft()
         in_flight -= read.nbytes
         try:
-            found.append(np.asarray(result(future, read.name)))
+            found.append(np.asarray(wait_for(future, read.name)))
             if report is not None:
                 report(read.name, read.nbytes)
         except CorruptCheckpointError as e:
@@ -210,7 +196,7 @@ def _open(
             },
             read=True,
             open=True,
-            context=own if arrays[name].place["driver"] == "ocdbt" else context(),
+            context=own if "base" in arrays[name].place else context(),
         )
         for name in names
     }
@@ -223,7 +209,7 @@ def _path(array: ZarrArray) -> str:
 def _reading(opened: Any, read: RegionRead) -> Any:
     """The future of a region; what opening raises is raised by that of the region."""
     try:
-        array: ts.TensorStore = result(opened, read.name)
+        array: ts.TensorStore = wait_for(opened, read.name)
     except CorruptCheckpointError as e:
         return _Failed(e)
     return array[read.region].read() if read.region else array.read()

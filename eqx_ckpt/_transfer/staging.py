@@ -11,7 +11,8 @@ from .._errors import CheckpointError
 from .._format.chunks import Region
 from .._format.leaves import shards, start_transfer
 from .._storage.buffers import copied
-from .._storage.kvstore import ArrayWrite, MAX_IN_FLIGHT
+from .._storage.kvstore import MAX_IN_FLIGHT
+from .._storage.storage import ArrayWrite
 from .._tree.plan import Write
 from .._types import is_real
 
@@ -65,7 +66,9 @@ class Staging:
                 # JAX arrays are immutable, and JAX does not reuse their memory while a
                 # view of it exists. See tests/save/test_async.py.
                 changes = write.record.kind == "numpy"
-                for region, array in shards(write.leaf, write.record, mine=write.mine):
+                for region, array in shards(
+                    write.leaf, write.record, owned=write.owned
+                ):
                     if not self._has_room(array.nbytes):
                         before_waiting()
                     piece = region, copied(array) if changes else array

@@ -106,26 +106,30 @@ def _named(
 class Write(NamedTuple):
     """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar.
 
-    `mine` is where the pieces of it begin that this process writes; `None`: all.
+    `owned` is where the pieces of it begin that this process writes; `None`: all.
     """
 
     name: str
     record: LeafRecord
     leaf: Any
-    mine: Collection[Start] | None = None
+    owned: Collection[Start] | None = None
 
 
-def plan_writes(
-    pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf
-) -> tuple[list[Write], dict[str, str]]:
+class WritePlan(NamedTuple):
     """What to write, and the fingerprints of the leaves that are not saved."""
+
+    writes: list[Write]
+    others: dict[str, str]
+
+
+def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:
+    """What a save writes; every leaf that cannot be saved, in one error."""
     writes: list[Write] = []
     saved: list[tuple[KeyPath, str]] = []
     others: dict[str, str] = {}
     suspects: dict[str, Any] = {}
     problems: list[str] = []
-    named = _named(pytree, filter_spec, is_leaf, "pytree")
-    for name, path, leaf, spec, as_data in named:
+    for name, path, leaf, spec, keys in _named(pytree, filter_spec, is_leaf, "pytree"):
         if is_transient(leaf):
             others[name] = leaf.note()
             continue
@@ -143,7 +147,7 @@ def plan_writes(
             if not isinstance(leaf, STATIC):
                 suspects[name] = leaf
         else:
-            record = record._replace(path=as_data)
+            record = record._replace(path=keys)
             data = leaf if record.value is None else None
             writes.append(Write(name, record, data))
             saved.append((path, name))
@@ -160,7 +164,7 @@ def plan_writes(
         warn_of_state(suspects)
     if len(writes) > _MANY:
         _warn_of_numbers(writes)
-    return writes, others
+    return WritePlan(writes, others)
 
 
 def _warn_of_numbers(writes: Sequence[Write]) -> None:

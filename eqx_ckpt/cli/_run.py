@@ -8,17 +8,17 @@ import eqx_ckpt
 
 from .._format.screen import in_bytes
 from .._retention import check_mode, ranked
-from .._steps import Run, run_at
+from .._steps import Run
 from ._output import number, printable, say, say_json, table
 
 
 def ls(path: str, best: str, mode: Any, as_json: bool) -> int:
     check_mode(mode)
-    run = run_at(path)
+    run = Run(path)
     steps = run.steps()
     if not steps:
         raise eqx_ckpt.CheckpointNotFoundError(
-            f"There is no step in {run.directory!r}. {run.instead()}".rstrip()
+            f"There is no step in {run.directory!r}. {run.explain()}".rstrip()
         )
     entries = [_entry(run, step) for step in steps]
     metrics = {entry["step"]: entry["metadata"] for entry in entries}
@@ -79,7 +79,7 @@ def _age(saved: float) -> str:
 
 
 def verify(path: str, as_json: bool) -> int:
-    run = run_at(path)
+    run = Run(path)
     steps = run.steps()
     paths = [os.fspath(run.path(step)) for step in steps] or [path]
     results: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def verify(path: str, as_json: bool) -> int:
 
 
 def rm(path: str, steps: list[int]) -> int:
-    run = run_at(path)
+    run = Run(path)
     there = run.steps()
     missing = [step for step in steps if step not in there]
     if missing:

@@ -11,11 +11,11 @@ from .._format.manifest import Manifest
 from .._format.names import distinct, stored_names
 from .._format.source import read_regions, RegionRead, Source
 from .._progress import Progress
-from .._save import Save
-from .._storage.kvstore import ArrayWrite
+from .._save import Alone, Save
 from .._storage.reading import Reading
+from .._storage.storage import ArrayWrite
 from .._tree.compression import Compression
-from .._tree.plan import Write
+from .._tree.plan import Write, WritePlan
 from .._types import Layout, PathLike
 
 
@@ -72,20 +72,9 @@ def copy(
         # The records tell where data are to be read from, by the names that they have.
         names: dict[str, str] = {}
 
-        def plan() -> tuple[list[Write], dict[str, str]]:
-            writes = _writes(manifest, names)
-            return writes, dict(manifest.others)
-
-        save = Save(
-            path,
-            plan,
-            manifest.metadata,
-            overwrite,
-            layout,
-            compression,
-            progress,
-            None,
-        )
+        plan = WritePlan(_writes(manifest, names), dict(manifest.others))
+        save = Save(path, plan, compression, manifest.metadata, layout, progress)
+        save.begin(Alone(), overwrite)
         arrays = [
             ArrayWrite(write.name, write.record, _pieces(opened, names[write.name]))
             for write in save.arrays

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from .._errors import CheckpointError
 from .._storage.directory import flush
-from .._storage.key_values import read_key
-from .._storage.kvstore import KvSpec
+from .._storage.storage import Storage
 
 
 _LOCK = "writer.lock"
@@ -26,9 +25,9 @@ class Files:
     has one value or the other.
     """
 
-    def __init__(self, base: KvSpec) -> None:
+    def __init__(self, base: Storage) -> None:
         self.base = base
-        self._root = base["path"]
+        self._root = base.spec["path"]
         self._replaced: set[str] = set()
         self._lock = self._directory = -1
 
@@ -67,7 +66,7 @@ class Files:
         return [n for n in names if n != _LOCK and not n.endswith(_TEMPORARY)]
 
     def read(self, key: str) -> bytes | None:
-        return read_key(self.base, key)
+        return self.base.read(key)
 
     def list(self, folder: str) -> list[str]:
         """The keys directly below a folder."""

@@ -19,9 +19,8 @@ from .._errors import (
     CheckpointNotFoundError,
 )
 from .._save import tree_serialise_leaves
-from .._steps import run_at
-from .._storage.foreign import what_is_at
-from .._storage.kvstore import locate, shown, url
+from .._steps import Run
+from .._storage.directory import Directory, locate
 from .._storage.url import Store
 from .._types import PathLike
 from ._columns import Column, columns_of, make_groups, show, trim
@@ -65,8 +64,8 @@ class Log:
         max_samples: int | None,
     ) -> None:
         self.base = locate(path)
-        self.where = shown(self.base)
-        if self.base["driver"] != "file":
+        self.where = str(self.base)
+        if not isinstance(self.base, Directory):
             raise CheckpointError(f"{self.where}: a recording is written to a disk.")
         self._max_samples = max_samples
         self._files = Files(self.base)
@@ -80,7 +79,7 @@ class Log:
         self._files.acquire()
         try:
             self.record = self._begin(wanted, differs)
-            self._states = run_at(_below(path, url(self.base)))
+            self._states = Run(_below(path, self.base.url()))
             self._tidy_up()
             self._columns = self._go_on()
         except BaseException:
@@ -98,9 +97,10 @@ class Log:
             return found
         strangers = self._files.strangers()
         if strangers:
+            explanation = self.base.explain()
             raise CheckpointExistsError(
                 f"{self.where} holds {strangers[0]!r}, and is no recording."
-                f"{what_is_at(self.base)} Choose another path."
+                f"{explanation and ' '}{explanation} Choose another path."
             )
         self._files.commit(RECORD, wanted.to_bytes())
         return wanted

@@ -12,8 +12,7 @@ from .._format.chunks import batches, blocks, chunk_key, Region, whole
 from .._format.leaves import from_stored, LeafRecord
 from .._format.source import RegionRead
 from .._storage.chunk_reads import read_chunks
-from .._storage.key_values import read_key
-from .._storage.kvstore import KvSpec
+from .._storage.storage import Chunks, Storage
 from ._columns import crc, FOLDER, memory, tail
 from ._leaves import Leaf
 from ._record import Record
@@ -25,7 +24,7 @@ _TRIES = 10
 
 
 def read_samples(
-    base: KvSpec, record: Record, leaf: Leaf, chains: range, draws: range
+    base: Storage, record: Record, leaf: Leaf, chains: range, draws: range
 ) -> Any:
     """Samples of a leaf: an array `(chain, draw, ...)`, or `(draw, ...)`."""
     if not leaf.row_bytes or not draws or not chains:
@@ -44,7 +43,7 @@ def _empty(record: Record, leaf: Leaf, chains: range, draws: range) -> np.ndarra
 
 
 def _retried(
-    base: KvSpec, record: Record, leaf: Leaf, chains: range, draws: range
+    base: Storage, record: Record, leaf: Leaf, chains: range, draws: range
 ) -> np.ndarray:
     damage: dict[str, str] = {}
     for _ in range(_TRIES):
@@ -57,24 +56,24 @@ def _retried(
     raise AssertionError
 
 
-def raise_damage(damage: dict[str, str], record: Record, base: KvSpec) -> None:
+def raise_damage(damage: dict[str, str], record: Record, base: Storage) -> None:
     """Raise, if there is damage."""
     if damage:
         raise CorruptCheckpointError(
-            f"The recording {base['path'].rstrip('/')!r} is damaged. These leaves are "
+            f"The recording {base} is damaged. These leaves are "
             "not what was recorded:\n"
             + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
             + "\nRead draws before the damaged ones, or other leaves by `where`."
         )
 
 
-def samples_base(base: KvSpec) -> KvSpec:
-    """Where the arrays are."""
-    return {**base, "path": f"{base['path']}{FOLDER}/"}
+def samples_in(base: Storage) -> Chunks:
+    """The arrays of a recording."""
+    return base.layouts["zarr"](base / f"{FOLDER}/")
 
 
 def array_record(
-    base: KvSpec,
+    base: Storage,
     record: Record,
     leaf: Leaf,
     chains: range,
@@ -100,7 +99,7 @@ def array_record(
             position = chain * count + number
             key = f"{leaf.name}/"
             key += chunk_key(leaf.chunk_at(record.chains, chain, number))
-            data = read_key(samples_base(base), key)
+            data = base.read(f"{FOLDER}/{key}")
             if data is None:
                 damage[leaf.name] = f"{key} is missing"
                 continue
@@ -108,14 +107,14 @@ def array_record(
             checked = array._replace(crc32c=tuple(found))
             region = tail(leaf, record.chains, chain, record.draws[chain])
             (rows,) = read_chunks(
-                samples_base(base), [RegionRead(leaf.name, checked, region)], damage
+                samples_in(base), [RegionRead(leaf.name, checked, region)], damage
             )
             if leaf.name not in damage and crc(memory(rows)) != expected:
                 damage[leaf.name] = f"{key} does not begin with what was recorded"
     return array._replace(crc32c=tuple(found))
 
 
-def last_rows(base: KvSpec, record: Record, leaf: Leaf, chain: int) -> np.ndarray:
+def last_rows(base: Storage, record: Record, leaf: Leaf, chain: int) -> np.ndarray:
     """The samples of a chain that fill no chunk, as they are stored."""
     draws = record.draws[chain]
     some = range(draws // leaf.rows * leaf.rows, draws)
@@ -124,7 +123,7 @@ def last_rows(base: KvSpec, record: Record, leaf: Leaf, chain: int) -> np.ndarra
 
 
 def _read(
-    base: KvSpec,
+    base: Storage,
     record: Record,
     leaf: Leaf,
     array: LeafRecord,
@@ -132,7 +131,7 @@ def _read(
     draws: range,
     damage: dict[str, str],
 ) -> np.ndarray:
-    place = samples_base(base)
+    place = samples_in(base)
     if damage:
         return _empty(record, leaf, chains, draws)
     if draws.step == 1:
@@ -178,7 +177,7 @@ def _region(record: Record, leaf: Leaf, chains: range, draws: range) -> Region:
     return (*lead, *whole(leaf.record.data_shape))
 
 
-def verify_samples(base: KvSpec, record: Record) -> None:
+def verify_samples(base: Storage, record: Record) -> None:
     """Read all samples, and compare them with their checksums."""
     damage: dict[str, str] = {}
     for leaf in record.leaves:
@@ -189,7 +188,7 @@ def verify_samples(base: KvSpec, record: Record) -> None:
 
 
 def _verify(
-    base: KvSpec,
+    base: Storage,
     record: Record,
     leaf: Leaf,
     chain: int,
@@ -209,7 +208,7 @@ def _verify(
         )
         reads = (RegionRead(leaf.name, array, piece) for piece in pieces)
         for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-            read_chunks(samples_base(base), window, problems)
+            read_chunks(samples_in(base), window, problems)
         if not problems:
             return
     for name, problem in problems.items():

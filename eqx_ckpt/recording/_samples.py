@@ -13,8 +13,8 @@ from .._errors import CheckpointNotFoundError
 from .._format.leaves import dtype_from_tag
 from .._format.manifest import MANIFEST, Manifest, VERSIONS
 from .._inspect import nested
-from .._storage.key_values import read_key
-from .._storage.kvstore import KvSpec, locate, shown
+from .._storage.directory import locate
+from .._storage.storage import Storage
 from .._tree.where import picked_by
 from .._types import PathLike
 from ._leaves import Leaf
@@ -43,7 +43,7 @@ class Samples:
     """
 
     def __init__(
-        self, base: KvSpec, record: Record, names: PyTree[str] | None = None
+        self, base: Storage, record: Record, names: PyTree[str] | None = None
     ) -> None:
         self._base = base
         self._record = record
@@ -54,7 +54,7 @@ class Samples:
     @property
     def path(self) -> str:
         """Of the recording, in words."""
-        return shown(self._base)
+        return str(self._base)
 
     @property
     def chains(self) -> int | None:
@@ -170,17 +170,17 @@ def open_samples(path: PathLike) -> Samples:
     base = locate(path)
     record = read_record(base)
     if record is None:
-        is_checkpoint = read_key(base, MANIFEST) is not None
+        is_checkpoint = base.read(MANIFEST) is not None
         raise CheckpointNotFoundError(
-            f"No recording at {shown(base)}: there is no `{RECORD}`."
+            f"No recording at {base}: there is no `{RECORD}`."
             + " It holds a checkpoint, or a Zarr group." * is_checkpoint
         )
     return Samples(base, record)
 
 
-def read_record(base: KvSpec) -> Record | None:
-    data = read_key(base, RECORD)
-    return None if data is None else from_bytes(data, shown(base))
+def read_record(base: Storage) -> Record | None:
+    data = base.read(RECORD)
+    return None if data is None else from_bytes(data, str(base))
 
 
 def committed_of(record: Record) -> int | np.ndarray | None:

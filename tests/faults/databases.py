@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt._storage import chunk_values
+from eqx_ckpt._storage.directory import Directory
 from eqx_ckpt._transfer import staging
 
 from . import doors
@@ -131,7 +132,9 @@ def save_large_pieces(path: str) -> None:
     Shards with a prime number of columns are not cut.
     """
     jax.config.update("jax_num_cpu_devices", 8)
-    chunk_values.MAX_IN_FLIGHT = staging.MAX_IN_FLIGHT = 48 * 2**10
+    staging.MAX_IN_FLIGHT = 48 * 2**10
+    options = Directory.database._replace(max_transaction=staging.MAX_IN_FLIGHT)
+    Directory.database = options
     chunk_values._BATCH, chunk_values._LEAST = 32 * 2**10, 64
     mesh = jax.make_mesh((8,), ("x",))
     rows = np.arange(64 * 20011, dtype=np.float32).reshape(64, 20011)

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt import _save
 from eqx_ckpt._distributed import group, joint, meeting
+from eqx_ckpt._storage.chunk_values import ChunkValues
+from eqx_ckpt._storage.kvstore import ChunkFiles
 
 from .jobs import End
 from .programs import assert_same, DEADLINE, hidden
@@ -41,10 +42,10 @@ def arm(point: str, act: Callable[[], Any]) -> None:
     owner, name, is_before = {
         "before the plan": (attempt, "agree", True),
         "after the plan": (attempt, "agree", False),
-        "after the begin": (attempt, "begin", False),
-        "after the writes": (attempt, "is_to_commit", True),
-        "before the commit": (attempt, "_tell", False),
-        "after the commit": (attempt, "_commit" if is_first else "is_to_commit", False),
+        "after the begin": (attempt, "_begin", False),
+        "after the writes": (attempt, "gather", True),
+        "before the commit": (attempt, "gather", False),
+        "after the commit": (attempt, "_publish" if is_first else "commit", False),
     }[point]
     whole = getattr(owner, name)
 
@@ -62,7 +63,7 @@ def arm(point: str, act: Callable[[], Any]) -> None:
 
 def _amid(act: Callable[[], Any]) -> None:
     """Act once some of the pieces are on the disk, or some of the objects there."""
-    write_arrays, write_objects = _save.write_arrays, _save.write_objects
+    write_files, write_values = ChunkFiles.write, ChunkValues.write
 
     def acting(shards: Iterator[Any]) -> Iterator[Any]:
         yield from itertools.islice(shards, 1)
@@ -70,19 +71,19 @@ def _amid(act: Callable[[], Any]) -> None:
         act()
         yield from shards
 
-    def write(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        _save.write_arrays = write_arrays
+    def write(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+        ChunkFiles.write = write_files
         head = arrays[0]
         head = head._replace(shards=acting(iter(head.shards)))
-        return write_arrays(base, [head, *arrays[1:]], *args, **kwargs)
+        return write_files(chunks, [head, *arrays[1:]], *args, **kwargs)
 
-    def write_some(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        _save.write_objects = write_objects
-        tails = write_objects(base, arrays[:1], *args, **kwargs)
+    def write_some(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+        ChunkValues.write = write_values
+        known = write_values(chunks, arrays[:1], *args, **kwargs)
         act()
-        return tails | write_objects(base, arrays[1:], *args, **kwargs)
+        return known | write_values(chunks, arrays[1:], *args, **kwargs)
 
-    _save.write_arrays, _save.write_objects = write, write_some
+    ChunkFiles.write, ChunkValues.write = write, write_some
 
 
 def die() -> None:

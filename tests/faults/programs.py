@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
-from eqx_ckpt import _save
-from eqx_ckpt._storage import chunk_files
+from eqx_ckpt._storage import files
+from eqx_ckpt._storage.kvstore import ChunkFiles
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -220,31 +220,31 @@ def hidden(directory: str) -> list[str]:
 def spy_on_writes() -> list[tuple[str, str, int]]:
     """From now on, of each piece that this process writes: leaf, region, bytes."""
     seen: list[tuple[str, str, int]] = []
-    write_arrays = _save.write_arrays
+    write = ChunkFiles.write
 
     def watched(name: str, shards: Iterator[Any]) -> Iterator[Any]:
         for region, array in shards:
             seen.append((name, str(region), array.nbytes))
             yield region, array
 
-    def spy(base: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+    def spy(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
         arrays = [a._replace(shards=watched(a.name, a.shards)) for a in arrays]
-        return write_arrays(base, arrays, *args, **kwargs)
+        return write(chunks, arrays, *args, **kwargs)
 
-    _save.write_arrays = spy
+    ChunkFiles.write = spy
     return seen
 
 
 def spy_on_reads() -> list[int]:
     """From now on, the bytes of each chunk that this process reads."""
     seen: list[int] = []
-    enter = chunk_files.File.__enter__
+    enter = files.File.__enter__
 
-    def spy(file: chunk_files.File) -> None:
+    def spy(file: files.File) -> None:
         enter(file)
         seen.append(file._chunk.nbytes)
 
-    chunk_files.File.__enter__ = spy
+    files.File.__enter__ = spy
     return seen
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage import chunk_values
+from eqx_ckpt._storage.directory import Directory
 from faults import workloads
 from faults.damage import bits, damaged, files, report, swap
 from faults.workloads import every_kind
@@ -32,7 +32,8 @@ def path(disk: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def of_many_files(disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A database that several transactions have written."""
-    monkeypatch.setattr(chunk_values, "MAX_IN_FLIGHT", 300)
+    options = Directory.database._replace(max_transaction=300)
+    monkeypatch.setattr(Directory, "database", options)
     _save(disk / "new", 1)
     return disk / "new"
 

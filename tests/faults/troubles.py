@@ -18,8 +18,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
-from eqx_ckpt import _save, _steps
-from eqx_ckpt._distributed import coordination, joint
+from eqx_ckpt._distributed import coordination
+from eqx_ckpt._storage import directory as storage
+from eqx_ckpt._storage.directory_steps import DirectorySteps
+from eqx_ckpt._storage.kvstore import ChunkFiles
 
 from .programs import (
     assert_same,
@@ -139,13 +141,13 @@ def fail(directory: str) -> dict[str, Case]:
         save = ft.partial(_save_broken, place, attribute, broken if here else whole)
         cases[name] = attempt(directory, name, save, f"{directory}/new", good)
 
-    check("not shared", joint, "os", _Elsewhere(directory), not first)
-    check("disk full", _save, "write_arrays", _raising(errno.ENOSPC), not first)
-    check("first full", _save, "write_arrays", _raising(errno.ENOSPC), first)
-    check("flush", joint, "flush", _raising(errno.EIO), not first)
+    check("not shared", storage, "os", _Elsewhere(directory), not first)
+    check("disk full", ChunkFiles, "write", _raising(errno.ENOSPC), not first)
+    check("first full", ChunkFiles, "write", _raising(errno.ENOSPC), first)
+    check("flush", storage, "flush", _raising(errno.EIO), not first)
     check("begin", os, "mkdir", _raising(errno.EACCES), first)
     lost = eqx_ckpt.CorruptCheckpointError("c.0 is missing")
-    check("look", _save, "checksum", _raising(lost), first)
+    check("look", ChunkFiles, "checksums", _raising(lost), first)
     check("rename", os, "rename", _raising(errno.EIO), first)
     return cases
 
@@ -169,13 +171,13 @@ def _raising(error: int | Exception) -> Callable[..., Any]:
 def unseen(directory: str) -> dict[str, Case]:
     """A save in the background fails; process 1 looks at its future, 0 does not."""
     first, good = jax.process_index() == 0, state(1)
-    whole = _save.write_arrays
+    whole = ChunkFiles.write
     if not first:
-        _save.write_arrays = _raising(errno.ENOSPC)
+        ChunkFiles.write = _raising(errno.ENOSPC)
     save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
     saving = save(f"{directory}/new", good)
     wait([saving])
-    _save.write_arrays = whole
+    ChunkFiles.write = whole
     if not first:
         saving.exception()
 
@@ -190,13 +192,13 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
     keep, deadline = eqx_ckpt.keep_last(1), DEADLINE
     manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=deadline)
     manager.save(1, state(1)).result()
-    whole = _steps.remove
+    whole = DirectorySteps.remove
     if jax.process_index() == 0:
-        _steps.remove = _raising(errno.EIO)
+        DirectorySteps.remove = _raising(errno.EIO)
     errors = {2: caught(manager.save(2, state(2)).result)}
     manager.save(3, state(3))
     errors[3] = caught(manager.wait)
-    _steps.remove = whole
+    DirectorySteps.remove = whole
     manager.save(4, state(4)).result()
     return errors, manager.steps()
 
@@ -204,7 +206,7 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
 def in_the_background(directory: str) -> None:
     """Several saves at once, of arrays that are donated afterwards, and a busy main."""
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
-    write_arrays = _save.write_arrays
+    write_arrays = ChunkFiles.write
 
     go_on = threading.Event()
 
@@ -213,7 +215,7 @@ def in_the_background(directory: str) -> None:
         return write_arrays(*args, **kwargs)
 
     if jax.process_index() == 0:
-        _save.write_arrays = slowly
+        ChunkFiles.write = slowly
     manager = eqx_ckpt.CheckpointManager(f"{directory}/run", deadline=DEADLINE)
     array, savings = state(0)["w"], []
     save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)

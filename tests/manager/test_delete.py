@@ -11,8 +11,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.key_values import list_keys
-from eqx_ckpt._storage.kvstore import locate
+from eqx_ckpt._storage.directory import locate
 
 
 TREE = {"w": np.ones(3), "step": 1}
@@ -46,7 +45,7 @@ def on_disk(tmp_path):
 def names(run):
     """Of all that is left in a run."""
     if run.startswith("memory"):
-        return {key.partition("/")[0] for key in list_keys(locate(run))}
+        return {key.partition("/")[0] for key in locate(run).list_keys()}
     return set(os.listdir(run))
 
 

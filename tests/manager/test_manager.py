@@ -13,6 +13,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
+from eqx_ckpt._storage import committed
 from faults import preemption
 from helpers import assert_same, files_below
 
@@ -130,14 +131,14 @@ def test_a_step_without_its_manifest_does_not_vanish_in_silence(run, caplog):
 
 
 def test_a_step_that_is_saved_meanwhile_is_no_stranger(run, caplog, monkeypatch):
-    is_checkpoint = eqx_ckpt._steps.is_checkpoint
+    is_checkpoint = committed.is_checkpoint
 
-    def look(base):
-        if base["path"].endswith("/000300/"):
+    def look(place):
+        if place.url().endswith("/000300"):
             eqx_ckpt.tree_serialise_leaves(run / "000400", state(400), overwrite=True)
-        return is_checkpoint(base)
+        return is_checkpoint(place)
 
-    monkeypatch.setattr(eqx_ckpt._steps, "is_checkpoint", look)
+    monkeypatch.setattr(committed, "is_checkpoint", look)
     assert CheckpointManager(run).restore(tree_like(300))["step"] == 300
     assert "is no checkpoint" not in caplog.text
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+import eqx_ckpt
 
 
 ROOT = Path(__file__).parents[2]
@@ -183,3 +186,77 @@ def test_functions_are_short():
     assert {name: length for name, length in lengths.items() if length > 60} == {}
     long = {name: length for name, length in lengths.items() if length > 30}
     assert len(long) <= len(lengths) / 10, long
+
+
+def functions(source: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function and method, by its qualified name."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            name = f"{prefix}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef):
+                yield name, child
+            is_scope = isinstance(child, ast.FunctionDef | ast.ClassDef)
+            yield from visit(child, f"{name}." if is_scope else prefix)
+
+    return visit(ast.parse(source), "")
+
+
+def is_public(module: str, function: str) -> bool:
+    """Whether users call it: then its arguments are what they need."""
+    owner, _, method = function.partition(".")
+    places = [eqx_ckpt, getattr(eqx_ckpt, room(module), None)]
+    found = [getattr(place, owner, None) for place in places]
+    home = f"eqx_ckpt.{module}".removesuffix(".__init__")
+    is_shown = any(getattr(obj, "__module__", "") == home for obj in found)
+    return is_shown and (method == "__init__" or not method.startswith("_"))
+
+
+def test_argument_lists_are_short():
+    """An internal function takes six arguments at most."""
+    counts = {}
+    for module, file in MODULES.items():
+        for name, node in functions(file.read_text()):
+            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            names = [arg.arg for arg in every if arg.arg not in ("self", "cls")]
+            if not is_public(module, name):
+                counts[f"{module}.{name}"] = len(names)
+    assert len(counts) > 500
+    long = {name for name, count in counts.items() if count > 6}
+    known = {"_tree.plan.plan_reads", "recording._reading._read"}
+    known |= {"recording._scan._block"}
+    assert long <= known, long
+
+
+def backend_comparisons(source: str) -> list[str]:
+    """The comparisons with the name of a backend or of a layout."""
+    backends = {*get_args(eqx_ckpt.Layout), "driver", "file", "memory", "s3", "gcs"}
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        if backends & {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+    ]
+
+
+def test_finding_comparisons_of_backends():
+    source = """
+if spec["driver"] != name or layout == "zarr":
+    pass
+if manifest.layout in ("zarr", "ocdbt"):
+    match = kind == "memory"
+if name == "numpy" or layout in LAYOUTS:
+    pass
+"""
+    assert len(backend_comparisons(source)) == 4
+
+
+def test_nobody_asks_which_backend_it_is():
+    """`locate` finds the storage; its methods differ, and their callers do not."""
+    found = {
+        module: comparisons
+        for module, file in MODULES.items()
+        if (comparisons := backend_comparisons(file.read_text()))
+    }
+    assert {room(module) for module in found} <= {"_storage"}, found
+    assert len(sum(found.values(), [])) <= 3, found

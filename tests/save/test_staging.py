@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import _futures, _save
+from eqx_ckpt import _futures
 from eqx_ckpt._storage import kvstore
+from eqx_ckpt._storage.kvstore import ChunkFiles
 from eqx_ckpt._transfer import staging
 
 
@@ -21,14 +22,14 @@ MIB = 2**20
 def small(monkeypatch):
     """The writer has 1 MiB on its way at most, so that the trees may be small."""
     concurrent.futures.wait(
-        list(_futures.open_saves)
+        list(_futures.pending_saves)
     )  # They have a share of the bytes.
     for module in (kvstore, staging):
         monkeypatch.setattr(module, "MAX_IN_FLIGHT", MIB)
     yield
     # One that waits for ever would let the interpreter wait too.
-    concurrent.futures.wait(list(_futures.open_saves), 30)
-    for saving in [s for s in _futures.open_saves if not s.done()]:
+    concurrent.futures.wait(list(_futures.pending_saves), 30)
+    for saving in [s for s in _futures.pending_saves if not s.done()]:
         saving.give_up(eqx_ckpt.CheckpointError("The test has failed."))
 
 
@@ -139,14 +140,14 @@ def test_one_save_at_a_time_is_staged(tmp_path, monkeypatch):
 
 
 def test_what_is_copied(tmp_path, monkeypatch):
-    write_arrays, written = _save.write_arrays, {}
+    write, written = ChunkFiles.write, {}
 
-    def watched(base, writes, *args, **kwargs):
+    def watched(chunks, writes, *args, **kwargs):
         written.update((w.name, list(w.shards)) for w in writes)
         writes = [w._replace(shards=iter(written[w.name])) for w in writes]
-        return write_arrays(base, writes, *args, **kwargs)
+        return write(chunks, writes, *args, **kwargs)
 
-    monkeypatch.setattr(_save, "write_arrays", watched)
+    monkeypatch.setattr(ChunkFiles, "write", watched)
     tree = {"jax": jnp.arange(1000), "numpy": np.arange(1000)}
     eqx_ckpt.tree_serialise_leaves_async(tmp_path / "new", tree).result()
     arrays = {name: array for name, [(_, array)] in written.items()}

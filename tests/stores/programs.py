@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._storage import key_values, kvstore
 from faults.programs import assert_same, DEADLINE
 from faults.troubles import caught, state
 
 from .place import Place
+from .values import bucket_at
 
 
 _NAMES = ("AWS_", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "TENSORSTORE_GCS_HTTP_URL")
@@ -83,10 +83,10 @@ def train(run: str, layout: eqx_ckpt.Layout) -> dict[str, Any]:
 def damage(manager: eqx_ckpt.CheckpointManager, run: str) -> tuple[str, str]:
     """Damage a chunk of step 4 of which process 0 has none."""
     if jax.process_index() == 0:
-        base = kvstore.locate(f"{run}/000004")
-        (key,) = [k for k in key_values.list_keys(base) if k.endswith("/w/c.3.0")]
-        size = len(key_values.read_key(base, key) or b"")
-        key_values.write_key(base, key, bytes(size))
+        base = bucket_at(f"{run}/000004")
+        (key,) = [k for k in base.list_keys() if k.endswith("/w/c.3.0")]
+        size = len(base.read(key) or b"")
+        base.write(key, bytes(size))
     assert not manager.should_save(5)  # So that all of them come after that.
     return caught(manager.restore, state(0))
 

@@ -16,12 +16,12 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import bucket, chunk_values, kvstore
-from eqx_ckpt._storage.key_values import write_key
+from eqx_ckpt._storage import bucket_attempt, bucket_steps, chunk_values, kvstore
 from faults.workloads import tree
 from helpers import assert_same
 from stores import proxy
 from stores.place import Place
+from stores.values import bucket_at
 
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -141,7 +141,7 @@ def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
         before = 1 if overwrite else None
         if overwrite:
             assert save(here, 1, layout=layout) is None
-        monkeypatch.setattr(bucket, "_keep_conditions", set())
+        monkeypatch.setattr(bucket_attempt, "_keep_conditions", set())
         rule = strike(place, request_, action, when)
         error = save(here, 2, layout=layout, overwrite=overwrite)
         place.proxy.rules.clear()
@@ -238,7 +238,7 @@ def test_one_who_replaces_and_one_who_removes(place):
 
     def remove(exchange: proxy.Exchange) -> None:
         place.proxy.rules.clear()
-        bucket.remove_checkpoint(kvstore.locate(place.url))
+        bucket_steps._remove(bucket_at(place.url))
         proxy.passed(exchange)
 
     method = "POST" if place.url.startswith("gs:") else "PUT"
@@ -431,7 +431,7 @@ def test_a_failed_save_does_not_go_on(place, monkeypatch):
     state = {f"{i:03d}": np.full(3, i) for i in range(200)}
     assert isinstance(save(place, state), PermissionError)
     # This one has to wait for its turn, behind those that were not cancelled.
-    write_key(kvstore.locate(place.url), "later", b"")
+    bucket_at(place.url).write("later", b"")
     sent = [r for r in place.proxy.found(path=TARGETS["chunk"]) if r.method != "DELETE"]
     assert 0 < len(sent) <= 64
 

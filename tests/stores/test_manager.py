@@ -19,14 +19,14 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage import bucket
-from eqx_ckpt._storage.key_values import delete_keys, list_keys, read_key, write_key
-from eqx_ckpt._storage.kvstore import kvstore, locate
+from eqx_ckpt._storage import heartbeat
+from eqx_ckpt._storage.kvstore import open_kvstore
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
 from stores.place import Place
 from stores.s3 import GIVEN
+from stores.values import bucket_at
 
 
 STEPS = (100, 200, 300)
@@ -57,11 +57,11 @@ def objects() -> dict[str, bytes]:
         for step in STEPS:
             metadata = {"loss": 1 / step, "acc": step % 200}
             manager.save(step, state(step), metadata=metadata)
-    return {key: read_key(locate(run), key) or b"" for key in keys(run)}
+    return {key: bucket_at(run).read(key) or b"" for key in keys(run)}
 
 
 def write_all(run: str, values: dict[str, bytes]) -> str:
-    store = kvstore(locate(run))
+    store = open_kvstore(bucket_at(run).spec)
     for writing in [store.write(key, value) for key, value in values.items()]:
         writing.result(timeout=DEADLINE)
     return run
@@ -82,28 +82,28 @@ def behind(place: Place) -> Place:
 
 
 def keys(run: str, below: str = "") -> list[str]:
-    return sorted(key for key in list_keys(locate(run)) if key.startswith(below))
+    return sorted(key for key in bucket_at(run).list_keys() if key.startswith(below))
 
 
 def data_of(run: str, step: int) -> dict[str, bytes | None]:
-    base = locate(run)
-    return {key: read_key(base, key) for key in keys(run, f"{step:06d}/")}
+    base = bucket_at(run)
+    return {key: base.read(key) for key in keys(run, f"{step:06d}/")}
 
 
 def flip(run: str, pattern: str) -> None:
     """Change a bit of the object whose key this is found in."""
-    base = locate(run)
+    base = bucket_at(run)
     (key,) = [key for key in keys(run) if re.search(pattern, key)]
-    data = bytearray(read_key(base, key) or b"")
+    data = bytearray(base.read(key) or b"")
     data[len(data) // 2] ^= 1
-    write_key(base, key, bytes(data))
+    base.write(key, bytes(data))
 
 
 def leave_debris(run: str, step: int, attempt: str = "f" * 32) -> str:
     """What a save of this step leaves that dies before its commit."""
-    base, prefix = locate(run), f"{step:06d}/@{attempt}/"
+    base, prefix = bucket_at(run), f"{step:06d}/@{attempt}/"
     for key in keys(run, "000300/@"):
-        write_key(base, prefix + key.split("/", 2)[2], read_key(base, key) or b"")
+        base.write(prefix + key.split("/", 2)[2], base.read(key) or b"")
     return prefix
 
 
@@ -120,7 +120,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(bucket, "clock", clock)
+    monkeypatch.setattr(heartbeat, "clock", clock)
     return clock
 
 
@@ -392,9 +392,9 @@ def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
     assert_same(manager.restore(state(400)), state(400))
     behind.proxy.rules.clear()
     manager.save(500, state(500)).result(DEADLINE)
-    clock.now += bucket.GRACE + 1
+    clock.now += heartbeat.ORPHANED_AFTER + 1
     manager.save(600, state(600)).result(DEADLINE)
-    clock.now += bucket.GRACE + 1
+    clock.now += heartbeat.ORPHANED_AFTER + 1
     manager.save(700, state(700)).result(DEADLINE)
     assert {key[:6] for key in keys(behind.url)} == {"000500", "000600", "000700"}
     manager.close()
@@ -408,7 +408,7 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
         manager.save(400, state(400)).result(DEADLINE)
         assert manager.steps() == [300, 400]
         for step in (500, 600):
-            clock.now += bucket.GRACE + 1
+            clock.now += heartbeat.ORPHANED_AFTER + 1
             manager.save(step, state(step)).result(DEADLINE)
         assert not keys(run, "0001")
 
@@ -465,7 +465,7 @@ def test_a_long_list(place: Place) -> None:
 
 
 def test_foreign_objects_are_left_alone(run: str) -> None:
-    base = locate(run)
+    base = bucket_at(run)
     group = json.dumps({"zarr_format": 3, "node_type": "group"}).encode()
     foreign = {
         "notes.txt": b"mine",
@@ -473,14 +473,14 @@ def test_foreign_objects_are_left_alone(run: str) -> None:
         "000500/zarr.json": group,
         "000700/notes.txt": b"mine",
         "000700/@mine/data": b"mine",
-        "100/zarr.json": read_key(base, "000100/zarr.json"),
-        "0000800/zarr.json": read_key(base, "000100/zarr.json"),
-        "best/zarr.json": read_key(base, "000100/zarr.json"),
-        "000300.bak/zarr.json": read_key(base, "000100/zarr.json"),
-        "000900/deeper/zarr.json": read_key(base, "000100/zarr.json"),
+        "100/zarr.json": base.read("000100/zarr.json"),
+        "0000800/zarr.json": base.read("000100/zarr.json"),
+        "best/zarr.json": base.read("000100/zarr.json"),
+        "000300.bak/zarr.json": base.read("000100/zarr.json"),
+        "000900/deeper/zarr.json": base.read("000100/zarr.json"),
     }
     for key, value in foreign.items():
-        write_key(base, key, value or b"")
+        base.write(key, value or b"")
     with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
         assert manager.steps() == [100, 200, 300]
         assert manager.latest() == 300
@@ -491,7 +491,7 @@ def test_foreign_objects_are_left_alone(run: str) -> None:
                 manager.save(step, state(step))
     assert manager.steps() == [301]
     assert [key for key in keys(run) if not key.startswith("000301")] == sorted(foreign)
-    assert {key: read_key(base, key) for key in foreign} == foreign
+    assert {key: base.read(key) for key in foreign} == foreign
 
 
 def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
@@ -500,8 +500,8 @@ def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
     for file in (tmp_path / "new").rglob("*"):
         if file.is_file():
             name = str(file.relative_to(tmp_path / "new"))
-            write_key(locate(empty), f"000001/{name}", file.read_bytes())
-    write_key(locate(empty), "000001/notes.txt", b"mine")
+            bucket_at(empty).write(f"000001/{name}", file.read_bytes())
+    bucket_at(empty).write("000001/notes.txt", b"mine")
     with CheckpointManager(empty, keep=eqx_ckpt.keep_last(1)) as manager:
         assert manager.steps() == [1]
         assert_same(manager.restore(state(1)), state(1))
@@ -549,7 +549,7 @@ def test_many_managers_and_one_step(empty: str) -> None:
 
 def test_damage_names_the_leaf_and_an_older_step_that_is_whole(run: str) -> None:
     flip(run, "000300/.*/w/c.0")
-    delete_keys(locate(run), [k for k in keys(run, "000200") if "history/c.0" in k])
+    bucket_at(run).delete([k for k in keys(run, "000200") if "history/c.0" in k])
     manager = CheckpointManager(run)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
         manager.restore(state(300))
@@ -620,16 +620,16 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
     with CheckpointManager(run) as manager:
         debris = [leave_debris(run, 400), leave_debris(run, 300)]
         manager.save(301, state(301)).result(DEADLINE)
-        clock.now += bucket.GRACE - 1
+        clock.now += heartbeat.ORPHANED_AFTER - 1
         manager.save(302, state(302)).result(DEADLINE)
         assert all(keys(run, prefix) for prefix in debris)
         # One of them changes.
-        write_key(locate(run), debris[0] + "w/c.1", b"")
+        bucket_at(run).write(debris[0] + "w/c.1", b"")
         clock.now += 2
         manager.save(303, state(303)).result(DEADLINE)
         assert keys(run, debris[0])
         assert not keys(run, debris[1])
-        clock.now += bucket.GRACE + 1
+        clock.now += heartbeat.ORPHANED_AFTER + 1
         manager.save(304, state(304)).result(DEADLINE)
         assert not keys(run, debris[0])
         assert manager.steps() == [*STEPS, 301, 302, 303, 304]
@@ -640,7 +640,7 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
 def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
     CheckpointManager(run)
     debris = leave_debris(run, 400)
-    clock.now += 10 * bucket.GRACE
+    clock.now += 10 * heartbeat.ORPHANED_AFTER
     with CheckpointManager(run) as manager:
         manager.save(401, state(401)).result(DEADLINE)
         assert keys(run, debris)
@@ -651,7 +651,7 @@ def test_a_manifest_that_is_damaged_keeps_its_data(run: str, clock: Clock) -> No
     before = data_of(run, 300)
     with CheckpointManager(run) as manager:
         for step in (400, 500):
-            clock.now += bucket.GRACE + 1
+            clock.now += heartbeat.ORPHANED_AFTER + 1
             manager.save(step, state(step)).result(DEADLINE)
     assert data_of(run, 300) == before
 
@@ -671,12 +671,12 @@ def beat(run: str, save: Slow) -> None:
 def test_who_gives_signs_of_life_is_no_debris(
     run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "_BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
         for step in (500, 600, 700):
             for _ in range(3):
-                clock.now += bucket.GRACE / 3 + 1
+                clock.now += heartbeat.ORPHANED_AFTER / 3 + 1
                 beat(run, slow)
             manager.save(step, state(step)).result(DEADLINE)
         slow.go_on()
@@ -688,22 +688,22 @@ def test_who_gives_signs_of_life_is_no_debris(
 
 def test_who_was_suspended_does_not_commit(run: str, clock: Clock, slowly) -> None:
     slow = slowly(run, 400)
-    clock.now += bucket._OWN_GRACE + 1
+    clock.now += heartbeat.FAIL_AFTER + 1
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="For 301 seconds this save was"):
         slow.saving.result(DEADLINE)
     assert CheckpointManager(run).steps() == [100, 200, 300]
     assert not keys(run, "000400")
-    assert bucket._OWN_GRACE + 2 * bucket._BEAT < bucket.GRACE
+    assert heartbeat.FAIL_AFTER + 2 * heartbeat.INTERVAL < heartbeat.ORPHANED_AFTER
 
 
 def test_who_goes_on_after_that_does_not_commit_either(
     run: str, clock: Clock, slowly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "_BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
     slow = slowly(run, 400)
     beat(run, slow)
-    clock.now += bucket.GRACE + 1
+    clock.now += heartbeat.ORPHANED_AFTER + 1
     beat(run, slow)
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="save was suspended"):
@@ -717,7 +717,7 @@ def test_whose_data_were_removed_does_not_commit(
     """A manager takes it for dead only when it takes itself for dead."""
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
-        clock.now += bucket.GRACE + 1
+        clock.now += heartbeat.ORPHANED_AFTER + 1
         manager.save(500, state(500)).result(DEADLINE)
         assert not keys(run, slow.prefix)
         slow.go_on()
@@ -739,7 +739,7 @@ def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) 
         manager.save(2, programs.small(2)).result(DEADLINE)
         assert manager.steps() == [1, 2]
         assert {*left} < {*keys(place.url)}
-        clock.now += bucket.GRACE + 1
+        clock.now += heartbeat.ORPHANED_AFTER + 1
         manager.save(3, programs.small(3)).result(DEADLINE)
         assert not {*left} & {*keys(place.url)}
         for step in (1, 2, 3):

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.key_values import list_keys, read_key
-from eqx_ckpt._storage.kvstore import locate
+from eqx_ckpt._storage.directory import locate
 from faults import deaths, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy
@@ -35,7 +34,7 @@ class Where(NamedTuple):
 
     @property
     def keys(self) -> list[str]:
-        return sorted(list_keys(locate(self.url)))
+        return sorted(locate(self.url).list_keys())
 
 
 @pytest.fixture
@@ -57,8 +56,8 @@ def content(url: str) -> dict[str, bytes | None]:
     """What is at a place, whatever the prefix of its attempt."""
     base = locate(url)
     return {
-        re.sub("^@[0-9a-f]{32}/", "", key): read_key(base, key)
-        for key in list_keys(base)
+        re.sub("^@[0-9a-f]{32}/", "", key): base.read(key)
+        for key in base.list_keys()
         if key != "zarr.json"
     }
 
@@ -132,7 +131,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
     ends = zygote.call(jobs.values, *args)
     assert [kind for kind, _ in ends] == ["PermissionError"] * 2
     assert f"Process {index} failed: PermissionError: " in ends[1 - index][1]
-    assert not list_keys(locate(s3.url))
+    assert not locate(s3.url).list_keys()
     s3.proxy.rules.clear()
     assert zygote.call(jobs.values, *args) == [("", ""), ("", "")]
     eqx_ckpt.verify(path)

@@ -22,8 +22,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import bucket, chunk_values, kvstore
-from eqx_ckpt._storage.key_values import list_keys, read_key, write_key
+from eqx_ckpt._storage import bucket_attempt, heartbeat, kvstore
+from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._storage.key_values import KeyValues
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below
 from stores import proxy
@@ -97,26 +98,27 @@ def test_in_the_background(place):
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_every_manifest_of_a_database_is_verified(tmp_path, monkeypatch, on_disk):
-    monkeypatch.setattr(chunk_values, "_MAX_REQUESTED", 2**12)
+    options = KeyValues.database._replace(max_transaction=2**12)
+    monkeypatch.setattr(KeyValues, "database", options)
     url = str(tmp_path / "new") if on_disk else f"memory://{uuid.uuid4().hex}"
     state = {f"{i}": np.full(2000, i) for i in range(3)}
     eqx_ckpt.tree_serialise_leaves(url, state, layout="ocdbt")
-    base = kvstore.locate(url)
-    manifests = [key for key in list_keys(base) if "manifest." in key]
+    store = kvstore.open_kvstore(locate(url).spec)
+    manifests = [key for key in store.list().result() if b"manifest." in key]
     assert len(manifests) == 1 if on_disk else len(manifests) > 3
     for key in manifests:
         eqx_ckpt.verify(url)
-        whole = read_key(base, key) or b""
+        whole = store.read(key).result().value
         for position in range(0, len(whole), 7):
             damaged = bytearray(whole)
             damaged[position] ^= 1
-            write_key(base, key, bytes(damaged))
+            store.write(key, bytes(damaged)).result()
             with pytest.raises(eqx_ckpt.CorruptCheckpointError):
                 eqx_ckpt.verify(url)
-        write_key(base, key, b"")
+        store.write(key, b"").result()
         with pytest.raises(eqx_ckpt.CorruptCheckpointError):
             eqx_ckpt.verify(url)
-        write_key(base, key, whole)
+        store.write(key, whole).result()
     assert_same(eqx_ckpt.tree_deserialise_leaves(url, state), state)
 
 
@@ -385,7 +387,7 @@ def test_a_write_that_is_refused_for_another_reason(
     s3: Place, monkeypatch: pytest.MonkeyPatch, status: int, code: str, kind: type
 ) -> None:
     """Nobody is told to do without conditions, who has only an old token."""
-    monkeypatch.setattr(bucket, "_keep_conditions", set())
+    monkeypatch.setattr(bucket_attempt, "_keep_conditions", set())
     s3.proxy.add(proxy.answered(status, code), "PUT")
     for store in (s3.url, Store(s3.url, single_writer=True)):
         with pytest.raises(kind, match=code) as caught:
@@ -398,7 +400,7 @@ def test_a_write_that_is_refused_for_another_reason(
 def test_conditions_that_are_refused(
     s3: Place, monkeypatch: pytest.MonkeyPatch, status: int, code: str
 ) -> None:
-    monkeypatch.setattr(bucket, "_keep_conditions", set())
+    monkeypatch.setattr(bucket_attempt, "_keep_conditions", set())
 
     def action(exchange: proxy.Exchange) -> None:
         has_condition = "If-None-Match" in exchange.headers
@@ -641,10 +643,10 @@ def until(is_so: Callable[[], bool]) -> None:
 
 def test_a_save_that_was_suspended(place, monkeypatch):
     """Who comes back later than a manager waits has to begin again."""
-    monkeypatch.setattr(bucket, "_BEAT", 0.02)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.02)
     late = [0.0]
-    clock = bucket.clock
-    monkeypatch.setattr(bucket, "clock", lambda: clock() + late[0])
+    clock = heartbeat.clock
+    monkeypatch.setattr(heartbeat, "clock", lambda: clock() + late[0])
 
     def suspended(phase, leaf, done, total):
         if phase == "write":
@@ -659,7 +661,7 @@ def test_a_save_that_was_suspended(place, monkeypatch):
 
 
 def test_signs_of_life_go_with_the_save(place, monkeypatch):
-    monkeypatch.setattr(bucket, "_BEAT", 0.01)
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
 
     def wait(phase, leaf, done, total):
         until(lambda: phase != "write" or written(place, "alive") >= 2)

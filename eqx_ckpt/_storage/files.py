@@ -1,13 +1,15 @@
-"""Chunks that are files."""
+"""Files below a directory: values by keys, and chunks."""
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from .._errors import CorruptCheckpointError
+from .._format.manifest import MAX_BYTES
 from .chunk_bytes import Chunk, Wanted
-from .kvstore import KvSpec, open_file
 
 
 _FOLDER = re.compile(r"d|p\d+")
@@ -16,18 +18,63 @@ _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
 _MAX_MANIFEST = 2**20
 
 
+def open_file(path: str, key: str) -> int | None:
+    """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(path + key, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise CorruptCheckpointError(f"{key} is a link or a socket") from None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise CorruptCheckpointError(f"{key} is not a file")
+
+
+def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+    """The content of a file, or its first `most` bytes; `None` if there is none."""
+    fd = open_file(path, key)
+    if fd is None:
+        return None
+    with open(fd, "rb") as f:
+        return f.read(most)
+
+
+def read_files(
+    path: str, keys: Sequence[str]
+) -> Iterator[bytes | CorruptCheckpointError | None]:
+    for key in keys:
+        try:
+            yield read_file(path, key)
+        except CorruptCheckpointError as e:
+            yield e
+
+
+def list_files(path: str) -> list[str]:
+    """All files below a directory, relative to it."""
+    return [
+        os.path.relpath(f"{folder}/{name}", path)
+        for folder, _, names in os.walk(path)
+        for name in names
+    ]
+
+
 class _Folders:
     """The folders of a checkpoint: none is a link that leads out of it."""
 
-    def __init__(self, base: KvSpec) -> None:
-        self._base = base["path"]
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._known: set[str] = set()
 
     def check(self, key: str) -> None:
         """Look at the folders of a key, unless that was done; by any thread."""
         folder = key.rpartition("/")[0]
         while folder and folder not in self._known:
-            if os.path.islink(self._base + folder):
+            if os.path.islink(self._path + folder):
                 raise CorruptCheckpointError(f"{folder} is a symbolic link")
             self._known.add(folder)
             folder = folder.rpartition("/")[0]
@@ -40,8 +87,8 @@ class File:
     the process, and so is a file that somebody cuts.
     """
 
-    def __init__(self, base: KvSpec, chunk: Chunk, folders: _Folders) -> None:
-        self._base = base
+    def __init__(self, path: str, chunk: Chunk, folders: _Folders) -> None:
+        self._path = path
         self._chunk = chunk
         self._folders = folders
         self.nbytes = 0
@@ -49,7 +96,7 @@ class File:
     def __enter__(self) -> None:
         key = self._chunk.key
         self._folders.check(key)
-        fd = open_file(self._base, key)
+        fd = open_file(self._path, key)
         if fd is None:
             raise CorruptCheckpointError(f"{key} is missing")
         self._fd, self.nbytes = fd, os.fstat(fd).st_size
@@ -78,22 +125,20 @@ def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
     return left
 
 
-def files_of(base: KvSpec, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
-    folders = _Folders(base)
+def files_of(path: str, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
+    folders = _Folders(path)
     for one in wanted:
-        yield one, File(base, one.chunk, folders)
+        yield one, File(path, one.chunk, folders)
 
 
-def database_problem(base: KvSpec) -> str:
-    """What a database has that is no file or directory of its own, or ''.
+def database_problem(path: str) -> str:
+    """What a database has that is neither a file nor a directory of its own, or ''.
 
     TensorStore would follow a link out of the checkpoint, wait for ever for a pipe, and
     die of a manifest that does not fit in memory.
     """
-    if base["driver"] != "ocdbt" or base["base"]["driver"] != "file":
-        return ""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry, name in _entries(base["base"]["path"]):
+        for entry, name in _entries(path):
             if entry.is_symlink():
                 return f"{name} is a symbolic link"
             kind = "directory" if _FOLDER.fullmatch(entry.name) else "file"

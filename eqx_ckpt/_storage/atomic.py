@@ -1,0 +1,61 @@
+"""What POSIX offers to make changes of directories atomic and durable."""
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import sys
+
+
+logger = logging.getLogger("eqx_ckpt")
+LIBC = ctypes.CDLL(None, use_errno=True)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def delete(directory: str) -> None:
+    """Delete a directory that nobody is shown; what cannot be deleted harms nobody.
+
+    Of a link, only the link: what it points to is not ours.
+    """
+    if os.path.islink(directory):
+        with contextlib.suppress(OSError):
+            os.unlink(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    if os.path.lexists(directory):
+        logger.warning("Could not delete all of %s; delete it by hand.", directory)
+
+
+def fsync_all(directory: str) -> None:
+    for folder, _, names in os.walk(directory, topdown=False):
+        for path in (*(f"{folder}/{name}" for name in names), folder):
+            fsync(path)
+    while directory != os.path.dirname(directory):
+        directory = os.path.dirname(directory)
+        fsync(directory)
+
+
+def fsync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def exchange(a: str, b: str) -> None:
+    """Let two directories change places, in one atomic step."""
+    if sys.platform != "linux":
+        raise OSError(
+            errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
+        )
+    arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
+    if LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
+        raise os_error(b)
+
+
+def os_error(path: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), path)

@@ -1,0 +1,210 @@
+"""How a checkpoint is saved in a bucket, where nothing can be renamed.
+
+Its objects go below a fresh prefix. Then the manifest, which points to them, is created
+if there is none: the one step that a store does for one writer only.
+"""
+
+import logging
+import re
+import uuid
+from types import TracebackType
+
+from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._format.manifest import foreign, MANIFEST
+from .._format.parse import from_bytes, strangers
+from .._types import Checksums, Layout
+from .heartbeat import Heartbeat
+from .key_values import KeyValues
+from .storage import already_there, Attempt, Share
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+# `@<uuid>/`, the prefix of an attempt.
+PREFIX = re.compile(r"@[0-9a-f]{32}/")
+_TRIES = 2
+_PROBE = "probe"
+# The buckets that were seen to keep conditions, by what identifies them.
+_keep_conditions: set[tuple[object, ...]] = set()
+
+
+class BucketAttempt(Attempt):
+    """Keys below a fresh prefix, which the manifest, created last, points to."""
+
+    def __init__(self, target: KeyValues, layout: Layout, overwrite: bool) -> None:
+        self._target = target
+        self._heartbeat: Heartbeat | None = None
+        self._old = target.read_version(MANIFEST)
+        if self._old.value is not None and not overwrite:
+            raise already_there(str(target))
+        self._check_keys()
+        self.root = f"@{uuid.uuid4().hex}/"
+        self._place = target / self.root
+        self.chunks = target.layouts[layout](self._place)
+        self._is_ours = True
+        try:
+            if target.spec.get("use_conditional_write", True):
+                _check_conditions(self._place, replace=self._old.value is not None)
+        except BaseException:
+            self._clean_up()
+            raise
+        self._heartbeat = Heartbeat(self._place)
+
+    def _check_keys(self) -> None:
+        """Raise if there is anything that is not of a checkpoint."""
+        where = str(self._target)
+        keys = [key for key in self._target.list_keys() if not PREFIX.match(key)]
+        others = strangers(keys, self._old.value, where)
+        if others:
+            raise CheckpointExistsError(
+                f"{where} holds something else, such as {others[0]!r}. Nothing was "
+                "saved; choose another path."
+            )
+
+    def gather(self, checksums: Checksums) -> Checksums:
+        return checksums
+
+    def commit(self, manifest: bytes) -> None:
+        assert self._heartbeat is not None
+        self._heartbeat.check()
+        # From here on a request may arrive, whatever is heard of it.
+        self._is_ours = False
+        try:
+            is_there = self._publish(manifest)
+        except Exception as e:
+            e.add_note(
+                "Whether the checkpoint was saved is not known: look again when the "
+                f"store answers. If it was, it is whole. ({self._target})"
+            )
+            raise
+        if not is_there:
+            self._is_ours = True
+            raise already_there(str(self._target))
+        if self._old.value is not None:
+            self._remove_old(self._old.value)
+
+    def _publish(self, manifest: bytes) -> bool:
+        """Whether the manifest is there now; raises if that cannot be known.
+
+        If an answer is lost, TensorStore asks again, and is then refused because of
+        its own first request. So what is there is compared with what was to be.
+        """
+        for _ in range(_TRIES):
+            problem: Exception | None = None
+            try:
+                if self._target.write(MANIFEST, manifest, self._old.version):
+                    return True
+            except (OSError, CheckpointError) as e:
+                problem = e
+            found = self._target.read(MANIFEST)
+            if found == manifest:
+                return True
+            if found != self._old.value and self._is_of_another(found):
+                return False
+            if problem is not None:
+                raise problem
+        raise CheckpointError(
+            f"{self._target} refuses the manifest, and nobody else's is there."
+        )
+
+    def _is_of_another(self, manifest: bytes | None) -> bool:
+        """Not if it is damaged, maybe on its way: then it could be our own."""
+        if manifest is None:
+            return True  # Somebody has removed what was to be replaced.
+        try:
+            return from_bytes(manifest, str(self._target)).root != self.root
+        except CorruptCheckpointError:
+            return False
+        except CheckpointError:
+            return True
+
+    def _remove_old(self, old: bytes) -> None:
+        try:
+            remove_data(self._target, old)
+        except (OSError, CheckpointError) as e:
+            logger.warning("Could not delete what was replaced: %s", e)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        if self._is_ours:
+            try:
+                self._target.delete_below(self.root)
+            except (OSError, CheckpointError) as e:
+                logger.warning("Could not delete %s: %s", self._place, e)
+
+
+class BucketShare(Share):
+    """Writes below the prefix of another process's attempt."""
+
+    def __init__(self, place: KeyValues, layout: Layout) -> None:
+        self.chunks = place.layouts[layout](place)
+
+    def flush(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def _check_conditions(place: KeyValues, *, replace: bool) -> None:
+    """Raise unless the store keeps conditions: of two writers, both would win."""
+    spec = place.spec
+    store = (spec["driver"], spec.get("endpoint"), spec.get("bucket"), replace)
+    if store in _keep_conditions:
+        return
+    refused: CheckpointError | None = None
+    try:
+        keeps = _keeps_conditions(place, replace)
+    except CheckpointError as e:
+        place.write(_PROBE, b"")  # Raises, if it was not for the condition.
+        keeps, refused = False, e
+    if not keeps:
+        what = "create an object only if there is none"
+        if replace:
+            what = "replace a checkpoint only if nobody else has"
+        raise CheckpointError(
+            f"The store of {place} cannot {what}, so that of two writers both "
+            "would seem to succeed. Nothing was saved. If nobody else ever saves "
+            "there, say so: `eqx_ckpt.Store(url, single_writer=True)`. Or save to "
+            "another path."
+        ) from refused
+    _keep_conditions.add(store)
+
+
+def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
+    """Ask the store for what it must refuse."""
+    absent = place.read_version(_PROBE)
+    place.write(_PROBE, b"first", absent.version)
+    place.write(_PROBE, b"second", absent.version)
+    found = place.read_version(_PROBE)
+    expected = b"first"
+    if replace:
+        place.write(_PROBE, b"third", found.version)
+        place.write(_PROBE, b"fourth", found.version)
+        found, expected = place.read_version(_PROBE), b"third"
+    place.delete([_PROBE])
+    return found.value == expected
+
+
+def remove_data(place: KeyValues, manifest: bytes) -> None:
+    """Delete what a manifest points to."""
+    checkpoint = from_bytes(manifest, str(place))
+    if checkpoint.root:
+        place.delete_below(checkpoint.root)
+    else:
+        # A directory that was copied to the store.
+        keys = place.list_keys()
+        others = {MANIFEST, *foreign(keys, checkpoint)}
+        place.delete([key for key in keys if key not in others])

@@ -1,0 +1,174 @@
+"""The steps of a run in a bucket, and what dead attempts have left there."""
+
+import logging
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .._format.manifest import MANIFEST
+from .._format.parse import from_bytes
+from . import heartbeat
+from .bucket_attempt import PREFIX, remove_data
+from .committed import is_checkpoint, read_metadata
+from .key_values import KeyValues
+from .storage import is_step, step_name, Steps
+
+
+logger = logging.getLogger("eqx_ckpt")
+# Manifests that are read from a store at a time.
+_AT_ONCE = 16
+_STEP_ATTEMPT = re.compile(r"[0-9]{6,}/@[0-9a-f]{32}/")
+
+
+class BucketSteps(Steps):
+    """The steps of a run in a bucket, where one list of all keys says what there is."""
+
+    def __init__(self, run: KeyValues) -> None:
+        self._run = run
+        self._orphans = OrphanSweeper(run)
+        # By step, in the last list of all keys: the attempts, the metadata or what is
+        # wrong with them; and by root, what is remembered for the next list.
+        self._attempts: dict[int, set[str]] = {}
+        self._found: dict[int, Any] = {}
+        self._by_root: dict[str, Any] = {}
+
+    def named(self) -> list[int]:
+        return sorted(self._named())
+
+    def _named(self) -> dict[int, bool]:
+        """The steps that have a manifest, and whether it has data of its own."""
+        found: list[int] = []
+        attempts: dict[int, set[str]] = {}
+        everything = self._run.list_keys()
+        if not everything:
+            self._run.check_exists()
+        for key in everything:
+            step, _, rest = key.partition("/")
+            if not is_step(step):
+                continue
+            if rest == MANIFEST:
+                found.append(int(step))
+            elif root := PREFIX.match(rest):
+                attempts.setdefault(int(step), set()).add(root[0])
+        self._attempts = {step: attempts.get(step, set()) for step in found}
+        known = self._by_root.copy()
+        self._by_root = {
+            root: known[root]
+            for roots in self._attempts.values()
+            for root in roots
+            if root in known
+        }
+        # If another attempt is there too, the manifest may be of that one by now.
+        self._found = {
+            step: known[root]
+            for step, roots in self._attempts.items()
+            for root in roots
+            if len(roots) == 1 and root in known
+        }
+        return {step: bool(roots) for step, roots in self._attempts.items()}
+
+    def metadata(self, step: int) -> Any:
+        """As of the last list of steps; those of all of them are read at once."""
+        found = self._found
+        if step not in found:
+            missing = {step, *self._attempts} - found.keys()
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                reading = {step: pool.submit(self._read, step) for step in missing}
+                try:
+                    found.update({step: r.result() for step, r in reading.items()})
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        if isinstance(found[step], CheckpointError):
+            raise found[step]
+        return found[step]
+
+    def _read(self, step: int) -> Any:
+        try:
+            root, metadata = read_metadata(self._step(step))
+        except CheckpointError as e:
+            return e
+        if root:
+            self._by_root[root] = metadata
+        return metadata
+
+    def saved(self) -> list[int]:
+        named = self._named()
+        # A manifest without data is one that was copied here, or something else.
+        return sorted(
+            step
+            for step, has_data in named.items()
+            if has_data or is_checkpoint(self._step(step))
+        )
+
+    def remove(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            try:
+                _remove(self._step(step))
+            except CorruptCheckpointError as e:
+                # The step is gone, and a sweep will find its data.
+                logger.warning("Could not delete all of step %d: %s", step, e)
+
+    def sweep(self, *, starting: bool) -> None:
+        self._orphans.sweep()
+
+    def _step(self, step: int) -> KeyValues:
+        return self._run / step_name(step)
+
+
+def _remove(place: KeyValues) -> None:
+    """Delete a checkpoint: first the manifest, so that it is never half there."""
+    manifest = place.read(MANIFEST)
+    place.delete([MANIFEST])
+    if manifest is not None:
+        remove_data(place, manifest)
+
+
+class OrphanSweeper:
+    """Deletes what dead attempts have left, as one manager sees it over time."""
+
+    def __init__(self, run: KeyValues) -> None:
+        self._run = run
+        # By prefix: what was there, and since when it is the same.
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._in_use: set[str] = set()
+
+    def sweep(self) -> None:
+        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`."""
+        found: dict[str, list[str]] = {}
+        everything = self._run.list_keys()
+        manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
+        self._in_use = {p for p in self._in_use if _manifest_of(p) in manifests}
+        for key in everything:
+            if (m := _STEP_ATTEMPT.match(key)) and m[0] not in self._in_use:
+                found.setdefault(m[0], []).append(key)
+        seen, now = self._seen, heartbeat.clock()
+        self._seen = {}
+        for prefix, keys in found.items():
+            state = hash(tuple(sorted(keys)))
+            before, since = seen.get(prefix, (0, now))
+            if state != before:
+                self._seen[prefix] = state, now
+            elif now - since < heartbeat.ORPHANED_AFTER:
+                self._seen[prefix] = before, since
+            elif self._is_in_use(prefix):
+                self._in_use.add(prefix)
+            else:
+                logger.info("Removing %s, which a dead process left.", prefix)
+                self._run.delete_below(prefix)
+
+    def _is_in_use(self, prefix: str) -> bool:
+        manifest = self._run.read(_manifest_of(prefix))
+        if manifest is None:
+            return False
+        try:
+            return prefix.partition("/")[2] == from_bytes(manifest, prefix).root
+        except CheckpointError:
+            return True  # Damaged: its data may still be of use.
+
+
+def _manifest_of(prefix: str) -> str:
+    """The manifest beside the prefix of an attempt."""
+    return f"{prefix.partition('/')[0]}/{MANIFEST}"

@@ -1,0 +1,42 @@
+"""What a location says about the checkpoint that was committed there."""
+
+import re
+from typing import Any
+
+from .._errors import CheckpointNotFoundError, CorruptCheckpointError
+from .._format.manifest import MANIFEST
+from .._format.parse import HEAD, HEAD_BYTES, is_foreign, metadata_from_bytes
+from .storage import Storage
+
+
+_ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
+
+
+def read_committed(place: Storage) -> bytes:
+    """The manifest; `CheckpointNotFoundError` if there is none."""
+    data = place.read(MANIFEST)
+    if data is None:
+        place.check_exists()
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
+        )
+    return data
+
+
+def read_metadata(place: Storage) -> tuple[str, Any]:
+    """The root and the metadata of a checkpoint, without the rest of its manifest."""
+    data = read_committed(place)
+    metadata = metadata_from_bytes(data, str(place))
+    root = _ROOT.search(data)
+    return root[1].decode() if root else "", metadata
+
+
+def is_checkpoint(place: Storage) -> bool:
+    """Whether a checkpoint was committed here; a damaged one was."""
+    try:
+        head = place.read(MANIFEST, HEAD_BYTES)
+        if head is None or HEAD.match(head):
+            return head is not None
+        return not is_foreign(place.read(MANIFEST) or b"")
+    except CorruptCheckpointError:
+        return True

@@ -1,0 +1,124 @@
+"""Arrays whose chunks are in one OCDBT database, in any storage."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fastcrc import crc32
+
+from .._errors import CorruptCheckpointError
+from .._format.leaves import LeafRecord
+from .chunk_values import check_limits, ChunkValues, Target
+from .kvstore import open_kvstore, own_context, wait_for
+from .storage import KvSpec, Storage
+
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+# Seconds: a database tries again for ever, where a store refuses what is right.
+_COMMIT = 900.0
+_MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
+
+
+class Database(ChunkValues):
+    """All chunks are in one database, which its storage keeps as a few values."""
+
+    def __init__(self, place: Storage) -> None:
+        super().__init__(place)
+        self.batch = place.database.batch
+
+    @property
+    def spec(self) -> KvSpec:
+        return {
+            "driver": "ocdbt",
+            "base": self.place.spec,
+            **self.place.database.read,
+        }
+
+    @property
+    def new_spec(self) -> KvSpec:
+        """As `spec`, of a database that is to be written."""
+        return self.spec | self.place.database.write
+
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        check_limits(self.place, leaves, lambda name, record: "")
+
+    def target(self) -> Target:
+        return _Transactions(self)
+
+    def part(self, name: str) -> "Database":
+        return Database(self.place / name)
+
+    def merge(self, names: Sequence[str]) -> None:
+        import tensorstore as ts
+
+        # TensorStore links only within one context.
+        context = own_context()
+        transaction = ts.Transaction(atomic=True)
+        whole, *parts = [
+            wait_for(ts.KvStore.open(part.new_spec, context=context), part.place.url())
+            for part in (self, *map(self.part, names))
+        ]
+        target = whole.with_transaction(transaction)
+        for linking in [part.experimental_copy_range_to(target) for part in parts]:
+            self.place.wait_for(linking)
+        self.place.wait_for(transaction.commit_async(), most=_COMMIT)
+
+    def list_keys(self) -> list[str]:
+        """All keys in the database."""
+        keys = self.place.wait_for(open_kvstore(self.spec).list())
+        return [key.decode(errors="replace") for key in keys]
+
+    def problem(self) -> str:
+        return self.place.database_problem()
+
+    def verify(self) -> None:
+        """Raise if a manifest is damaged, of which restores read only the last one."""
+        keys = [key for key in self.place.list_keys() if _MANIFEST.search(key)]
+        for key, data in zip(keys, self.place.read_all(keys), strict=True):
+            # The last four bytes are the checksum of all the others.
+            is_whole = isinstance(data, bytes) and data[-4:] == crc32.iscsi(
+                data[:-4]
+            ).to_bytes(4, "little")
+            if not is_whole:
+                raise CorruptCheckpointError(
+                    f"{self} is damaged. All leaves are what was saved, but {key} "
+                    "of their database is not. Restore them, and save them again."
+                )
+
+
+class _Transactions(Target):
+    """One transaction of a database; more than one if all values do not fit in memory.
+
+    They need not be atomic together: the manifest is written after the last one.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._place = database.place
+        self._store = self._bound = open_kvstore(database.new_spec)
+        self._nbytes = 0
+        self._transaction: ts.Transaction | None = None
+
+    def put(self, key: str, value: bytes) -> None:
+        import tensorstore as ts
+
+        if self._transaction is None:
+            self._transaction = ts.Transaction(atomic=True)
+            self._bound = self._store.with_transaction(self._transaction)
+        self._place.wait_for(self._bound.write(key, value), key)
+        self._nbytes += len(value)
+        if self._nbytes > self._place.database.max_transaction:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._transaction is not None:
+            self._place.wait_for(self._transaction.commit_async(), most=_COMMIT)
+        self._transaction, self._nbytes = None, 0
+
+    def cancel(self) -> None:
+        if self._transaction is not None:
+            self._transaction.abort()
+            if self._place.database.waits:
+                # A commit that has begun is not aborted.
+                self._transaction.future.exception()

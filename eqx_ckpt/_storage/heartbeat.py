@@ -1,0 +1,71 @@
+"""Heartbeats of attempts in a bucket, where there are no locks.
+
+Heartbeats, not clocks: a manager looks whether anything changes below an attempt, so no
+clock of two machines is compared.
+"""
+
+import itertools
+import logging
+import threading
+import time
+
+from .._errors import CheckpointError
+from .key_values import KeyValues
+from .patience import LAST_PATIENCE
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+# Seconds without a change after which a manager deletes an attempt; after which the
+# attempt fails by itself, which is sooner; and between two heartbeats.
+ORPHANED_AFTER = 600.0
+FAIL_AFTER = 300.0
+INTERVAL = 60.0
+_KEY = "alive"
+
+
+class Heartbeat:
+    """A thread that writes below the prefix of an attempt, as long as that goes on."""
+
+    def __init__(self, place: KeyValues) -> None:
+        self._place = place
+        self._last = clock()
+        self._longest = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        for number in itertools.count():
+            is_last = self._ended.wait(INTERVAL)
+            try:
+                if not is_last:
+                    now = clock()
+                    self._place.write(f"{_KEY}.{number}", b"1")
+                    self._longest = max(self._longest, now - self._last)
+                    self._last = now
+                if number:
+                    self._place.delete([f"{_KEY}.{number - 1}"])
+            except (OSError, CheckpointError) as e:
+                logger.debug("No heartbeat in %s: %s", self._place, e)
+            if is_last:
+                return
+
+    def check(self) -> None:
+        """Raise if a manager could have taken this attempt for dead, now or before."""
+        silent = max(self._longest, clock() - self._last)
+        if silent > FAIL_AFTER:
+            raise CheckpointError(
+                f"For {silent:.0f} seconds this save was suspended, or could not reach "
+                f"{self._place}, and a manager may have removed its data "
+                "meanwhile. Nothing was saved; save again."
+            )
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(LAST_PATIENCE)
+
+
+def clock() -> float:
+    """Seconds that nobody sets, and that go on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

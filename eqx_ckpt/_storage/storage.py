@@ -1,0 +1,301 @@
+"""The interface of a backend: a place with values below keys, which holds checkpoints.
+
+`locate` finds the `Storage` of a path once; nothing else asks which backend it is.
+"""
+
+import abc
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._format.chunks import Region
+from .._format.leaves import LeafRecord
+from .._format.manifest import MAX_BYTES
+from .._types import Checksums, Layout, LAYOUTS, Report
+from .chunk_bytes import ChunkBytes, Wanted
+
+
+KvSpec: TypeAlias = dict[str, Any]
+S = TypeVar("S", bound="Storage")
+_STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
+
+
+class ArrayWrite(NamedTuple):
+    """A leaf's record, and its data as regions and arrays that cover it."""
+
+    name: str
+    record: LeafRecord
+    shards: Iterable[tuple[Region, np.ndarray]]
+
+
+class Storage(abc.ABC):
+    """A location: a checkpoint, a run, or an empty place for one.
+
+    **Attributes:**
+
+    - `spec`: of the TensorStore key-value store; its path ends with `/`.
+    - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
+    - `is_shared`: whether the other processes of a job see the same values.
+    - `max_key`, `max_object`: how many bytes a key and a value may have.
+    - `always_fits`: a path and a leaf's name that are shorter together exceed no limit.
+    - `database`: what the spec of an OCDBT database here has to say.
+    """
+
+    spec: KvSpec
+    layouts: ClassVar[Mapping[Layout, "Callable[[Storage], Chunks]"]]
+    is_shared: ClassVar[bool] = True
+    max_key: ClassVar[float] = math.inf
+    max_object: ClassVar[float] = math.inf
+    always_fits: ClassVar[float] = 0
+    database: "ClassVar[DatabaseOptions]"
+
+    @abc.abstractmethod
+    def url(self, key: str = "") -> str:
+        """This location, or a key in it, as a user writes it."""
+
+    def __str__(self) -> str:
+        return repr(self.url())
+
+    @abc.abstractmethod
+    def at(self: S, path: str) -> S:
+        """Another path of the same file system or bucket."""
+
+    def __truediv__(self: S, name: str) -> S:
+        """The location below a name, which ends with `/`."""
+        return self.at(self.spec["path"] + name)
+
+    @abc.abstractmethod
+    def read(self, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+        """The value of a key, or its first `most` bytes; `None` if there is none."""
+
+    @abc.abstractmethod
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        """The values of several keys: what is wrong with one, or `None` for none."""
+
+    @abc.abstractmethod
+    def list_keys(self) -> list[str]:
+        """All keys, relative to this location."""
+
+    @abc.abstractmethod
+    def check_exists(self) -> None:
+        """Raise if there is no bucket, or if it may not be listed."""
+
+    @abc.abstractmethod
+    def identity(self) -> object:
+        """Something that is equal only for the same checkpoint, and `None` for none."""
+
+    @abc.abstractmethod
+    def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
+        """The result of a TensorStore future, or the error in our words.
+
+        After `most` seconds it has failed.
+        """
+
+    @abc.abstractmethod
+    def begin(self, layout: Layout, *, overwrite: bool) -> "Attempt":
+        """Begin to save a checkpoint here."""
+
+    @abc.abstractmethod
+    def join(self, path: str, layout: Layout) -> "Share":
+        """Take part in an attempt that another process has begun at `path`.
+
+        Raises `FileNotFoundError` if this process cannot see it.
+        """
+
+    @abc.abstractmethod
+    def steps(self) -> "Steps":
+        """The steps of a run, if this is one."""
+
+    def database_problem(self) -> str:
+        """Why TensorStore must not open an OCDBT database here, or ''."""
+        return ""
+
+    def explain(self) -> str:
+        """A sentence about what is here, if it is not a checkpoint."""
+        return ""
+
+    def explain_run(self) -> str:
+        """A sentence about what is here, if it cannot be a run."""
+        return ""
+
+
+class DatabaseOptions(NamedTuple):
+    """How an OCDBT database is kept in one kind of storage.
+
+    - `read`, `write`: what its spec has, besides the base.
+    - `max_transaction`: bytes that wait in memory for a commit.
+    - `batch`: bytes that are read at a time, and how many such batches are under way.
+    - `waits`: whether a commit that was aborted has to be waited for.
+    """
+
+    read: KvSpec
+    write: KvSpec
+    max_transaction: int
+    batch: tuple[int, int]
+    waits: bool
+
+
+class Chunks(abc.ABC):
+    """The arrays of a checkpoint, as chunks below one location."""
+
+    place: Storage
+
+    @abc.abstractmethod
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        """Raise `LeafNameError` if a leaf exceeds what the storage takes."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        writes: Sequence[ArrayWrite],
+        written: Report | None = None,
+        *,
+        create: bool = True,
+    ) -> Checksums:
+        """Write every array; return the checksums of chunks that are known from memory.
+
+        Unless `create`, another process writes the metadata of the arrays. `written` is
+        called for every piece of data that is not needed any more. When this raises,
+        nothing is written to a disk any more.
+        """
+
+    @abc.abstractmethod
+    def checksums(
+        self, name: str, record: LeafRecord, known: Checksums
+    ) -> tuple[str, ...]:
+        """The checksum of each chunk of a leaf, once all of them are written."""
+
+    def part(self, name: str) -> "Chunks":
+        """Where one of several processes writes; `name` ends with `/`."""
+        return self
+
+    def merge(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Make one of the parts with these names, and copy none of their data."""
+
+    @abc.abstractmethod
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
+        """Ask for chunks; entering `ChunkBytes` raises what is wrong with one."""
+
+    @abc.abstractmethod
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        """As `Storage.read_all`, for the files beside the chunks."""
+
+    def problem(self) -> str:
+        """Why nothing here may be read, or ''."""
+        return ""
+
+    def verify(self) -> None:  # noqa: B027
+        """Raise if anything is damaged that no chunk shows."""
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+class Attempt(contextlib.AbstractContextManager[Any]):
+    """One try to save one checkpoint, by one process or by several.
+
+    It is a context: at its end, everything is removed that was not committed.
+
+    **Attributes:**
+
+    - `chunks`: where this process writes arrays, once the context is entered.
+    - `root`: what the manifest says of that place.
+    - `is_first`: whether this process creates the arrays, and commits.
+    """
+
+    chunks: Chunks
+    root: str
+    is_first: bool = True
+
+    @abc.abstractmethod
+    def gather(self, checksums: Checksums) -> Checksums:
+        """Wait until all processes have written; return the checksums of all."""
+
+    @abc.abstractmethod
+    def commit(self, manifest: bytes) -> None:
+        """Make the checkpoint exist, durably; `CheckpointExistsError` if it lost.
+
+        Only the manifest of the first process counts.
+        """
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Share(contextlib.AbstractContextManager[Any]):
+    """The part of one process in an attempt that another process has begun."""
+
+    chunks: Chunks
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Make everything durable that this process has written."""
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Steps(abc.ABC):
+    """The steps of a run."""
+
+    @abc.abstractmethod
+    def named(self) -> list[int]:
+        """Everything that has the name of a step, in order."""
+
+    @abc.abstractmethod
+    def saved(self) -> list[int]:
+        """The steps that are saved, in order, damaged or not."""
+
+    @abc.abstractmethod
+    def metadata(self, step: int) -> Any:
+        """The metadata of a step that `saved` has listed."""
+
+    @abc.abstractmethod
+    def remove(self, steps: Sequence[int]) -> None:
+        """Remove steps; none of them is ever half there."""
+
+    @abc.abstractmethod
+    def sweep(self, *, starting: bool) -> None:
+        """Remove what dead attempts have left; `starting`: a manager does."""
+
+
+def already_there(target: str) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"{target} exists already. Nothing was saved, and it was left as it is: choose "
+        "another path or step, or remove it; `tree_serialise_leaves` replaces a "
+        "checkpoint with `overwrite=True`."
+    )
+
+
+def check_layout(layout: Layout) -> None:
+    if layout not in LAYOUTS:
+        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+
+
+def step_name(step: int) -> str:
+    """What a step is called in its run, as a location."""
+    return f"{step:06d}/"
+
+
+def is_step(name: str) -> bool:
+    return _STEP.fullmatch(name) is not None

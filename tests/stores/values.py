@@ -1,0 +1,13 @@
+"""The values of a bucket, whatever the package makes of them."""
+
+import os
+
+from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._storage.key_values import KeyValues
+
+
+def bucket_at(url: str | os.PathLike[str]) -> KeyValues:
+    """The values below a URL."""
+    place = locate(url)
+    assert isinstance(place, KeyValues)
+    return place
