@@ -3,7 +3,7 @@
 import functools as ft
 from collections import deque, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from ._format.source import raise_damage, read_regions, RegionRead, Source
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match
-from ._tree.plan import checked_prefix, plan_reads
+from ._tree.reads import checked_prefix, How, plan_reads, Request
 from ._types import IsLeaf, PathLike
 
 
@@ -144,21 +144,18 @@ def match(
     like: PyTree,
     filter_spec: PyTree = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    prefix: str = "",
-    sharding: PyTree = None,
+    **how: Unpack[How],
 ) -> Match:
     """What [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
     **Arguments:**
 
-    - All: as [`eqx_ckpt.tree_deserialise_leaves`][].
+    - All: as [`eqx_ckpt.tree_deserialise_leaves`][], which takes `where`, `prefix`,
+        `sharding`, `casting`, `missing` and `unexpected` too.
 
     **Returns:**
 
-    A [`eqx_ckpt.Match`][]: for every leaf whether it is the same, missing, unexpected,
-    of another shape, dtype or kind, or cannot be sharded so; and the bytes to read. It
+    A [`eqx_ckpt.Match`][]: what would become of every leaf, and the bytes to read. It
     prints well.
 
     **Raises:**
@@ -181,15 +178,8 @@ def match(
         ```
     """
     manifest = read_manifest(source)
-    return plan_reads(
-        manifest,
-        like,
-        filter_spec,
-        is_leaf,
-        where=where,
-        prefix=prefix,
-        sharding=sharding,
-    ).match
+    request = Request(like, filter_spec, is_leaf, **how)
+    return plan_reads(manifest, request).match
 
 
 def leaves(

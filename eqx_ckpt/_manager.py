@@ -3,10 +3,10 @@
 import contextlib
 import functools as ft
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 from jaxtyping import PyTree
 
@@ -34,6 +34,7 @@ from ._tree.filter_spec import (
     default_serialise_filter_spec,
 )
 from ._tree.plan import plan_writes
+from ._tree.reads import How
 from ._types import IsLeaf, Layout, PathLike
 from ._when import checked_when, is_due, When
 
@@ -182,11 +183,9 @@ class CheckpointManager:
         filter_spec: PyTree = default_deserialise_filter_spec,
         is_leaf: IsLeaf = None,
         *,
-        where: Callable[[PyTree], Any] | None = None,
-        prefix: str = "",
-        sharding: PyTree = None,
         read_once: bool = False,
         on_damage: OnDamage = "raise",
+        **how: Unpack[How],
     ) -> PyTree:
         """Restore a step, or the newest one. Waits for a save that is going on.
 
@@ -218,9 +217,7 @@ class CheckpointManager:
                 like,
                 filter_spec,
                 is_leaf,
-                where=where,
-                prefix=prefix,
-                sharding=sharding,
+                **how,
                 read_once=read_once,
                 progress=self._progress,
                 deadline=self._deadline,

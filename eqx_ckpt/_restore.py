@@ -18,22 +18,32 @@ from ._format.leaves import (
     describe_like,
     from_stored,
     LeafRecord,
+    SCALAR_KINDS,
 )
 from ._format.manifest import fingerprint
 from ._format.parse import scalar_from_text
 from ._format.source import read_regions, RegionRead, Source
-from ._format.transient import stop_at_transients
 from ._progress import Progress, Reporter, reporting
 from ._storage.reading import read_consistently
 from ._transfer.broadcast import Stack, stack_of
 from ._transfer.placement import assemble, finished, Part, pieces, put
+from ._tree.casting import becomes, cast, Casting, would_narrow
 from ._tree.filter_spec import (
     default_deserialise_filter_spec,
     LeafReader,
     restored_by,
 )
-from ._tree.match import difference, would_narrow
-from ._tree.plan import match_leaf, number_like, plan_reads, Read, ReadPlan
+from ._tree.reads import (
+    match_leaf,
+    Missing,
+    number_like,
+    of_type,
+    plan_reads,
+    Read,
+    ReadPlan,
+    Request,
+    Unexpected,
+)
 from ._tree.sharding import place
 from ._types import IsLeaf, PathLike, Spec
 
@@ -51,6 +61,9 @@ def tree_deserialise_leaves(
     where: Callable[[PyTree], Any] | None = None,
     prefix: str = "",
     sharding: PyTree = None,
+    casting: Casting = "no",
+    missing: Missing = "raise",
+    unexpected: Unexpected = "raise",
     read_once: bool = False,
     progress: Progress = False,
     deadline: float = DEADLINE,
@@ -82,6 +95,14 @@ def tree_deserialise_leaves(
         the axes that it lacks or that do not divide them ([`eqx_ckpt.match`][] tells
         which). A function `(name, struct)` that returns one of these for each leaf. Or
         a PyTree prefix of `like` with any of these.
+    - `casting`: `"no"`, or what may be cast to the dtypes of `like`, in NumPy's words:
+        `"safe"` (bfloat16 to float32), `"same_kind"` (float32 to bfloat16 too), or
+        `"unsafe"` (floats to integers too). Python numbers count as `float64`, `int64`,
+        `complex128` and `bool`. PRNG keys are never cast.
+    - `missing`: `"raise"`, or `"keep"` what `like` has for leaves that are not in the
+        checkpoint. Or a function from the name of such a leaf to one of these.
+    - `unexpected`: `"raise"`, or `"ignore"` leaves of the checkpoint that are not in
+        `like`. Or a function from the name of such a leaf to one of these.
     - `read_once`: in a job of several processes that hold the same data, let one of
         them read it and send it to the others, over the interconnect of the devices.
         That is faster where the storage is slower than the interconnect. All processes
@@ -121,18 +142,20 @@ def tree_deserialise_leaves(
         )
         ```
     """
-    is_leaf = stop_at_transients(is_leaf)
+    request = Request(
+        like,
+        filter_spec,
+        is_leaf,
+        where,
+        prefix,
+        sharding,
+        casting,
+        missing,
+        unexpected,
+    )
 
     def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, "_Arrived"]]:
-        plan = plan_reads(
-            found.manifest,
-            like,
-            filter_spec,
-            is_leaf,
-            where=where,
-            prefix=prefix,
-            sharding=sharding,
-        )
+        plan = plan_reads(found.manifest, request)
         plan.check()
         if not read_once:
             joint.members = readers(read.place.sharding for read in plan.reads)
@@ -165,7 +188,7 @@ def _carry_out(
         arrived = _read(source, by_default, report, read_once)
         for read in plan.reads:
             if read.spec is not None:
-                value = _restore_through(read.spec, source, read, report)
+                value = _restore_through(read.spec, source, read, plan.casting, report)
                 arrived.values[read.position] = value
     return arrived
 
@@ -178,10 +201,13 @@ def _read(
 ) -> _Arrived:
     """Read each leaf, and put what was read on devices; waits for nobody."""
     heard = report and ft.partial(report, "read")
-    numbers = [read for read in reads if read.record.value is not None]
-    values = {r.position: number_like(r.like, r.record) for r in numbers}
+    values = {
+        r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
+        for r in reads
+        if r.record.value is not None
+    }
     arrays = [
-        (r, stack_of(r.place.sharding, r.record) if read_once else None, [])
+        (r, stack_of(r.place.sharding, r.becomes) if read_once else None, [])
         for r in reads
         if r.record.value is None
     ]
@@ -200,14 +226,15 @@ def _read(
             report("place")
         parts = [
             Part(
-                from_stored(buffer, read.record)
-                if stack is None
-                else stack.as_block(buffer),
-                read.record,
+                host if stack is None else stack.as_block(host),
+                read.becomes,
                 read.place.sharding,
                 devices,
             )
             for (read, stack, *_, devices), buffer in zip(window, buffers, strict=True)
+            for host in [
+                cast(from_stored(buffer, read.record), read.record, read.becomes)
+            ]
         ]
         for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
             found += placed
@@ -219,16 +246,36 @@ def _assembled(arrived: _Arrived) -> dict[int, Any]:
     values = arrived.values
     while arrived.arrays:
         read, stack, found = arrived.arrays.pop()
-        values[read.position] = (
-            assemble(read.record, read.place.sharding, found)
+        value = (
+            assemble(read.becomes, read.place.sharding, found)
             if stack is None
-            else finished(stack.spread(found), read.record)
+            else finished(stack.spread(found), read.becomes)
         )
+        if read.becomes.kind in SCALAR_KINDS:
+            value = of_type(read.like, value.item(), read.becomes.kind)
+        values[read.position] = value
     return values
 
 
+def _on_devices(value: Any, read: Read) -> Any:
+    """A Python number of the checkpoint, or the array that it becomes."""
+    if not read.becomes.is_array:
+        return value
+    sharding = read.place.sharding
+    parts = [
+        Part(value, read.becomes, sharding, devices)
+        for _, devices in pieces(sharding, ())
+    ]
+    arrays = [array for placed in put(parts) for array in placed]
+    return assemble(read.becomes, sharding, arrays)
+
+
 def _restore_through(
-    spec: Spec, source: Source, read: Read, report: Reporter | None
+    spec: Spec,
+    source: Source,
+    read: Read,
+    casting: Casting,
+    report: Reporter | None,
 ) -> Any:
     """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
 
@@ -242,16 +289,16 @@ def _restore_through(
         return _content(source, read.name, read.record, report)
 
     def restore(like: Any) -> Any:
-        match = match_leaf(like, None, read.record)
-        if match.status != "same":
+        match, new = match_leaf(like, None, read.record, casting)
+        if not match.is_harmless:
             raise LeafMismatchError(
                 f"Leaf {read.name!r}: {match.expected} in the call of "
                 f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
             )
-        where_to = place(read.place.target, read.name, like, read.record)
+        where_to = place(read.place.target, read.name, like, new)
         if where_to.problem:
             raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
-        handed_on = read._replace(like=like, place=where_to)
+        handed_on = read._replace(like=like, becomes=new, place=where_to)
         return _assembled(_read(source, [handed_on], report))[read.position]
 
     f = LeafReader(read.name, read.path, content, restore)
@@ -267,7 +314,7 @@ def _restore_through(
 
 def _narrows(read: Read) -> bool:
     becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
-    return becomes_jax and would_narrow(read.record)
+    return becomes_jax and would_narrow(read.record.dtype)
 
 
 def _changed(value: Any, like: Any) -> tuple[str, str] | None:
@@ -279,7 +326,7 @@ def _changed(value: Any, like: Any) -> tuple[str, str] | None:
     expected, found = describe_like(like), describe_like(value)
     if expected is None or found is None:
         return None if same_type else (fingerprint(value), fingerprint(like))
-    if same_type and difference(expected, found) == "same":
+    if same_type and becomes(expected, found, "no") is found:
         return None
     return str(found), str(expected)
 

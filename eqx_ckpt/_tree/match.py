@@ -6,24 +6,29 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple, TypeAlias
 
-import jax
-
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.screen import table_html
+from .casting import becomes, WORDS
 from .sharding import Place
 from .similar import renamed
 
 
 Status: TypeAlias = Literal[
-    "same", "missing", "unexpected", "kind", "shape", "dtype", "sharding", "changed"
+    "same",
+    "cast",
+    "value",
+    "kept",
+    "ignored",
+    "changed",
+    "missing",
+    "abstract",
+    "unexpected",
+    "kind",
+    "shape",
+    "dtype",
+    "sharding",
 ]
-# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
-_NARROWED = {
-    "float64": "float32",
-    "int64": "int32",
-    "uint64": "uint32",
-    "complex128": "complex64",
-}
+_HARMLESS = ("same", "cast", "value", "kept", "ignored", "changed")
 
 
 class LeafMatch(NamedTuple):
@@ -31,11 +36,14 @@ class LeafMatch(NamedTuple):
 
     **Attributes:**
 
-    - `status`: `"same"`; `"missing"` from the checkpoint; `"unexpected"`: in the
-        checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
-        `"dtype"`; a `"sharding"` that it cannot have; or `"changed"`: a leaf that is
-        never saved, such as a function, is another one than when the checkpoint was
-        saved.
+    - `status`: what would become of it. Restored: `"same"`; `"cast"`, as `casting`
+        allows; or `"value"`, a Python number whose value in `like` is another one. Not
+        restored: `"kept"` as it is in `like`, or `"ignored"`, as `missing` and
+        `unexpected` say; or `"changed"`: a leaf that is never saved, such as a
+        function, is not the one that was there at the save. All others stop a restore:
+        `"missing"` from the checkpoint; `"abstract"`: missing, and `like` has no value
+        to keep; `"unexpected"`: in the checkpoint, but not in `like`; another `"kind"`
+        (of leaf), `"shape"` or `"dtype"`; or a `"sharding"` that it cannot have.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf; of very many, for those
@@ -49,6 +57,11 @@ class LeafMatch(NamedTuple):
     found: LeafRecord | str = "nothing"
     nearest: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether a restore would go on."""
+        return self.status in _HARMLESS
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,10 +80,7 @@ class Match:
     @property
     def problems(self) -> dict[str, LeafMatch]:
         """The leaves that stop a restore."""
-        harmless = ("same", "changed")
-        return {
-            n: leaf for n, leaf in self.leaves.items() if leaf.status not in harmless
-        }
+        return {n: leaf for n, leaf in self.leaves.items() if not leaf.is_harmless}
 
     @property
     def ok(self) -> bool:
@@ -107,31 +117,6 @@ def with_place(match: LeafMatch, place: Place) -> LeafMatch:
     if place.problem:
         return match._replace(status="sharding", expected=place.problem)
     return match._replace(replicated=place.dropped) if place.dropped else match
-
-
-def difference(expected: LeafRecord, found: LeafRecord) -> Status:
-    """How a leaf of the checkpoint differs from a leaf of `like`."""
-    same_kind = expected.kind == found.kind or (
-        expected.kind == "struct" and found.kind in ("jax", "numpy", "numpy_scalar")
-    )
-    if not same_kind:
-        return "kind"
-    if expected.shape != found.shape:
-        return "shape"
-    if expected.impl != found.impl or (found.kind == "jax" and would_narrow(found)):
-        return "dtype"
-    dtypes = {found.dtype}
-    if expected.kind == "struct" and found.kind != "jax":
-        # The skeleton narrowed it; the leaf comes back as NumPy, as it was saved.
-        dtypes.add(_NARROWED.get(found.dtype, found.dtype))
-    return "same" if expected.dtype in dtypes else "dtype"
-
-
-def would_narrow(record: LeafRecord) -> bool:
-    """Whether JAX would cut an array to 32 bits, which it does without a word."""
-    return record.dtype in _NARROWED and (
-        jax.dtypes.canonicalize_dtype(record.dtype).name != record.dtype
-    )
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -187,34 +172,69 @@ def _sentence(leaf: LeafMatch) -> str:
         found = f" ({leaf.found})" if leaf.found != "nothing" else ""
         missing = f"{leaf.expected} in `like`, not in the checkpoint{found}."
         return missing + did_you_mean(leaf.nearest)
-    if leaf.status == "unexpected":
+    if leaf.status == "abstract":
+        return f"{leaf.expected} without a value in `like`, not in the checkpoint."
+    if leaf.status == "kept":
+        return f"{leaf.expected} kept from `like`, not in the checkpoint."
+    if leaf.status in ("unexpected", "ignored"):
         expected = "not" if leaf.expected == "nothing" else leaf.expected
-        return f"{expected} in `like`, {leaf.found} in the checkpoint."
+        ignored = "ignored: " if leaf.status == "ignored" else ""
+        return f"{ignored}{expected} in `like`, {leaf.found} in the checkpoint."
     if leaf.status == "sharding":
         return f"{leaf.found}: {leaf.expected}."
     if leaf.replicated:
         axes = ", ".join(map(repr, leaf.replicated))
         return f"{leaf.found}: replicated, not sharded, over {axes}."
-    difference = {"changed": "not saved, and changed", "same": "same"}
-    words = difference.get(leaf.status, f"another {leaf.status}")
-    return f"{words}: {leaf.expected} in `like`, {leaf.found} in the checkpoint."
+    if leaf.status == "value":
+        values = f"{_value(leaf.expected)} in `like`, {_value(leaf.found)}"
+        return f"another value: {values} in the checkpoint."
+    words = _WORDS.get(leaf.status, f"another {leaf.status}")
+    differs = leaf.status in ("dtype", "kind")
+    way = _allowed_by(leaf.expected, leaf.found) if differs else ""
+    return f"{words}: {leaf.expected} in `like`, {leaf.found} in the checkpoint.{way}"
+
+
+def _allowed_by(expected: LeafRecord | str, found: LeafRecord | str) -> str:
+    """The word of `casting` that would allow it."""
+    if isinstance(expected, str) or isinstance(found, str):
+        return ""
+    word = next(
+        (w for w in WORDS if not isinstance(becomes(expected, found, w), str)), ""
+    )
+    return word and f" `casting={word!r}` allows it."
+
+
+def _value(leaf: LeafRecord | str) -> str:
+    return str(leaf.value if isinstance(leaf, LeafRecord) else leaf)
+
+
+_WORDS: Mapping[Status, str] = {
+    "changed": "not saved, and changed",
+    "same": "same",
+    "cast": "cast",
+    "kept": "kept",
+    "ignored": "ignored",
+}
 
 
 WAYS_OUT: Mapping[Status, str] = {
-    "missing": "To keep a leaf's value from `like`, exclude it with `filter_spec`, or "
-    "choose what to restore with `where`.",
-    "unexpected": "To restore a part of the checkpoint, choose it with `where` or "
-    "`prefix`; the rest is then not looked at.",
+    "missing": "To keep what `like` has there, pass `missing='keep'`, or choose what "
+    "to restore with `where`.",
+    "abstract": "A `jax.ShapeDtypeStruct` has no value to keep: build these leaves, or "
+    "use `equinox.tree_at` to put arrays there.",
+    "unexpected": "To leave them out, pass `unexpected='ignore'`. To restore a part "
+    "of the checkpoint, choose it with `where` or `prefix`.",
     "shape": "Shapes are never padded, cut or broadcast: build `like` with the "
     "hyperparameters that the checkpoint was saved with.",
-    "dtype": "Dtypes are never cast: restore with the dtype on disk, then cast. 64-bit "
-    "JAX arrays need `jax.enable_x64(True)`.",
+    "dtype": "Nothing is cast unless `casting` allows it. JAX arrays of 64 bits need "
+    "`jax.enable_x64(True)`.",
     "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
     "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
     "the saved PartitionSpecs do not fit.",
-    "kind": "Leaves come back as what they were saved: a JAX array, a NumPy array, a "
-    "Python number, of which a subclass such as an `IntEnum` is made again. Bytes of a "
-    "custom `filter_spec` need the spec that reads them.",
+    "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
+    "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "
+    "as what they were saved. Bytes of a custom `filter_spec` need the spec that reads "
+    "them.",
 }
 
 
@@ -227,6 +247,11 @@ _STATUS: Mapping[Status, str] = {
     "sharding": "not to be sharded so",
     "changed": "not saved, and changed",
     "same": "replicated",
+    "cast": "cast",
+    "value": "of another value",
+    "kept": "kept",
+    "ignored": "ignored",
+    "abstract": "without a value to keep",
 }
 _MOST_LINES = 20
 

@@ -11,7 +11,7 @@ from .._format.names import is_below
 from .._inspect import nested
 from .._storage.reading import opened
 from .._storage.rows import CheckpointRows, open_zarr, ZarrRows
-from .._tree.plan import checked_prefix
+from .._tree.reads import checked_prefix
 from .._types import PathLike
 from ._order import Rows
 from ._sources import check_count, check_numbers, common_length, Source

@@ -26,7 +26,7 @@ def test_every_difference_in_one_error():
             "same": jnp.ones(3),
             "shape": jnp.ones((8, 4)),
             "dtype": jnp.ones(3, jnp.bfloat16),
-            "kind": np.ones(3, np.float32),
+            "kind": jax.random.key(0),
             "layers": [{"weight": jnp.ones(2), "old_bias": jnp.ones(2)}],
         }
     )
@@ -56,7 +56,7 @@ def test_every_difference_in_one_error():
     for line in [
         "'shape': another shape: float32[16, 4] in `like`, float32[8, 4] in the",
         "'dtype': another dtype: float32[3] in `like`, bfloat16[3] in the checkpoint",
-        "'kind': another kind: float32[3] in `like`, NumPy float32[3] in the",
+        "'kind': another kind: float32[3] in `like`, PRNG key[] of impl ",
         "'layers/0/bias': float32[2] in `like`, not in the checkpoint. Did you mean "
         "'layers/0/old_bias'?",
         "'layers/0/old_bias': not in `like`, float32[2] in the checkpoint",
@@ -87,10 +87,7 @@ def test_nothing_is_read_when_something_does_not_match(tmp_path):
         (jnp.ones(1), jnp.ones(())),
         (jnp.ones(3), jnp.ones(3, jnp.float16)),
         (jnp.ones(3, jnp.int32), jnp.ones(3)),
-        (jnp.ones(3), np.ones(3, np.float32)),
         (np.ones(3), jnp.ones(3)),
-        (np.float32(1), np.ones((), np.float32)),
-        (np.float64(1), 1.0),
         (1, 1.0),
         (1, True),
         (1.0, 1j),
@@ -260,7 +257,7 @@ def calls_in_explaining(like):
     return count
 
 
-@pytest.mark.parametrize(("name", "most"), [("model", 21), ("net", 30)])
+@pytest.mark.parametrize(("name", "most"), [("model", 25), ("net", 30)])
 def test_a_leaf_takes_few_calls_to_plan_however_many_there_are(name, most):
     counts = []
     for n in (200, 600):

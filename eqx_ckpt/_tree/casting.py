@@ -1,0 +1,111 @@
+"""What a leaf of the checkpoint becomes in the place of a leaf of `like`."""
+
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._format.leaves import (
+    LeafRecord,
+    SCALAR_KINDS,
+    tag_and_data_type,
+)
+
+
+# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
+_NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+Casting: TypeAlias = Literal["no", "safe", "same_kind", "unsafe"]
+WORDS: tuple[Casting, ...] = ("no", "safe", "same_kind", "unsafe")
+_ARRAYS = ("jax", "numpy", "numpy_scalar")
+_DTYPES = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
+Problem: TypeAlias = Literal["kind", "shape", "dtype"]
+
+
+def becomes(
+    expected: LeafRecord, found: LeafRecord, casting: Casting
+) -> LeafRecord | Problem:
+    """What `found` becomes where `expected` is wanted, or how the two differ."""
+    if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
+        return _exactly(expected, found)
+    kind = found.kind if expected.kind == "struct" else expected.kind
+    if found.kind in SCALAR_KINDS and kind == found.kind:
+        return found if expected.kind == kind else "kind"
+    is_number = expected.kind in SCALAR_KINDS
+    if kind not in (*_ARRAYS, *SCALAR_KINDS):
+        return "kind"
+    if expected.shape != found.shape:
+        return "kind" if is_number or found.kind in SCALAR_KINDS else "shape"
+    old, new = dtype_of(found), dtype_of(expected)
+    if expected.kind == "struct" and kind != "jax" and _NARROWED.get(old) == new:
+        new = old  # It comes back as NumPy, as it was saved.
+    if casting_word(old, new) not in WORDS[: WORDS.index(casting) + 1]:
+        number = is_number or found.kind in SCALAR_KINDS
+        return "kind" if number and casting == "no" else "dtype"
+    if kind == "jax" and would_narrow(new):
+        return "dtype"
+    if kind == found.kind and old == new:
+        return found
+    if is_number:
+        return LeafRecord(kind, path=found.path)
+    _, data_type = tag_and_data_type(np.dtype(new))
+    return found._replace(
+        kind=kind,
+        dtype=new,
+        data_type=data_type,
+        weak_type=found.weak_type and old == new,
+        value=None,
+    )
+
+
+def _exactly(expected: LeafRecord, found: LeafRecord) -> LeafRecord | Problem:
+    if expected.kind != found.kind:
+        return "kind"
+    if expected.shape != found.shape:
+        return "shape"
+    return found if expected.impl == found.impl else "dtype"
+
+
+def dtype_of(record: LeafRecord) -> str:
+    """The dtype of a leaf; Python numbers count as 64 bits wide."""
+    return _DTYPES.get(record.kind, record.dtype)
+
+
+def casting_word(old: str, new: str) -> Casting | None:
+    """The strictest word that allows a cast, as NumPy defines it."""
+    if old == new:
+        return "no"
+    a, b = np.dtype(old), np.dtype(new)
+    for word in WORDS[1:]:
+        # `ml_dtypes` leaves this out for some pairs of floats.
+        both = word == "same_kind" and all(
+            jnp.issubdtype(dtype, jnp.floating) for dtype in (a, b)
+        )
+        if both or np.can_cast(a, b, word):
+            return word
+    return None
+
+
+def would_narrow(dtype: str) -> bool:
+    """Whether JAX would cut an array to 32 bits, which it does without a word."""
+    return dtype in _NARROWED and jax.dtypes.canonicalize_dtype(dtype).name != dtype
+
+
+def cast(array: np.ndarray, old: LeafRecord, new: LeafRecord) -> np.ndarray:
+    """A part of a leaf, on the host, as what it becomes."""
+    if new is old or new.kind in ("key", "bytes", *SCALAR_KINDS):
+        return array
+    return array.astype(np.dtype(new.dtype), copy=False)
+
+
+def number(value: Any, kind: str) -> Any:
+    """A number as a Python number of one of `SCALAR_KINDS`."""
+    made = np.asarray(value).astype(_DTYPES[kind]).item()
+    if kind in ("int", "bool") and made != value and not isinstance(value, float):
+        raise ValueError(f"`{kind}` of 64 bits, which {value!r} does not fit")
+    return made

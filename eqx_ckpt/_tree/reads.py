@@ -1,0 +1,345 @@
+"""The plan of a restore: every difference is found here, before a byte is read."""
+
+import functools as ft
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._errors import LeafMismatchError
+from .._format.leaves import (
+    describe_like,
+    LeafRecord,
+    SCALAR_KINDS,
+    scalar_to_text,
+)
+from .._format.manifest import fingerprint, Manifest
+from .._format.names import (
+    below,
+    encode,
+    folders,
+    is_below,
+    key_paths,
+    stored_names,
+    typed,
+)
+from .._format.parse import scalar_from_text
+from .._format.transient import is_transient, stop_at_transients
+from .._types import IsLeaf, KeyPath, Spec
+from .casting import becomes, Casting, dtype_of, number, WORDS
+from .filter_spec import default_deserialise_filter_spec, LeafReader, restored_by
+from .match import did_you_mean, explain, LeafMatch, Match, with_place
+from .plan import named_leaves, NamedLeaf
+from .sharding import Place, place, targets_of
+from .similar import Index, similar
+from .where import chosen_by
+
+
+_is_none = ft.partial(operator.is_, None)
+# What to do with such leaves, or a function of the name that says it.
+Missing: TypeAlias = Literal["raise", "keep"] | Callable[[str], str]
+Unexpected: TypeAlias = Literal["raise", "ignore"] | Callable[[str], str]
+
+
+class Read(NamedTuple):
+    """One leaf to be restored, at `position` among the leaves of `like`.
+
+    `record` is what the checkpoint has, `becomes` what it is to be.
+    """
+
+    position: int
+    name: str
+    path: KeyPath
+    like: Any
+    spec: Spec | None
+    record: LeafRecord
+    becomes: LeafRecord
+    place: Place
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What to read, what is known without reading, and how it agrees with `like`.
+
+    Every leaf of `like`, by its position, is in `reads` or in `values`.
+    """
+
+    treedef: Any
+    reads: Sequence[Read]
+    values: Mapping[int, Any]
+    match: Match
+    casting: Casting
+
+    def check(self) -> None:
+        if not self.match.ok:
+            raise LeafMismatchError(explain(self.match))
+
+    def filled(self, values: Mapping[int, Any]) -> PyTree:
+        """The tree that is restored, with what was read, by position."""
+        values = {**self.values, **values}
+        return self.treedef.unflatten(values[i] for i in range(len(values)))
+
+
+class How(TypedDict, total=False):
+    """What all that restore take alike: see `tree_deserialise_leaves`."""
+
+    where: Callable[[PyTree], Any] | None
+    prefix: str
+    sharding: PyTree
+    casting: Casting
+    missing: Missing
+    unexpected: Unexpected
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a restore is asked for, apart from where it reads; see there."""
+
+    like: PyTree
+    filter_spec: PyTree = default_deserialise_filter_spec
+    is_leaf: IsLeaf = None
+    where: Callable[[PyTree], Any] | None = None
+    prefix: str = ""
+    sharding: PyTree = None
+    casting: Casting = "no"
+    missing: Missing = "raise"
+    unexpected: Unexpected = "raise"
+
+    def __post_init__(self) -> None:
+        _check_word("casting", self.casting, WORDS)
+        for argument, words in _ANSWERS.items():
+            if not callable(getattr(self, argument)):
+                _check_word(argument, getattr(self, argument), words)
+
+    def answer(self, argument: Literal["missing", "unexpected"], name: str) -> str:
+        """What `missing` or `unexpected` says of a leaf."""
+        said: Any = getattr(self, argument)
+        if callable(said):
+            said = said(name)
+            _check_word(f"{argument}({name!r})", said, _ANSWERS[argument])
+        return said
+
+
+_ANSWERS = {"missing": ("raise", "keep"), "unexpected": ("raise", "ignore")}
+
+
+def _check_word(argument: str, word: Any, words: Sequence[str]) -> None:
+    if word not in words:
+        raise LeafMismatchError(
+            f"`{argument}` is {word!r}. It has to be one of "
+            f"{', '.join(map(repr, words))}."
+        )
+
+
+def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
+    like, is_leaf = request.like, stop_at_transients(request.is_leaf)
+    leaves = list(named_leaves(like, request.filter_spec, is_leaf, "like"))
+    prefix = checked_prefix(request.prefix, manifest, is_empty=not leaves)
+    stored = stored_names(manifest.leaves)
+    named = leaves
+    if prefix or stored:
+        named = [
+            leaf._replace(name=stored.get(name, name))
+            for leaf in leaves
+            for name in [below(prefix, leaf.name)]
+        ]
+    chosen: Collection[int] = range(len(named))
+    if request.where is not None:
+        chosen = chosen_by(request.where, like, is_leaf)
+    targets = targets_of(request.sharding, like, is_leaf, len(named))
+    reads: list[Read] = []
+    values: dict[int, Any] = {}
+    matches: dict[str, LeafMatch] = {}
+    for index, leaf in enumerate(named):
+        if index not in chosen:
+            values[index] = leaf.leaf
+            continue
+        record = manifest.leaves.get(leaf.name)
+        if record is None:
+            value, match = _without_record(leaf, manifest)
+            values[index], matches[leaf.name] = value, _kept(match, leaf, request)
+            continue
+        match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
+        where_to = Place(None)
+        if match.is_harmless:
+            where_to = place(targets[index], leaf.name, leaf.leaf, becomes)
+            match = with_place(match, where_to)
+        reads.append(Read(index, *leaf[:4], record, becomes, where_to))
+        matches[leaf.name] = match
+    if request.where is None:
+        matches |= _unexpected({leaf.name for leaf in named}, manifest, prefix, request)
+    nbytes = sum(r.record.nbytes for r in reads)
+    match = Match(_with_suggestions(matches, manifest), nbytes)
+    return ReadPlan(
+        jtu.tree_structure(like, is_leaf), reads, values, match, request.casting
+    )
+
+
+def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
+    """A missing leaf, which may keep its value from `like` if it has one."""
+    if match.status != "missing" or request.answer("missing", leaf.name) == "raise":
+        return match
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)):
+        return match._replace(status="abstract")
+    return match._replace(status="kept")
+
+
+def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
+    """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
+
+    A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
+    """
+    if not isinstance(prefix, str):
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, which is no string. Pass the beginning of a "
+            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
+        )
+    prefix = prefix.strip("/")
+    if not prefix:
+        return prefix
+    prefix = stored_names(manifest.leaves).get(prefix, prefix)
+    sought = prefix.rpartition("/")[0] if is_empty else prefix
+    names = [*manifest.leaves, *manifest.others]
+    if not sought or any(is_below(sought, name) for name in names):
+        return prefix
+    nearest = Index(folders(names).union(names)).nearest(prefix)
+    raise LeafMismatchError(
+        f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
+        f"it.{did_you_mean(nearest)}"
+    )
+
+
+def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
+    """The value and match of a leaf that the checkpoint does not have."""
+    if is_transient(leaf.leaf):
+        note = leaf.leaf.note()
+        found = manifest.others.get(leaf.name, note)
+        status = "same" if leaf.leaf.accepts(found) else "kind"
+        return leaf.leaf.fresh(), LeafMatch(status, note, found)
+    expected = describe_like(leaf.leaf)
+    now = expected or fingerprint(leaf.leaf)
+    found = manifest.others.get(leaf.name, "nothing")
+    if leaf.spec is not None:
+        f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
+        try:
+            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
+        except _NotThere:
+            return leaf.leaf, LeafMatch("missing", now, found)
+    if expected is not None:
+        return leaf.leaf, LeafMatch("missing", now, found)
+    same = found in (now, "nothing") or found.startswith("skipped: ")
+    return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
+
+
+def _not_there() -> bytes:
+    raise _NotThere
+
+
+def _unless_saved(leaf: Any) -> Any:
+    """What the default spec restores where there is nothing."""
+    if describe_like(leaf) is not None:
+        raise _NotThere
+    return leaf
+
+
+class _NotThere(LeafMismatchError):
+    pass
+
+
+def match_leaf(
+    like: Any, spec: Spec | None, record: LeafRecord, casting: Casting
+) -> tuple[LeafMatch, LeafRecord]:
+    """A leaf of `like` beside its record, and what that becomes there.
+
+    A custom `filter_spec` decides for itself.
+    """
+    expected = describe_like(like)
+    if spec is not None:
+        return LeafMatch("same", expected or fingerprint(like), record), record
+    if expected is None:
+        return LeafMatch("kind", fingerprint(like), record), record
+    new = becomes(expected, record, casting)
+    if isinstance(new, str):
+        return LeafMatch(new, expected, record), record
+    if record.value is not None:
+        try:
+            number_like(like, record, new)
+        except (ValueError, OverflowError) as e:
+            return LeafMatch("kind", str(e), record), record
+    status = "same" if dtype_of(record) == dtype_of(new) else "cast"
+    if status == "same" and record.value is not None and expected.value is not None:
+        status = "same" if expected.value == record.value else "value"
+    return LeafMatch(status, expected, record), new
+
+
+def number_like(like: Any, record: LeafRecord, new: LeafRecord) -> Any:
+    """What a Python number of the checkpoint becomes; an array is on the host.
+
+    A subclass, such as an `IntEnum`, is made again from it. `ValueError` if it cannot
+    be, or would be another number.
+    """
+    value = scalar_from_text(record.kind, record.value or "")
+    if new.kind not in SCALAR_KINDS:
+        return np.asarray(value).astype(np.dtype(new.dtype))
+    return of_type(like, value, new.kind)
+
+
+def of_type(like: Any, value: Any, kind: str) -> Any:
+    """A number as one of the same type as `like`."""
+    value = value if type(value).__name__ == kind else number(value, kind)
+    cls = type(like)
+    if cls is type(value):
+        return value
+    try:
+        made = cls(value)
+        if scalar_to_text(made) == scalar_to_text(value):
+            return made
+        problem = f"it makes {made!r}"
+    except Exception as e:
+        problem = str(e)
+    raise ValueError(f"`{cls.__name__}` (which {value!r} is not: {problem})")
+
+
+def _unexpected(
+    known: Collection[str], manifest: Manifest, prefix: str, request: Request
+) -> dict[str, LeafMatch]:
+    """What `like` has in place of leaves: `None`, if it was partitioned."""
+    names = [
+        name
+        for name in manifest.leaves
+        if name not in known and (not prefix or is_below(prefix, name))
+    ]
+    absent: set[str] = set()
+    if names and any(map(_is_none, jtu.tree_leaves(request.like, _is_none))):
+        nodes = key_paths(request.like, _is_none)
+        absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
+    return {
+        name: LeafMatch(
+            "unexpected"
+            if request.answer("unexpected", name) == "raise"
+            else "ignored",
+            "`None`" if name in absent else "nothing",
+            manifest.leaves[name],
+        )
+        for name in names
+    }
+
+
+def _with_suggestions(
+    matches: dict[str, LeafMatch], manifest: Manifest
+) -> dict[str, LeafMatch]:
+    missing = [n for n, m in matches.items() if m.status == "missing"]
+    if not missing:
+        return matches
+    unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
+    names = unmatched or manifest.leaves.keys() - matches.keys()
+    suggestions = {
+        name: matches[name]._replace(nearest=nearest)
+        for name, nearest in similar(missing, names).items()
+    }
+    return matches | suggestions

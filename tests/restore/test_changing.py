@@ -1,0 +1,219 @@
+"""Restoring into code that has changed: casts, kinds, missing, unexpected leaves."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+
+
+PATH = "memory://changing"
+
+
+def restored(tree: Any, like: Any, **how: Any) -> Any:
+    eqx_ckpt.tree_serialise_leaves(PATH, {"x": tree}, overwrite=True)
+    assert eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    return eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)["x"]
+
+
+def refused(tree: Any, like: Any, **how: Any) -> str:
+    eqx_ckpt.tree_serialise_leaves(PATH, {"x": tree}, overwrite=True)
+    assert not eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)
+    return str(error.value)
+
+
+WORDS = ["no", "safe", "same_kind", "unsafe"]
+B, F, I = jnp.bfloat16, np.float32, np.int32  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        (B, F, "safe"),
+        (F, B, "same_kind"),
+        (np.float16, B, "same_kind"),
+        (B, np.float16, "same_kind"),
+        (F, I, "unsafe"),
+        (I, F, "same_kind"),
+        (np.int8, F, "safe"),
+        (np.bool_, I, "safe"),
+        (np.complex64, F, "unsafe"),
+    ],
+)
+def test_casting(old, new, word):
+    values = jnp.array([0, 1, 1], old)
+    for array in (values, np.asarray(values)):
+        for like in (jnp.zeros(3, new), jax.ShapeDtypeStruct((3,), new)):
+            for weaker in WORDS[: WORDS.index(word)]:
+                error = refused(array, like, casting=weaker)
+                assert f"`casting={word!r}` allows it" in error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+                found = restored(array, like, casting=word)
+            assert found.dtype == new
+            assert (np.asarray(found) == np.asarray(values.real.astype(new))).all()
+            is_jax = isinstance(like, jax.Array) or isinstance(array, jax.Array)
+            assert isinstance(found, jax.Array) is is_jax
+
+
+def test_casts_are_listed():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"x": jnp.ones(3, B)}, overwrite=True)
+    found = eqx_ckpt.match(PATH, {"x": jnp.ones(3)}, casting="safe")
+    assert found.leaves["x"].status == "cast"
+    assert "'x': cast: float32[3] in `like`, bfloat16[3]" in str(found)
+
+
+def test_casting_onto_a_mesh():
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    sharding = NamedSharding(mesh, P("x", "y"))
+    old = jax.device_put(jnp.arange(32, dtype=B).reshape(8, 4), sharding)
+    like = jax.ShapeDtypeStruct((8, 4), F, sharding=NamedSharding(mesh, P("y")))
+    new = restored(old, like, casting="safe")
+    assert new.sharding == like.sharding
+    assert new.dtype == F
+    assert (np.asarray(new) == np.arange(32).reshape(8, 4)).all()
+
+
+FORMS = {
+    "jax": lambda: jnp.array(3.0, F),
+    "numpy": lambda: np.array(3.0, F),
+    "numpy_scalar": lambda: F(3),
+}
+
+
+@pytest.mark.parametrize("old", FORMS)
+@pytest.mark.parametrize("new", FORMS)
+def test_like_decides_between_jax_and_numpy(old, new):
+    like = FORMS[new]() * 0
+    like = np.asarray(like) if new == "numpy" else like
+    found = restored(FORMS[old](), like)
+    assert type(found) is type(like)
+    assert found.dtype == F
+    assert found == 3
+
+
+def test_a_host_copy_goes_back_to_devices():
+    tree = {"w": jnp.arange(6.0, dtype=B).reshape(2, 3), "n": jnp.arange(3)}
+    found = restored(jax.device_get(tree), tree)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(found))
+    assert (found["w"] == tree["w"]).all()
+    back = restored(tree, jax.device_get(tree))
+    assert all(type(x) is np.ndarray for x in jax.tree.leaves(back))
+
+
+def test_what_jax_cannot_hold_is_an_error():
+    error = refused(np.ones(3), jnp.ones(3))
+    assert "float64[3] in the checkpoint" in error
+    with jax.enable_x64(True):
+        like = jnp.ones(3)
+    assert like.dtype == np.float64
+    assert "x64" in refused(np.ones(3), like)
+    assert restored(np.ones(3), jnp.ones(3), casting="same_kind").dtype == F
+
+
+def test_python_numbers():
+    assert type(restored(F(0.5), 0.0, casting="safe")) is float
+    assert type(restored(jnp.array(7), 0, casting="safe")) is int
+    assert restored(7, 0.0, casting="safe") == 7.0
+    assert restored(7, jnp.array(0), casting="same_kind") == jnp.array(7)
+    assert restored(True, 0, casting="safe") == 1
+    assert "'x'" in refused(F(0.5), 0.0)
+    assert "'x'" in refused(1.5, 1)
+    assert "'x'" in refused(1.5, 1, casting="same_kind")
+    assert restored(1.5, 1, casting="unsafe") == 1
+    assert "'x'" in refused(2**70, jnp.array(0), casting="same_kind")
+    mesh = jax.make_mesh((8,), ("x",))
+    like = jax.ShapeDtypeStruct((), F, sharding=NamedSharding(mesh, P()))
+    assert "jax.eval_shape" in refused(3, like, casting="unsafe")
+    like = jax.device_put(jnp.zeros(()), like.sharding)
+    assert restored(3, like, casting="same_kind").sharding == like.sharding
+
+
+def test_keys_are_not_cast():
+    key = jax.random.key(0)
+    assert "PRNG key" in refused(key, jax.random.key_data(key), casting="unsafe")
+    other = jax.random.key(0, impl="rbg")
+    assert "'rbg'" in refused(key, other, casting="unsafe")
+
+
+def test_a_changed_number_is_told():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"p": 0.1, "q": 0.1}, overwrite=True)
+    found = eqx_ckpt.match(PATH, {"p": 0.5, "q": 0.1})
+    assert found.ok
+    assert found.leaves["p"].status == "value"
+    assert found.leaves["q"].status == "same"
+    assert "- 'p': another value: 0.5 in `like`, 0.1 in the checkpoint." in str(found)
+
+
+def test_missing_leaves_are_kept():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"base": jnp.ones(3)}, overwrite=True)
+    like = {"base": jnp.zeros(3), "adapter": {"a": jnp.full(2, 7.0), "p": 0.5}}
+    found = eqx_ckpt.match(PATH, like, missing="keep")
+    assert found.leaves["adapter/a"].status == "kept"
+    assert "'adapter/a': float32[2] kept from `like`" in str(found)
+    tree = eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
+    assert tree["adapter"]["a"] is like["adapter"]["a"]
+    assert (tree["base"] == 1).all()
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.tree_deserialise_leaves(
+            PATH, like, missing=lambda name: "keep" if name[-1] == "a" else "raise"
+        )
+    assert "'adapter/p'" in str(error.value)
+    assert "'adapter/a'" not in str(error.value)
+    assert "missing='keep'" in str(error.value)
+
+
+def test_a_skeleton_has_nothing_to_keep():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"base": jnp.ones(3)}, overwrite=True)
+    like = {"base": jnp.zeros(3), "a": jax.ShapeDtypeStruct((2,), F)}
+    assert eqx_ckpt.match(PATH, like, missing="keep").leaves["a"].status == "abstract"
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="no value to keep"):
+        eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
+
+
+def test_unexpected_leaves_are_ignored(tmp_path):
+    tree = {"body": jnp.ones(3), "head": jnp.ones(3), "foot": jnp.ones(3)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    (tmp_path / "c/head/c.0").unlink()  # It is not read.
+    like = {"body": jnp.zeros(3)}
+    found = eqx_ckpt.match(tmp_path / "c", like, unexpected="ignore")
+    assert found.leaves["head"].status == "ignored"
+    assert found.nbytes == 12
+    new = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
+    assert (new["body"] == 1).all()
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.tree_deserialise_leaves(
+            tmp_path / "c",
+            like,
+            unexpected=lambda name: "ignore" if name == "head" else "raise",
+        )
+    assert "'foot'" in str(error.value)
+    assert "'head'" not in str(error.value)
+
+
+def test_wrong_words():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"a": 1, "b": 2}, overwrite=True)
+    for how in (
+        {"unexpected": lambda name: "keep"},
+        {"missing": lambda name: "ignore"},
+    ):
+        with pytest.raises(eqx_ckpt.LeafMismatchError, match="one of"):
+            eqx_ckpt.match(PATH, {"a": 1, "c": 1}, **how)
+
+
+def test_a_manager_passes_it_on(tmp_path):
+    with eqx_ckpt.CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": jnp.ones(3, B), "old": 1}).result()
+        like = {"w": jnp.zeros(3), "new": 2}
+        tree = manager.restore(
+            like, casting="safe", missing="keep", unexpected="ignore"
+        )
+    assert tree["w"].dtype == F
+    assert tree["new"] == 2
