@@ -13,10 +13,10 @@ import jax
 import jax.extend
 
 import eqx_ckpt
-from eqx_ckpt import _steps
 from eqx_ckpt._distributed import coordination, group, meeting
 from eqx_ckpt._storage import reading
-from eqx_ckpt._storage.directory import _exchange as exchange
+from eqx_ckpt._storage.atomic import exchange
+from eqx_ckpt._storage.directory_steps import DirectorySteps
 from eqx_ckpt._storage.reading import Checkpoint
 
 from .programs import assert_same, DEADLINE
@@ -280,7 +280,7 @@ def _late_and_damaged(*args: Any) -> Any:
 def retain_slowly(directory: str) -> list[int]:
     """Process 0 takes longer to remove old steps than the others wait."""
     meeting.GRACE = group.GRACE = 0.2
-    remove = _steps.remove
+    remove = DirectorySteps.remove
 
     def slowly(*args: Any) -> Any:
         time.sleep(2)
@@ -290,8 +290,8 @@ def retain_slowly(directory: str) -> list[int]:
     manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
     manager.save(1, state(1)).result()
     manager._deadline = 1.0
-    _steps.remove = slowly
+    DirectorySteps.remove = slowly
     manager.save(2, state(2)).result()
-    _steps.remove = remove
+    DirectorySteps.remove = remove
     manager.close()
     return manager.steps()

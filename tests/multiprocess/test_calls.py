@@ -116,15 +116,15 @@ jax.distributed.initialize(
     address, 2, int(index), coordinator_bind_address=address
 )
 import eqx_ckpt, numpy as np
-from eqx_ckpt import _save
+from eqx_ckpt._storage.kvstore import ChunkFiles
 
-write_arrays = _save.write_arrays
+write = ChunkFiles.write
 
 def slowly(*args, **kwargs):
     time.sleep(1)
-    return write_arrays(*args, **kwargs)
+    return write(*args, **kwargs)
 
-_save.write_arrays = slowly
+ChunkFiles.write = slowly
 manager = eqx_ckpt.CheckpointManager(directory)
 manager.save(3, {"w": np.arange(4)})
 if ending == "shutdown":
