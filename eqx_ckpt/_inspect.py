@@ -9,14 +9,20 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._errors import LeafMismatchError
+from ._errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    LeafMismatchError,
+)
 from ._format.chunks import batches, blocks, whole
 from ._format.leaves import dtype_from_tag, from_stored, LeafRecord
 from ._format.manifest import Manifest
 from ._format.names import is_below
 from ._format.parse import key_shape, scalar_from_text
+from ._format.recorded import state_folder
 from ._format.source import raise_damage, read_regions, RegionRead, Source
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
+from ._storage.recorded import find_recorded, Recorded
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match
 from ._tree.reads import checked_prefix, How, plan_reads, Request
@@ -32,7 +38,8 @@ def read_manifest(source: PathLike | Source) -> Manifest:
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][]. As
+        everywhere, that of an [`eqx_ckpt.Recording`][] will do too.
 
     **Returns:**
 
@@ -298,6 +305,24 @@ def _verify(source: Source) -> None:
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
         source.read(window, damage)
-    if isinstance(source, Checkpoint):
+    if isinstance(source, Checkpoint | Recorded):
         source.check_the_rest(damage)
     raise_damage(damage, source)
+    if isinstance(source, Recorded):
+        _verify_state(source)
+
+
+def _verify_state(source: Recorded) -> None:
+    """Verify the state that comes after the samples of a recording."""
+    state = source.record.state
+    if state is None:
+        return
+    try:
+        _verify(Checkpoint(source.base / state_folder(state)))
+    except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+        now = find_recorded(source.base)
+        # A writer has committed since, and has removed it.
+        if now is None or now.record.commit == source.record.commit:
+            raise CorruptCheckpointError(
+                f"The state of the recording {source} is damaged: {e}"
+            ) from e

@@ -5,6 +5,7 @@ import re
 
 from .._format.manifest import MANIFEST
 from .._format.parse import HEAD, HEAD_BYTES
+from .._format.recorded import RECORD
 
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
@@ -51,6 +52,8 @@ def _around(path: str) -> str:
             part = os.path.dirname(inside) if os.path.isfile(path) else inside
             prefix = f" and `prefix={part!r}`" if part else ""
             return f"It is inside of the checkpoint {parent!r}: pass that{prefix}."
+        if os.path.isfile(f"{parent}/{RECORD}") and not _is_ours(path):
+            return f"It is inside of the recording {parent!r}: pass that."
         parent, name = os.path.split(parent)
     return ""
 

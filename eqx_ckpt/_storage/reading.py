@@ -24,6 +24,8 @@ from .checkpoint import (
 from .chunk_reads import read_chunks
 from .committed import read_committed
 from .directory import locate
+from .recorded import find_recorded, Recorded
+from .storage import Storage
 
 
 _TRIES = 10
@@ -41,8 +43,8 @@ class Checkpoint(Source):
     - `chunks`: its arrays.
     """
 
-    def __init__(self, path: PathLike) -> None:
-        place = locate(path)
+    def __init__(self, path: PathLike | Storage) -> None:
+        place = path if isinstance(path, Storage) else locate(path)
         try:
             manifest = from_bytes(read_committed(place), str(place))
         except CheckpointNotFoundError as e:
@@ -75,32 +77,45 @@ class Checkpoint(Source):
 
 
 def opened(source: PathLike | Source) -> Source:
-    """The checkpoint at a path, as it is now."""
-    return source if isinstance(source, Source) else Checkpoint(source)
+    """The checkpoint at a path, or the recording, as it is now."""
+    if isinstance(source, Source):
+        return source
+    try:
+        return Checkpoint(source)
+    except CheckpointNotFoundError:
+        recorded = find_recorded(locate(source))
+        if recorded is None:
+            raise
+        return recorded
 
 
 class Reading:
     """A source, of which one version is read; a checkpoint may be replaced meanwhile.
 
-    Other sources never change.
+    Other sources never change; a recording only grows.
     """
 
     def __init__(self, source: PathLike | Source) -> None:
         self._source = source
         self._place = None if isinstance(source, Source) else locate(source)
         self._before: object = None
+        self._recorded: Recorded | None = None
 
     def open(self) -> Source:
         """The version that is there now."""
         self._before = self._identity()
-        return opened(self._source)
+        found = opened(self._source)
+        self._recorded = found if isinstance(found, Recorded) else None
+        return found
 
     def has_changed(self) -> bool:
         """Whether another version is there than the one that was opened."""
-        return self._identity() != self._before
+        return self._recorded is None and self._identity() != self._before
 
     def digest(self) -> str:
         """Of the version that is there now: the same in all processes of a job."""
+        if self._recorded is not None:
+            return self._recorded.digest
         if self._place is None:
             return ""
         head = self._place.read(MANIFEST, HEAD_BYTES)

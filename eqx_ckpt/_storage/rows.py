@@ -1,5 +1,6 @@
 """Reading rows of arrays: of a checkpoint, or of Zarr arrays that others wrote."""
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,12 @@ import numpy as np
 from .._errors import CheckpointNotFoundError
 from .._format.chunks import whole
 from .._format.leaves import dtype_from_tag, from_stored, LeafRecord
+from .._format.recorded import Leaf
 from .._format.source import read_regions, RegionRead, Source
 from .._types import PathLike
 from .directory import locate
 from .kvstore import context, wait_for
+from .recorded import Recorded
 
 
 if TYPE_CHECKING:
@@ -48,6 +51,44 @@ class CheckpointRows:
             read.name: from_stored(array, read.record)
             for array, read in zip(found, reads, strict=True)
         }
+
+
+class SampleRows:
+    """The samples of a recording: those of its first chain, then of the second, ...
+
+    As `CheckpointRows`.
+    """
+
+    def __init__(self, recorded: Recorded, records: Mapping[str, LeafRecord]) -> None:
+        self._recorded = recorded
+        every = recorded.record.leaves
+        self._leaves = [leaf for leaf in every if leaf.name in records]
+        # Where each chain begins.
+        self._starts = [0, *itertools.accumulate(recorded.record.draws)]
+        self.structs = {
+            leaf.name: jax.ShapeDtypeStruct(
+                (self._starts[-1], *leaf.record.data_shape),
+                dtype_from_tag(leaf.record.dtype),
+            )
+            for leaf in self._leaves
+        }
+        self.chunk = max((leaf.rows for leaf in self._leaves), default=1)
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        return {
+            leaf.name: from_stored(self._rows(leaf, start, stop), leaf.record)
+            for leaf in self._leaves
+        }
+
+    def _rows(self, leaf: Leaf, start: int, stop: int) -> np.ndarray:
+        parts: list[np.ndarray] = []
+        for chain, (first, end) in enumerate(itertools.pairwise(self._starts)):
+            draws = range(max(start, first) - first, min(stop, end) - first)
+            if draws:
+                chains = range(chain, chain + 1)
+                found = self._recorded.samples(leaf, chains, draws)
+                parts.append(found.reshape(len(draws), *leaf.record.data_shape))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class ZarrRows:

@@ -15,14 +15,17 @@ from ._output import printable
 
 app = typer.Typer(
     name="eqx-ckpt",
-    help="Look at checkpoints. A path is a directory, `s3://...` or `gs://...`.",
+    help="Look at checkpoints and recordings. A path is a directory, `s3://...` or "
+    "`gs://...`.",
     epilog="Exit status: 0 yes, 1 no (damaged, different, not finite), 2 trouble.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Path = Annotated[str, typer.Argument(metavar="CKPT", help="A checkpoint.")]
+_Path = Annotated[
+    str, typer.Argument(metavar="CKPT", help="A checkpoint, or a recording.")
+]
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
 _Prefix = Annotated[
     str, typer.Argument(metavar="[PREFIX]", help="Only what is below this name.")

@@ -10,7 +10,8 @@ from jaxtyping import PyTree
 from .._format.names import is_below
 from .._inspect import nested
 from .._storage.reading import opened
-from .._storage.rows import CheckpointRows, open_zarr, ZarrRows
+from .._storage.recorded import Recorded
+from .._storage.rows import CheckpointRows, open_zarr, SampleRows, ZarrRows
 from .._tree.reads import checked_prefix
 from .._types import PathLike
 from ._order import Rows
@@ -51,7 +52,8 @@ class StoreSource(Source):
         """**Arguments:**
 
         - `path`: of a checkpoint, as [`eqx_ckpt.tree_deserialise_leaves`][]. A batch is
-            what [`eqx_ckpt.tree_like`][] shows: nested dictionaries.
+            what [`eqx_ckpt.tree_like`][] shows: nested dictionaries. Of a recording,
+            the rows are the draws of its first chain, then of the second, ...
         - `prefix`: only the arrays below this name.
         - `window`: how many chunks are shuffled together; about twice as many are kept
             in memory.
@@ -70,7 +72,7 @@ class StoreSource(Source):
             )
         check_count("window", window)
         reader, names = _opened(path, prefix) if path is not None else _zarr(arrays)
-        self._reader: CheckpointRows | ZarrRows = reader
+        self._reader: CheckpointRows | SampleRows | ZarrRows = reader
         self._names, self._treedef = jax.tree.flatten(names)
         structs = reader.structs
         # A leaf that is no array has no first axis either.
@@ -117,7 +119,9 @@ class StoreSource(Source):
             self._kept.clear()
 
 
-def _opened(path: PathLike, prefix: str) -> tuple[CheckpointRows, PyTree[str]]:
+def _opened(
+    path: PathLike, prefix: str
+) -> tuple[CheckpointRows | SampleRows, PyTree[str]]:
     """A checkpoint, and the names of its leaves below `prefix`, as nested dicts."""
     source = opened(path)
     manifest = source.manifest
@@ -127,9 +131,10 @@ def _opened(path: PathLike, prefix: str) -> tuple[CheckpointRows, PyTree[str]]:
         for name, record in manifest.leaves.items()
         if is_below(prefix, name) and record.kind in ("jax", "numpy")
     }
-    return CheckpointRows(source, arrays), nested(
-        manifest, prefix, lambda name, _: name
-    )
+    names = nested(manifest, prefix, lambda name, _: name)
+    if isinstance(source, Recorded):
+        return SampleRows(source, arrays), names
+    return CheckpointRows(source, arrays), names
 
 
 def _zarr(arrays: dict[str, PathLike]) -> tuple[ZarrRows, PyTree[str]]:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ._leaves import checked_samples, Leaf, leaves_of
+from .._format.recorded import Leaf
+from ._leaves import checked_samples, leaves_of
 
 
 def put(buffer: Array, sample: Any, index: Any) -> Array:

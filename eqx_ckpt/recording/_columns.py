@@ -6,26 +6,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from fastcrc import crc32
 
-from .._format.chunks import chunk_key, Region, whole
+from .._format.chunks import chunk_key, whole
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._format.names import folders
+from .._format.recorded import FOLDER, Leaf, Record
 from .._storage.chunk_codec import Piece, Scratch
+from .._storage.recorded import crc, memory
 from ._files import Files
-from ._leaves import Leaf
-from ._record import Record
 
 
-FOLDER = "samples"
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
-
-
-def memory(array: np.ndarray) -> memoryview:
-    """The bytes of an array in C order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def crc(data: memoryview) -> str:
-    return crc32.iscsi(data).to_bytes(4, "little").hex()
 
 
 def array_path(leaf: Leaf) -> str:
@@ -132,15 +122,6 @@ def columns_of(files: Files, record: Record) -> list[list[Column]]:
         ]
         for leaf in record.leaves
     ]
-
-
-def tail(leaf: Leaf, chains: int | None, chain: int, draws: int) -> Region:
-    """Where the samples are that fill no chunk."""
-    start = draws // leaf.rows * leaf.rows
-    lead = (slice(start, draws),)
-    if chains is not None:
-        lead = (slice(chain, chain + 1), *lead)
-    return (*lead, *whole(leaf.record.data_shape))
 
 
 def make_groups(files: Files, record: Record) -> None:

@@ -1,7 +1,6 @@
 """The leaves of one sample, and the Zarr array that records each of them."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from .._format.leaves import (
 from .._format.manifest import check_array, COMPRESSIONS
 from .._format.names import distinct, encode, key_paths, typed
 from .._format.parse import key_shape
+from .._format.recorded import Leaf, Record
 from .._tree.compression import Compression
 
 
@@ -28,42 +28,6 @@ _MIN_CHUNK_BYTES = 2**16
 # For the last chunks of all chains together.
 _COMMIT_BYTES = 2**25
 _MAX_ROWS = 2**14
-
-
-class Leaf(NamedTuple):
-    """A leaf of one sample.
-
-    **Attributes:**
-
-    - `name`: of its Zarr array.
-    - `record`: what it is, in one sample of one chain; without chunks.
-    - `rows`: how many samples a chunk has.
-    """
-
-    name: str
-    record: LeafRecord
-    rows: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one sample of one chain."""
-        return math.prod(self.record.data_shape) * self.record.itemsize
-
-    def array(self, chains: int | None, draws: int) -> LeafRecord:
-        """The record of the Zarr array that holds so many samples of each chain."""
-        lead = (draws,) if chains is None else (chains, draws)
-        chunk = (self.rows,) if chains is None else (1, self.rows)
-        shape = self.record.data_shape
-        return self.record._replace(
-            shape=(*lead, *self.record.shape),
-            data_shape=(*lead, *shape),
-            chunk_shape=(*chunk, *(max(1, size) for size in shape)),
-        )
-
-    def chunk_at(self, chains: int | None, chain: int, number: int) -> tuple[int, ...]:
-        """Which chunk of the array, along each axis, is one of a chain's chunks."""
-        lead = (number,) if chains is None else (chain, number)
-        return (*lead, *(0 for _ in self.record.data_shape))
 
 
 def leaves_of(
@@ -277,3 +241,31 @@ def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:
         if first not in seen:
             seen.add(first)
             yield first, np.asarray(part.data)
+
+
+def check_same(record: Record, wanted: Record, where: str, same: Callable) -> None:
+    """Raise if a recording is gone on with otherwise than it was begun."""
+    before = {leaf.name: leaf for leaf in record.leaves}
+    now = {leaf.name: leaf for leaf in wanted.leaves}
+    problems = [f"- {n!r}: not in `like`." for n in before.keys() - now.keys()]
+    problems += [f"- {n!r}: not in the recording." for n in now.keys() - before.keys()]
+    for name in before.keys() & now.keys():
+        old, new = before[name], now[name]
+        if (old.record[1:4], old.record.path) != (new.record[1:4], new.record.path):
+            problems.append(
+                f"- {name!r}: {old.record} in the recording, {new.record} in `like`."
+            )
+        elif problem := same(old, new):
+            problems.append(f"- {name!r}: {problem}.")
+    if record.chains != wanted.chains:
+        problems.append(
+            f"- `chains`: {record.chains} in the recording, {wanted.chains} now."
+        )
+    if wanted.metadata is not None and wanted.metadata != record.metadata:
+        problems.append("- `metadata`: others in the recording.")
+    if problems:
+        raise CheckpointError(
+            f"{where} is a recording of something else:\n"
+            + "\n".join(sorted(problems))
+            + "\nGo on with what it was begun with, or choose another path."
+        )

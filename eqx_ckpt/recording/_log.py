@@ -18,24 +18,22 @@ from .._errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
 )
+from .._format.recorded import Leaf, RECORD, Record, STATES
 from .._save import tree_serialise_leaves
 from .._steps import Run
 from .._storage.directory import Directory, locate
+from .._storage.recorded import read_record, Recorded
 from .._storage.url import Store
 from .._types import PathLike
 from ._columns import Column, columns_of, make_groups, show, trim
 from ._files import Files
-from ._leaves import Block, Leaf, rows_of, to_stored
-from ._reading import last_rows
-from ._record import check_same, RECORD, Record
-from ._samples import read_record
+from ._leaves import Block, check_same, rows_of, to_stored
 from ._writer import Writer
 
 
 logger = logging.getLogger("eqx_ckpt")
 # Host memory for samples that wait to be written.
 PENDING_BYTES = 256 * 2**20
-_STATES = "states"
 
 
 class _Rows(NamedTuple):
@@ -107,12 +105,17 @@ class Log:
 
     def _go_on(self) -> list[list[Column]]:
         record = self.record
+        recorded = Recorded(self.base, record)
         columns = columns_of(self._files, record)
         for leaf, chains in zip(record.leaves, columns, strict=True):
             for chain, column in enumerate(chains):
                 full, rest = divmod(record.draws[chain], leaf.rows)
                 if leaf.row_bytes and (full or rest):
-                    rows = last_rows(self.base, record, leaf, chain) if rest else None
+                    rows = None
+                    if rest:
+                        some = range(full * leaf.rows, record.draws[chain])
+                        found = recorded.samples(leaf, range(chain, chain + 1), some)
+                        rows = found if record.chains is None else found[0]
                     column.go_on(record.checksums_of(leaf, chain, full), rows)
         return columns
 
@@ -346,7 +349,7 @@ def _warned(what: str) -> Any:
 
 def _below(path: PathLike, place: str) -> PathLike:
     """Where the states are."""
-    return path / _STATES if isinstance(path, Store) else f"{place}/{_STATES}"
+    return path / STATES if isinstance(path, Store) else f"{place}/{STATES}"
 
 
 def _count(some: Any, draws: int) -> int:

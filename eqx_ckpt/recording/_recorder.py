@@ -15,8 +15,9 @@ from jax.experimental import io_callback
 from jaxtyping import Array, PyTree
 
 from .._format.leaves import dtype_from_tag
+from .._format.recorded import Leaf
 from ._buffer import put
-from ._leaves import checked_samples, Leaf
+from ._leaves import checked_samples
 from ._log import Log
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format.metadata import exactly
+from .._format.recorded import Leaf, Record
 from .._restore import tree_deserialise_leaves
+from .._storage.recorded import Recorded
 from .._tree.compression import check_compression, Compression
 from .._types import PathLike
-from ._leaves import checked_samples, Leaf, leaves_of
+from ._leaves import checked_samples, leaves_of
 from ._log import Log
-from ._record import Record
 from ._recorder import Receiver, Recorder
 from ._samples import committed_of, open_samples, Samples
 
@@ -284,7 +285,8 @@ class Recording:
 
         - All: as `read` of [`eqx_ckpt.Samples`][].
         """
-        samples = Samples(self.log.base, self.log.record, self._names)
+        recorded = Recorded(self.log.base, self.log.record)
+        samples = Samples(recorded, self._names)
         return samples.read(where=where, start=start, stop=stop, thin=thin, chain=chain)
 
     def close(self) -> None:

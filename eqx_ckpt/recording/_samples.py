@@ -5,21 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import CheckpointNotFoundError
-from .._format.leaves import dtype_from_tag
-from .._format.manifest import MANIFEST, Manifest, VERSIONS
+from .._format.leaves import dtype_from_tag, from_stored
+from .._format.manifest import MANIFEST
+from .._format.recorded import Leaf, RECORD, Record
+from .._format.source import Source
 from .._inspect import nested
 from .._storage.directory import locate
-from .._storage.storage import Storage
+from .._storage.recorded import find_recorded, Recorded
 from .._tree.where import picked_by
 from .._types import PathLike
-from ._leaves import Leaf
-from ._reading import read_samples, verify_samples
-from ._record import from_bytes, RECORD, Record
 
 
 class Samples:
@@ -42,19 +42,19 @@ class Samples:
         ```
     """
 
-    def __init__(
-        self, base: Storage, record: Record, names: PyTree[str] | None = None
-    ) -> None:
-        self._base = base
-        self._record = record
-        self._leaves = {leaf.name: leaf for leaf in record.leaves}
+    def __init__(self, recorded: Recorded, names: PyTree[str] | None = None) -> None:
+        self._recorded = recorded
+        self._record = recorded.record
+        self._leaves = {leaf.name: leaf for leaf in recorded.record.leaves}
         # A tree with the name of each leaf in its place.
-        self._names = _names_of(record) if names is None else names
+        if names is None:
+            names = nested(recorded.manifest, "", lambda name, _: name)
+        self._names = names
 
     @property
     def path(self) -> str:
         """Of the recording, in words."""
-        return str(self._base)
+        return str(self._recorded)
 
     @property
     def chains(self) -> int | None:
@@ -117,10 +117,19 @@ class Samples:
 
         def read(name: str) -> Any:
             leaf = self._leaves[name]
-            found = read_samples(self._base, self._record, leaf, chains, draws)
+            found = _finished(self._recorded.samples(leaf, chains, draws), leaf)
             return found if chain is None or self.chains is None else found[0]
 
         return jtu.tree_map(read, picked)
+
+    @property
+    def source(self) -> Source:
+        """These samples as an [`eqx_ckpt.Source`][], in place of a checkpoint's path.
+
+        It has an array `(chain, draw, ...)`, or `(draw, ...)`, for each leaf, with the
+        draws that all chains have.
+        """
+        return self._recorded
 
     def verify(self) -> None:
         """Read all samples, and compare them with their checksums.
@@ -129,7 +138,7 @@ class Samples:
 
         - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged.
         """
-        verify_samples(self._base, self._record)
+        self._recorded.verify()
 
     def _chains(self, chain: int | None) -> range:
         count = len(self._record.draws)
@@ -168,19 +177,14 @@ class Samples:
 def open_samples(path: PathLike) -> Samples:
     """What is committed at a path."""
     base = locate(path)
-    record = read_record(base)
-    if record is None:
+    recorded = find_recorded(base)
+    if recorded is None:
         is_checkpoint = base.read(MANIFEST) is not None
         raise CheckpointNotFoundError(
             f"No recording at {base}: there is no `{RECORD}`."
             + " It holds a checkpoint, or a Zarr group." * is_checkpoint
         )
-    return Samples(base, record)
-
-
-def read_record(base: Storage) -> Record | None:
-    data = base.read(RECORD)
-    return None if data is None else from_bytes(data, str(base))
+    return Samples(recorded)
 
 
 def committed_of(record: Record) -> int | np.ndarray | None:
@@ -191,9 +195,11 @@ def committed_of(record: Record) -> int | np.ndarray | None:
     return np.array(record.draws)
 
 
-def _names_of(record: Record) -> PyTree[str]:
-    leaves = {leaf.name: leaf.record for leaf in record.leaves}
-    return nested(Manifest(leaves, {}, None, VERSIONS), "", lambda name, _: name)
+def _finished(stored: np.ndarray, leaf: Leaf) -> Any:
+    """Samples as a user gets them."""
+    if leaf.record.kind == "key":
+        return jax.random.wrap_key_data(jnp.asarray(stored), impl=leaf.record.impl)
+    return from_stored(stored, leaf.record)
 
 
 def _struct(leaf: Leaf) -> jax.ShapeDtypeStruct:

@@ -223,7 +223,7 @@ def test_argument_lists_are_short():
                 counts[f"{module}.{name}"] = len(names)
     assert len(counts) > 500
     long = {name for name, count in counts.items() if count > 6}
-    assert long == {"recording._reading._read", "recording._scan._block"}
+    assert long == {"recording._scan._block"}
 
 
 def backend_comparisons(source: str) -> list[str]:

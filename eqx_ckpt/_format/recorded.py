@@ -1,29 +1,73 @@
-"""The record: the one small file whose replacement is the commit."""
+"""The record of a recording: the one small file whose replacement is the commit."""
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._errors import CheckpointError, CorruptCheckpointError
-from .._format.leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
-from .._format.manifest import check_array, COMPRESSIONS
-from .._format.metadata import pack, unpack
-from .._format.names import encode, unescaped
-from ._leaves import Leaf
+from .leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
+from .manifest import check_array, COMPRESSIONS
+from .metadata import pack, unpack
+from .names import encode, unescaped
 
 
 RECORD = "recording.json"
+# Where the arrays are, below the recording.
+FOLDER = "samples"
+STATES = "states"
 _FORMAT = "eqx_ckpt recording"
 _VERSION = 1
 _MAX = 2**53
 _CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _NO_DIGEST = "0" * 64
+
+
+class Leaf(NamedTuple):
+    """A leaf of one sample.
+
+    **Attributes:**
+
+    - `name`: of its Zarr array.
+    - `record`: what it is, in one sample of one chain; without chunks.
+    - `rows`: how many samples a chunk has.
+    """
+
+    name: str
+    record: LeafRecord
+    rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample of one chain."""
+        return math.prod(self.record.data_shape) * self.record.itemsize
+
+    def array(self, chains: int | None, draws: int) -> LeafRecord:
+        """The record of the Zarr array that holds so many samples of each chain."""
+        lead = (draws,) if chains is None else (chains, draws)
+        chunk = (self.rows,) if chains is None else (1, self.rows)
+        shape = self.record.data_shape
+        return self.record._replace(
+            shape=(*lead, *self.record.shape),
+            data_shape=(*lead, *shape),
+            chunk_shape=(*chunk, *(max(1, size) for size in shape)),
+        )
+
+    def chunk_at(self, chains: int | None, chain: int, number: int) -> tuple[int, ...]:
+        """Which chunk of the array, along each axis, is one of a chain's chunks."""
+        lead = (number,) if chains is None else (chain, number)
+        return (*lead, *(0 for _ in self.record.data_shape))
+
+
+def state_folder(number: int) -> str:
+    """Where a state is, below the recording."""
+    return f"{STATES}/{number:06d}/"
 
 
 @dataclass(frozen=True)
@@ -215,31 +259,3 @@ def _number(value: Any, least: int = 0) -> int:
 def _require(condition: Any, what: str) -> None:
     if not condition:
         raise ValueError(f"not {what}")
-
-
-def check_same(record: Record, wanted: Record, where: str, same: Callable) -> None:
-    """Raise if a recording is gone on with otherwise than it was begun."""
-    before = {leaf.name: leaf for leaf in record.leaves}
-    now = {leaf.name: leaf for leaf in wanted.leaves}
-    problems = [f"- {n!r}: not in `like`." for n in before.keys() - now.keys()]
-    problems += [f"- {n!r}: not in the recording." for n in now.keys() - before.keys()]
-    for name in before.keys() & now.keys():
-        old, new = before[name], now[name]
-        if (old.record[1:4], old.record.path) != (new.record[1:4], new.record.path):
-            problems.append(
-                f"- {name!r}: {old.record} in the recording, {new.record} in `like`."
-            )
-        elif problem := same(old, new):
-            problems.append(f"- {name!r}: {problem}.")
-    if record.chains != wanted.chains:
-        problems.append(
-            f"- `chains`: {record.chains} in the recording, {wanted.chains} now."
-        )
-    if wanted.metadata is not None and wanted.metadata != record.metadata:
-        problems.append("- `metadata`: others in the recording.")
-    if problems:
-        raise CheckpointError(
-            f"{where} is a recording of something else:\n"
-            + "\n".join(sorted(problems))
-            + "\nGo on with what it was begun with, or choose another path."
-        )

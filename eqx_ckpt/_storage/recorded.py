@@ -1,0 +1,263 @@
+"""Reading what is committed of a recording, and comparing it with its checksums."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from fastcrc import crc32
+
+from .._errors import CorruptCheckpointError
+from .._format.chunks import batches, blocks, chunk_key, Region, whole
+from .._format.leaves import LeafRecord
+from .._format.manifest import Manifest
+from .._format.recorded import FOLDER, from_bytes, Leaf, RECORD, Record
+from .._format.source import RegionRead, Source
+from .._types import Report
+from .chunk_reads import read_chunks
+from .storage import Storage
+
+
+# Host memory for what is read at a time.
+_WINDOW = 64 * 2**20
+# A writer may replace the last chunk of an array while it is read.
+_TRIES = 10
+
+
+def memory(array: np.ndarray) -> memoryview:
+    """The bytes of an array in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def crc(data: memoryview) -> str:
+    return crc32.iscsi(data).to_bytes(4, "little").hex()
+
+
+def read_record(base: Storage) -> Record | None:
+    data = base.read(RECORD)
+    return None if data is None else from_bytes(data, str(base))
+
+
+class Recorded(Source):
+    """What was committed to a recording when this was made.
+
+    As a source, it has the draws that all chains have. A writer may go on: it only adds
+    samples, and never changes those that are here.
+
+    **Attributes:**
+
+    - `base`: where the recording is.
+    - `record`: what is committed.
+    """
+
+    def __init__(self, base: Storage, record: Record) -> None:
+        self.base = base
+        self.record = record
+        self._chunks = base.layouts["zarr"](base / f"{FOLDER}/")
+        self._leaves = {leaf.name: leaf for leaf in record.leaves}
+        self._arrays: dict[str, LeafRecord] = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        record = self.record
+        draws = min(record.draws)
+        leaves = {leaf.name: leaf.array(record.chains, draws) for leaf in record.leaves}
+        return Manifest(leaves, metadata=record.metadata, root=f"{FOLDER}/")
+
+    @property
+    def digest(self) -> str:
+        """Of what is committed."""
+        return hashlib.sha256(self.record.to_bytes()).hexdigest()
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        problems: dict[str, str] = {}
+        arrays: list[np.ndarray] = []
+        for _ in range(_TRIES):
+            problems.clear()
+            tails: dict[tuple[str, int], str] = {}
+            checked = [self._checked(read, tails, problems) for read in reads]
+            arrays = read_chunks(self._chunks, checked, problems, report)
+            if not problems or not tails:
+                break
+        damage.update(problems)
+        return arrays
+
+    def _checked(
+        self,
+        read: RegionRead,
+        tails: dict[tuple[str, int], str],
+        damage: dict[str, str],
+    ) -> RegionRead:
+        """A read, with a checksum for each chunk as it is now.
+
+        Of a chunk that is not full, the record of the recording has the checksum of the
+        committed samples, and its file may have more of them. So these are compared
+        here; `tails` has the checksums of such chunks.
+        """
+        record = self.record
+        leaf = self._leaves[read.name]
+        array = self._array(leaf)
+        axis = 0 if record.chains is None else 1
+        chains = range(1) if axis == 0 else range(*read.region[0].indices(2**62))
+        found: list[str] | None = None
+        count = -(-max(record.draws) // leaf.rows)
+        for chain in chains if leaf.row_bytes else ():
+            number, rest = divmod(record.draws[chain], leaf.rows)
+            if not rest or read.region[axis].stop <= number * leaf.rows:
+                continue
+            if (leaf.name, chain) not in tails:
+                tails[leaf.name, chain] = self._tail(leaf, chain, damage)
+            found = list(array.crc32c) if found is None else found
+            found[chain * count + number] = tails[leaf.name, chain]
+        return read._replace(
+            record=array if found is None else array._replace(crc32c=tuple(found))
+        )
+
+    def _array(self, leaf: Leaf) -> LeafRecord:
+        """The record of a leaf's array, with the checksums that the recording has."""
+        record = self.record
+        if leaf.name not in self._arrays:
+            total = max(record.draws)
+            checksums = tuple(
+                record.checksum(leaf, chain, number)
+                for chain in range(len(record.draws))
+                for number in range(-(-total // leaf.rows))
+            )
+            array = leaf.array(record.chains, total)
+            self._arrays[leaf.name] = array._replace(crc32c=checksums)
+        return self._arrays[leaf.name]
+
+    def _tail(self, leaf: Leaf, chain: int, damage: dict[str, str]) -> str:
+        """The checksum of a chunk that is not full, whose committed samples are whole.
+
+        What is wrong with them goes into `damage`.
+        """
+        record, array = self.record, self._array(leaf)
+        number, rest = divmod(record.draws[chain], leaf.rows)
+        key = chunk_key(leaf.chunk_at(record.chains, chain, number))
+        data = self.base.read(f"{FOLDER}/{leaf.name}/{key}")
+        if data is None:
+            damage[leaf.name] = f"{leaf.name}/{key} is missing"
+            return ""
+        checksums = list(array.crc32c)
+        checksum = data[-4:].hex()
+        checksums[chain * -(-max(record.draws) // leaf.rows) + number] = checksum
+        draws = range(number * leaf.rows, number * leaf.rows + rest)
+        region = self._region(leaf, range(chain, chain + 1), draws)
+        read = RegionRead(leaf.name, array._replace(crc32c=tuple(checksums)), region)
+        (rows,) = read_chunks(self._chunks, [read], damage)
+        expected = record.checksum(leaf, chain, number)
+        if leaf.name not in damage and crc(memory(rows)) != expected:
+            damage[leaf.name] = f"{leaf.name}/{key} does not begin with what was saved"
+        return checksum
+
+    def samples(self, leaf: Leaf, chains: range, draws: range) -> np.ndarray:
+        """Samples as they are stored: an array `(chain, draw, ...)`, or `(draw, ...)`.
+
+        Raises for damage.
+        """
+        damage: dict[str, str] = {}
+        if not leaf.row_bytes or not draws or not chains:
+            return self._empty(leaf, chains, draws)
+        if draws.step == 1:
+            region = self._region(leaf, chains, draws)
+            (found,) = self.read([RegionRead(leaf.name, _ANY, region)], damage)
+        else:
+            found = self._thinned(leaf, chains, draws, damage)
+        self._raise(damage)
+        return found
+
+    def _thinned(
+        self, leaf: Leaf, chains: range, draws: range, damage: dict[str, str]
+    ) -> np.ndarray:
+        out = self._empty(leaf, chains, draws)
+        axis = 0 if self.record.chains is None else 1
+        size = max(1, _WINDOW // (leaf.row_bytes * len(chains)))
+        for some, first in _windows(draws, leaf.rows, size):
+            regions = [self._region(leaf, chains, part) for part in some]
+            reads = [RegionRead(leaf.name, _ANY, region) for region in regions]
+            arrays = self.read(reads, damage)
+            if damage:
+                break
+            for found, part in zip(arrays, some, strict=True):
+                rows = found[:: draws.step] if axis == 0 else found[:, :: draws.step]
+                count = len(part[:: draws.step])
+                at = slice(first, first + count)
+                out[at if axis == 0 else (slice(None), at)] = rows
+                first += count
+        return out
+
+    def _empty(self, leaf: Leaf, chains: range, draws: range) -> np.ndarray:
+        lead = (len(draws),)
+        if self.record.chains is not None:
+            lead = (len(chains), *lead)
+        return np.empty((*lead, *leaf.record.data_shape), leaf.record.data_type)
+
+    def _region(self, leaf: Leaf, chains: range, draws: range) -> Region:
+        lead = (slice(draws.start, draws.stop),)
+        if self.record.chains is not None:
+            lead = (slice(chains.start, chains.stop), *lead)
+        return (*lead, *whole(leaf.record.data_shape))
+
+    def verify(self) -> None:
+        """Read all samples of all chains; raise for all leaves that are damaged."""
+        damage: dict[str, str] = {}
+        self.check_the_rest(damage, start=0)
+        self._raise(damage)
+
+    def check_the_rest(self, damage: dict[str, str], start: int | None = None) -> None:
+        """Read what only some of the chains have, or what is after `start`."""
+        start = min(self.record.draws) if start is None else start
+        for leaf in self.record.leaves:
+            for chain, draws in enumerate(self.record.draws):
+                if leaf.row_bytes and start < draws and leaf.name not in damage:
+                    self._verify(leaf, chain, range(start, draws), damage)
+
+    def _verify(
+        self, leaf: Leaf, chain: int, draws: range, damage: dict[str, str]
+    ) -> None:
+        array = self._array(leaf)
+        region = self._region(leaf, range(chain, chain + 1), draws)
+        pieces = blocks(region, array.chunk_shape, array.itemsize)
+        reads = (RegionRead(leaf.name, array, piece) for piece in pieces)
+        for window in batches(reads, lambda read: read.nbytes, _WINDOW):
+            self.read(window, damage)
+
+    def _raise(self, damage: dict[str, str]) -> None:
+        if damage:
+            raise CorruptCheckpointError(
+                f"The recording {self.base} is damaged. These leaves are "
+                "not what was recorded:\n"
+                + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
+                + "\nRead draws before the damaged ones, or other leaves by `where`."
+            )
+
+    def __str__(self) -> str:
+        return str(self.base)
+
+
+# A recording knows the records of its leaves itself.
+_ANY = LeafRecord("numpy")
+
+
+def find_recorded(base: Storage) -> Recorded | None:
+    """What is committed of the recording at a location, if there is one."""
+    record = read_record(base)
+    return None if record is None else Recorded(base, record)
+
+
+def _windows(draws: range, rows: int, size: int) -> Iterator[tuple[list[range], int]]:
+    """Runs of draws to read at a time, and which of the wanted ones is the first."""
+    if draws.step >= rows:
+        # Each wanted draw is in a chunk of its own, and other chunks need not be read.
+        for i in range(0, len(draws), size):
+            yield [range(d, d + 1) for d in draws[i : i + size]], i
+        return
+    per = max(1, size // draws.step)
+    for i in range(0, len(draws), per):
+        some = draws[i : i + per]
+        yield [range(some[0], some[-1] + 1)], i
