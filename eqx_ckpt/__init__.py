@@ -51,6 +51,10 @@ from ._when import (
     When as When,
 )
 from .interop._copy import copy as copy
+from .interop._state_dict import (
+    from_state_dict as from_state_dict,
+    to_state_dict as to_state_dict,
+)
 from .recording import (
     record_scan as record_scan,
     Recorder as Recorder,

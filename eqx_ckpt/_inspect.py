@@ -120,14 +120,14 @@ def nested(
         for key in keys[:-1]:
             node = node.setdefault(key, {})
         node[keys[-1]] = leaf(name, record)
-    return _sortable(tree)
+    return sortable(tree)
 
 
-def _sortable(node: Any) -> Any:
+def sortable(node: Any) -> Any:
     """JAX sorts the keys of a `dict`, and cannot sort integers among strings."""
     if not isinstance(node, dict):
         return node
-    children = {key: _sortable(child) for key, child in node.items()}
+    children = {key: sortable(child) for key, child in node.items()}
     return children if len(set(map(type, children))) < 2 else OrderedDict(children)
 
 

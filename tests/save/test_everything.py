@@ -185,5 +185,10 @@ def test_everything(tree, layout, tmp_path):
     eqx_ckpt.verify(path)
     # The dictionaries of `tree_like` have the names of the modules' leaves.
     copy = eqx_ckpt.tree_deserialise_leaves(path, eqx_ckpt.tree_like(path))
+    assert_same(eqx_ckpt.from_state_dict(tree, copy), tree)
     eqx_ckpt.tree_serialise_leaves(tmp_path / "copy", copy, layout=layout)
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "copy", tree), tree)
+
+
+def test_everything_in_memory(tree):
+    assert_same(eqx_ckpt.from_state_dict(tree, eqx_ckpt.to_state_dict(tree)), tree)
