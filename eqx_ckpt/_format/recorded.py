@@ -65,6 +65,13 @@ class Leaf(NamedTuple):
         return (*lead, *(0 for _ in self.record.data_shape))
 
 
+def dimension_names(leaf: Leaf, chains: int | None) -> list[str]:
+    """As those of ArviZ: `("chain", "draw", "theta_dim_0")`."""
+    name = leaf.name.rpartition("/")[2]
+    own = [f"{name}_dim_{i}" for i in range(len(leaf.record.data_shape))]
+    return ["draw", *own] if chains is None else ["chain", "draw", *own]
+
+
 def state_folder(number: int) -> str:
     """Where a state is, below the recording."""
     return f"{STATES}/{number:06d}/"

@@ -10,9 +10,10 @@ from .._format.leaves import describe_like, LeafRecord
 from .._format.names import encode, key_paths, stored_names, typed
 from .._format.source import Source
 from .._inspect import match, read_manifest
+from .._storage.new_files import NewFiles
 from .._tree.match import explain
 from .._types import IsLeaf, PathLike
-from ._out import check_leaves, in_order, losses, NewFiles, plain
+from ._out import check_leaves, in_order, losses, plain
 
 
 def to_eqx(

@@ -12,8 +12,9 @@ from .._format.leaves import LeafRecord
 from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspect import read_manifest
+from .._storage.new_files import NewFiles
 from .._types import PathLike
-from ._out import check_leaves, in_order, losses, NewFiles, plain, plain_dtype, raw
+from ._out import check_leaves, in_order, losses, plain, plain_dtype, raw
 
 
 # As flax cuts arrays: msgpack has no more than 2**32 bytes in one.

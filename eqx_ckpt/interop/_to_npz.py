@@ -9,8 +9,9 @@ from .._errors import CheckpointError
 from .._format.leaves import LeafRecord
 from .._format.source import Source
 from .._inspect import leaves, read_manifest
+from .._storage.new_files import NewFiles
 from .._types import PathLike
-from ._out import check_leaves, losses, NewFiles, plain, plain_dtype
+from ._out import check_leaves, losses, plain, plain_dtype
 
 
 def to_npz(

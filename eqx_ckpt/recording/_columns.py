@@ -9,7 +9,7 @@ from fastcrc import crc32
 from .._format.chunks import chunk_key, whole
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._format.names import folders
-from .._format.recorded import FOLDER, Leaf, Record
+from .._format.recorded import dimension_names, FOLDER, Leaf, Record
 from .._storage.chunk_codec import Piece, Scratch
 from .._storage.recorded import crc, memory
 from ._files import Files
@@ -143,13 +143,6 @@ def show(files: Files, record: Record) -> None:
         metadata["dimension_names"] = dimension_names(leaf, record.chains)
         value = json.dumps(metadata).encode()
         files.show(f"{array_path(leaf)}/{MANIFEST}", value)
-
-
-def dimension_names(leaf: Leaf, chains: int | None) -> list[str]:
-    """As those of ArviZ: `("chain", "draw", "theta_dim_0")`."""
-    name = leaf.name.rpartition("/")[2]
-    own = [f"{name}_dim_{i}" for i in range(len(leaf.record.data_shape))]
-    return ["draw", *own] if chains is None else ["chain", "draw", *own]
 
 
 def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from .._storage.directory import locate
 from .._storage.recorded import find_recorded, Recorded
 from .._tree.where import picked_by
 from .._types import PathLike
+from ._datatree import to_datatree
+from ._exports import to_hdf5, to_npz
 
 
 class Samples:
@@ -130,6 +133,68 @@ class Samples:
         draws that all chains have.
         """
         return self._recorded
+
+    def to_npz(self, directory: PathLike, *, overwrite: bool = False) -> list[Path]:
+        """Write `chain_0.npz`, `chain_1.npz`, ..., which `numpy.load` opens.
+
+        Each has an array `(draw, ...)` under the name of each leaf; of PRNG keys, their
+        data. At most 32 MiB are in memory.
+
+        **Arguments:**
+
+        - `directory`: where to write them.
+        - `overwrite`: whether files that exist may be replaced.
+
+        **Returns:**
+
+        The files.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointError`][]: NumPy cannot store the dtype of a leaf, such
+            as `bfloat16`; nothing is written.
+        - [`eqx_ckpt.CheckpointExistsError`][]: a file exists already.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: samples are damaged; no file is made.
+        """
+        return to_npz(self._recorded, directory, overwrite)
+
+    def to_hdf5(self, path: PathLike, *, overwrite: bool = False) -> Path:
+        """Write a file of HDF5; needs h5py.
+
+        It has a dataset `(chain, draw, ...)` or `(draw, ...)` under the name of each
+        leaf, in groups; of PRNG keys, their data. Its attribute `metadata` is that of
+        the recording, as JSON. At most 32 MiB are in memory.
+
+        **Arguments:**
+
+        - `path`: the file.
+        - `overwrite`: whether a file that exists may be replaced.
+
+        **Returns:**
+
+        The file.
+
+        **Raises:**
+
+        - `ImportError`: h5py is not installed.
+        - `ValueError`: some chains have more draws than others.
+        - As `to_npz`.
+        """
+        return to_hdf5(self._recorded, path, overwrite)
+
+    def to_datatree(self) -> Any:
+        """The samples as an `xarray.DataTree`, for ArviZ and others; needs xarray.
+
+        Its arrays have the dimensions `("chain", "draw", "theta_dim_0")`, and are read,
+        and compared with their checksums, when they are used.
+
+        **Raises:**
+
+        - `ImportError`: xarray is not installed.
+        - `ValueError`: some chains have more draws than others.
+        - [`eqx_ckpt.CheckpointError`][]: a leaf is called `chain` or `draw`.
+        """
+        return to_datatree(self._recorded)
 
     def verify(self) -> None:
         """Read all samples, and compare them with their checksums.

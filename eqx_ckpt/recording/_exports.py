@@ -1,0 +1,145 @@
+"""Committed samples in files of other formats, written in bounded memory."""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._errors import CheckpointError
+from .._format.leaves import dtype_from_tag, from_stored
+from .._format.recorded import dimension_names, Leaf, Record
+from .._storage.new_files import NewFiles
+from .._storage.recorded import memory, Recorded
+from .._types import PathLike
+
+
+# Host memory for what is read at a time.
+_WINDOW = 32 * 2**20
+
+
+def plain_dtype(leaf: Leaf) -> np.dtype:
+    """Of the array of a leaf, in the order of this machine; keys are their data."""
+    record = leaf.record
+    if record.kind == "key":
+        return np.dtype(record.data_type)
+    return dtype_from_tag(record.dtype).newbyteorder("=")
+
+
+def plain_samples(
+    recorded: Recorded, leaf: Leaf, chains: range, draws: range
+) -> np.ndarray:
+    """Samples of a leaf, of its `plain_dtype`."""
+    stored = recorded.samples(leaf, chains, draws)
+    if leaf.record.kind == "key":
+        return stored
+    return np.asarray(from_stored(stored, leaf.record)).astype(
+        plain_dtype(leaf), copy=False
+    )
+
+
+def common_draws(record: Record) -> int:
+    """How many draws the chains have, if that is the same number for each."""
+    if len(set(record.draws)) > 1:
+        raise ValueError(
+            f"The chains have {min(record.draws)} to {max(record.draws)} draws, which "
+            "fit into no array. Nothing was written; `to_npz` writes a file for each "
+            "chain."
+        )
+    return record.draws[0]
+
+
+def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Path]:
+    """Write an archive of NumPy for each chain."""
+    record = recorded.record
+    _check_dtypes(record.leaves, "npz file", _in_npy)
+    folder = os.fspath(directory)
+    paths = [f"{folder}/chain_{chain}.npz" for chain in range(len(record.draws))]
+    with NewFiles(paths, overwrite=overwrite) as new:
+        for chain, draws in enumerate(record.draws):
+            with new.next() as f, zipfile.ZipFile(f, "w") as archive:
+                for leaf in record.leaves:
+                    name = f"{leaf.name}.npy"
+                    with archive.open(name, "w", force_zip64=True) as member:
+                        header = {
+                            "descr": np.lib.format.dtype_to_descr(plain_dtype(leaf)),
+                            "fortran_order": False,
+                            "shape": (draws, *leaf.record.data_shape),
+                        }
+                        np.lib.format.write_array_header_2_0(member, header)
+                        for _, rows in _parts(recorded, leaf, chain):
+                            member.write(memory(rows))
+    return [Path(path) for path in new.paths]
+
+
+def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
+    """Write an HDF5 file, with a dataset for each leaf."""
+    try:
+        import h5py
+    except ImportError:
+        raise ImportError(
+            "`to_hdf5` needs h5py: `pip install 'eqx-ckpt[hdf5]'`."
+        ) from None
+
+    record = recorded.record
+    draws = common_draws(record)
+
+    def fits(dtype: np.dtype) -> bool:
+        try:
+            h5py.h5t.py_create(dtype, logical=True)
+        except TypeError:
+            return False
+        return _in_npy(dtype)
+
+    _check_dtypes(record.leaves, "HDF5 file", fits)
+    with (
+        NewFiles([path], overwrite=overwrite) as new,
+        new.next() as f,
+        h5py.File(f.name, "w") as file,
+    ):
+        if record.metadata is not None:
+            file.attrs["metadata"] = json.dumps(record.metadata)
+        for leaf in record.leaves:
+            lead = (draws,) if record.chains is None else (record.chains, draws)
+            shape = (*lead, *leaf.record.data_shape)
+            dataset: Any = file.create_dataset(leaf.name, shape, plain_dtype(leaf))
+            for axis, label in enumerate(dimension_names(leaf, record.chains)):
+                dataset.dims[axis].label = label
+            for chain in range(len(record.draws)):
+                for some, rows in _parts(recorded, leaf, chain):
+                    at = slice(some.start, some.stop)
+                    dataset[at if record.chains is None else (chain, at)] = rows
+    return Path(new.paths[0])
+
+
+def _parts(
+    recorded: Recorded, leaf: Leaf, chain: int
+) -> Iterator[tuple[range, np.ndarray]]:
+    """The draws of a chain, as many at a time as fit into memory, in whole chunks."""
+    draws = recorded.record.draws[chain]
+    size = max(1, _WINDOW // max(1, leaf.rows * leaf.row_bytes)) * leaf.rows
+    for start in range(0, draws, size):
+        some = range(start, min(start + size, draws))
+        rows = plain_samples(recorded, leaf, range(chain, chain + 1), some)
+        yield some, rows.reshape(len(some), *leaf.record.data_shape)
+
+
+def _in_npy(dtype: np.dtype) -> bool:
+    """Whether a dtype has a name in NumPy's files; those of JAX have none."""
+    return np.dtype(dtype.str) == dtype
+
+
+def _check_dtypes(leaves: Sequence[Leaf], format: str, fits: Any) -> None:
+    problems = [
+        f"- {leaf.name!r}: {plain_dtype(leaf)}."
+        for leaf in leaves
+        if not fits(plain_dtype(leaf))
+    ]
+    if problems:
+        raise CheckpointError(
+            f"Nothing was written, because a {format} cannot hold the dtypes of these "
+            "leaves:\n" + "\n".join(problems)
+        )
