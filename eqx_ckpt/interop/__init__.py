@@ -4,6 +4,7 @@ from ._eqx import eqx as eqx
 from ._flax import flax as flax
 from ._jax_arrays import jax_arrays as jax_arrays
 from ._npz import npz as npz
+from ._optax import optax_transform as optax_transform
 from ._orbax import orbax as orbax
 from ._safetensors import safetensors as safetensors
 from ._to_eqx import to_eqx as to_eqx

@@ -56,6 +56,7 @@ INTEROP = [
     "flax",
     "jax_arrays",
     "npz",
+    "optax_transform",
     "orbax",
     "safetensors",
     "to_eqx",
