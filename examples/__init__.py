@@ -4,7 +4,8 @@
 - `train`: trains and saves as it goes; goes on after a kill.
 - `evaluate`: restores the model alone, and measures its accuracy.
 - `transfer`: restores the encoder into another model, and trains that.
-- `demo`: runs the three above as processes of their own, kills one, and checks them.
+- `sampling`: samples a posterior, and records as it goes; goes on after a kill.
+- `demo`: runs those above as processes of their own, kills two, and checks them.
 
 Start with `python -m examples.demo`.
 """

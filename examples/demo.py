@@ -14,10 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import equinox as eqx
+import numpy as np
+
 import eqx_ckpt
+
+from .sampling import NAMES, posterior_means, reference_means
 
 
 project = Path(__file__).resolve().parent.parent
@@ -56,6 +61,9 @@ def demo(scratch: Path) -> None:
     lines = python("transfer", run / "000300", "--steps", 30, "--few", 100)
     random, restored = (float(line.split()[-1]) for line in lines)
     check("it learns more from 100 images than from scratch", restored > random)
+
+    title("6. Sample a posterior by four chains, and kill that in the middle, too.")
+    sample(scratch / "chains", scratch / "killed chains")
 
     print(f"\nAll of it is true. This took {time.perf_counter() - start:.0f} seconds.")
 
@@ -98,20 +106,52 @@ def tree(folder: Path, manifest: eqx_ckpt.Manifest, name: str = "") -> Iterator[
             yield from tree(path, manifest, child)
 
 
+def sample(run: Path, killed: Path, *arguments: object) -> None:
+    """Samples, and samples again with a kill in between; compares the two."""
+    python("sampling", run, *arguments)
+    total = drawn(run)
+    process = start("sampling", killed, *arguments)
+    kill_once(process, lambda: drawn(killed) >= total / 4)
+    print(f"   It died after {drawn(killed)} committed draws of {total}.")
+    python("sampling", killed, *arguments)
+    samples, again = (eqx_ckpt.Recording.open(path).read() for path in (run, killed))
+    same = eqx.tree_equal(samples, again)
+    check("all draws of all chains are the same to the last bit", bool(same))
+    means, exact = posterior_means(run), reference_means()
+    print("\n   posterior mean   sampled    integrated")
+    for name, mean, expected in zip(NAMES, means, exact, strict=True):
+        print(f"   {name:16} {mean:7.4f}    {expected:7.4f}")
+    far = np.abs(means - exact).max()
+    check("the means are those of numerical integration", bool(far < 0.02))
+
+
+def drawn(run: Path) -> int:
+    """How many draws of each chain are committed."""
+    try:
+        return int(eqx_ckpt.Recording.open(run).committed or 0)
+    except eqx_ckpt.CheckpointNotFoundError:
+        return 0
+
+
 def kill_in_the_middle(
     example: str, run: Path, *arguments: object, after: int = 100
 ) -> None:
     """Kills a training once it has saved step `after`, and taken some steps more."""
     process = start(example, run, *arguments)
-    while newest(run) < after or steps_taken(run) < 1.2 * after:
+    kill_once(process, lambda: newest(run) >= after and steps_taken(run) >= 1.2 * after)
+    print(f"   It died after step {steps_taken(run)}, and left this:")
+    print(*(f"      {path.name}" for path in sorted(run.iterdir())), sep="\n")
+
+
+def kill_once(process: subprocess.Popen[str], is_time: Callable[[], bool]) -> None:
+    """Kills a process as soon as something is true."""
+    while not is_time():
         if process.poll() is not None:
-            sys.exit(f"examples.{example} ended before it could be killed.")
+            sys.exit(f"{process.args} ended before it could be killed.")
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     show_output(process)
     check("SIGKILL has ended it", process.returncode == -signal.SIGKILL)
-    print(f"   It died after step {steps_taken(run)}, and left this:")
-    print(*(f"      {path.name}" for path in sorted(run.iterdir())), sep="\n")
 
 
 def compare_runs(run: Path, killed: Path) -> None:

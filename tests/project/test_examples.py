@@ -18,6 +18,7 @@ import eqx_ckpt
 from examples import demo, digits
 from examples.evaluate import evaluate
 from examples.language import init
+from examples.sampling import posterior_means, reference_means, sample
 from examples.sharded import make_like, make_mesh
 from examples.train import log, train
 from examples.transfer import OddOrEven, restore_encoder, transfer
@@ -139,6 +140,21 @@ def sharded(run, *arguments):
     assert process.returncode == 0
     assert printed.count("the same to the bit: True") == 2, printed
     return printed
+
+
+def test_sampling_finds_the_posterior(tmp_path, capsys):
+    sample(tmp_path, draws=500, commit_every=250)
+    sample(tmp_path, draws=1000, commit_every=250)
+    assert capsys.readouterr().out == "goes on from draw 500\n"
+    assert demo.drawn(tmp_path) == 1000
+    means = posterior_means(tmp_path, warmup=100)
+    np.testing.assert_allclose(means, reference_means(), atol=0.05)
+
+
+@pytest.mark.slow
+def test_sampling_goes_on_to_the_same_bits(tmp_path, capsys):
+    demo.sample(tmp_path / "a", tmp_path / "b", "--draws", 2000, "--commit-every", 250)
+    assert capsys.readouterr().out.count("True: ") == 3
 
 
 def losses(run):

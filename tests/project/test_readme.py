@@ -66,7 +66,7 @@ def test_snippets_are_found():
 def test_snippets_run(source, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     for library in re.findall(r"^ *(?:import|from) (\w+)", TEXTS[source], re.M):
-        if library in ("flax", "orbax", "safetensors"):
+        if library in ("blackjax", "flax", "orbax", "safetensors"):
             pytest.importorskip(library)
     if "s3://bucket" in TEXTS[source]:
         request.getfixturevalue("s3")
