@@ -32,16 +32,19 @@ def batches(
     ahead = -(-prefetch // groups.size)
     if not ahead:
         while True:
-            yield from groups.fetch(groups.begin())
+            order = groups.begin()
+            yield from groups.with_cursors(order, groups.fetch(order))
     pool = ThreadPoolExecutor(1, "eqx_ckpt data")
-    waiting: deque[Future[list[tuple[Any, ...]]]] = deque()
+    waiting: deque[tuple[_Order, Future[list[PyTree]]]] = deque()
     try:
         while True:
             while len(waiting) <= ahead:
-                waiting.append(pool.submit(groups.fetch, groups.begin()))
-            yield from waiting.popleft().result()
+                order = groups.begin()
+                waiting.append((order, pool.submit(groups.fetch, order)))
+            order, future = waiting.popleft()
+            yield from groups.with_cursors(order, future.result())
     finally:
-        for future in waiting:
+        for _, future in waiting:
             future.cancel()
         # Not waited for: the collector may end this in the thread itself.
         pool.shutdown(wait=False)
@@ -63,8 +66,9 @@ class _Groups:
         if isinstance(sharding, jax.Device):
             self._place = SingleDeviceSharding(sharding)
         # Not made by `Cursor`, which takes 15 times as long.
-        self._leaves, self._treedef = jax.tree.flatten(cursor)
-        self._epoch, self._position = cursor.epoch, cursor.position
+        leaves, self._treedef = jax.tree.flatten(cursor, lambda x: x is cursor.block)
+        self._seed, self._epoch, self._position, self._block = leaves
+        self._begun = self._epoch, self._position
         self.size = loader.cache
         host = loader.host
         if host.source.is_quick and sharding is None:
@@ -75,29 +79,29 @@ class _Groups:
 
     def begin(self) -> "_Order":
         """Start to compute the order of the next batches."""
-        order = _order(
-            self._loader.batching,
-            self.size,
-            self._leaves[0],
-            self._epoch,
-            self._position,
-        )
-        self._epoch, self._position = order.epochs[-1], order.positions[-1]
+        order = _order(self._loader.batching, self.size, self._seed, *self._begun)
+        self._begun = order.last
         return order
 
-    def fetch(self, order: "_Order") -> list[tuple[Any, ...]]:
+    def fetch(self, order: "_Order") -> list[PyTree]:
         self._loader.host.check_open()
         numbers = np.asarray(order.numbers)
-        rows = self._placed(numbers) if self._place else self._in_memory(numbers)
-        seed, _, _, *block = self._leaves
-        cursors = [
-            self._treedef.unflatten((seed, epoch, position, *block))
-            for epoch, position in zip(order.epochs, order.positions, strict=True)
-        ]
+        return self._placed(numbers) if self._place else self._in_memory(numbers)
+
+    def with_cursors(self, order: "_Order", rows: list[PyTree]) -> Iterator[tuple]:
+        """The batches, each with the cursor after it."""
+        epochs = [self._epoch] * self.size
+        if np.any(np.asarray(order.epochs) != np.asarray(self._epoch)):
+            epochs = _apart(order.epochs)
+        self._epoch = epochs[-1]
+        cursors = (
+            self._treedef.unflatten((self._seed, epoch, position, self._block))
+            for epoch, position in zip(epochs, _apart(order.positions), strict=True)
+        )
         if not self._info:
-            return list(zip(cursors, rows, strict=True))
+            return zip(cursors, rows, strict=True)
         infos = map(self._loader.info_of, np.asarray(order.masks))
-        return list(zip(cursors, rows, infos, strict=True))
+        return zip(cursors, rows, infos, strict=True)
 
     def _in_memory(self, numbers: np.ndarray) -> list[PyTree[np.ndarray]]:
         leaves, treedef = jax.tree.flatten(self._loader.host.take(numbers))
@@ -132,16 +136,22 @@ class _Groups:
 
 
 class _Order(NamedTuple):
-    """Of some batches: the rows, and the cursor after each, as scalars."""
+    """Of some batches: the rows, and the cursor after each."""
 
     numbers: Any  # uint32[k, batch_size]
     masks: Any  # bool[k, batch_size]
-    epochs: list[Any]
-    positions: list[Any]
+    epochs: Any  # uint32[k]
+    positions: Any  # uint32[k]
+    last: tuple[Any, Any]  # of `epochs` and of `positions`
 
 
 @ft.partial(jax.jit, static_argnums=(0, 1))
 def _order(batching: Batching, k: int, seed: Any, epoch: Any, position: Any) -> _Order:
     at = batching.positions(epoch, position, k)
-    epochs, positions = list(at.next_epoch), list(at.next_position)
-    return _Order(batching.numbers(seed, at), at.mask, epochs, positions)
+    last = at.next_epoch[-1], at.next_position[-1]
+    numbers = batching.numbers(seed, at)
+    return _Order(numbers, at.mask, at.next_epoch, at.next_position, last)
+
+
+# An array for each entry, at a thirtieth of what indexing costs.
+_apart = jax.jit(list)

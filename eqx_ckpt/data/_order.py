@@ -10,11 +10,13 @@ Sources of the methods:
   (https://nullprogram.com/blog/2018/07/31/);
 - up to 65,536 rows, the swap-or-not shuffle: V. T. Hoang, B. Morris, P. Rogaway, "An
   Enciphering Scheme Based on a Card Shuffle", CRYPTO 2012;
-- above, a Feistel network with cycle walking: J. Black, P. Rogaway, "Ciphers with
-  Arbitrary Finite Domains", CT-RSA 2002.
+- above, a Feistel network of additions, whose two halves have about `sqrt(n)` values
+  each, with cycle walking: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite
+  Domains", CT-RSA 2002, section 5.
 """
 
 import functools as ft
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,7 +25,7 @@ import numpy as np
 
 
 # Part of every cursor: a change of the numbers below is another version.
-VERSION = 1
+VERSION = 2
 
 _SMALL = 65_536
 _FEISTEL_ROUNDS = 8
@@ -146,13 +148,13 @@ def _swap_or_not(key: Key, x: Any, n: Any, most: int, *, inverse: bool = False) 
 
 
 def _feistel(key: Key, x: Any, n: int, *, inverse: bool) -> Any:
-    """A permutation of `range(n)`: one of the next power of two, until it is inside."""
+    """A permutation of `range(n)`: one of a few more numbers, until it is inside."""
     xp = jnp if isinstance(x, jax.Array) else np
-    bits = (n - 1).bit_length()
-    left, right = bits // 2, bits - bits // 2
+    left = math.isqrt(n - 1) + 1
+    sizes = left, -(-n // left)
 
     def mixed(x: Any) -> Any:
-        return _feistel_rounds(key, x, left, right, inverse=inverse)
+        return _feistel_rounds(key, x, sizes, inverse=inverse)
 
     def is_outside(x: Any) -> Any:
         return x >= _word(n)
@@ -165,28 +167,22 @@ def _feistel(key: Key, x: Any, n: int, *, inverse: bool) -> Any:
         )
     x = np.array(mixed(x))
     while (outside := is_outside(x)).any():
-        x[outside] = _mixed_at(key, x, outside, left, right, inverse=inverse)
+        x = np.where(outside, mixed(x), x)
     return x
 
 
-def _mixed_at(
-    key: Key, x: Any, where: Any, left: int, right: int, *, inverse: bool
-) -> Any:
-    """The rounds of those that are not inside yet; their keys may differ."""
-    a, b = (np.broadcast_to(word, x.shape)[where] for word in key)
-    return _feistel_rounds(Key(a, b), x[where], left, right, inverse=inverse)
-
-
-def _feistel_rounds(key: Key, x: Any, left: int, right: int, *, inverse: bool) -> Any:
-    """A permutation of the numbers of `left + right` bits."""
-    masks = _word(2**left - 1), _word(2**right - 1)
-    halves = [x >> right, x & masks[1]]
+def _feistel_rounds(key: Key, x: Any, sizes: tuple[int, int], *, inverse: bool) -> Any:
+    """A permutation of the numbers below the product of `sizes`."""
+    halves = [x // _word(sizes[1]), x % _word(sizes[1])]
     order = range(_FEISTEL_ROUNDS)
     for i in reversed(order) if inverse else order:
         to = i % 2
+        size = _word(sizes[to])
         word = _hash(halves[1 - to] + key.a + _word(_GOLDEN * (i + 1)))
-        halves[to] = (halves[to] ^ _hash(word ^ key.b)) & masks[to]
-    return (halves[0] << right) | halves[1]
+        step = _high_product(_hash(word ^ key.b), sizes[to])
+        moved = halves[to] + (size - step if inverse else step)
+        halves[to] = moved - size * (moved >= size)
+    return halves[0] * _word(sizes[1]) + halves[1]
 
 
 def _permuted_chunks(key: Key, position: Any, data: Rows) -> Any:
