@@ -17,8 +17,8 @@ from ._gather import narrowed
 
 
 # Small batches of a quick source are gathered together.
-_GROUP_BYTES = 2**20
-_MOST = 64
+_GROUP_BYTES = 2**22
+_MOST = 128
 
 
 def batches(

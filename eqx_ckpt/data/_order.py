@@ -10,8 +10,8 @@ Sources of the methods:
   (https://nullprogram.com/blog/2018/07/31/);
 - up to 65,536 rows, the swap-or-not shuffle: V. T. Hoang, B. Morris, P. Rogaway, "An
   Enciphering Scheme Based on a Card Shuffle", CRYPTO 2012;
-- above, a Feistel network of additions, whose two halves have about `sqrt(n)` values
-  each, with cycle walking: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite
+- above, a Feistel network of additions modulo two numbers of about `sqrt(n)`, with
+  cycle walking: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite
   Domains", CT-RSA 2002, section 5.
 """
 
@@ -150,8 +150,7 @@ def _swap_or_not(key: Key, x: Any, n: Any, most: int, *, inverse: bool = False) 
 def _feistel(key: Key, x: Any, n: int, *, inverse: bool) -> Any:
     """A permutation of `range(n)`: one of a few more numbers, until it is inside."""
     xp = jnp if isinstance(x, jax.Array) else np
-    left = math.isqrt(n - 1) + 1
-    sizes = left, -(-n // left)
+    sizes = _halves(n)
 
     def mixed(x: Any) -> Any:
         return _feistel_rounds(key, x, sizes, inverse=inverse)
@@ -169,6 +168,14 @@ def _feistel(key: Key, x: Any, n: int, *, inverse: bool) -> Any:
     while (outside := is_outside(x)).any():
         x = np.where(outside, mixed(x), x)
     return x
+
+
+@ft.cache
+def _halves(n: int) -> tuple[int, int]:
+    """Two numbers of about `sqrt(n)`, whose product is `n` or hardly more."""
+    root = math.isqrt(n - 1) + 1
+    left = min(range(root, 2 * root), key=lambda size: -n % size)
+    return left, -(-n // left)
 
 
 def _feistel_rounds(key: Key, x: Any, sizes: tuple[int, int], *, inverse: bool) -> Any:

@@ -12,7 +12,7 @@ from eqx_ckpt import data
 
 
 SMALL = [1, 2, 3, 4, 5, 7, 10, 100, 257]
-LARGE = [65_536, 65_537, 100_000]
+LARGE = [65_536, 65_537, 99_991, 100_000]
 
 
 def order(count: int, name: str = "shuffle", *, seed=0, epoch=0) -> np.ndarray:
@@ -29,7 +29,7 @@ def test_golden_vectors():
     assert order(10).tolist() == [3, 9, 1, 6, 8, 7, 0, 4, 5, 2]
     assert order(10, seed=7, epoch=3).tolist() == [5, 8, 3, 9, 7, 4, 2, 6, 1, 0]
     assert order(10, "independent").tolist() == [4, 9, 4, 0, 3, 2, 9, 4, 6, 2]
-    large = [69617, 71772, 31864, 14045, 77207, 51396, 30652, 33388]
+    large = [79135, 51877, 21510, 5291, 15074, 43889, 69536, 27743]
     assert order(100_000)[:8].tolist() == large
     assert order(10, "sequential").tolist() == list(range(10))
 
