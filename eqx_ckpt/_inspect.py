@@ -1,31 +1,30 @@
 """Looking at a checkpoint without restoring it."""
 
 import functools as ft
-from collections import deque, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from ._errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    LeafMismatchError,
 )
 from ._format.chunks import batches, blocks, whole
-from ._format.leaves import dtype_from_tag, from_stored, LeafRecord
+from ._format.leaves import from_stored, LeafRecord
 from ._format.manifest import Manifest
 from ._format.names import is_below
-from ._format.parse import key_shape, scalar_from_text
+from ._format.parse import scalar_from_text
 from ._format.recorded import state_folder
 from ._format.source import raise_damage, read_regions, RegionRead, Source
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._storage.recorded import find_recorded, Recorded
 from ._tree.filter_spec import default_deserialise_filter_spec
 from ._tree.match import Match
-from ._tree.reads import checked_prefix, How, plan_reads, Request
+from ._tree.nested import checked_prefix, nested, struct_of
+from ._tree.reads import How, plan_reads, Request
 from ._types import IsLeaf, PathLike
 
 
@@ -101,49 +100,7 @@ def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
     """
     manifest = read_manifest(source)
     prefix = checked_prefix(prefix, manifest)
-    return nested(manifest, prefix, lambda _, record: _struct(record))
-
-
-def nested(
-    manifest: Manifest, prefix: str, leaf: Callable[[str, LeafRecord], Any]
-) -> PyTree:
-    """Nested dictionaries of something for each leaf below `prefix`."""
-    skip = prefix.count("/") + 1 if prefix else 0
-    tree: Any = {}
-    for name, record in manifest.leaves.items():
-        if not is_below(prefix, name):
-            continue
-        keys = [token for _, token in record.path[skip:]]
-        if not keys:
-            return leaf(name, record)
-        node = tree
-        for key in keys[:-1]:
-            node = node.setdefault(key, {})
-        node[keys[-1]] = leaf(name, record)
-    return sortable(tree)
-
-
-def sortable(node: Any) -> Any:
-    """JAX sorts the keys of a `dict`, and cannot sort integers among strings."""
-    if not isinstance(node, dict):
-        return node
-    children = {key: sortable(child) for key, child in node.items()}
-    return children if len(set(map(type, children))) < 2 else OrderedDict(children)
-
-
-def _struct(record: LeafRecord) -> Any:
-    if not record.is_array:
-        return scalar_from_text(record.kind, record.value or "")
-    if record.kind == "key" and key_shape(record.impl or "") is None:
-        raise LeafMismatchError(
-            f"The checkpoint has a {record}, which this JAX does not know. Define that "
-            "PRNG implementation first, or choose other leaves with `prefix`."
-        )
-    if record.kind == "key":
-        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record.impl)).dtype
-    else:
-        dtype = dtype_from_tag(record.dtype)
-    return jax.ShapeDtypeStruct(record.shape, dtype, weak_type=record.weak_type)
+    return nested(manifest, prefix, lambda _, record: struct_of(record))
 
 
 def match(
@@ -158,7 +115,7 @@ def match(
     **Arguments:**
 
     - All: as [`eqx_ckpt.tree_deserialise_leaves`][], which takes `where`, `prefix`,
-        `sharding`, `casting`, `missing` and `unexpected` too.
+        `sharding`, `casting`, `missing`, `unexpected` and `transform` too.
 
     **Returns:**
 

@@ -2,8 +2,8 @@
 
 import functools as ft
 import io
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,43 +13,32 @@ from jaxtyping import PyTree
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
-from ._format.chunks import batches, whole
-from ._format.leaves import (
-    describe_like,
-    from_stored,
-    LeafRecord,
-    SCALAR_KINDS,
-)
+from ._format.leaves import describe_like
 from ._format.manifest import fingerprint
 from ._format.parse import scalar_from_text
-from ._format.source import read_regions, RegionRead, Source
-from ._progress import Progress, Reporter, reporting
+from ._format.source import Source
+from ._progress import Progress, reporting
 from ._storage.reading import read_consistently
-from ._transfer.broadcast import Stack, stack_of
-from ._transfer.placement import assemble, finished, Part, pieces, put
-from ._tree.casting import becomes, cast, Casting, would_narrow
+from ._transfer.computing import Check, Leaves
+from ._transfer.reading import Arrived, assembled
+from ._tree.casting import becomes, Casting, would_narrow
 from ._tree.filter_spec import (
     default_deserialise_filter_spec,
     LeafReader,
     restored_by,
 )
+from ._tree.parts import Read
 from ._tree.reads import (
     match_leaf,
     Missing,
-    number_like,
-    of_type,
     plan_reads,
-    Read,
     ReadPlan,
     Request,
     Unexpected,
 )
 from ._tree.sharding import place
+from ._tree.transform import Transform
 from ._types import IsLeaf, PathLike, Spec
-
-
-# Host memory for regions on their way to another device.
-_WINDOW = 2**30
 
 
 def tree_deserialise_leaves(
@@ -64,6 +53,7 @@ def tree_deserialise_leaves(
     casting: Casting = "no",
     missing: Missing = "raise",
     unexpected: Unexpected = "raise",
+    transform: Transform | None = None,
     read_once: bool = False,
     progress: Progress = False,
     deadline: float = DEADLINE,
@@ -103,6 +93,12 @@ def tree_deserialise_leaves(
         checkpoint. Or a function from the name of such a leaf to one of these.
     - `unexpected`: `"raise"`, or `"ignore"` leaves of the checkpoint that are not in
         `like`. Or a function from the name of such a leaf to one of these.
+    - `transform`: a pure function from the checkpoint as [`eqx_ckpt.tree_like`][] shows
+        it (with `prefix`, the part there) to the tree whose leaves are to be found in
+        `like`, by their names. It is traced once, before anything is read. What it
+        returns unchanged is read straight to its place; what it computes, in parts: at
+        no time is there more than the result and what one part is computed from.
+        Leaves that it does not use are not read.
     - `read_once`: in a job of several processes that hold the same data, let one of
         them read it and send it to the others, over the interconnect of the devices.
         That is faster where the storage is slower than the interconnect. All processes
@@ -152,14 +148,18 @@ def tree_deserialise_leaves(
         casting,
         missing,
         unexpected,
+        transform,
     )
 
-    def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, "_Arrived"]]:
+    def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
         plan = plan_reads(found.manifest, request)
         plan.check()
         if not read_once:
-            joint.members = readers(read.place.sharding for read in plan.reads)
-        return lambda: (plan, _carry_out(found, plan, progress, read_once))
+            joint.members = readers(plan.shardings)
+        return lambda: (
+            plan,
+            _carry_out(found, plan, joint.check, progress, read_once),
+        )
 
     check_deadline(deadline)
     guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
@@ -170,113 +170,27 @@ def tree_deserialise_leaves(
         )
     finally:
         joint.close()
-    return plan.filled(_assembled(arrived))
-
-
-class _Arrived(NamedTuple):
-    """What was read: values by position, and arrays of which leaves are assembled."""
-
-    values: dict[int, Any]
-    arrays: list[tuple[Read, Stack | None, list[Any]]]
+    return plan.filled(assembled(arrived))
 
 
 def _carry_out(
-    source: Source, plan: ReadPlan, progress: Progress, read_once: bool
-) -> _Arrived:
+    source: Source,
+    plan: ReadPlan,
+    check: Check,
+    progress: Progress,
+    read_once: bool,
+) -> Arrived:
     with reporting(progress, plan.match.nbytes) as report:
-        by_default = [read for read in plan.reads if read.spec is None]
-        arrived = _read(source, by_default, report, read_once)
+        leaves = Leaves(source, plan.derived, report)
+        arrived = leaves.arrived(plan, read_once, check)
         for read in plan.reads:
             if read.spec is not None:
-                value = _restore_through(read.spec, source, read, plan.casting, report)
+                value = _restore_through(read.spec, leaves, read, plan.casting)
                 arrived.values[read.position] = value
     return arrived
 
 
-def _read(
-    source: Source,
-    reads: Sequence[Read],
-    report: Reporter | None,
-    read_once: bool = False,
-) -> _Arrived:
-    """Read each leaf, and put what was read on devices; waits for nobody."""
-    heard = report and ft.partial(report, "read")
-    values = {
-        r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
-        for r in reads
-        if r.record.value is not None
-    }
-    arrays = [
-        (r, stack_of(r.place.sharding, r.becomes) if read_once else None, [])
-        for r in reads
-        if r.record.value is None
-    ]
-    todo = [
-        (read, stack, found, RegionRead(read.name, read.record, region), devices)
-        for read, stack, found in arrays
-        for region, devices in (
-            pieces(read.place.sharding, read.record.data_shape)
-            if stack is None
-            else stack.pieces()
-        )
-    ]
-    for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
-        buffers = read_regions(source, [item[3] for item in window], heard)
-        if report:
-            report("place")
-        parts = [
-            Part(
-                host if stack is None else stack.as_block(host),
-                read.becomes,
-                read.place.sharding,
-                devices,
-            )
-            for (read, stack, *_, devices), buffer in zip(window, buffers, strict=True)
-            for host in [
-                cast(from_stored(buffer, read.record), read.record, read.becomes)
-            ]
-        ]
-        for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
-            found += placed
-    return _Arrived(values, arrays)
-
-
-def _assembled(arrived: _Arrived) -> dict[int, Any]:
-    """The value of each leaf, by its position."""
-    values = arrived.values
-    while arrived.arrays:
-        read, stack, found = arrived.arrays.pop()
-        value = (
-            assemble(read.becomes, read.place.sharding, found)
-            if stack is None
-            else finished(stack.spread(found), read.becomes)
-        )
-        if read.becomes.kind in SCALAR_KINDS:
-            value = of_type(read.like, value.item(), read.becomes.kind)
-        values[read.position] = value
-    return values
-
-
-def _on_devices(value: Any, read: Read) -> Any:
-    """A Python number of the checkpoint, or the array that it becomes."""
-    if not read.becomes.is_array:
-        return value
-    sharding = read.place.sharding
-    parts = [
-        Part(value, read.becomes, sharding, devices)
-        for _, devices in pieces(sharding, ())
-    ]
-    arrays = [array for placed in put(parts) for array in placed]
-    return assemble(read.becomes, sharding, arrays)
-
-
-def _restore_through(
-    spec: Spec,
-    source: Source,
-    read: Read,
-    casting: Casting,
-    report: Reporter | None,
-) -> Any:
+def _restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) -> Any:
     """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
 
     def content() -> bytes:
@@ -286,7 +200,7 @@ def _restore_through(
                 "x64 is off. Let the `filter_spec` call "
                 "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
             )
-        return _content(source, read.name, read.record, report)
+        return _content(leaves, read)
 
     def restore(like: Any) -> Any:
         match, new = match_leaf(like, None, read.record, casting)
@@ -298,10 +212,10 @@ def _restore_through(
         where_to = place(read.place.target, read.name, like, new)
         if where_to.problem:
             raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
-        handed_on = read._replace(like=like, becomes=new, place=where_to)
-        return _assembled(_read(source, [handed_on], report))[read.position]
+        return leaves.value(read._replace(like=like, becomes=new, place=where_to))
 
     f = LeafReader(read.name, read.path, content, restore)
+    assert read.spec is not None
     value = restored_by(spec, f, read.like)
     problem = _changed(value, read.like)
     if problem:
@@ -331,21 +245,16 @@ def _changed(value: Any, like: Any) -> tuple[str, str] | None:
     return str(found), str(expected)
 
 
-def _content(
-    source: Source, name: str, record: LeafRecord, report: Reporter | None
-) -> bytes:
+def _content(leaves: Leaves, read: Read) -> bytes:
     """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
     f = io.BytesIO()
-    if not record.is_array:
+    if not read.record.is_array:
         eqx.default_serialise_filter_spec(
-            f, scalar_from_text(record.kind, record.value or "")
+            f, scalar_from_text(read.record.kind, read.record.value or "")
         )
         return f.getvalue()
-    region = RegionRead(name, record, whole(record.data_shape))
-    heard = report and ft.partial(report, "read")
-    (array,) = read_regions(source, [region], heard)
-    array = from_stored(array, record)
-    if record.kind == "bytes":
+    array = leaves.on_host(read)
+    if read.record.kind == "bytes":
         return array.tobytes()
     # Unlike `np.save`, by its name if the dtype is JAX's: it is a void otherwise.
     is_user_defined = array.dtype.isbuiltin == 2

@@ -16,7 +16,7 @@ from ._format.names import is_below
 from ._format.parse import scalar_from_text
 from ._format.source import raise_damage, RegionRead, Source
 from ._storage.reading import read_consistently
-from ._tree.reads import checked_prefix
+from ._tree.nested import checked_prefix
 from ._types import PathLike
 
 

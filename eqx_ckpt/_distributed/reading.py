@@ -75,6 +75,10 @@ class JointReading:
             raise from_json(sorted(self.members or ())[i], failure)
         return all(value["version"] == values[0]["version"] for value in values)
 
+    def check(self, error: Exception | None) -> None:
+        """Raise what failed on any process, before they compute together."""
+        self.agree(lambda: "", False, error)
+
     def close(self) -> None:
         if self._group is not None:
             self._group.close()

@@ -224,6 +224,11 @@ def _key_impl(dtype: Any) -> str | None:
     return str(jax.random.key_impl(jnp.empty((), dtype)))
 
 
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of typed PRNG keys."""
+    return isinstance(leaf, jax.Array) and _key_impl(leaf.dtype) is not None
+
+
 def _describe_jax(leaf: jax.Array) -> LeafRecord:
     if isinstance(leaf, Tracer):
         raise CannotSave(_TRACED)

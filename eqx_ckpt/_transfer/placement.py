@@ -67,12 +67,12 @@ def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -
         return finished(arrays[0], record)
     # A process may have no part of a global array.
     leaf = jax.make_array_from_single_device_arrays(
-        record.data_shape, sharding, arrays, dtype=None if arrays else _dtype(record)
+        record.data_shape, sharding, arrays, dtype=None if arrays else dtype_of(record)
     )
     return finished(leaf, record)
 
 
-def _dtype(record: LeafRecord) -> np.dtype:
+def dtype_of(record: LeafRecord) -> np.dtype:
     is_key = record.kind == "key"
     return np.dtype(record.data_type) if is_key else dtype_from_tag(record.dtype)
 

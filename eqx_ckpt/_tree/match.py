@@ -15,6 +15,8 @@ from .similar import renamed
 
 Status: TypeAlias = Literal[
     "same",
+    "renamed",
+    "computed",
     "cast",
     "value",
     "kept",
@@ -28,7 +30,16 @@ Status: TypeAlias = Literal[
     "dtype",
     "sharding",
 ]
-_HARMLESS = ("same", "cast", "value", "kept", "ignored", "changed")
+_HARMLESS = (
+    "same",
+    "renamed",
+    "computed",
+    "cast",
+    "value",
+    "kept",
+    "ignored",
+    "changed",
+)
 
 
 class LeafMatch(NamedTuple):
@@ -36,20 +47,23 @@ class LeafMatch(NamedTuple):
 
     **Attributes:**
 
-    - `status`: what would become of it. Restored: `"same"`; `"cast"`, as `casting`
-        allows; or `"value"`, a Python number whose value in `like` is another one. Not
-        restored: `"kept"` as it is in `like`, or `"ignored"`, as `missing` and
-        `unexpected` say; or `"changed"`: a leaf that is never saved, such as a
-        function, is not the one that was there at the save. All others stop a restore:
-        `"missing"` from the checkpoint; `"abstract"`: missing, and `like` has no value
-        to keep; `"unexpected"`: in the checkpoint, but not in `like`; another `"kind"`
-        (of leaf), `"shape"` or `"dtype"`; or a `"sharding"` that it cannot have.
+    - `status`: what would become of it. Restored: `"same"`; `"renamed"` or `"computed"`
+        by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
+        number whose value in `like` is another one. Not restored: `"kept"` as it is in
+        `like`, or `"ignored"`, as `missing` and `unexpected` say; or `"changed"`: a
+        leaf that is never saved, such as a function, is not the one that was there at
+        the save. All others stop a restore: `"missing"` from the checkpoint;
+        `"abstract"`: missing, and `like` has no value to keep; `"unexpected"`: in the
+        checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
+        `"dtype"`; or a `"sharding"` that it cannot have.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf; of very many, for those
         that were renamed together, and the first ones of the others.
     - `replicated`: the axes of its saved sharding over which it would be replicated,
         because the mesh lacks them or they do not divide it.
+    - `origin`: the names in the checkpoint, if a `transform` renamed or computed it.
+    - `computed`: whether the `transform` computed it.
     """
 
     status: Status
@@ -57,6 +71,8 @@ class LeafMatch(NamedTuple):
     found: LeafRecord | str = "nothing"
     nearest: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
+    computed: bool = False
 
     @property
     def is_harmless(self) -> bool:
@@ -179,7 +195,9 @@ def _sentence(leaf: LeafMatch) -> str:
     if leaf.status in ("unexpected", "ignored"):
         expected = "not" if leaf.expected == "nothing" else leaf.expected
         ignored = "ignored: " if leaf.status == "ignored" else ""
-        return f"{ignored}{expected} in `like`, {leaf.found} in the checkpoint."
+        return f"{ignored}{expected} in `like`, {_found(leaf)}."
+    if leaf.status in ("renamed", "computed"):
+        return f"{_found(leaf)}."
     if leaf.status == "sharding":
         return f"{leaf.found}: {leaf.expected}."
     if leaf.replicated:
@@ -191,7 +209,18 @@ def _sentence(leaf: LeafMatch) -> str:
     words = _WORDS.get(leaf.status, f"another {leaf.status}")
     differs = leaf.status in ("dtype", "kind")
     way = _allowed_by(leaf.expected, leaf.found) if differs else ""
-    return f"{words}: {leaf.expected} in `like`, {leaf.found} in the checkpoint.{way}"
+    return f"{words}: {leaf.expected} in `like`, {_found(leaf)}.{way}"
+
+
+def _found(leaf: LeafMatch) -> str:
+    """What there is for a leaf, in the words of the checkpoint."""
+    if not leaf.computed:
+        name = "".join(f", as {name!r}" for name in leaf.origin)
+        return f"{leaf.found} in the checkpoint{name}"
+    names = ", ".join(map(repr, leaf.origin[:_MOST_ORIGINS]))
+    more = len(leaf.origin) - _MOST_ORIGINS
+    names += f" and {more} more" if more > 0 else ""
+    return f"{leaf.found} that `transform` makes" + (f" of {names}" if names else "")
 
 
 def _allowed_by(expected: LeafRecord | str, found: LeafRecord | str) -> str:
@@ -247,6 +276,8 @@ _STATUS: Mapping[Status, str] = {
     "sharding": "not to be sharded so",
     "changed": "not saved, and changed",
     "same": "replicated",
+    "renamed": "renamed",
+    "computed": "computed",
     "cast": "cast",
     "value": "of another value",
     "kept": "kept",
@@ -254,14 +285,16 @@ _STATUS: Mapping[Status, str] = {
     "abstract": "without a value to keep",
 }
 _MOST_LINES = 20
+_MOST_ORIGINS = 3
 
 
-def explain(match: Match) -> str:
+def explain(match: Match, is_transformed: bool = False) -> str:
     """The text of the error: the leaves, then the ways out."""
     problems = match.problems
     ways = {leaf.status for leaf in problems.values()}
+    subject = "What `transform` returns" if is_transformed else "The checkpoint"
     return "\n".join(
-        ["The checkpoint does not match `like`:", *describe(problems)]
+        [f"{subject} does not match `like`:", *describe(problems)]
         + [way for status, way in WAYS_OUT.items() if status in ways]
         + sorted(_hints(problems.values()))
     )

@@ -4,11 +4,12 @@ import functools as ft
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from .._errors import LeafMismatchError
@@ -22,7 +23,6 @@ from .._format.manifest import fingerprint, Manifest
 from .._format.names import (
     below,
     encode,
-    folders,
     is_below,
     key_paths,
     stored_names,
@@ -30,13 +30,16 @@ from .._format.names import (
 )
 from .._format.parse import scalar_from_text
 from .._format.transient import is_transient, stop_at_transients
-from .._types import IsLeaf, KeyPath, Spec
+from .._types import IsLeaf, Spec
 from .casting import becomes, Casting, dtype_of, number, WORDS
 from .filter_spec import default_deserialise_filter_spec, LeafReader, restored_by
-from .match import did_you_mean, explain, LeafMatch, Match, with_place
+from .match import explain, LeafMatch, Match, with_place
+from .nested import checked_prefix
+from .parts import Part, parts_of, Read
 from .plan import named_leaves, NamedLeaf
 from .sharding import Place, place, targets_of
-from .similar import Index, similar
+from .similar import similar
+from .transform import derive, Derived, described, Transform
 from .where import chosen_by
 
 
@@ -46,27 +49,12 @@ Missing: TypeAlias = Literal["raise", "keep"] | Callable[[str], str]
 Unexpected: TypeAlias = Literal["raise", "ignore"] | Callable[[str], str]
 
 
-class Read(NamedTuple):
-    """One leaf to be restored, at `position` among the leaves of `like`.
-
-    `record` is what the checkpoint has, `becomes` what it is to be.
-    """
-
-    position: int
-    name: str
-    path: KeyPath
-    like: Any
-    spec: Spec | None
-    record: LeafRecord
-    becomes: LeafRecord
-    place: Place
-
-
 @dataclass(frozen=True)
 class ReadPlan:
     """What to read, what is known without reading, and how it agrees with `like`.
 
-    Every leaf of `like`, by its position, is in `reads` or in `values`.
+    Every leaf of `like`, by its position, is in `reads` or in `values`. Those of
+    `reads` that a `transform` computes are in `parts` too.
     """
 
     treedef: Any
@@ -74,10 +62,18 @@ class ReadPlan:
     values: Mapping[int, Any]
     match: Match
     casting: Casting
+    derived: Derived | None
+    parts: Sequence[Part]
 
     def check(self) -> None:
         if not self.match.ok:
-            raise LeafMismatchError(explain(self.match))
+            raise LeafMismatchError(explain(self.match, self.derived is not None))
+
+    @property
+    def shardings(self) -> list[Sharding | None]:
+        """The shardings of all leaves, and of what they are computed from."""
+        placed = [sharding for part in self.parts for sharding in part.placed]
+        return [read.place.sharding for read in self.reads] + placed
 
     def filled(self, values: Mapping[int, Any]) -> PyTree:
         """The tree that is restored, with what was read, by position."""
@@ -94,6 +90,7 @@ class How(TypedDict, total=False):
     casting: Casting
     missing: Missing
     unexpected: Unexpected
+    transform: Transform | None
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,7 @@ class Request:
     casting: Casting = "no"
     missing: Missing = "raise"
     unexpected: Unexpected = "raise"
+    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         _check_word("casting", self.casting, WORDS)
@@ -140,6 +138,10 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     like, is_leaf = request.like, stop_at_transients(request.is_leaf)
     leaves = list(named_leaves(like, request.filter_spec, is_leaf, "like"))
     prefix = checked_prefix(request.prefix, manifest, is_empty=not leaves)
+    derived = None
+    if request.transform is not None:
+        derived = derive(manifest, prefix, request.transform)
+        manifest, prefix = derived.manifest, ""
     stored = stored_names(manifest.leaves)
     named = leaves
     if prefix or stored:
@@ -166,18 +168,26 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             continue
         match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
         where_to = Place(None)
+        origin = None
+        if derived is not None:
+            match, origin = described(derived, match, leaf.name)
         if match.is_harmless:
             where_to = place(targets[index], leaf.name, leaf.leaf, becomes)
             match = with_place(match, where_to)
-        reads.append(Read(index, *leaf[:4], record, becomes, where_to))
+        read = Read(index, *leaf[:4], record, becomes, where_to, origin)
         matches[leaf.name] = match
+        reads.append(read)
     if request.where is None:
-        matches |= _unexpected({leaf.name for leaf in named}, manifest, prefix, request)
-    nbytes = sum(r.record.nbytes for r in reads)
+        extra = _unexpected({leaf.name for leaf in named}, manifest, prefix, request)
+        if derived is not None:
+            extra = {n: described(derived, m, n)[0] for n, m in extra.items()}
+        matches |= extra
+    parts = [] if derived is None else parts_of(derived, reads)
+    direct = reads if derived is None else [r for r in reads if not r.is_computed]
+    nbytes = sum(r.record.nbytes for r in direct) + sum(p.nbytes for p in parts)
     match = Match(_with_suggestions(matches, manifest), nbytes)
-    return ReadPlan(
-        jtu.tree_structure(like, is_leaf), reads, values, match, request.casting
-    )
+    treedef = jtu.tree_structure(like, is_leaf)
+    return ReadPlan(treedef, reads, values, match, request.casting, derived, parts)
 
 
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
@@ -187,31 +197,6 @@ def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
     if any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)):
         return match._replace(status="abstract")
     return match._replace(status="kept")
-
-
-def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
-    """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
-
-    A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
-    """
-    if not isinstance(prefix, str):
-        raise LeafMismatchError(
-            f"`prefix` is {prefix!r}, which is no string. Pass the beginning of a "
-            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
-        )
-    prefix = prefix.strip("/")
-    if not prefix:
-        return prefix
-    prefix = stored_names(manifest.leaves).get(prefix, prefix)
-    sought = prefix.rpartition("/")[0] if is_empty else prefix
-    names = [*manifest.leaves, *manifest.others]
-    if not sought or any(is_below(sought, name) for name in names):
-        return prefix
-    nearest = Index(folders(names).union(names)).nearest(prefix)
-    raise LeafMismatchError(
-        f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
-        f"it.{did_you_mean(nearest)}"
-    )
 
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jax.sharding import (
+    AxisType,
     Mesh,
     NamedSharding,
     PartitionSpec,
@@ -22,6 +24,10 @@ from .._types import IsLeaf
 
 # A `Sharding`, a `jax.Device`, a `Mesh`, or `None`: as `like` says.
 Target: TypeAlias = Any
+
+
+# Smaller leaves are replicated where others are computed from them.
+_LARGE = 2**20
 
 
 class Place(NamedTuple):
@@ -142,6 +148,47 @@ def _words(sharding: Sharding) -> str:
         return str(sharding)
     axes = ", ".join(f"{axis}={size}" for axis, size in sharding.mesh.shape.items())
     return f"{sharding.spec} on the mesh ({axes})"
+
+
+def computed_on(devices: Sequence[Any] | None, places: Sequence[Place]) -> Mesh | None:
+    """A mesh of the devices that a computation of leaves for these places runs on.
+
+    `None`: one device; then JAX or the only place says which. XLA chooses how what is
+    in between is sharded, so all axes are `Auto`.
+    """
+    if devices is None or len(devices) < 2:
+        return None
+    for found in places:
+        mesh = getattr(found.sharding, "mesh", found.target)
+        if isinstance(mesh, Mesh):
+            return Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.devices))
+    grid = np.array(devices)
+    return Mesh(grid, ("devices",), axis_types=_auto(grid))
+
+
+def _auto(devices: np.ndarray) -> tuple[AxisType, ...]:
+    return (AxisType.Auto,) * devices.ndim
+
+
+def spread(mesh: Mesh, record: LeafRecord) -> NamedSharding:
+    """How to hold a leaf that others are computed from: as saved, or split somehow."""
+    sharding, _ = _as_saved(mesh, record._replace(sharding=_in_default(record)))
+    is_split = any(entry for entry in sharding.spec)
+    if is_split or record.kind == "key" or record.nbytes < _LARGE:
+        return sharding
+    spec: list[tuple[str, ...] | None] = [None] * len(record.shape)
+    for axis in sorted(mesh.axis_names, key=lambda name: -mesh.shape[name]):
+        for i, size in enumerate(record.shape):
+            axes = (*(spec[i] or ()), axis)
+            if size and size % math.prod(mesh.shape[a] for a in axes) == 0:
+                spec[i] = axes
+                break
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _in_default(record: LeafRecord) -> dict[str, Any] | None:
+    """How a leaf was sharded, in the default memory."""
+    return record.sharding and record.sharding | {"memory_kind": None}
 
 
 def _as_saved(mesh: Mesh, record: LeafRecord) -> tuple[NamedSharding, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import eqx_ckpt
 from .._format.screen import in_bytes
 from .._stats import stats_and_damage
 from .._storage.reading import opened
-from .._tree.reads import checked_prefix
+from .._tree.nested import checked_prefix
 from ._output import number, printable, say, say_json, table
 from ._tree import grown, label, lines, parameters
 from ._values import differences, leaf_named, split_index

@@ -8,11 +8,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format.names import is_below
-from .._inspect import nested
 from .._storage.reading import opened
 from .._storage.recorded import Recorded
 from .._storage.rows import CheckpointRows, open_zarr, SampleRows, ZarrRows
-from .._tree.reads import checked_prefix
+from .._tree.nested import checked_prefix, nested
 from .._types import PathLike
 from ._order import Rows
 from ._sources import check_count, check_numbers, common_length, Source

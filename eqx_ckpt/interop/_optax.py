@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from .._errors import LeafMismatchError
 from .._format.leaves import describe_like
 from .._format.names import encode, folders, is_below, key_paths, typed
-from .._inspect import sortable
+from .._tree.nested import sortable
 from .._types import KeyPath
 
 

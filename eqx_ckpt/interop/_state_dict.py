@@ -13,10 +13,10 @@ from .._format.manifest import fingerprint, Manifest
 from .._format.names import distinct
 from .._format.parse import scalar_from_text
 from .._format.source import RegionRead, Source
-from .._inspect import nested, sortable
 from .._restore import tree_deserialise_leaves
 from .._tree.casting import Casting
 from .._tree.filter_spec import default_serialise_filter_spec
+from .._tree.nested import nested, sortable
 from .._tree.plan import named_leaves, plan_writes
 from .._tree.reads import Missing, Unexpected
 from .._types import Report

@@ -16,9 +16,9 @@ from .._format.leaves import dtype_from_tag, from_stored
 from .._format.manifest import MANIFEST
 from .._format.recorded import Leaf, RECORD, Record
 from .._format.source import Source
-from .._inspect import nested
 from .._storage.directory import locate
 from .._storage.recorded import find_recorded, Recorded
+from .._tree.nested import nested
 from .._tree.where import picked_by
 from .._types import PathLike
 from ._datatree import to_datatree

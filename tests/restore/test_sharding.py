@@ -273,14 +273,14 @@ def test_the_manager(path, tree, tmp_path):
 
 def test_more_than_fits_at_once(path, tree, monkeypatch):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
-    monkeypatch.setattr("eqx_ckpt._restore._WINDOW", 100)
+    monkeypatch.setattr("eqx_ckpt._transfer.reading._WINDOW", 100)
     most = []
 
     def put(parts):
         most.append(sum(part.host.nbytes for part in parts))
         return placement.put(parts)
 
-    monkeypatch.setattr("eqx_ckpt._restore.put", put)
+    monkeypatch.setattr("eqx_ckpt._transfer.reading.put", put)
     sharding = on(mesh(a=8), "a")
     restored = eqx_ckpt.tree_deserialise_leaves(
         path, tree, sharding=lambda name, struct: sharding if name == "w" else None

@@ -1,0 +1,201 @@
+"""Leaves that a `transform` returns: as they are, or computed from others."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .._format.chunks import whole
+from .._format.leaves import from_stored, is_key, SCALAR_KINDS
+from .._format.manifest import Manifest
+from .._format.source import read_regions, RegionRead, Source
+from .._tree.casting import cast
+from .._tree.parts import Part, parts_of, Read
+from .._tree.reads import of_type, ReadPlan
+from .._tree.sharding import Place
+from .._tree.transform import Derived
+from .._types import Report
+from .placement import dtype_of, finished
+from .reading import Announce, Arrived, assembled, read_leaves
+
+
+Check: TypeAlias = Callable[[Exception | None], None]
+
+
+class Transformed(Source):
+    """The leaves of another source that a `transform` returned as they are."""
+
+    def __init__(self, source: Source, derived: Derived) -> None:
+        self._source = source
+        self._derived = derived
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._derived.manifest
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        origins = [self._derived.origins[read.name] for read in reads]
+        asked: list[RegionRead] = []
+        names: dict[str, str] = {}
+        for read, origin in zip(reads, origins, strict=True):
+            for name in origin.names:
+                names[name] = read.name
+                record = self._derived.inputs[name]
+                asked.append(RegionRead(name, record, read.region))
+
+        def told(name: str, nbytes: int) -> None:
+            if report is not None:
+                report(names[name], nbytes)
+
+        found = self._source.read(asked, damage, told)
+        if len(found) != len(asked):
+            return found
+        arrays = iter(found)
+        return [
+            next(arrays) if origin.names else _stored(origin.value, read)
+            for read, origin in zip(reads, origins, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+
+def _stored(value: Any, read: RegionRead) -> np.ndarray:
+    """A region of an array that the `transform` had, as a source returns it."""
+    host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
+    return native.view(read.record.data_type)
+
+
+class Leaves:
+    """The leaves of a source, as a `transform` shows them if there is one."""
+
+    def __init__(
+        self, source: Source, derived: Derived | None, report: Announce | None
+    ) -> None:
+        self._source = source
+        self._shown = source if derived is None else Transformed(source, derived)
+        self._derived = derived
+        self._report = report
+
+    def arrived(self, plan: ReadPlan, read_once: bool, check: Check) -> Arrived:
+        """Read all that no custom `filter_spec` restores, and compute, part by part.
+
+        Processes compute together only if all have read what that needs: `check` is
+        called with what failed here, and raises what failed on any of them.
+        """
+        direct = [r for r in plan.reads if r.spec is None and not r.is_computed]
+        arrived, error = Arrived({}, []), None
+        try:
+            arrived = read_leaves(self._shown, direct, self._report, read_once)
+        except Exception as e:
+            error = e
+        for part in plan.parts:
+            inputs = Arrived({}, [])
+            try:
+                if error is None:
+                    inputs = read_leaves(
+                        self._source, part.inputs, self._report, read_once
+                    )
+            except Exception as e:
+                error = e
+            if part.is_shared:
+                check(error)
+            if error is None:
+                arrived.values.update(self._computed(part, inputs))
+        if error is not None:
+            raise error
+        return arrived
+
+    def _computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
+        if self._report:
+            self._report("compute")
+        return compute(part, assembled(inputs))
+
+    def value(self, read: Read) -> Any:
+        """One leaf, for a custom `filter_spec`."""
+        if self._derived is None or not read.is_computed:
+            arrived = read_leaves(self._shown, [read], self._report)
+            return assembled(arrived)[read.position]
+        (part,) = parts_of(self._derived, [read])
+        inputs = read_leaves(self._source, part.inputs, self._report)
+        return self._computed(part, inputs)[read.position]
+
+    def on_host(self, read: Read) -> np.ndarray:
+        """The data of one leaf; of keys, their key data."""
+        if read.is_computed:
+            kind = "key" if read.record.kind == "key" else "numpy"
+            host = read.record._replace(kind=kind)
+            value = self.value(read._replace(becomes=host, place=Place(None)))
+            return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+        region = RegionRead(read.name, read.record, whole(read.record.data_shape))
+        heard = self._report and ft.partial(self._report, "read")
+        (array,) = read_regions(self._shown, [region], heard)
+        return from_stored(array, read.record)
+
+
+def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
+    """Leaves by their position, from what they are computed from."""
+    if not part.has_devices:
+        # JAX computes only on meshes that include a device of this process.
+        return {read.position: _nothing_here(read) for read in part.outputs}
+    inputs = [arrays.pop(read.position) for read in part.inputs]
+    try:
+        results = _compiled(part)(part.constants, inputs)
+    except Exception as e:
+        names = ", ".join(repr(read.name) for read in part.outputs[:3])
+        e.add_note(f"This was raised when `transform` computed {names}, ...")
+        raise
+    del inputs
+    return {
+        read.position: _as_wanted(result, read)
+        for read, result in zip(part.outputs, results, strict=True)
+    }
+
+
+def _compiled(part: Part) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    def run(constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        results = part.computation(constants, inputs)
+        return [
+            result.astype(read.becomes.dtype) if read.becomes.kind == "jax" else result
+            for read, result in zip(part.outputs, results, strict=True)
+        ]
+
+    if all(sharding is None for sharding in part.shardings):
+        return jax.jit(run)
+    return jax.jit(run, out_shardings=[*part.shardings])
+
+
+def _nothing_here(read: Read) -> jax.Array:
+    sharding = read.place.sharding
+    if sharding is None:
+        sharding = NamedSharding(read.place.target, PartitionSpec())
+    return jax.make_array_from_single_device_arrays(
+        read.becomes.shape, sharding, [], dtype=dtype_of(read.becomes)
+    )
+
+
+def _as_wanted(result: jax.Array, read: Read) -> Any:
+    """A leaf that was computed, as `like` has it."""
+    if read.becomes.kind in ("jax", "key"):
+        sharding = read.place.sharding
+        if isinstance(read.place.target, Mesh) and sharding is None:
+            # XLA chose how it is sharded.
+            chosen: Any = result.sharding
+            sharding = NamedSharding(read.place.target, chosen.spec)
+        if sharding is not None and sharding != result.sharding:
+            result = jax.device_put(result, sharding)
+        is_as_it_was = is_key(result) or result.weak_type == read.becomes.weak_type
+        return result if is_as_it_was else finished(result, read.becomes)
+    host = cast(np.array(result), read.record, read.becomes)
+    if read.becomes.kind in SCALAR_KINDS:
+        return of_type(read.like, host.item(), read.becomes.kind)
+    return finished(host, read.becomes)

@@ -1,0 +1,104 @@
+"""Reading leaves, and putting them on devices."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .._format.chunks import batches
+from .._format.leaves import from_stored, SCALAR_KINDS
+from .._format.source import read_regions, RegionRead, Source
+from .._tree.casting import cast
+from .._tree.parts import Read
+from .._tree.reads import number_like, of_type
+from .broadcast import Stack, stack_of
+from .placement import assemble, finished, Part, pieces, put
+
+
+# Host memory for regions on their way to another device.
+_WINDOW = 2**30
+# Called with the phase, and with the name of a leaf and how many more bytes are done.
+Announce = Callable[..., None]
+
+
+class Arrived(NamedTuple):
+    """What was read: values by position, and arrays of which leaves are assembled."""
+
+    values: dict[int, Any]
+    arrays: list[tuple[Read, Stack | None, list[Any]]]
+
+
+def read_leaves(
+    source: Source,
+    reads: Sequence[Read],
+    report: Announce | None,
+    read_once: bool = False,
+) -> Arrived:
+    """Read each leaf, and put what was read on devices; waits for nobody."""
+    heard = report and ft.partial(report, "read")
+    values = {
+        r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
+        for r in reads
+        if r.record.value is not None
+    }
+    arrays = [
+        (r, stack_of(r.place.sharding, r.becomes) if read_once else None, [])
+        for r in reads
+        if r.record.value is None
+    ]
+    todo = [
+        (read, stack, found, RegionRead(read.name, read.record, region), devices)
+        for read, stack, found in arrays
+        for region, devices in (
+            pieces(read.place.sharding, read.record.data_shape)
+            if stack is None
+            else stack.pieces()
+        )
+    ]
+    for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
+        buffers = read_regions(source, [item[3] for item in window], heard)
+        if report:
+            report("place")
+        parts = [
+            Part(
+                host if stack is None else stack.as_block(host),
+                read.becomes,
+                read.place.sharding,
+                devices,
+            )
+            for (read, stack, *_, devices), buffer in zip(window, buffers, strict=True)
+            for host in [
+                cast(from_stored(buffer, read.record), read.record, read.becomes)
+            ]
+        ]
+        for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
+            found += placed
+    return Arrived(values, arrays)
+
+
+def assembled(arrived: Arrived) -> dict[int, Any]:
+    """The value of each leaf, by its position."""
+    values = arrived.values
+    while arrived.arrays:
+        read, stack, found = arrived.arrays.pop()
+        value = (
+            assemble(read.becomes, read.place.sharding, found)
+            if stack is None
+            else finished(stack.spread(found), read.becomes)
+        )
+        if read.becomes.kind in SCALAR_KINDS:
+            value = of_type(read.like, value.item(), read.becomes.kind)
+        values[read.position] = value
+    return values
+
+
+def _on_devices(value: Any, read: Read) -> Any:
+    """A Python number of the checkpoint, or the array that it becomes."""
+    if not read.becomes.is_array:
+        return value
+    sharding = read.place.sharding
+    parts = [
+        Part(value, read.becomes, sharding, devices)
+        for _, devices in pieces(sharding, ())
+    ]
+    arrays = [array for placed in put(parts) for array in placed]
+    return assemble(read.becomes, sharding, arrays)

@@ -1,0 +1,84 @@
+"""The leaves of a checkpoint as nested dictionaries."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from .._errors import LeafMismatchError
+from .._format.leaves import dtype_from_tag, LeafRecord
+from .._format.manifest import Manifest
+from .._format.names import folders, is_below, stored_names
+from .._format.parse import key_shape, scalar_from_text
+from .match import did_you_mean
+from .similar import Index
+
+
+def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
+    """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
+
+    A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
+    """
+    if not isinstance(prefix, str):
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, which is no string. Pass the beginning of a "
+            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
+        )
+    prefix = prefix.strip("/")
+    if not prefix:
+        return prefix
+    prefix = stored_names(manifest.leaves).get(prefix, prefix)
+    sought = prefix.rpartition("/")[0] if is_empty else prefix
+    names = [*manifest.leaves, *manifest.others]
+    if not sought or any(is_below(sought, name) for name in names):
+        return prefix
+    nearest = Index(folders(names).union(names)).nearest(prefix)
+    raise LeafMismatchError(
+        f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
+        f"it.{did_you_mean(nearest)}"
+    )
+
+
+def nested(
+    manifest: Manifest, prefix: str, leaf: Callable[[str, LeafRecord], Any]
+) -> PyTree:
+    """Nested dictionaries of something for each leaf below `prefix`."""
+    skip = prefix.count("/") + 1 if prefix else 0
+    tree: Any = {}
+    for name, record in manifest.leaves.items():
+        if not is_below(prefix, name):
+            continue
+        keys = [token for _, token in record.path[skip:]]
+        if not keys:
+            return leaf(name, record)
+        node = tree
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = leaf(name, record)
+    return sortable(tree)
+
+
+def sortable(node: Any) -> Any:
+    """JAX sorts the keys of a `dict`, and cannot sort integers among strings."""
+    if not isinstance(node, dict):
+        return node
+    children = {key: sortable(child) for key, child in node.items()}
+    return children if len(set(map(type, children))) < 2 else OrderedDict(children)
+
+
+def struct_of(record: LeafRecord) -> Any:
+    """A leaf without its data; a Python scalar is there itself."""
+    if not record.is_array:
+        return scalar_from_text(record.kind, record.value or "")
+    if record.kind == "key" and key_shape(record.impl or "") is None:
+        raise LeafMismatchError(
+            f"The checkpoint has a {record}, which this JAX does not know. Define that "
+            "PRNG implementation first, or choose other leaves with `prefix`."
+        )
+    if record.kind == "key":
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record.impl)).dtype
+    else:
+        dtype = dtype_from_tag(record.dtype)
+    return jax.ShapeDtypeStruct(record.shape, dtype, weak_type=record.weak_type)

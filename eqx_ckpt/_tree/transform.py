@@ -1,0 +1,283 @@
+"""What a `transform` makes of a checkpoint, known before anything is read."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import Tracer
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, LeafMismatchError, LeafNameError
+from .._format.leaves import (
+    CannotSave,
+    describe,
+    describe_like,
+    dtype_from_tag,
+    LeafRecord,
+)
+from .._format.manifest import fingerprint, Manifest
+from .._format.names import (
+    below,
+    distinct,
+    encode,
+    is_below,
+    key_paths,
+    typed,
+    unescaped,
+)
+from .._format.parse import key_shape
+from .._types import KeyPath
+from .casting import would_narrow
+from .match import LeafMatch
+from .nested import nested, struct_of
+from .state import STATIC
+from .tracing import Traced
+
+
+# A function from the leaves of a checkpoint, see `tree_like`, to those for `like`.
+Transform = Callable[[PyTree], PyTree]
+_SHOWN = 10
+_USES_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class Origin(NamedTuple):
+    """Where a leaf comes from that a `transform` returned.
+
+    `names`: the leaves of the checkpoint that it is, or is computed from.
+    `output`: if it is computed, its number among what is.
+    `value`: if it was there at once, such as a NumPy array.
+    """
+
+    names: tuple[str, ...] = ()
+    output: int | None = None
+    value: Any = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the checkpoint does not have it as it is."""
+        return self.output is not None or not self.names
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A checkpoint as a `transform` shows it.
+
+    `manifest`: the leaves that it returned.
+    `origins`: where each array of them comes from.
+    `inputs`: the arrays of the checkpoint, in the order of the inputs of `traced`.
+    """
+
+    manifest: Manifest
+    origins: Mapping[str, Origin]
+    inputs: Mapping[str, LeafRecord]
+    traced: Traced
+    prefix: str
+
+
+def described(
+    derived: Derived, match: LeafMatch, name: str
+) -> tuple[LeafMatch, Origin | None]:
+    """A match that says where the leaf comes from, and that."""
+    origin = derived.origins.get(name)
+    if origin is None:
+        return match, None
+    before = unescaped(below(derived.prefix, name))
+    if not origin.is_made and unescaped(origin.names[0]) == before:
+        return match, origin
+    match = match._replace(origin=origin.names, computed=origin.is_made)
+    if problem := _obstacle(derived, origin):
+        match = match._replace(status="dtype", found=problem)
+    elif match.status == "same":
+        match = match._replace(status="computed" if origin.is_made else "renamed")
+    return match, origin
+
+
+def _obstacle(derived: Derived, origin: Origin) -> str:
+    """Why a leaf cannot be computed; nothing if it can be, or need not be."""
+    for name in origin.names if origin.output is not None else ():
+        if problem := _uncomputable(derived.inputs[name]):
+            return f"{derived.inputs[name]}, {problem}"
+    return ""
+
+
+def _uncomputable(record: LeafRecord) -> str:
+    if record.kind == "key":
+        return ""
+    if would_narrow(record.dtype):
+        return "in 32 bits while x64 is off: use `jax.enable_x64(True)`, or return it"
+    if dtype_from_tag(record.dtype).kind in "mM":
+        return "which JAX cannot compute with: return it as it is"
+    return ""
+
+
+def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
+    """Call a `transform` with the leaves below a prefix, without their data."""
+    if not callable(transform):
+        raise LeafMismatchError(
+            f"`transform` is {transform!r}. Pass a function from what `tree_like` "
+            "shows of the checkpoint to the tree that `like` is compared with."
+        )
+    records = {n: r for n, r in manifest.leaves.items() if is_below(prefix, n)}
+    inputs = {name: record for name, record in records.items() if record.is_array}
+    returned: list[tuple[KeyPath, Any]] = []
+
+    def run(*arrays: Any) -> list[Any]:
+        given = dict(zip(inputs, arrays, strict=True))
+        tree = nested(
+            manifest, prefix, lambda n, r: given[n] if r.is_array else struct_of(r)
+        )
+        returned.extend(_called(transform, tree, [*records]))
+        return [leaf for _, leaf in returned if isinstance(leaf, Tracer)]
+
+    traced = Traced(run, [_seen(record) for record in inputs.values()])
+    if traced.effects:
+        raise LeafMismatchError(
+            f"`transform` has effects: it uses `{'`, `'.join(traced.effects)}`. It has "
+            "to be a pure function: only a part of it may be computed, in parts."
+        )
+    if records and not returned:
+        raise LeafMismatchError(
+            "`transform` returned no leaf. It has to return all leaves that `like` "
+            "has: does it lack a `return`?"
+        )
+    made, others = _made(returned, traced, inputs)
+    return Derived(
+        dataclasses.replace(
+            manifest,
+            leaves={name: record for name, (record, _) in made.items()},
+            others=_below(manifest.others, prefix) | others,
+        ),
+        {name: origin for name, (_, origin) in made.items() if origin is not None},
+        inputs,
+        traced,
+        prefix,
+    )
+
+
+def _below(others: Mapping[str, str], prefix: str) -> dict[str, str]:
+    skip = len(prefix) + 1 if prefix else 0
+    return {n[skip:]: text for n, text in others.items() if is_below(prefix, n)}
+
+
+def _seen(record: LeafRecord) -> Any:
+    """What a `transform` gets for an array; JAX has 32 bits while x64 is off."""
+    struct = struct_of(record)
+    if record.kind == "key" or not would_narrow(record.dtype):
+        return struct
+    dtype = jax.dtypes.canonicalize_dtype(struct.dtype)
+    return jax.ShapeDtypeStruct(struct.shape, dtype)
+
+
+def _called(
+    transform: Transform, tree: PyTree, names: Sequence[str]
+) -> list[tuple[KeyPath, Any]]:
+    try:
+        return key_paths(transform(tree))
+    except CheckpointError:
+        raise
+    except _USES_VALUES as e:
+        raise LeafMismatchError(
+            "`transform` uses the value of an array. It is called once, before "
+            "anything is read, with arrays that have a shape and a dtype, but no "
+            "values yet. Use `jnp.where` or `jax.lax.cond` in place of `if`, and "
+            f"`jax.numpy` in place of NumPy. JAX says: {_first_line(e)}"
+        ) from e
+    except Exception as e:
+        shown = ", ".join(map(repr, names[:_SHOWN]))
+        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise LeafMismatchError(
+            f"`transform` raised `{type(e).__name__}`: {_first_line(e)} It is called "
+            f"with nested dictionaries of these leaves, as `tree_like` shows them: "
+            f"{shown}{more}."
+        ) from e
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") + "."
+
+
+_Made = dict[str, tuple[LeafRecord, Origin | None]]
+
+
+def _made(
+    returned: Sequence[tuple[KeyPath, Any]],
+    traced: Traced,
+    inputs: Mapping[str, LeafRecord],
+) -> tuple[_Made, dict[str, str]]:
+    """Each leaf with its record and where it comes from, and what is no data."""
+    made: _Made = {}
+    others: dict[str, str] = {}
+    named: list[tuple[KeyPath, str]] = []
+    problems: list[str] = []
+    names = [*inputs]
+    output = 0
+    for path, leaf in returned:
+        keys = typed(path)
+        name = encode(keys)
+        try:
+            if isinstance(leaf, Tracer):
+                record, origin = _of_output(output, leaf, traced, names)
+                record = inputs[origin.names[0]] if record is None else record
+                output += 1
+            else:
+                record, origin = _of_value(leaf)
+        except CannotSave as e:
+            problems.append(f"- {name!r} {e}.")
+            continue
+        if record is None:
+            others[name] = fingerprint(leaf)
+        else:
+            made[name] = record._replace(path=keys), origin
+            named.append((path, name))
+    if problems:
+        raise LeafMismatchError(
+            "`transform` returned what is no array and no Python number:\n"
+            + "\n".join(problems)
+        )
+    _check_distinct(named)
+    return made, others
+
+
+def _check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
+    try:
+        distinct(named)
+    except LeafNameError as e:
+        raise LeafNameError(f"What `transform` returned: {e}") from e
+
+
+def _of_output(
+    output: int, leaf: Tracer, traced: Traced, names: Sequence[str]
+) -> tuple[LeafRecord | None, Origin]:
+    """A leaf that the checkpoint has, without a record, or one that is computed."""
+    same = traced.unchanged(output)
+    if same is not None:
+        return None, Origin((names[same],))
+    record = describe_like(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    if record is None or record.kind == "unknown":
+        raise CannotSave(f"has the dtype `{leaf.dtype}`, which no leaf has")
+    if record.kind == "key":
+        shape = (*leaf.shape, *(key_shape(record.impl or "") or ()))
+        record = record._replace(data_type="uint32", data_shape=shape)
+    else:
+        record = LeafRecord.of_array(leaf.shape, leaf.dtype, path=())
+        record = record._replace(weak_type=leaf.weak_type)
+    return record, Origin(tuple(names[i] for i in traced.inputs_of(output)), output)
+
+
+def _of_value(leaf: Any) -> tuple[LeafRecord | None, Origin | None]:
+    """A leaf that is there already, such as a NumPy array or a Python number."""
+    record = describe(leaf)
+    if record is None and not (isinstance(leaf, STATIC) or callable(leaf)):
+        raise CannotSave(f"is a `{type(leaf).__name__}`")
+    if record is None or not record.is_array:
+        return record, None
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise CannotSave("has parts on devices of other processes")
+    return record, Origin(value=leaf)
