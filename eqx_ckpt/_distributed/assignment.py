@@ -1,4 +1,4 @@
-"""Which process writes what, so that all of them write about as many bytes."""
+"""Decide which process writes what, so that all write about as many bytes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from .._tree.plan import Write
 
 
 def place_of(leaf: Any) -> set[int]:
-    """The processes whose devices a leaf is on; without devices, it is on each."""
+    """The processes whose devices hold a leaf; all processes, if it has no devices."""
     if not isinstance(leaf, jax.Array):
         return {jax.process_index()}
     return {device.process_index for device in leaf.sharding.device_set}
@@ -21,12 +21,12 @@ def place_of(leaf: Any) -> set[int]:
 def assign(
     writes: Sequence[Write], size: int, index: int, places: Mapping[str, int]
 ) -> list[Write]:
-    """What process `index` writes.
+    """The part that process `index` writes.
 
-    Every process finds the same from shapes and shardings alone. Of the processes that
-    have a piece, the one that has the least to write so far gets it. Of the leaves on
-    one process, those in `places` are on the same one for all, and are written there;
-    the others are something else in each process, and process 0 writes its own.
+    Every process computes the same from shapes and shardings alone. Of the processes
+    that hold a piece, the one with the fewest bytes so far gets it. A leaf on one
+    process is written there if it is in `places`, that is, if all processes see it on
+    that one; otherwise each process has its own, and process 0 writes its own.
     """
     loads = [0] * size
     local: list[Write] = []
@@ -50,7 +50,7 @@ def assign(
 
 
 def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list[int]]]:
-    """Every distinct region of an array, with the processes that have it."""
+    """Every distinct region of an array, with the processes that hold it."""
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
     shape = record.data_shape

@@ -1,7 +1,7 @@
-"""Texts that the processes of a `jax.distributed` job leave for each other.
+"""Messages between the processes of a `jax.distributed` job.
 
-They are kept by JAX's coordination service, which needs no device and may be used by
-any thread. It has no public door, so this is the only file that uses a private one.
+JAX's coordination service holds them. It needs no device, and any thread may use it. It
+has no public API, so this is the only file that uses the private one.
 """
 
 import functools as ft
@@ -31,14 +31,14 @@ class Service:
         self._ask(self.client.key_value_set, key, json.dumps(value), again)
 
     def wait(self, key: str, seconds: float) -> Any:
-        """The value, as soon as there is one; `None` if there is none in time."""
+        """Wait for the value; `None` if there is none in time."""
         milliseconds = max(1, int(1000 * seconds))
         text = self._ask(self.client.blocking_key_value_get, key, milliseconds)
-        # Who was waited for after another may have answered long ago.
+        # A process that was waited for after another may have answered long ago.
         return self.look(key) if text is None else json.loads(text)
 
     def look(self, key: str) -> Any:
-        """The value; `None` if there is none so far."""
+        """The value; `None` if there is none yet."""
         text = self._ask(self.client.key_value_try_get, key)
         return None if text is None else json.loads(text)
 
@@ -47,7 +47,7 @@ class Service:
         return {key.removeprefix(prefix): json.loads(text) for key, text in found}
 
     def count(self, key: str) -> int:
-        """How often this was called with the key, by any process, dead ones too."""
+        """How often any process, living or dead, has called this with the key."""
         return int(self._ask(self.client.key_value_increment, key, 1))
 
     def delete(self, key: str) -> None:
@@ -76,7 +76,7 @@ class Service:
 
 
 def service() -> Service | None:
-    """That of this job; `None` if this JAX has none that we know."""
+    """The service of this job; `None` if this version of JAX has none that is known."""
     client = _client()
     if client is None:
         _warn()
@@ -85,7 +85,7 @@ def service() -> Service | None:
 
 
 def is_alone() -> bool:
-    """Whether there is one process; asks no backend, which may not exist yet."""
+    """Whether there is one process; does not initialise a backend."""
     return not jax.distributed.is_initialized() or jax.process_count() == 1
 
 
@@ -94,7 +94,7 @@ def is_first() -> bool:
 
 
 def gather_on_devices(value: Any) -> list[Any]:
-    """The public way: a collective of all devices, which has no deadline."""
+    """The public alternative: a collective over all devices, without a deadline."""
     from jax.experimental.multihost_utils import process_allgather
 
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -1,4 +1,4 @@
-"""How the processes of a job agree, with a deadline."""
+"""Agreement between the processes of a job, with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -22,17 +22,17 @@ from .meeting import (
 
 _T = TypeVar("_T")
 _UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk."
-# What it means not to hear from the first process about a topic.
+# What it means if the first process sends no message on a topic.
 _OUTCOMES = {"written": _UNKNOWN, "committed": _UNKNOWN}
-# Seconds between two looks at a process that may take as long as it wants.
+# Seconds between two checks of a process that may take any time.
 _LONG = 60.0
 
 
 class Group:
-    """Processes of a job, in one common undertaking, until `close`.
+    """Processes of a job in one common operation, until `close`.
 
-    They meet when it is made; what they say afterwards is kept under a number that they
-    have got there, and a topic.
+    They meet when it is created, and get a number. Later messages are kept under that
+    number and a topic.
     """
 
     def __init__(self, circle: Circle, call: str, deadline: float) -> None:
@@ -48,13 +48,13 @@ class Group:
         self._is_open = True
 
     def close(self) -> None:
-        """What was said is not needed any more."""
+        """Release the messages: this process no longer needs them."""
         if self._is_open:
             self._is_open = False
             self._circle.end(self._number)
 
     def gather(self, topic: str, value: Any) -> list[Any]:
-        """What each process says; raises on all of them if one says nothing."""
+        """The messages of all processes; raise on all if one of them sends none."""
         if not self.has_service:
             return gather_on_devices(value)
         self.say(topic, value)
@@ -71,9 +71,9 @@ class Group:
         return [value for (value,) in values]
 
     def by_first(self, topic: str, make: Callable[[], _T], *, slow: bool = False) -> _T:
-        """What the first process makes; if it fails to, all of them raise.
+        """Compute a value on the first process; if that fails, all raise.
 
-        If it is `slow`, the others wait for as long as it lives.
+        If `slow`, the others wait as long as that process is alive.
         """
         if not self.is_first:
             said = self._from_first(topic, slow=slow)
@@ -89,12 +89,12 @@ class Group:
         return value
 
     def say(self, topic: str, value: Any) -> None:
-        """Say something, and do not wait for the others."""
+        """Send a message; do not wait for the others."""
         if self.has_service:
             self._say(topic, self.index, [value])
 
     def said(self, topic: str) -> dict[int, Any]:
-        """What processes have said so far."""
+        """The messages that processes have sent so far."""
         if self._circle.service is None:
             return {}
         said = self._circle.service.below(self._key(topic, ""))
@@ -125,7 +125,7 @@ class Group:
         return value
 
     def _hear(self, topic: str, who: int | str, end: float) -> Any:
-        """`None` if nothing was said until the end."""
+        """Wait for a message; `None` if none was sent in time."""
         assert self._circle.service is not None
         return self._circle.service.wait(self._key(topic, who), end - time.monotonic())
 
@@ -139,13 +139,13 @@ class Group:
 
 
 def group_of(call: str, deadline: float) -> Group | None:
-    """All processes of the job, which make the same call, unless there is but one."""
+    """All processes of the job, in the same call; `None` if there is only one."""
     check_deadline(deadline)
     return None if is_alone() else Group(_all(), call, deadline)
 
 
 def by_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
-    """What process 0 makes, in every process."""
+    """Compute a value on process 0, and return it on every process."""
     if is_alone():
         return make()
     return _all().together(call, None, deadline, lambda _: make())
@@ -154,7 +154,7 @@ def by_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
 def by_all(
     call: str, make: Callable[[], _T], deadline: float
 ) -> tuple[_T | None, Exception | None]:
-    """What this process makes, and the first failure of any process."""
+    """Compute a value; return it with the first failure of any process."""
     made = error = None
     try:
         made = make()
@@ -172,7 +172,7 @@ def by_all(
 
 
 def most_said(call: str, value: int, deadline: float) -> int:
-    """The largest value of any process."""
+    """The largest value of all processes."""
     if is_alone():
         return value
     return _all().together(call, value, deadline, max)

@@ -1,7 +1,7 @@
-"""One checkpoint, saved by all processes of a job: the same steps, with agreement.
+"""One checkpoint, saved by all processes of a job, which agree on each step.
 
-Process 0 begins and commits. In between, each process writes its part of the arrays,
-and makes it durable.
+Process 0 begins and commits. In between, each process writes its part of the arrays and
+flushes it.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from .meeting import from_json, to_json
 
 
 class Together(contextlib.ExitStack):
-    """The processes of a job, in a context in which they save one checkpoint.
+    """The processes of a job that save one checkpoint, as a context.
 
-    An exception that is raised in it before the plans are compared is raised by every
-    process.
+    An exception raised before the plans are compared is broadcast, so that every
+    process raises.
     """
 
     def __init__(self, group: Group) -> None:
@@ -51,7 +51,7 @@ class Together(contextlib.ExitStack):
     def begin(
         self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
     ) -> tuple[Attempt, list[Write]]:
-        """The attempt to save all of `writes`, and what this process writes of them."""
+        """The attempt to save all of `writes`, and the writes of this process."""
         attempt = JointAttempt(self._group, target, layout, overwrite)
         self._has_plan = True
         return attempt, attempt.agree(writes)
@@ -73,15 +73,15 @@ class JointAttempt(Attempt):
         self._target = target
         self._layout: Layout = layout
         self._overwrite = overwrite
-        # What this process has to end: of process 0, the attempt.
+        # What this process has to close; on process 0, the attempt.
         self._stack = contextlib.ExitStack()
         self._attempt: Attempt | None = None
         self._share: Share | None = None
-        # Whether the others wait for what this process has written, or for its commit.
+        # Whether the others wait for this process's checksums, or for its commit.
         self._is_awaited = self._is_to_commit = False
 
     def agree(self, writes: Sequence[Write]) -> list[Write]:
-        """Agree on what is saved, and where; returns what this process writes."""
+        """Agree on what is saved, and where; return the writes of this process."""
         place = f"path {self._target}, overwrite={self._overwrite}, "
         outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
         try:
@@ -102,7 +102,7 @@ class JointAttempt(Attempt):
         return self
 
     def _begin(self) -> None:
-        """Let process 0 begin, and take part."""
+        """Let process 0 begin the attempt, and join it."""
         path, self.root = self._group.by_first("begun", self._begin_first)
         self._is_awaited = True
         chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
@@ -147,7 +147,7 @@ class JointAttempt(Attempt):
     def _exchange(
         self, error: BaseException | None, checksums: Checksums
     ) -> list[tuple[str, int, str]]:
-        """Say what this process has written, or why not, and hear it of the others."""
+        """Exchange with the others what each has written, or why it failed."""
         self._is_awaited = False
         values = self._group.gather("written", _written(error, checksums))
         for index, value in enumerate(values):
@@ -156,15 +156,15 @@ class JointAttempt(Attempt):
         return [item for value in values for item in value["checksums"]]
 
     def _report_failure(self, error: BaseException) -> None:
-        """Say it to the others, unless they know."""
+        """Report a failure to the others, unless they know it."""
         with contextlib.suppress(CheckpointError, type(error)):
             if self._is_awaited:
-                # This waits: nothing may be removed while the others write.
+                # Wait: nothing may be removed while the others write.
                 self._exchange(error, {})
             elif self._is_to_commit:
                 self._group.by_first("committed", ft.partial(_raise, error))
             else:
-                # They know, unless it is process 0 that was late.
+                # They know it, unless process 0 was late.
                 self._group.say("given up", to_json(error))
                 self._group.say("written", _written(error, {}))
 
@@ -187,7 +187,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _part(index: int) -> str:
-    """Where a process writes, of a layout in which each needs a place of its own."""
+    """The location of a process, in a layout where each needs its own."""
     return f"p{index}/"
 
 
@@ -203,23 +203,23 @@ def _written(error: BaseException | None, checksums: Checksums) -> dict[str, Any
 
 
 def all_saving(path: PathLike, deadline: float) -> Together | None:
-    """The processes that all save to this path, unless there is but one."""
+    """The processes that save to this path together; `None` if there is only one."""
     try:
         place = str(locate(path))
     except Exception:
-        # The reason is raised later, when all processes can be told.
+        # The error is raised later, when it can be sent to all processes.
         place = repr(path)
     return together(f"save({place})", deadline)
 
 
 def together(call: str, deadline: float) -> Together | None:
-    """All processes of the job, which make the same call, unless there is but one."""
+    """All processes of the job, in the same call; `None` if there is only one."""
     group = group_of(call, deadline)
     return None if group is None else Together(group)
 
 
 def _line(write: Write) -> str:
-    """What has to be the same of a leaf in all processes."""
+    """The properties of a leaf that must be equal in all processes."""
     name, record, leaf, _ = write
     line = f"leaf {name!r}, {record}, "
     if len(place_of(leaf)) == 1:
@@ -233,7 +233,7 @@ def _line(write: Write) -> str:
 def _agree(
     group: Group, outline: Sequence[str], writes: Sequence[Write]
 ) -> dict[str, int]:
-    """The leaves that are on one process, and that for all of them."""
+    """The leaves that all processes see on the same single process."""
     places = {
         write.name: min(place)
         for write in writes

@@ -1,6 +1,6 @@
-"""Which calls of several processes are the same one, and which are out of order.
+"""Decide which calls of several processes are the same, and which are out of order.
 
-The first process of those that meet decides, with what is here; nothing waits here.
+The first process of those that meet decides with this module; nothing here waits.
 """
 
 from collections.abc import Iterable
@@ -9,19 +9,19 @@ from typing import Any, TypeAlias
 from .._errors import CheckpointError
 
 
-# The life of a process, which differs if it has taken the place of a dead one, and the
+# The life of a process, which is another one if it replaced a dead process, and the
 # number of a call in that life.
 Number: TypeAlias = tuple[int, ...]
 
-# Of two different calls, the one that comes first here is taken to be out of order.
+# Of two different calls, the one that is listed first here is out of order.
 _VERBS = ("latest", "should_save", "restore", "save")
 
 
 class Call:
-    """That a process has called something that all have to call.
+    """The announcement of a call that all processes have to make.
 
-    `text` is what, with which arguments, and `value` what it has to say. `answer` is
-    what becomes of it, as JSON; `partners` are the same calls of the others.
+    `text` is the call with its arguments, and `value` its message. `answer` is the
+    outcome, as JSON; `partners` are the same calls of the other processes.
     """
 
     def __init__(self, process: int, number: Number, text: str, value: Any) -> None:
@@ -31,20 +31,20 @@ class Call:
         self.value = value
         self.answer: dict[str, Any] | None = None
         self.partners: list[Call] | None = None
-        # Those of whose calls another one has been given up for this one.
+        # The processes that lost a call because of this one.
         self.survived: set[int] = set()
-        # Those that have given up the same call before.
+        # The processes that gave up the same call before.
         self.missed: set[int] = set()
 
     def strength(self, against: int) -> tuple[bool, int]:
-        """Of two that exclude each other, the weaker one is out of order."""
+        """Of two calls that exclude each other, the weaker is out of order."""
         verb = self.text.partition("(")[0]
         rank = _VERBS.index(verb) if verb in _VERBS else -1
         return against not in self.survived, rank
 
 
 class Calls:
-    """The calls that wait for those of the others.
+    """The calls that wait for those of other processes.
 
     In a correct program, a call waits for the same one of a process only while that
     process has called nothing else. If it has, one of the two is out of order, and the
@@ -55,7 +55,7 @@ class Calls:
         self._first = first
         self._mine: list[Call] = []
         self._theirs: dict[int, list[Call]] = {i: [] for i in others}
-        # By process: what has become of a call that the others may still make.
+        # By process: the outcome of calls that the others may still make.
         self._failed: dict[int, dict[str, dict[str, Any]]] = {
             i: {} for i in (first, *self._theirs)
         }
@@ -66,24 +66,24 @@ class Calls:
 
     def arrived(self, call: Call) -> None:
         theirs = self._theirs[call.process]
-        # What a dead process has called, nobody waits for.
+        # Nobody waits for the calls of a dead process.
         theirs[:] = [other for other in theirs if other.number[0] == call.number[0]]
         theirs.append(call)
 
     def withdrawn(self, call: Call, answer: dict[str, Any]) -> None:
-        """A process does not wait for its call any more; `answer` is its error."""
+        """A process stopped waiting for its call; `answer` is its error."""
         theirs = self._theirs[call.process]
         theirs[:] = [other for other in theirs if other.number != call.number]
         self._failed[call.process][call.text] = answer
 
     def missing(self, call: Call) -> list[int]:
-        """Those that have not made the call."""
+        """The processes that have not made the call."""
         return [i for i in self._theirs if self._same(i, call) is None]
 
     def settle(self) -> list[Call]:
         """Answer what is out of order, and find partners.
 
-        Returns the calls of others that have an answer now.
+        Return the calls of others that now have an answer.
         """
         answered: list[Call] = []
         for call in list(self._mine):
@@ -95,7 +95,7 @@ class Calls:
         for i, theirs in self._theirs.items():
             for other in [y for y in theirs if y.text not in open_here]:
                 if i in self._owed.get(other.text, ()):
-                    # It comes too late: this process has given it up before.
+                    # Too late: this process gave the call up before.
                     self._owed[other.text].discard(i)
                     theirs.remove(other)
                     other.answer = self._failed[self._first][other.text]
@@ -119,7 +119,7 @@ class Calls:
             failed.clear()
 
     def fail(self, call: Call, answer: dict[str, Any]) -> list[Call]:
-        """Give up a call of this process; its partners, which have an answer now."""
+        """Give up a call of this process; return its partners, now answered."""
         if call not in self._mine:
             return []
         self._mine.remove(call)
@@ -134,7 +134,7 @@ class Calls:
         return partners
 
     def _separate(self, mine: Call, theirs: Call) -> None:
-        """Of two different calls, of which each waits for the other process."""
+        """Find two different calls that wait for each other's process."""
         before = self._failed[theirs.process].pop(mine.text, None)
         if before is not None:
             mine.missed.add(theirs.process)
@@ -160,7 +160,7 @@ def _out_of_order(*calls: Call) -> dict[str, Any]:
 
 
 def out_of_order(calls: dict[int, str]) -> dict[str, Any]:
-    """The error, as it is told to the processes."""
+    """The error that the processes raise."""
     error = CheckpointError(
         "The processes do not call the same:\n"
         + "\n".join(f"- process {i}: {calls[i]}" for i in sorted(calls))

@@ -1,8 +1,8 @@
-"""The processes of a job meet: each says what it calls, and the first one compares.
+"""Meetings of the processes of a job: each announces its call, the first compares.
 
 A process announces each of its calls under a number of its own, and waits for the
 answer to it. The first process waits until all have announced the same call as its own,
-and then answers each of them. What is out of order is answered with an error.
+and then answers each of them. A call that is out of order is answered with an error.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from .matching import Call, Calls, Number, out_of_order
 
 DEADLINE = 300.0  # seconds
 _LONGEST = 1e9
-# The others wait a little longer than the first one, which tells them who is late.
+# The others wait a little longer than the first process, which says who is late.
 GRACE = 5.0
-# How often the first one looks for what it does not wait for.
+# How often the first process looks for calls that it does not wait for.
 _GLANCE = 0.5  # seconds
 _making = threading.Lock()
 _circles: "dict[tuple[int, ...], Circle]" = {}
@@ -32,7 +32,7 @@ NOTHING = "Nothing was saved by this call."
 
 
 def check_deadline(deadline: float) -> None:
-    """Raise unless it is a number of seconds that one can wait."""
+    """Raise if it is not a positive number of seconds."""
     if not is_real(deadline) or not 0 < deadline <= _LONGEST:
         raise CheckpointError(
             f"`deadline` is {deadline!r}. Pass a positive number of seconds, such as "
@@ -41,7 +41,7 @@ def check_deadline(deadline: float) -> None:
 
 
 class Circle:
-    """Some processes of a job, or all of them, that meet."""
+    """Processes of a job that meet: some, or all."""
 
     def __init__(self, members: tuple[int, ...], service: Service | None) -> None:
         self.members = members
@@ -49,17 +49,17 @@ class Circle:
         self.first = members[0]
         self.service = service
         self.prefix = f"eqx_ckpt/{'-'.join(map(str, members))}/"
-        # A process that takes the place of a dead one has another life.
+        # A process that replaces a dead one has another life.
         self._life = (
             1 if service is None else service.count(f"{self.prefix}{self.index}")
         )
         self._numbers = itertools.count(1)
         self._calls = Calls(self.first, members[1:])
         self._lock = threading.Lock()
-        # Of each of the others, life and number of the last call that was looked at.
+        # For each other process: life and number of its last announcement read.
         self._seen: dict[int, Number] = {i: (1, 0) for i in members[1:]}
         self._groups = itertools.count(1)
-        # What the first one does not need any more, and the others may.
+        # Operations that the first process has released, and others may not have.
         self._ended: list[int] = []
         self._still_used: dict[int, set[int]] = {}
 
@@ -70,7 +70,7 @@ class Circle:
         deadline: float,
         make: Callable[[list[Any]], Any],
     ) -> Any:
-        """What the first process makes of what all say, in each of them."""
+        """Combine all messages on the first process; return the result on each."""
         if self.service is None:
             return self._on_devices(text, value, make)
         if self.index == self.first:
@@ -109,7 +109,7 @@ class Circle:
             service.delete(self._place(call))
 
     def _wait_for_all(self, service: Service, call: Call, deadline: float) -> None:
-        """Until the call has partners, or an answer."""
+        """Wait until the call has partners or an answer."""
         end = time.monotonic() + deadline
         with self._lock:
             self._calls.open(call)
@@ -126,7 +126,7 @@ class Circle:
             self._look(service)
 
     def _look(self, service: Service) -> None:
-        """Take note of what the others have called, and answer what is decided."""
+        """Read the announcements of the others, and answer decided calls."""
         with self._lock:
             found = service.below(f"{self.prefix}calls/")
             for key in sorted(tuple(map(int, key.split("/"))) for key in found):
@@ -169,7 +169,7 @@ class Circle:
             if answer is None:
                 raise self._no_answer(service, text, deadline)
         except BaseException as e:
-            # This process does not wait any more; it says so, and why.
+            # This process stops waiting; it says so, and why.
             with contextlib.suppress(CheckpointError):
                 why = {"text": text, "withdrawn": {"error": to_json(e)}}
                 service.set(said, {**why, "ended": ended}, again=True)
@@ -212,17 +212,17 @@ class Circle:
             raise from_json(self.first, answer["error"])
         return answer["value"]
 
-    # Undertakings of several words, see `Group`.
+    # Operations with several messages, see `Group`.
 
     def new_number(self) -> int:
-        """Called by the first process, for what all of them use until `end`."""
+        """A new number for an operation until `end`; first process only."""
         number = next(self._groups)
         with self._lock:
             self._still_used[number] = set(self.members)
         return number
 
     def end(self, number: int) -> None:
-        """This process needs an undertaking no longer; nobody does once all say so."""
+        """Release an operation; it is deleted when all processes have."""
         with self._lock:
             if self.index == self.first:
                 self._forget(self.index, [number])
@@ -239,7 +239,7 @@ class Circle:
 
 
 def circle_of(members: tuple[int, ...]) -> Circle:
-    """The one of these processes; a new one after JAX was initialised again."""
+    """The circle of these processes; a new one after JAX was initialised again."""
     now = service()
     with _making:
         circle = _circles.get(members)
@@ -264,14 +264,14 @@ def too_late(
 
 
 def to_json(error: BaseException) -> dict[str, Any]:
-    """An error, as it is told to another process."""
+    """An error as JSON, for another process."""
     number = error.errno if isinstance(error, OSError) else None
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     return {"kind": type(error).__name__, "text": text, "errno": number}
 
 
 def from_json(index: int | None, error: dict[str, Any]) -> Exception:
-    """The error of another process, of the same type if it is one of ours.
+    """The error of another process; of the same type if the package defines it.
 
     `None`: it is not that of one process alone.
     """

@@ -1,4 +1,4 @@
-"""One checkpoint, restored by several processes, which all read the same version."""
+"""One checkpoint, restored by several processes that read the same version."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -18,9 +18,9 @@ from .meeting import circle_of, from_json, to_json
 
 
 class JointReading:
-    """What the processes agree on that read parts of the same arrays.
+    """The agreement of processes that read parts of the same arrays.
 
-    `guess` finds them where there is no plan, see `readers`.
+    `guess` finds these processes while there is no plan, see `readers`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class JointReading:
         has_changed: bool,
         error: Exception | None,
     ) -> bool:
-        """Whether all have the same checkpoint; what failed on one fails on all."""
+        """Whether all see the same checkpoint; a failure on one is raised on all."""
         version = None
         try:
             version = version_here() if error is None else None
@@ -84,7 +84,7 @@ class JointReading:
             self._group.close()
 
     def _meet(self) -> Group | None:
-        """Those that read together, once the plan says who; `None`: nobody else."""
+        """The processes that read together, by the plan; `None` if only this one."""
         if self._group is None:
             if self.members is None:
                 self.members = self._guess()
@@ -101,7 +101,7 @@ def everybody() -> set[int]:
 
 
 def readers(places: Iterable[Any]) -> set[int]:
-    """The processes of the shardings and meshes that span several of them."""
+    """The processes of those shardings and meshes that span several processes."""
     found: set[int] = set()
     for place in places:
         devices: Iterable[Any] = ()
@@ -117,7 +117,7 @@ def readers(places: Iterable[Any]) -> set[int]:
 
 
 def wanted_by(like: PyTree, sharding: PyTree) -> set[int]:
-    """The processes that are to read, by what a restore is called with."""
+    """The processes that will read, judged by the arguments of the restore."""
     if sharding is not None:
         return readers(jtu.tree_leaves(sharding, lambda x: isinstance(x, Mesh)))
     return readers(getattr(leaf, "sharding", None) for leaf in jtu.tree_leaves(like))

@@ -1,4 +1,4 @@
-"""What POSIX offers to make changes of directories atomic and durable."""
+"""POSIX operations that make changes to directories atomic and durable."""
 
 import contextlib
 import ctypes
@@ -16,9 +16,9 @@ _RENAME_EXCHANGE = 2
 
 
 def delete(directory: str) -> None:
-    """Delete a directory that nobody is shown; what cannot be deleted harms nobody.
+    """Delete a hidden directory; log what cannot be deleted, which is harmless.
 
-    Of a link, only the link: what it points to is not ours.
+    Of a link, delete only the link: its target is not ours.
     """
     if os.path.islink(directory):
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def fsync(path: str) -> None:
 
 
 def exchange(a: str, b: str) -> None:
-    """Let two directories change places, in one atomic step."""
+    """Exchange two directories in one atomic operation."""
     if sys.platform != "linux":
         raise OSError(
             errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"

@@ -25,7 +25,7 @@ logger = logging.getLogger("eqx_ckpt")
 
 @dataclass(frozen=True, eq=False)
 class Bucket(KeyValues):
-    """A location in a bucket of S3; elsewhere, in what works like one."""
+    """A location in an S3 bucket, or in a storage that works like one."""
 
     scheme = "s3"
     max_key = 1024
@@ -44,7 +44,7 @@ class Bucket(KeyValues):
         return wait_patiently(self.spec, future, self.url(key), most)
 
     def check_exists(self) -> None:
-        # Without the bucket there is no key either; only a listing tells.
+        # In a missing bucket every key is missing; only a listing shows the difference.
         self.at(self.spec["path"] + MANIFEST).list_keys()
 
 
@@ -56,15 +56,15 @@ class GoogleBucket(Bucket):
 
     def list_keys(self) -> list[str]:
         keys = super().list_keys()
-        # TensorStore takes a listing that is denied for an empty one.
+        # TensorStore reports a denied listing as an empty one.
         self.wait_for(self.open().read("@"))
         return keys
 
     def check_exists(self) -> None:
         """Raise if there is no bucket, or its keys may not be listed.
 
-        TensorStore takes everything in a missing bucket for missing. Google answers
-        without credentials whether there is a bucket.
+        TensorStore reports every key in a missing bucket as missing. Google says
+        without credentials whether a bucket exists.
         """
         super().check_exists()
         google = os.environ.get(

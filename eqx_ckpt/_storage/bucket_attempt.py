@@ -1,7 +1,7 @@
-"""How a checkpoint is saved in a bucket, where nothing can be renamed.
+"""Saving a checkpoint in a bucket, where nothing can be renamed.
 
-Its objects go below a fresh prefix. Then the manifest, which points to them, is created
-if there is none: the one step that a store does for one writer only.
+Its objects are written below a fresh prefix. Then the manifest, which points to them,
+is created if none exists: the one operation that succeeds for one writer only.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger("eqx_ckpt")
 PREFIX = re.compile(r"@[0-9a-f]{32}/")
 _TRIES = 2
 _PROBE = "probe"
-# The buckets that were seen to keep conditions, by what identifies them.
+# The buckets that passed the test of conditional writes, by their identity.
 _keep_conditions: set[tuple[object, ...]] = set()
 
 
@@ -51,7 +51,7 @@ class BucketAttempt(Attempt):
         self._heartbeat = Heartbeat(self._place)
 
     def _check_keys(self) -> None:
-        """Raise if there is anything that is not of a checkpoint."""
+        """Raise if there are keys that do not belong to a checkpoint."""
         where = str(self._target)
         keys = [key for key in self._target.list_keys() if not PREFIX.match(key)]
         others = strangers(keys, self._old.value, where)
@@ -67,7 +67,7 @@ class BucketAttempt(Attempt):
     def commit(self, manifest: bytes) -> None:
         assert self._heartbeat is not None
         self._heartbeat.check()
-        # From here on a request may arrive, whatever is heard of it.
+        # From here on the request may have an effect, whatever the response.
         self._is_ours = False
         try:
             is_there = self._publish(manifest)
@@ -84,10 +84,11 @@ class BucketAttempt(Attempt):
             self._remove_old(self._old.value)
 
     def _publish(self, manifest: bytes) -> bool:
-        """Whether the manifest is there now; raises if that cannot be known.
+        """Whether the manifest was created; raise if that cannot be known.
 
-        If an answer is lost, TensorStore asks again, and is then refused because of
-        its own first request. So what is there is compared with what was to be.
+        If a response is lost, TensorStore repeats the request, and is then refused
+        because of its own first one. So the manifest that exists is compared with
+        the one to be created.
         """
         for _ in range(_TRIES):
             problem: Exception | None = None
@@ -108,9 +109,9 @@ class BucketAttempt(Attempt):
         )
 
     def _is_of_another(self, manifest: bytes | None) -> bool:
-        """Not if it is damaged, maybe on its way: then it could be our own."""
+        """False if it is damaged or incomplete: then it could be our own."""
         if manifest is None:
-            return True  # Somebody has removed what was to be replaced.
+            return True  # Another process removed what was to be replaced.
         try:
             return from_bytes(manifest, str(self._target)).root != self.root
         except CorruptCheckpointError:
@@ -159,7 +160,7 @@ class BucketShare(Share):
 
 
 def _check_conditions(place: KeyValues, *, replace: bool) -> None:
-    """Raise unless the store keeps conditions: of two writers, both would win."""
+    """Raise if the store ignores conditions: two writers would both succeed."""
     spec = place.spec
     store = (spec["driver"], spec.get("endpoint"), spec.get("bucket"), replace)
     if store in _keep_conditions:
@@ -168,7 +169,9 @@ def _check_conditions(place: KeyValues, *, replace: bool) -> None:
     try:
         keeps = _keeps_conditions(place, replace)
     except CheckpointError as e:
-        place.write(_PROBE, b"")  # Raises, if it was not for the condition.
+        place.write(
+            _PROBE, b""
+        )  # Raises if the refusal has another cause than the condition.
         keeps, refused = False, e
     if not keeps:
         what = "create an object only if there is none"
@@ -184,7 +187,7 @@ def _check_conditions(place: KeyValues, *, replace: bool) -> None:
 
 
 def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
-    """Ask the store for what it must refuse."""
+    """Request a write that the store must refuse."""
     absent = place.read_version(_PROBE)
     place.write(_PROBE, b"first", absent.version)
     place.write(_PROBE, b"second", absent.version)

@@ -1,4 +1,4 @@
-"""The steps of a run in a bucket, and what dead attempts have left there."""
+"""The steps of a run in a bucket, and the data that dead attempts left there."""
 
 import logging
 import re
@@ -17,13 +17,13 @@ from .storage import is_step, step_name, Steps
 
 
 logger = logging.getLogger("eqx_ckpt")
-# Manifests that are read from a store at a time.
+# Manifests read from a store at a time.
 _AT_ONCE = 16
 _STEP_ATTEMPT = re.compile(r"[0-9]{6,}/@[0-9a-f]{32}/")
 
 
 class BucketSteps(Steps):
-    """The steps of a run in a bucket, where one list of all keys says what there is."""
+    """The steps of a run in a bucket, found in one listing of all keys."""
 
     def __init__(self, run: KeyValues) -> None:
         self._run = run
@@ -38,7 +38,7 @@ class BucketSteps(Steps):
         return sorted(self._named())
 
     def _named(self) -> dict[int, bool]:
-        """The steps that have a manifest, and whether it has data of its own."""
+        """The steps that have a manifest, and whether each has data of its own."""
         found: list[int] = []
         attempts: dict[int, set[str]] = {}
         everything = self._run.list_keys()
@@ -60,7 +60,7 @@ class BucketSteps(Steps):
             for root in roots
             if root in known
         }
-        # If another attempt is there too, the manifest may be of that one by now.
+        # If another attempt exists too, the manifest may belong to that one by now.
         self._found = {
             step: known[root]
             for step, roots in self._attempts.items()
@@ -70,7 +70,7 @@ class BucketSteps(Steps):
         return {step: bool(roots) for step, roots in self._attempts.items()}
 
     def metadata(self, step: int) -> Any:
-        """As of the last list of steps; those of all of them are read at once."""
+        """As of the last listing; the metadata of all steps are read at once."""
         found = self._found
         if step not in found:
             missing = {step, *self._attempts} - found.keys()
@@ -96,7 +96,7 @@ class BucketSteps(Steps):
 
     def saved(self) -> list[int]:
         named = self._named()
-        # A manifest without data is one that was copied here, or something else.
+        # A manifest without data was copied here, or is something else.
         return sorted(
             step
             for step, has_data in named.items()
@@ -108,7 +108,7 @@ class BucketSteps(Steps):
             try:
                 _remove(self._step(step))
             except CorruptCheckpointError as e:
-                # The step is gone, and a sweep will find its data.
+                # The step is removed, and a sweep will find its data.
                 logger.warning("Could not delete all of step %d: %s", step, e)
 
     def sweep(self, *, starting: bool) -> None:
@@ -119,7 +119,7 @@ class BucketSteps(Steps):
 
 
 def _remove(place: KeyValues) -> None:
-    """Delete a checkpoint: first the manifest, so that it is never half there."""
+    """Delete a checkpoint: the manifest first, so no part is ever visible."""
     manifest = place.read(MANIFEST)
     place.delete([MANIFEST])
     if manifest is not None:
@@ -127,11 +127,11 @@ def _remove(place: KeyValues) -> None:
 
 
 class OrphanSweeper:
-    """Deletes what dead attempts have left, as one manager sees it over time."""
+    """Deletes the data of dead attempts, which one manager observes over time."""
 
     def __init__(self, run: KeyValues) -> None:
         self._run = run
-        # By prefix: what was there, and since when it is the same.
+        # By prefix: its keys, and since when they have not changed.
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
 
@@ -166,7 +166,7 @@ class OrphanSweeper:
         try:
             return prefix.partition("/")[2] == from_bytes(manifest, prefix).root
         except CheckpointError:
-            return True  # Damaged: its data may still be of use.
+            return True  # Damaged: its data may still be useful.
 
 
 def _manifest_of(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Host memory for data on its way between a disk and JAX."""
+"""Host memory for data between a disk and JAX."""
 
 import contextlib
 import math
@@ -15,17 +15,17 @@ _HUGE_PAGE = 2**21
 def empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
     """An uninitialised array at an address that `jax.device_put` need not copy from.
 
-    Large ones are on huge pages: fresh memory is several times dearer on small ones.
+    Large arrays are on huge pages: fresh small pages cost several times more.
     """
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory, alignment = np.empty(nbytes + _ALIGNMENT, np.uint8), _ALIGNMENT
     else:
-        # Python maps shared memory by default, which has no huge pages.
+        # By default Python maps shared memory, which has no huge pages.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=flags)
-        with contextlib.suppress(OSError):  # A kernel may be without them.
+        with contextlib.suppress(OSError):  # Some kernels lack them.
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory, alignment = np.frombuffer(pages, np.uint8), _HUGE_PAGE
     offset = -memory.__array_interface__["data"][0] % alignment

@@ -1,6 +1,6 @@
-"""The bytes of uncompressed chunks: what they are made of, and where they belong.
+"""The bytes of uncompressed chunks: their content, and their places in arrays.
 
-They go in pieces that are still in a core's cache when their checksum is computed.
+They are read in pieces that are still in the core's cache for the checksum.
 """
 
 import math
@@ -28,7 +28,7 @@ from .._format.leaves import LeafRecord
 
 CHECKSUM_BYTES = 4
 _PIECE_BYTES = 2**18
-# To copy bits, whatever they mean; the types of `ml_dtypes` are slower.
+# Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 Target: TypeAlias = tuple[Region, np.ndarray]
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the array that it is when it is decoded, its padding included."""
+        """Bytes of the decoded array, padding included."""
         return math.prod(self.record.chunk_shape) * self.record.itemsize
 
     @property
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
-    """Those that a region touches."""
+    """The chunks that a region touches."""
     shape, chunk = record.data_shape, record.chunk_shape
     for position in touched(region, shape, chunk):
         at = chunk_index(position, shape, chunk)
@@ -62,7 +62,7 @@ def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
 
 
 class Wanted(NamedTuple):
-    """A chunk, and which of several reads want a part of it."""
+    """A chunk, and which of several reads need a part of it."""
 
     chunk: Chunk
     reads: list[int]
@@ -70,7 +70,7 @@ class Wanted(NamedTuple):
 
 @runtime_checkable
 class ChunkBytes(Protocol):
-    """Where the bytes of a chunk come from, while it is open."""
+    """The open source of the bytes of a chunk."""
 
     nbytes: int
 
@@ -79,12 +79,12 @@ class ChunkBytes(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Read into all of the buffers, one behind the other."""
+        """Read into all of the buffers, one after another."""
         ...
 
 
 class Value:
-    """A chunk that is in memory, or what is wrong with it."""
+    """A chunk in memory, or the problem with it."""
 
     def __init__(self, found: bytes | CorruptCheckpointError) -> None:
         self._found = found
@@ -106,7 +106,7 @@ class Value:
 
 def check_size(chunk: Chunk, nbytes: int) -> None:
     expected = chunk.nbytes + CHECKSUM_BYTES
-    # What zstd cannot make smaller, it makes a little larger.
+    # zstd makes incompressible data a little larger.
     packed = chunk.record.compression is not None
     most = expected * 1.01 + 1024
     if nbytes != expected and not (packed and CHECKSUM_BYTES <= nbytes <= most):
@@ -116,9 +116,9 @@ def check_size(chunk: Chunk, nbytes: int) -> None:
 
 
 def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
-    """Fill arrays, of which the regions are given, with what is in a chunk.
+    """Copy a chunk into the arrays whose regions are given.
 
-    All of the chunk is read, and compared with its checksum.
+    The whole chunk is read and compared with its checksum.
     """
     reader = _Reader(chunk, source)
     run = _run(chunk, *targets[0]) if len(targets) == 1 else None
@@ -133,7 +133,7 @@ def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
 
 
 def verified(chunk: Chunk, source: ChunkBytes) -> bytes:
-    """A chunk as it is at rest, for who decodes it."""
+    """A stored chunk, verified, for a decoder."""
     value = bytearray(source.nbytes)
     reader = _Reader(chunk, source)
     reader.read(memoryview(value)[:-CHECKSUM_BYTES])
@@ -142,7 +142,7 @@ def verified(chunk: Chunk, source: ChunkBytes) -> bytes:
 
 
 class _Reader:
-    """Reads a chunk, from its begin to its end, and computes its checksum."""
+    """Reads a chunk from beginning to end, and computes its checksum."""
 
     def __init__(self, chunk: Chunk, source: ChunkBytes) -> None:
         self._chunk = chunk
@@ -168,9 +168,9 @@ class _Reader:
             nbytes -= len(spare[:nbytes])
 
     def compare(self) -> bytes:
-        """The checksum, which is at the chunk's end and in the manifest.
+        """Compare the checksum with those at the chunk's end and in the manifest.
 
-        Chunks that have changed places are whole, but not what the manifest says.
+        Chunks that changed places are intact, but differ from the manifest.
         """
         tail = bytes(self._tail)
         if self._crc.to_bytes(CHECKSUM_BYTES, "little") != tail:
@@ -187,7 +187,7 @@ class _Reader:
 def _run(
     chunk: Chunk, region: Region, array: np.ndarray
 ) -> tuple[int, memoryview] | None:
-    """Where a region begins in a chunk, and its memory, if both are runs of bytes."""
+    """The offset of a region in a chunk, and its memory, if both are contiguous."""
     record = chunk.record
     if record.data_shape == record.chunk_shape == array.shape:
         return 0, _memory(array)
@@ -222,7 +222,7 @@ def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
 
 
 def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """Cut an array into runs of about `_PIECE_BYTES`, along its first long axis."""
+    """Split an array into runs of about `_PIECE_BYTES`, along its first long axis."""
     axis = next((i for i, size in enumerate(shape) if size > 1), 0)
     step = max(1, _PIECE_BYTES // (math.prod(shape[axis + 1 :]) * itemsize))
     before, after = whole(shape[:axis]), whole(shape[axis + 1 :])
@@ -231,7 +231,7 @@ def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
 
 
 def encoded(chunk: Chunk, array: np.ndarray) -> bytes:
-    """A chunk as it is at rest; `array` is what of it is not padding."""
+    """A chunk as it is stored; `array` is its content without padding."""
     value, crc = bytearray(), 0
     for piece in _pieces(chunk, array):
         crc = crc32.iscsi(piece, crc)

@@ -1,4 +1,4 @@
-"""Arrays as chunks: by ourselves, and by TensorStore those that are compressed."""
+"""Encoding and decoding chunks; TensorStore does it for compressed ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """Chunks of an array, next to each other, that are still an array."""
+    """Adjacent chunks of an array, not yet encoded."""
 
     name: str
     record: LeafRecord
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
-    """The chunks of some pieces, as they are at rest."""
+    """The chunks of some pieces, as they are stored."""
     packed: list[Piece] = []
     for piece in pieces:
         name, record, region, array = piece
@@ -41,10 +41,10 @@ def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
 
 
 class Scratch:
-    """Some compressed chunks at a time; nothing stays there."""
+    """TensorStore's codec for a few compressed chunks at a time; keeps nothing."""
 
     def __init__(self) -> None:
-        context()  # An error in a forked process, which TensorStore would abort.
+        context()  # Raises in a forked process, which TensorStore would abort.
         import tensorstore as ts
 
         self._context = ts.Context()
@@ -81,7 +81,7 @@ class Scratch:
         parts: Sequence[tuple[Chunk, bytes, Sequence[Target]]],
         damage: dict[str, str],
     ) -> None:
-        """Fill arrays, of which the regions are given, with what is in each chunk."""
+        """Decode chunks into the arrays whose regions are given."""
         import tensorstore as ts
 
         stores = self._opened({chunk.name: chunk.record for chunk, _, _ in parts})

@@ -26,7 +26,7 @@ from .kvstore import MAX_IN_FLIGHT, of_leaf
 from .storage import Chunks
 
 
-# What is decompressed at a time.
+# Bytes decompressed at a time.
 _BATCH = 32 * 2**20
 
 
@@ -36,10 +36,10 @@ def read_chunks(
     damage: dict[str, str],
     arrived: Report | None = None,
 ) -> list[np.ndarray]:
-    """Read regions of arrays into buffers that JAX takes over as they are.
+    """Read regions of arrays into buffers that JAX takes over without a copy.
 
-    What is wrong with a leaf is put into `damage` under its name; its array is then not
-    to be used. `arrived` is told what is read.
+    The problem with a damaged leaf is put into `damage` under its name; its array must
+    not be used. `arrived` is called with what was read.
     """
     reading = _Reading(reads, damage)
     problem = chunks.problem()
@@ -63,12 +63,12 @@ def read_chunks(
 
 
 class _Reading:
-    """Chunks on their way into arrays, which are made once there is something in them.
+    """Reads chunks into arrays, which are allocated when their first chunk arrives.
 
     **Attributes:**
 
-    - `wanted`: all chunks, each of them once, however many regions it is in.
-    - `nbytes_packed`: how much there is for `unpack` to do, about.
+    - `wanted`: all chunks, each of them once, however many regions contain it.
+    - `nbytes_packed`: about how many bytes `unpack` has to decode.
     """
 
     def __init__(self, reads: Sequence[RegionRead], damage: dict[str, str]) -> None:
@@ -93,7 +93,7 @@ class _Reading:
         return [np.empty(0) if array is None else array for array in self._arrays]
 
     def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
-        """Read a chunk into place, or keep it for `unpack`; by any thread."""
+        """Read a chunk into place, or keep it for `unpack`; called by any thread."""
         wanted, source = item
         chunk = wanted.chunk
         try:

@@ -1,7 +1,7 @@
-"""Arrays whose chunks are values below keys.
+"""Arrays whose chunks are values of keys.
 
-Between memory and the store go whole chunks, once each. So their checksums are known
-without a request for them.
+Each chunk is transferred once, as a whole. So its checksum is known without a request
+for it.
 """
 
 import abc
@@ -22,20 +22,20 @@ from .kvstore import open_kvstore
 from .storage import ArrayWrite, Chunks, KvSpec, Storage
 
 
-# Many requests at a time, since each of them takes long.
+# Many requests at a time, because each has a long latency.
 _MAX_REQUESTED = 256 * 2**20
-# The keys of this package that contain no leaf name have at most so many bytes more
-# than the path, such as `@<uuid>/p1234/d/<uuid>`.
+# Maximum length of a key without the path and the leaf name, such as
+# `@<uuid>/p1234/d/<uuid>`.
 _OWN_KEY = 80
-# What is encoded or decoded at a time: so many bytes, or chunks.
+# Bytes, or chunks, encoded or decoded at a time.
 _BATCH = 32 * 2**20
 _LEAST = _BATCH // 512
-# In the place of arrays if there are none, so that each attempt to save leaves a key.
+# Written if there are no arrays, so that each attempt leaves a key.
 _EMPTY = b'{"zarr_format": 3, "node_type": "group"}'
 
 
 class Target(abc.ABC):
-    """Where the values of one save go."""
+    """Where one save writes its values."""
 
     @abc.abstractmethod
     def put(self, key: str, value: bytes) -> None: ...
@@ -46,13 +46,13 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """Give up; nothing is written to a disk any more when this returns."""
+        """Give up; when this returns, nothing more is written to a disk."""
 
 
 class ChunkValues(Chunks):
     """Each chunk is a value of its own."""
 
-    # Requests under way, in bytes, and the batches in which they are waited for.
+    # Bytes of requests in flight, and the batches in which they are awaited.
     batch = (_BATCH, _MAX_REQUESTED // _BATCH)
 
     def __init__(self, place: Storage) -> None:
@@ -187,7 +187,7 @@ def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
 
 
 class _Requests(Target):
-    """One request for each value, many at a time."""
+    """Requests for values, many at a time."""
 
     def __init__(self, place: Storage) -> None:
         self._place = place

@@ -1,4 +1,4 @@
-"""What a location says about the checkpoint that was committed there."""
+"""The metadata of the checkpoint that was committed at a location."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def read_committed(place: Storage) -> bytes:
 
 
 def read_metadata(place: Storage) -> tuple[str, Any]:
-    """The root and the metadata of a checkpoint, without the rest of its manifest."""
+    """The root and the metadata of a checkpoint, without its leaves."""
     data = read_committed(place)
     metadata = metadata_from_bytes(data, str(place))
     root = _ROOT.search(data)
@@ -32,7 +32,7 @@ def read_metadata(place: Storage) -> tuple[str, Any]:
 
 
 def is_checkpoint(place: Storage) -> bool:
-    """Whether a checkpoint was committed here; a damaged one was."""
+    """Whether a checkpoint was committed here, damaged or not."""
     try:
         head = place.read(MANIFEST, HEAD_BYTES)
         if head is None or HEAD.match(head):

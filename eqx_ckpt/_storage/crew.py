@@ -1,4 +1,4 @@
-"""Threads that work off the parts of one save or restore."""
+"""Threads that share the work of one save or restore."""
 
 import contextlib
 import os
@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 
-# To hand over less than this costs more than to do it.
+# Handing over fewer bytes costs more than doing the work.
 _SMALL = 2**17
-# Who waits for a disk needs no core.
+# A thread that waits for a disk needs no core.
 _MOST = 8
-# So many times longer than it works, somebody waits.
+# A thread that waits this many times longer than it works is waiting for the disk.
 _WAITS = 3
 _T = TypeVar("_T")
 
@@ -28,9 +28,10 @@ class _Done(NamedTuple, Generic[_T]):
 class Crew(Generic[_T]):
     """Does items of work, in the calling thread and in others.
 
-    Large ones are spread over the cores, and over more threads while they wait for the
-    disk. Small ones are done at once, unless they wait too. At most `limit` bytes of
-    items are not done; `heard` is told, in the calling thread, of those that are.
+    Large items are spread over the cores, and over more threads while they wait for the
+    disk. The calling thread does small ones itself, unless they wait too. At most
+    `limit` bytes of items are pending; `heard` is called, in the calling thread, with
+    those that are done.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Crew(Generic[_T]):
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """When this returns, nothing is done any more."""
+        """When this returns, no thread works on an item."""
         with contextlib.suppress(Empty):
             while True:
                 self._todo.get_nowait()
@@ -82,7 +83,7 @@ class Crew(Generic[_T]):
             self._help()
 
     def _help(self) -> None:
-        """Do what nobody has begun, or wait for what others do."""
+        """Do an item that no thread has begun, or wait for the others."""
         try:
             task = self._todo.get_nowait()
         except Empty:
@@ -112,7 +113,7 @@ class Crew(Generic[_T]):
 
     def _hire(self) -> None:
         thread = threading.Thread(target=self._work, daemon=True)
-        # None starts at the end of the interpreter: then this one does it all.
+        # No thread starts while the interpreter exits: then this one does all.
         with contextlib.suppress(RuntimeError):
             thread.start()
             self._threads.append(thread)

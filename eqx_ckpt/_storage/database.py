@@ -16,13 +16,13 @@ from .storage import KvSpec, Storage
 if TYPE_CHECKING:
     import tensorstore as ts
 
-# Seconds: a database tries again for ever, where a store refuses what is right.
+# Seconds: a database retries for ever if a store refuses a valid request.
 _COMMIT = 900.0
 _MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
 
 
 class Database(ChunkValues):
-    """All chunks are in one database, which its storage keeps as a few values."""
+    """All chunks are in one database, which the storage holds as a few values."""
 
     def __init__(self, place: Storage) -> None:
         super().__init__(place)
@@ -38,7 +38,7 @@ class Database(ChunkValues):
 
     @property
     def new_spec(self) -> KvSpec:
-        """As `spec`, of a database that is to be written."""
+        """As `spec`, for a database to be written."""
         return self.spec | self.place.database.write
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
@@ -74,7 +74,7 @@ class Database(ChunkValues):
         return self.place.database_problem()
 
     def verify(self) -> None:
-        """Raise if a manifest is damaged, of which restores read only the last one."""
+        """Raise if a manifest of the database is damaged; restores read the last."""
         keys = [key for key in self.place.list_keys() if _MANIFEST.search(key)]
         for key, data in zip(keys, self.place.read_all(keys), strict=True):
             # The last four bytes are the checksum of all the others.
@@ -89,9 +89,9 @@ class Database(ChunkValues):
 
 
 class _Transactions(Target):
-    """One transaction of a database; more than one if all values do not fit in memory.
+    """Transactions of a database: one, or several if the values do not fit in memory.
 
-    They need not be atomic together: the manifest is written after the last one.
+    They need not be atomic together: the manifest is written after the last.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,7 +1,7 @@
-"""Directories: where a path leads, and how a checkpoint comes into being there.
+"""Directories: locating paths, and creating checkpoints in them.
 
-It is written in a hidden directory beside its target, wholly, and gets its name in one
-step, or not at all.
+A checkpoint is written to a hidden directory beside its target, and is then renamed in
+one atomic operation.
 """
 
 import contextlib
@@ -45,15 +45,15 @@ from .url import censored, remote_kvstore, SCHEMES, Store
 
 logger = logging.getLogger("eqx_ckpt")
 _BUCKETS = {"s3": Bucket, "gs": GoogleBucket}
-# `.000100.<uuid>`, the directory of an attempt and the lock of its process.
+# `.000100.<uuid>`: the directory of an attempt, or the lock of its process.
 _CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
-# What comes around the name of a target: `.`, and `.<uuid>.lock`.
+# What surrounds the name of a target: `.`, and `.<uuid>.lock`.
 _MAX_NAME = 255 - 39
 _held: set[int] = set()
 
 
 def locate(path: PathLike) -> Storage:
-    """The storage of a path or URL, and where in it that is."""
+    """Resolve a path or URL to a location in a storage."""
     text = os.fspath(path)
     if not text or "\0" in text:
         raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
@@ -228,7 +228,7 @@ class _DirectoryAttempt(Attempt):
                 delete(self.temporary)
 
     def _undo(self, replaced: bool) -> None:
-        """The rename may not survive a power cut, so it must not be seen either."""
+        """Undo a rename that might not survive a power cut."""
         try:
             if os.stat(self.target).st_ino != self.inode:
                 # Another writer has replaced it in the meantime.
@@ -268,7 +268,7 @@ class _DirectoryShare(Share):
 
 
 def _is_replacement(target: str, overwrite: bool) -> bool:
-    """Whether a checkpoint is replaced; raises if that is not wanted or safe."""
+    """Whether a checkpoint is replaced; raise if that is not allowed or not safe."""
     try:
         with os.scandir(target) as entries:
             if not any(entries):
@@ -295,9 +295,9 @@ def _is_replacement(target: str, overwrite: bool) -> bool:
 
 
 def remove(checkpoints: Iterable[str]) -> None:
-    """Delete checkpoints in one directory; none of them is ever half there.
+    """Delete checkpoints in one directory; none is ever visible in part.
 
-    First their names go, durably, then what is in them.
+    Their names are removed first, durably, and then their content.
     """
     with contextlib.ExitStack() as stack:
         hidden: list[str] = []
@@ -309,7 +309,7 @@ def remove(checkpoints: Iterable[str]) -> None:
                     os.rename(path, temporary)
                     hidden.append(temporary)
         finally:
-            # Those before one that failed are gone all the same, and so is their data.
+            # Those before the one that failed are removed all the same.
             if hidden:
                 fsync(os.path.dirname(hidden[0]))
             for temporary in hidden:
@@ -320,7 +320,7 @@ def sweep(directory: str) -> None:
     """Remove what dead attempts left in a directory, and nothing of a live one."""
     names = {m[1] for name in os.listdir(directory) if (m := _CLAIM.fullmatch(name))}
     if names:
-        # What a dead process exchanged or hid must not come back half deleted.
+        # What a dead process exchanged or hid must not reappear half deleted.
         fsync(directory)
     for name in sorted(names):
         _sweep(os.path.join(directory, name))
@@ -342,10 +342,10 @@ def _sweep(stem: str) -> None:
 
 @contextlib.contextmanager
 def _claimed(target: str) -> Generator[str, None, None]:
-    """A fresh hidden name beside a target, and a lock that lasts as long as we do.
+    """A fresh hidden name beside a target, and a lock that this process holds.
 
-    The lock dies with the process, so that `sweep` can tell a dead attempt. It is a
-    file of its own: NFS has no locks of directories.
+    The kernel releases the lock when the process dies, so `sweep` recognises dead
+    attempts. It is a separate file: NFS cannot lock directories.
     """
     parent, name = os.path.split(target)
     if len(os.fsencode(name)) > _MAX_NAME:
@@ -379,7 +379,7 @@ def _claimed(target: str) -> Generator[str, None, None]:
 
 
 def _let_go() -> None:
-    """A forked child shares the locks of its parent, and could outlive it."""
+    """Close the locks in a forked child, which could outlive its parent."""
     while _held:
         os.close(_held.pop())
 
@@ -388,7 +388,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def flush(fd: int, directory: str) -> None:
-    """Make everything below `directory` durable, and the directories above it.
+    """Make everything below `directory`, and its parent directories, durable.
 
     One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.
     """

@@ -1,4 +1,4 @@
-"""The steps of a run that is a directory: nothing is remembered that could be wrong."""
+"""The steps of a run in a directory; nothing is cached that could be stale."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from .storage import is_step, step_name, Steps, Storage
 
 
 class DirectorySteps(Steps):
-    """As `Steps`; the functions remove checkpoints, and what dead attempts left."""
+    """As `Steps`; the two functions remove checkpoints and sweep dead attempts."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class DirectorySteps(Steps):
         self._run = run
         self._remove = remove
         self._sweep = sweep
-        # By step: the identity, and the metadata of that checkpoint.
+        # By step: the identity and the metadata of its checkpoint.
         self._metadata: dict[int, tuple[object, Any]] = {}
 
     def named(self) -> list[int]:
@@ -34,12 +34,12 @@ class DirectorySteps(Steps):
     def saved(self) -> list[int]:
         named = self.named()
         steps = [step for step in named if committed.is_checkpoint(self._step(step))]
-        # Another process may have removed one since, after it had saved a newer one.
+        # Another process may have removed one meanwhile, after saving a newer one.
         vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
         return self.saved() if vanished else steps
 
     def metadata(self, step: int) -> Any:
-        """Read again only if another step is in its place."""
+        """Read again only if the step was replaced."""
         place = self._step(step)
         now = place.identity()
         if step not in self._metadata or self._metadata[step][0] != now:
@@ -50,7 +50,7 @@ class DirectorySteps(Steps):
         self._remove(self._step(step).url() for step in steps)
 
     def sweep(self, *, starting: bool) -> None:
-        """On a disk, once is enough."""
+        """On a disk, sweeping once is enough."""
         if starting:
             with contextlib.suppress(FileNotFoundError):
                 self._sweep(self._run.spec["path"])

@@ -1,4 +1,4 @@
-"""Files below a directory: values by keys, and chunks."""
+"""Files below a directory, as values of keys, and as chunks."""
 
 import contextlib
 import errno
@@ -14,12 +14,12 @@ from .chunk_bytes import Chunk, Wanted
 
 _FOLDER = re.compile(r"d|p\d+")
 _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
-# One that lists a few of the last versions has some kB.
+# One that lists the last few versions has some kB.
 _MAX_MANIFEST = 2**20
 
 
 def open_file(path: str, key: str) -> int | None:
-    """A file of a checkpoint: never a link out of it, nor a pipe that blocks."""
+    """Open a file of a checkpoint; never a link out of it, nor a pipe that blocks."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path + key, flags)
@@ -64,14 +64,14 @@ def list_files(path: str) -> list[str]:
 
 
 class _Folders:
-    """The folders of a checkpoint: none is a link that leads out of it."""
+    """The folders of a checkpoint, checked not to be links that lead out of it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._known: set[str] = set()
 
     def check(self, key: str) -> None:
-        """Look at the folders of a key, unless that was done; by any thread."""
+        """Check the folders of a key, once; called by any thread."""
         folder = key.rpartition("/")[0]
         while folder and folder not in self._known:
             if os.path.islink(self._path + folder):
@@ -81,10 +81,10 @@ class _Folders:
 
 
 class File:
-    """A chunk in a file, which is open as long as this is entered.
+    """A chunk in a file; a context in which the file is open.
 
-    It is read by plain calls: a disk that fails under a mapping is a signal, which ends
-    the process, and so is a file that somebody cuts.
+    It is read with plain calls: under a mapping, a failing disk or a truncated file
+    would end the process with a signal.
     """
 
     def __init__(self, path: str, chunk: Chunk, folders: _Folders) -> None:
@@ -117,7 +117,7 @@ class File:
 
 
 def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
-    """What is left of buffers when so many bytes of them are done."""
+    """The rest of the buffers after their first bytes are filled."""
     left: list[memoryview] = []
     for buffer in buffers:
         left += [buffer[count:]] if count < len(buffer) else []
@@ -132,7 +132,7 @@ def files_of(path: str, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File
 
 
 def database_problem(path: str) -> str:
-    """What a database has that is neither a file nor a directory of its own, or ''.
+    """The first entry of a database that is no plain file nor directory, or ''.
 
     TensorStore would follow a link out of the checkpoint, wait for ever for a pipe, and
     die of a manifest that does not fit in memory.
@@ -151,7 +151,7 @@ def database_problem(path: str) -> str:
 
 
 def _entries(path: str, prefix: str = "") -> Iterator[tuple[os.DirEntry[str], str]]:
-    """All of a database, and what it is called; a directory before what is in it."""
+    """Every entry of a database with its name; a directory before its content."""
     with os.scandir(path) as entries:
         for entry in entries:
             if _OF_DATABASE.fullmatch(entry.name):

@@ -1,4 +1,4 @@
-"""What is at a path that is no checkpoint of this package, and what to do with it."""
+"""What else a path may hold than a checkpoint of this package, and how to open it."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def what_is_at(path: str) -> str:
 
 
 def instead_of_a_run(path: str) -> str:
-    """A sentence, if a directory cannot be a run because it is something else."""
+    """A sentence, if a directory is something else and so cannot be a run."""
     if not os.path.isdir(path):
         return ""
     if _is_ours(path):
@@ -44,7 +44,7 @@ def _is_ours(directory: str) -> bool:
 
 
 def _around(path: str) -> str:
-    """Whether it is inside of a checkpoint."""
+    """A sentence, if the path is inside a checkpoint."""
     parent, name = os.path.split(path)
     while name:
         if _is_ours(parent):

@@ -1,7 +1,7 @@
 """Heartbeats of attempts in a bucket, where there are no locks.
 
-Heartbeats, not clocks: a manager looks whether anything changes below an attempt, so no
-clock of two machines is compared.
+A manager watches whether anything changes below an attempt, so the clocks of two
+machines are never compared.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _KEY = "alive"
 
 
 class Heartbeat:
-    """A thread that writes below the prefix of an attempt, as long as that goes on."""
+    """A thread that writes below the prefix of an attempt while it lasts."""
 
     def __init__(self, place: KeyValues) -> None:
         self._place = place
@@ -52,7 +52,7 @@ class Heartbeat:
                 return
 
     def check(self) -> None:
-        """Raise if a manager could have taken this attempt for dead, now or before."""
+        """Raise if a manager could have declared this attempt dead, now or before."""
         silent = max(self._longest, clock() - self._last)
         if silent > FAIL_AFTER:
             raise CheckpointError(
@@ -67,5 +67,5 @@ class Heartbeat:
 
 
 def clock() -> float:
-    """Seconds that nobody sets, and that go on while the machine is suspended."""
+    """Seconds of a clock that nobody sets, and that runs during a suspension."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,4 @@
-"""Values below keys, in a key-value store of TensorStore."""
+"""Values of keys, in a TensorStore key-value store."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ from .storage import Chunks, DatabaseOptions, KvSpec, Storage
 if TYPE_CHECKING:
     import tensorstore as ts
 
-# Requests that are made before the first of them is waited for.
+# Requests made before the first of them is awaited.
 _AT_ONCE = 1000
-# Bytes that cost no more than a request.
+# Reading this many bytes costs no more than a request.
 _SHORT = 2**16
 S = TypeVar("S", bound="KeyValues")
 
 
 class Versioned(NamedTuple):
-    """A value, and what a condition calls it.
+    """A value, and its generation for a conditional write.
 
     `value` is `None` if there is none, which is a version too.
     """
@@ -36,7 +36,7 @@ class Versioned(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeyValues(Storage):
-    """A location in a key-value store; its subclasses say in which one.
+    """A location in a key-value store; subclasses say which.
 
     **Attributes:**
 
@@ -122,9 +122,9 @@ class KeyValues(Storage):
         return self.read(MANIFEST, HEAD_BYTES)
 
     def write(self, key: str, value: bytes, version: bytes | None = None) -> bool:
-        """Write a value, if the key still has this version; whether it was written.
+        """Write a value if the key still has this version; whether it was written.
 
-        After a lost answer this is `False` for a value that was written: read the key.
+        `False` after a lost response to a successful write: then read the key.
         """
         writing = self.open().write(key, value, if_equal=version)
         return bool(self.wait_for(writing, key).generation)

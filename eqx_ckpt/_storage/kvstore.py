@@ -1,4 +1,4 @@
-"""TensorStore: its contexts and futures, and arrays that it writes as files."""
+"""TensorStore's contexts and futures, and arrays that it writes as files."""
 
 import math
 import os
@@ -25,11 +25,11 @@ from .translate import translated
 if TYPE_CHECKING:
     import tensorstore as ts
 
-# Encoded chunks wait in memory until the disk has taken them.
+# Encoded chunks wait in memory until they are written.
 MAX_IN_FLIGHT = 48 * 2**20
-# Twenty seconds or so, for a store that says that it is busy, or cannot be reached.
+# About twenty seconds, for a store that is busy or unreachable.
 _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
-# A request of which no byte moves for so many seconds is given up, and tried again.
+# A request that makes no progress for so many seconds is given up, and retried.
 _STALLED = {
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
@@ -43,7 +43,7 @@ _contexts: "dict[int, ts.Context]" = {}
 
 
 def context() -> "ts.Context":
-    """One for the whole process: they hold threads, and `memory://` lives in one.
+    """The context of the whole process: it holds threads, and the data of `memory://`.
 
     Files are not synced one by one, and not locked: an attempt has a directory of its
     own, and the commit flushes it at once. A lock that a dead process left would be
@@ -73,7 +73,7 @@ def context() -> "ts.Context":
 
 
 def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
-    """How to open an array; parsed once for all arrays that are alike."""
+    """The spec to open an array, parsed once for all arrays of one type."""
     import tensorstore as ts
 
     key = record._replace(path=(), sharding=None, weak_type=False, crc32c=())
@@ -119,7 +119,7 @@ class ChunkFiles(Chunks):
     ) -> Checksums:
         """Write every array, a bounded number of bytes at a time.
 
-        No checksum is returned: `checksums` reads them, once all files are there.
+        No checksums are returned: `checksums` reads them when all files exist.
         """
         import tensorstore as ts
 
@@ -170,11 +170,11 @@ class ChunkFiles(Chunks):
     def checksums(
         self, name: str, record: LeafRecord, known: Checksums
     ) -> tuple[str, ...]:
-        """The last bytes of each file, which must be there in its full size."""
+        """The last bytes of each file, which must exist in its full size."""
         found: list[str] = []
         itemsize = np.dtype(record.data_type).itemsize
         expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
-        # What zstd cannot make smaller, it makes a little larger.
+        # zstd makes incompressible data a little larger.
         is_packed = record.compression is not None
         most = expected * 1.01 + 1024 if is_packed else expected
         for chunk in chunk_keys(record.data_shape, record.chunk_shape):
@@ -205,14 +205,14 @@ class ChunkFiles(Chunks):
 
 
 def own_context() -> "ts.Context":
-    """For a database: with caches that know of none that was at the same place."""
+    """A context for a database, whose caches have seen no other at its path."""
     import tensorstore as ts
 
     return ts.Context({"cache_pool": {"total_bytes_limit": 0}}, context())
 
 
 def open_kvstore(spec: KvSpec) -> "ts.KvStore":
-    """The key-value store of a spec; a database gets caches of its own."""
+    """Open the key-value store of a spec; a database gets its own caches."""
     import tensorstore as ts
 
     used = own_context() if "base" in spec else context()
@@ -220,7 +220,7 @@ def open_kvstore(spec: KvSpec) -> "ts.KvStore":
 
 
 def wait_for(future: Any, name: str, seconds: float | None = None) -> Any:
-    """The result of a TensorStore future, or the error in our words."""
+    """Wait for a TensorStore future; translate its error."""
     try:
         return future.result(timeout=seconds)
     except TimeoutError:
@@ -235,7 +235,7 @@ def wait_for(future: Any, name: str, seconds: float | None = None) -> Any:
 
 
 def of_leaf(error: OSError, name: str) -> OSError:
-    """The same failure of the operating system, with the name of the leaf."""
+    """The same `OSError`, with the name of the leaf."""
     if error.errno is None:
         return error
     text = f"{os.strerror(error.errno)} (leaf {name!r})"

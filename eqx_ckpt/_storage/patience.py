@@ -1,9 +1,9 @@
-"""How long a store is waited for.
+"""How long to wait for a store.
 
-A large object on a slow way takes its time, and a store that has died must not take
-ours. TensorStore does not tell the two apart: it gives a request up after a minute and
-a half, and there are many requests in a save. So a store that lets us wait is asked for
-something small. If it does not answer that either, the operation has ended.
+A large object over a slow connection takes long; a store that has died must not block
+the program. TensorStore does not distinguish the two: it gives up a request after 90
+seconds, and a save makes many. So a store that does not respond is sent a small
+request. If it does not answer that either, the operation fails.
 """
 
 import logging
@@ -27,9 +27,9 @@ _silent: set[tuple[object, ...]] = set()
 def wait_patiently(
     store: KvSpec, future: Any, where: str, most: float | None = None
 ) -> Any:
-    """The result of a request, however long that takes a store that answers others.
+    """Wait for a request as long as the store answers others.
 
-    `where` is the request in words. After `most` seconds it has failed anyhow.
+    `where` describes the request. After `most` seconds it fails in any case.
     """
     place = (store["driver"], store.get("endpoint"), store["bucket"])
     waited = 0.0
@@ -56,7 +56,7 @@ def _has_come(future: Any, seconds: float) -> bool:
 
 
 def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
-    """Raise if the store answers nothing at all."""
+    """Raise if the store does not answer at all."""
     import tensorstore as ts
 
     own = ts.Context(

@@ -1,4 +1,4 @@
-"""Reading one version of a checkpoint, which others may replace meanwhile."""
+"""Reading one version of a checkpoint that others may replace meanwhile."""
 
 import contextlib
 import hashlib
@@ -65,7 +65,7 @@ class Checkpoint(Source):
         return read_chunks(self.chunks, reads, damage, report)
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
-        """Raise for what no restore looks at, and for all damage."""
+        """Raise for damage to files that no restore reads, and for all other damage."""
         arrays = self._manifest.leaves.items()
         undamaged = {n: r for n, r in arrays if r.is_array and n not in damage}
         check_array_metadata(self.chunks, undamaged, damage)
@@ -90,7 +90,7 @@ def opened(source: PathLike | Source) -> Source:
 
 
 class Reading:
-    """A source, of which one version is read; a checkpoint may be replaced meanwhile.
+    """A source of which one version is read; a checkpoint may be replaced meanwhile.
 
     Other sources never change; a recording only grows.
     """
@@ -109,11 +109,11 @@ class Reading:
         return found
 
     def has_changed(self) -> bool:
-        """Whether another version is there than the one that was opened."""
+        """Whether the version that was opened was replaced."""
         return self._recorded is None and self._identity() != self._before
 
     def digest(self) -> str:
-        """Of the version that is there now: the same in all processes of a job."""
+        """The digest of the current version: the same in all processes of a job."""
         if self._recorded is not None:
             return self._recorded.digest
         if self._place is None:
@@ -123,7 +123,7 @@ class Reading:
 
     @contextlib.contextmanager
     def announced(self) -> Generator[None, None, None]:
-        """Let no other thread of this process remove what is read."""
+        """Keep other threads of this process from removing what is read."""
         if self._place is None:
             yield
             return
@@ -135,7 +135,7 @@ class Reading:
 
     @contextlib.contextmanager
     def unless_replaced(self) -> Generator[None, None, None]:
-        """Tell damage from data of another version."""
+        """Distinguish damage from data of another version."""
         try:
             yield
         except CorruptCheckpointError as e:
@@ -157,11 +157,11 @@ def read_consistently(
     plan: Callable[[Source], Callable[[], _T]],
     agree: Agree | None = None,
 ) -> _T:
-    """What is read of a checkpoint, all of it from before it is replaced or after.
+    """Read a checkpoint, all of it from before or all of it from after a replacement.
 
-    `plan` looks at the manifest, and returns the function that reads. Another process
-    may save with `overwrite=True` meanwhile: then both start again. Processes that read
-    together `agree` on that, before they read and afterwards.
+    `plan` looks at the manifest, and returns the function that reads. If another
+    process saves with `overwrite=True` meanwhile, both start again. Processes that read
+    together `agree` on that, before and after they read.
     """
     reading = Reading(source)
     with reading.announced():

@@ -1,4 +1,4 @@
-"""Reading rows of arrays: of a checkpoint, or of Zarr arrays that others wrote."""
+"""Reading rows of arrays: of a checkpoint, or of other programs' Zarr arrays."""
 
 import itertools
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class CheckpointRows:
     **Attributes:**
 
     - `structs`: shape and dtype of each array, by its name.
-    - `chunk`: how many rows are stored together, at most.
+    - `chunk`: how many rows are stored together at most.
     """
 
     def __init__(self, source: Source, records: Mapping[str, LeafRecord]) -> None:
@@ -100,7 +100,7 @@ class ZarrRows:
             name: jax.ShapeDtypeStruct(a.shape, a.dtype.numpy_dtype)
             for name, a in arrays.items()
         }
-        # Of a sharded array, what is read at once is a part of a shard.
+        # The unit of reading in a sharded array is a part of a shard.
         shapes = [a.chunk_layout.read_chunk.shape or (1,) for a in arrays.values()]
         self.chunk = max((shape[0] or 1 for shape in shapes), default=1)
 

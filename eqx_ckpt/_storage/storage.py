@@ -1,4 +1,4 @@
-"""The interface of a backend: a place with values below keys, which holds checkpoints.
+"""The interface of a backend: a location with keys and values that holds checkpoints.
 
 `locate` finds the `Storage` of a path once; nothing else asks which backend it is.
 """
@@ -41,10 +41,10 @@ class Storage(abc.ABC):
 
     - `spec`: of the TensorStore key-value store; its path ends with `/`.
     - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
-    - `is_shared`: whether the other processes of a job see the same values.
+    - `is_shared`: whether all processes of a job see the same values.
     - `max_key`, `max_object`: how many bytes a key and a value may have.
-    - `always_fits`: a path and a leaf's name that are shorter together exceed no limit.
-    - `database`: what the spec of an OCDBT database here has to say.
+    - `always_fits`: if path and leaf name together are shorter, no limit is exceeded.
+    - `database`: options for the spec of an OCDBT database here.
     """
 
     spec: KvSpec
@@ -57,7 +57,7 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def url(self, key: str = "") -> str:
-        """This location, or a key in it, as a user writes it."""
+        """This location, or a key in it, as a user would write it."""
 
     def __str__(self) -> str:
         return repr(self.url())
@@ -78,7 +78,7 @@ class Storage(abc.ABC):
     def read_all(
         self, keys: Sequence[str]
     ) -> Iterator[bytes | CorruptCheckpointError | None]:
-        """The values of several keys: what is wrong with one, or `None` for none."""
+        """For each of several keys its value, an error, or `None` if missing."""
 
     @abc.abstractmethod
     def list_keys(self) -> list[str]:
@@ -86,15 +86,15 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def check_exists(self) -> None:
-        """Raise if there is no bucket, or if it may not be listed."""
+        """Raise if the bucket does not exist or may not be listed."""
 
     @abc.abstractmethod
     def identity(self) -> object:
-        """Something that is equal only for the same checkpoint, and `None` for none."""
+        """A value that differs for each checkpoint; `None` if there is none."""
 
     @abc.abstractmethod
     def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
-        """The result of a TensorStore future, or the error in our words.
+        """Wait for a TensorStore future; translate its error.
 
         After `most` seconds it has failed.
         """
@@ -115,25 +115,25 @@ class Storage(abc.ABC):
         """The steps of a run, if this is one."""
 
     def database_problem(self) -> str:
-        """Why TensorStore must not open an OCDBT database here, or ''."""
+        """Why TensorStore must not open an OCDBT database here, or `''`."""
         return ""
 
     def explain(self) -> str:
-        """A sentence about what is here, if it is not a checkpoint."""
+        """A sentence about what is here instead of a checkpoint."""
         return ""
 
     def explain_run(self) -> str:
-        """A sentence about what is here, if it cannot be a run."""
+        """A sentence about what is here instead of a run."""
         return ""
 
 
 class DatabaseOptions(NamedTuple):
     """How an OCDBT database is kept in one kind of storage.
 
-    - `read`, `write`: what its spec has, besides the base.
+    - `read`, `write`: entries of its spec, besides the base.
     - `max_transaction`: bytes that wait in memory for a commit.
-    - `batch`: bytes that are read at a time, and how many such batches are under way.
-    - `waits`: whether a commit that was aborted has to be waited for.
+    - `batch`: bytes that are read at a time, and how many such batches are in flight.
+    - `waits`: whether to wait for a commit that was aborted.
     """
 
     read: KvSpec
@@ -162,9 +162,9 @@ class Chunks(abc.ABC):
     ) -> Checksums:
         """Write every array; return the checksums of chunks that are known from memory.
 
-        Unless `create`, another process writes the metadata of the arrays. `written` is
-        called for every piece of data that is not needed any more. When this raises,
-        nothing is written to a disk any more.
+        Without `create`, another process writes the metadata of the arrays. `written`
+        is called with each piece of data that is no longer needed. When this raises,
+        nothing more is written to a disk.
         """
 
     @abc.abstractmethod
@@ -174,15 +174,15 @@ class Chunks(abc.ABC):
         """The checksum of each chunk of a leaf, once all of them are written."""
 
     def part(self, name: str) -> "Chunks":
-        """Where one of several processes writes; `name` ends with `/`."""
+        """The location where one of several processes writes; `name` ends with `/`."""
         return self
 
     def merge(self, names: Sequence[str]) -> None:  # noqa: B027
-        """Make one of the parts with these names, and copy none of their data."""
+        """Join the parts with these names without copying their data."""
 
     @abc.abstractmethod
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
-        """Ask for chunks; entering `ChunkBytes` raises what is wrong with one."""
+        """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
 
     @abc.abstractmethod
     def read_all(
@@ -191,11 +191,11 @@ class Chunks(abc.ABC):
         """As `Storage.read_all`, for the files beside the chunks."""
 
     def problem(self) -> str:
-        """Why nothing here may be read, or ''."""
+        """Why nothing here may be read, or `''`."""
         return ""
 
     def verify(self) -> None:  # noqa: B027
-        """Raise if anything is damaged that no chunk shows."""
+        """Raise if anything but the chunks is damaged."""
 
     def __str__(self) -> str:
         return str(self.place)
@@ -204,12 +204,12 @@ class Chunks(abc.ABC):
 class Attempt(contextlib.AbstractContextManager[Any]):
     """One try to save one checkpoint, by one process or by several.
 
-    It is a context: at its end, everything is removed that was not committed.
+    A context manager: on exit, everything that was not committed is removed.
 
     **Attributes:**
 
     - `chunks`: where this process writes arrays, once the context is entered.
-    - `root`: what the manifest says of that place.
+    - `root`: how the manifest refers to that location.
     - `is_first`: whether this process creates the arrays, and commits.
     """
 
@@ -223,7 +223,7 @@ class Attempt(contextlib.AbstractContextManager[Any]):
 
     @abc.abstractmethod
     def commit(self, manifest: bytes) -> None:
-        """Make the checkpoint exist, durably; `CheckpointExistsError` if it lost.
+        """Make the checkpoint exist, durably; `CheckpointExistsError` if one does.
 
         Only the manifest of the first process counts.
         """
@@ -238,13 +238,13 @@ class Attempt(contextlib.AbstractContextManager[Any]):
 
 
 class Share(contextlib.AbstractContextManager[Any]):
-    """The part of one process in an attempt that another process has begun."""
+    """One process's part in an attempt that another process has begun."""
 
     chunks: Chunks
 
     @abc.abstractmethod
     def flush(self) -> None:
-        """Make everything durable that this process has written."""
+        """Make everything that this process has written durable."""
 
     @abc.abstractmethod
     def __exit__(
@@ -260,23 +260,23 @@ class Steps(abc.ABC):
 
     @abc.abstractmethod
     def named(self) -> list[int]:
-        """Everything that has the name of a step, in order."""
+        """Every entry with the name of a step, in order."""
 
     @abc.abstractmethod
     def saved(self) -> list[int]:
-        """The steps that are saved, in order, damaged or not."""
+        """The committed steps, in order, damaged or not."""
 
     @abc.abstractmethod
     def metadata(self, step: int) -> Any:
-        """The metadata of a step that `saved` has listed."""
+        """The metadata of a step that `saved` listed."""
 
     @abc.abstractmethod
     def remove(self, steps: Sequence[int]) -> None:
-        """Remove steps; none of them is ever half there."""
+        """Remove steps; none is ever visible in part."""
 
     @abc.abstractmethod
     def sweep(self, *, starting: bool) -> None:
-        """Remove what dead attempts have left; `starting`: a manager does."""
+        """Remove what dead attempts left; `starting`: called by a new manager."""
 
 
 def already_there(target: str) -> CheckpointExistsError:
@@ -293,7 +293,7 @@ def check_layout(layout: Layout) -> None:
 
 
 def step_name(step: int) -> str:
-    """What a step is called in its run, as a location."""
+    """The name of a step's location in its run."""
     return f"{step:06d}/"
 
 

@@ -1,4 +1,4 @@
-"""TensorStore's errors, which are `ValueError`s with a status as text, in our words."""
+"""Translate TensorStore's errors, which are `ValueError`s with a status as text."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from .._errors import CheckpointError, CorruptCheckpointError
 from .url import censored
 
 
-# What follows has the answer of a store, which may repeat a token, and our whole spec.
+# The rest has the store's response, which may repeat a token, and the whole spec.
 _DETAILS = re.compile(r"\s*\[[a-z_ -]+=.*", re.S)
 _DENIED = re.compile(
     "^PERMISSION_DENIED|^UNAUTHENTICATED|(?i:credentials)|AuthorizationHeaderMalformed|"
@@ -16,16 +16,16 @@ _DENIED = re.compile(
     "SignatureDoesNotMatch|TokenRefreshRequired|invalid_(client|grant|rapt)"
 )
 _BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-# A database is decoded before its checksum is compared, and then has any fault.
+# A database is decoded before its checksum is compared, so any error is possible.
 _DAMAGED = re.compile(
     "^DATA_LOSS|^NOT_FOUND|^FAILED_PRECONDITION|^OUT_OF|Error decoding"
 )
-# Of what is not there, of a condition, and of a range behind the end of an object.
+# For missing objects, failed conditions, and ranges beyond the end of an object.
 _NO_REFUSALS = {"404", "410", "412", "416"}
 
 
 def translated(error: Exception, name: str) -> Exception:
-    """The error to raise in place of TensorStore's; `name` is a leaf or a place."""
+    """The error to raise instead of TensorStore's; `name` is a leaf or a location."""
     whole = str(error)
     text = censored(_DETAILS.sub("", whole))
     if code := re.search(r"\[os_error_code='(\d+)'", whole):

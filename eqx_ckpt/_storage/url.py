@@ -1,4 +1,4 @@
-"""Object stores: which one a URL means, and how to get there."""
+"""Object stores: parsing URLs, endpoints and credentials."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from .._errors import CheckpointError
 SCHEMES = ("s3", "gs")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
-# A user and a password, before a host or a bucket; and what may be a signature.
+# A user and a password before a host or a bucket; and what may be a signature.
 _USER = re.compile(
     r"((?<=:/)/?|^(?!\w+:/))(?:[^/\s:@]*:(?!\d+(?:[/\s]|$))\S*|[^/\s]*)@"
 )
@@ -20,28 +20,28 @@ _QUERY = re.compile(r"\?[^\s'\"]*=[^\s'\"]*")
 
 
 def censored(text: str) -> str:
-    """A text for people, whatever somebody has put into the URLs in it."""
+    """A text for people, without the secrets of URLs in it."""
     return _QUERY.sub("?***", _USER.sub(r"\1***@", text))
 
 
 @dataclass(frozen=True)
 class Store(os.PathLike[str]):
-    """A place in an object store, wherever a path is asked for.
+    """A location in an object store, accepted wherever a path is.
 
-    The URL alone, as a string, does too, if nothing has to be said about it. `store /
-    "name"` is a place below it.
+    The URL alone, as a string, is enough if the defaults fit. `store / "name"` is a
+    location below it.
 
     **Attributes:**
 
     - `url`: `"s3://bucket/path"` or `"gs://bucket/path"`.
-    - `endpoint`: of an S3 server that is not Amazon's, such as
+    - `endpoint`: the address of an S3 server other than Amazon's, such as
         `"http://127.0.0.1:9000"`; the default is `AWS_ENDPOINT_URL_S3` or
         `AWS_ENDPOINT_URL` of the environment.
-    - `region`: of the bucket; the default is `AWS_REGION` or `AWS_DEFAULT_REGION`, and
-        Amazon is asked if there is none.
-    - `single_writer`: that nobody else ever saves to the same place. Only then can one
-        save to an S3 server that does not know conditional writes: of two writers, the
-        last one would win.
+    - `region`: of the bucket; the default is `AWS_REGION` or `AWS_DEFAULT_REGION`, or
+        else Amazon's answer.
+    - `single_writer`: promises that no other process ever saves to the same location.
+        An S3 server without conditional writes requires it: of two writers there,
+        the last one would win.
 
     !!! example
 
@@ -133,9 +133,9 @@ def _s3_options(store: Store) -> dict[str, Any]:
 
 
 def _credentials(url: str) -> str:
-    """Where the credentials are, in the order in which Amazon's tools look for them.
+    """Find the credentials, in the order of Amazon's own tools.
 
-    TensorStore's own search does the same, but writes to stderr what it did not find.
+    TensorStore's own search does the same, but logs to stderr what it did not find.
     """
     env = os.environ.get
     if env("AWS_ACCESS_KEY_ID") and env("AWS_SECRET_ACCESS_KEY"):

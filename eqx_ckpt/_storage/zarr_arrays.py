@@ -1,4 +1,4 @@
-"""Zarr arrays that other programs wrote, in directories or in OCDBT databases."""
+"""Other programs' Zarr arrays, in directories or in OCDBT databases."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from .storage import KvSpec
 if TYPE_CHECKING:
     import tensorstore as ts
 
-# Where the metadata of an array are, and the driver of TensorStore that reads it.
+# The files with the metadata of an array, and TensorStore's driver for it.
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
 _DATABASE = "manifest.ocdbt"
 _MAX_METADATA = 2**20
@@ -31,7 +31,7 @@ _DTYPE = re.compile(r"[<>|]?[a-z][a-z0-9_]{1,24}")
 
 
 class ZarrArray(NamedTuple):
-    """What the metadata of an array say, and where it is."""
+    """The metadata of an array, and its location."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -41,7 +41,7 @@ class ZarrArray(NamedTuple):
 
 
 class Place:
-    """Where arrays are: a directory, a bucket, or an OCDBT database in one.
+    """A location of arrays: a directory, a bucket, or an OCDBT database in one.
 
     **Attributes:**
 
@@ -57,14 +57,14 @@ class Place:
         return str(self._outer)
 
     def file(self, name: str, most: int) -> bytes | None:
-        """A file beside the arrays, of so many bytes at most."""
+        """A file beside the arrays, of `most` bytes at most."""
         data = self._outer.read(name, most + 1)
         if data is not None and len(data) > most:
             raise CorruptCheckpointError(f"{self}: {name} has more than {most} bytes.")
         return data
 
     def folders(self) -> list[str]:
-        """The names of what is in it and has files in it."""
+        """The names of the folders in it."""
         keys = self._outer.list_keys()
         return sorted({key.split("/")[0] for key in keys if "/" in key})
 
@@ -80,7 +80,7 @@ class Place:
     def describe(
         self, keys: Sequence[str], damage: dict[str, str]
     ) -> dict[str, ZarrArray]:
-        """What arrays there are; what is wrong with one goes into `damage`."""
+        """The arrays that exist; the problem with one is put into `damage`."""
         found: dict[str, ZarrArray] = {}
         todo = list(keys)
         for name, driver in _DRIVERS.items():
@@ -101,9 +101,9 @@ class Place:
 
 
 def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype, and that TensorStore can be given the rest.
+    """Shape and dtype; check that TensorStore can safely open the array.
 
-    It takes memory for whole chunks, and ends the process if there is none.
+    TensorStore allocates whole chunks, and ends the process if memory is short.
     """
     if len(data) > _MAX_METADATA:
         raise ValueError(f"its metadata have {len(data)} bytes")
@@ -146,10 +146,10 @@ def read_zarr(
     *,
     allow_missing_chunks: bool,
 ) -> list[np.ndarray]:
-    """Read regions of arrays, by the names that they have in `arrays`.
+    """Read regions of arrays, by their names in `arrays`.
 
-    A chunk that is missing is damage, or holds the array's fill value, as all writers
-    agree that leave out chunks which hold nothing else.
+    A missing chunk is damage, or stands for the array's fill value if its writer leaves
+    out such chunks.
     """
     found: list[np.ndarray] = []
     opened = _open(arrays, {read.name for read in reads}, allow_missing_chunks)
@@ -181,7 +181,7 @@ def read_zarr(
 def _open(
     arrays: Mapping[str, ZarrArray], names: Iterable[str], allow_missing_chunks: bool
 ) -> dict[str, Any]:
-    """The futures of the arrays that are wanted."""
+    """Open the arrays that are needed; return futures."""
     import tensorstore as ts
 
     own = own_context()
@@ -207,7 +207,7 @@ def _path(array: ZarrArray) -> str:
 
 
 def _reading(opened: Any, read: RegionRead) -> Any:
-    """The future of a region; what opening raises is raised by that of the region."""
+    """The future of a region; it raises what opening the array raised."""
     try:
         array: ts.TensorStore = wait_for(opened, read.name)
     except CorruptCheckpointError as e:
@@ -216,7 +216,7 @@ def _reading(opened: Any, read: RegionRead) -> Any:
 
 
 class _Failed:
-    """A future of what cannot be had."""
+    """A future that has failed."""
 
     def __init__(self, error: CorruptCheckpointError) -> None:
         self._error = error

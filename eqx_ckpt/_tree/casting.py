@@ -1,4 +1,4 @@
-"""What a leaf of the checkpoint becomes in the place of a leaf of `like`."""
+"""Casting leaves of the checkpoint to the leaves of `like`."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +30,7 @@ Problem: TypeAlias = Literal["kind", "shape", "dtype"]
 def becomes(
     expected: LeafRecord, found: LeafRecord, casting: Casting
 ) -> LeafRecord | Problem:
-    """What `found` becomes where `expected` is wanted, or how the two differ."""
+    """What `found` becomes where `expected` is wanted, or how they differ."""
     if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
         return _exactly(expected, found)
     kind = found.kind if expected.kind == "struct" else expected.kind
@@ -92,12 +92,12 @@ def casting_word(old: str, new: str) -> Casting | None:
 
 
 def would_narrow(dtype: str) -> bool:
-    """Whether JAX would cut an array to 32 bits, which it does without a word."""
+    """Whether JAX would silently narrow an array to 32 bits."""
     return dtype in _NARROWED and jax.dtypes.canonicalize_dtype(dtype).name != dtype
 
 
 def cast(array: np.ndarray, old: LeafRecord, new: LeafRecord) -> np.ndarray:
-    """A part of a leaf, on the host, as what it becomes."""
+    """Cast a part of a leaf on the host."""
     if new is old or new.kind in ("key", "bytes", *SCALAR_KINDS):
         return array
     return array.astype(np.dtype(new.dtype), copy=False)

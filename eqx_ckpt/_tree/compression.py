@@ -1,4 +1,4 @@
-"""Which leaves are compressed: none of them, unless somebody asks for it."""
+"""Which leaves are compressed; by default, none."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -23,7 +23,7 @@ def check_compression(compression: Compression) -> None:
 
 
 def compressed(writes: list[Write], compression: Compression) -> list[Write]:
-    """The writes, with what `compression` says of each leaf in its record."""
+    """The writes, with the compression of each leaf in its record."""
     check_compression(compression)
     found: list[Write] = []
     problems: list[str] = []

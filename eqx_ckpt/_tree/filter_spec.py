@@ -1,7 +1,7 @@
 """Equinox's `filter_spec` protocol: `spec(f, leaf)`, one leaf at a time.
 
-Each leaf has a file of its own. What a spec writes to it is kept as bytes; a leaf that
-a spec hands on to the default spec, Equinox's or ours, becomes an array of its own.
+Each leaf has its own file. What a spec writes to it is kept as bytes; a leaf that a
+spec passes on to the default spec, Equinox's or ours, is saved as an array.
 """
 
 import io
@@ -20,7 +20,7 @@ from .._types import KeyPath, Spec
 class LeafWriter(io.BytesIO):
     """The file `f` of one leaf that is being saved; `f.name` and `f.path` say which.
 
-    A spec may close it, as `io.TextIOWrapper` does: what it wrote before is kept.
+    A spec may close it, as `io.TextIOWrapper` does; what was written is kept.
     """
 
     def __init__(self, name: str, path: KeyPath) -> None:
@@ -49,7 +49,7 @@ class LeafReader(io.BufferedReader):
     """The file `f` of one leaf that is being restored.
 
     It holds what Equinox would have written: the bytes of a custom `filter_spec`, or
-    the leaf as an `.npy` file. Nothing is read from the checkpoint before `f` is.
+    the leaf as an `.npy` file. The checkpoint is read when `f` is first read.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class _Lazy(io.RawIOBase):
 
 
 def default_serialise_filter_spec(f: Any, x: Any) -> None:
-    """Save a leaf as this package saves it, or do nothing if it is no array or number.
+    """Save a leaf as this package does; do nothing if it is not an array or number.
 
     Also works as the `filter_spec` of `equinox.tree_serialise_leaves`.
 
@@ -104,8 +104,8 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
     - `f`: the file of the leaf, as it is passed to a `filter_spec`. `f.name` is the
         leaf's name and `f.path` its JAX key path.
-    - `x`: the leaf to save. It may be another one than the `filter_spec` was called
-        with: what is passed here is what is saved.
+    - `x`: the leaf to save. It may differ from the leaf that the `filter_spec` was
+        called with, such as a cast copy; this one is saved.
 
     **Returns:**
 
@@ -133,7 +133,7 @@ def default_serialise_filter_spec(f: Any, x: Any) -> None:
 
 
 def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
-    """Restore a leaf as this package restores it, or return `x` if it was not saved.
+    """Restore a leaf as this package does; return `x` if it was not saved.
 
     Also works as the `filter_spec` of `equinox.tree_deserialise_leaves`.
 
@@ -141,7 +141,7 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
     - `f`: the file of the leaf, as it is passed to a `filter_spec`. `f.name` is the
         leaf's name and `f.path` its JAX key path.
-    - `x`: what the leaf is like: its shape, dtype and sharding are checked and used.
+    - `x`: the leaf of `like`: its shape and dtype are checked, its sharding is used.
 
     **Returns:**
 
@@ -173,10 +173,10 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
 
 
 def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
-    """What a custom `filter_spec`, which is called once, saves of a leaf.
+    """What a custom `filter_spec` saves of a leaf; it is called once.
 
-    Either the leaf (or another) that it handed on to a default spec, or what it wrote,
-    or that it skipped the leaf.
+    The leaf (or another one) that it passed to a default spec, or the bytes that it
+    wrote, or that it skipped the leaf.
     """
     with _naming(f.name), _explaining(leaf):
         spec(f, leaf)
@@ -194,14 +194,14 @@ def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
 
 
 def restored_by(spec: Spec, f: LeafReader, like: Any) -> Any:
-    """What a custom `filter_spec` makes of a leaf."""
+    """What a custom `filter_spec` restores for a leaf."""
     with _naming(f.name):
         return spec(f, like)
 
 
 @contextmanager
 def _naming(name: str) -> Generator[None, None, None]:
-    """Adds the name of the leaf to whatever a user's `filter_spec` raises."""
+    """Add the name of the leaf to whatever a user's `filter_spec` raises."""
     try:
         yield
     except Exception as e:
@@ -211,16 +211,16 @@ def _naming(name: str) -> Generator[None, None, None]:
 
 @contextmanager
 def _explaining(leaf: Any) -> Generator[None, None, None]:
-    """Says so if a spec failed because an array cannot be had as a whole on the host.
+    """Explain the error of a spec that needs an array on this host which is not.
 
-    Equinox's default calls `np.save`, which asks for that.
+    Equinox's default calls `np.save`, which needs the whole array.
     """
     try:
         yield
     except (RuntimeError, TypeError) as error:
         if not isinstance(leaf, jax.Array) or str(error) != _problem_on_host(leaf):
             raise
-        describe(leaf)  # It may have been deleted.
+        describe(leaf)  # A donated array may have been deleted.
         raise CannotSave(
             "cannot be copied to this host as a whole, as Equinox's default does; "
             "call `eqx_ckpt.default_serialise_filter_spec` for it"
@@ -236,7 +236,7 @@ def _problem_on_host(leaf: jax.Array) -> str | None:
 
 
 def _is_handed_on(content: bytes, leaf: Any) -> bool:
-    """Whether a spec wrote what Equinox's default writes, of a leaf that we can save.
+    """Whether a spec wrote what Equinox's default writes for a leaf that we can save.
 
     If it is a plain NumPy array of a dtype that only `.npy` files have, such as text,
     the file is kept. Pickled objects are not: `np.load` refuses them.
@@ -244,7 +244,7 @@ def _is_handed_on(content: bytes, leaf: Any) -> bool:
     expected = _Expected(content)
     try:
         eqx.default_serialise_filter_spec(expected, leaf)
-    except Exception:  # What it cannot write, or writes otherwise.
+    except Exception:  # Leaves that it cannot write, or writes in another way.
         return False
     if not content or expected.position < len(content):
         return False
@@ -255,7 +255,7 @@ def _is_handed_on(content: bytes, leaf: Any) -> bool:
 
 
 class _Expected:
-    """A file that compares what is written to it, so that it needs no second copy."""
+    """A file that compares what is written to it, instead of keeping a second copy."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -1,4 +1,4 @@
-"""Plan, then act: every problem is found here, before a byte is written or read."""
+"""Plan before I/O: every problem is found here, before a byte is written or read."""
 
 import functools as ft
 import operator
@@ -35,7 +35,7 @@ from .filter_spec import (
 from .state import STATIC, warn_of_state
 
 
-# So many numbers in one list take about as long as a large model.
+# This many numbers in one list take about as long as a large model.
 _MANY = 10_000
 _is_none = ft.partial(operator.is_, None)
 _DEFAULTS = (
@@ -90,7 +90,7 @@ def named_leaves(
 class Write(NamedTuple):
     """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar.
 
-    `owned` is where the pieces of it begin that this process writes; `None`: all.
+    `owned`: the starts of the pieces that this process writes; `None`: all.
     """
 
     name: str
@@ -100,14 +100,14 @@ class Write(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """What to write, and the fingerprints of the leaves that are not saved."""
+    """The writes, and the fingerprints of the leaves that are not saved."""
 
     writes: list[Write]
     others: dict[str, str]
 
 
 def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:
-    """What a save writes; every leaf that cannot be saved, in one error."""
+    """Plan a save; report every leaf that cannot be saved in one error."""
     writes: list[Write] = []
     saved: list[tuple[KeyPath, str]] = []
     others: dict[str, str] = {}
@@ -154,7 +154,7 @@ def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePl
 
 
 def _warn_of_numbers(writes: Sequence[Write]) -> None:
-    """Warn of a long list of Python numbers: each of them is a leaf of its own."""
+    """Warn of a long list of Python numbers: each of them is a leaf."""
     lists = Counter(
         w.name.rpartition("/")[0] for w in writes if w.record.value is not None
     )

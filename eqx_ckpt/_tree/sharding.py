@@ -1,4 +1,4 @@
-"""What the `sharding` argument of a restore says of each leaf."""
+"""The `sharding` argument of a restore, resolved for each leaf."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ _LARGE = 2**20
 class Place(NamedTuple):
     """Where a leaf goes.
 
-    `target`: what `sharding` said of it.
-    `sharding`: that it gets; `None` leaves it to JAX.
+    `target`: its entry in the `sharding` argument.
+    `sharding`: its sharding; `None` leaves it to JAX.
     `dropped`: the axes of its saved sharding over which it is replicated.
     `problem`: why it cannot go there.
     """
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 def targets_of(
     sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
 ) -> Sequence[Any]:
-    """For every leaf of `like` its part of `sharding`, a PyTree prefix."""
+    """For every leaf of `like`, its entry in `sharding`, a PyTree prefix."""
     targets = jtu.tree_leaves(sharding, _is_target)
     for target in targets:
         if not (_is_target(target) or callable(target)):
@@ -131,7 +131,7 @@ def _check_fits(sharding: Sharding, shape: tuple[int, ...]) -> None:
 
 
 def _on_devices(sharding: Sharding) -> Sharding:
-    """The same on the current mesh, if it is on an abstract one."""
+    """The same sharding on the current mesh, if its own is abstract."""
     if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, Mesh):
         return sharding
     mesh = jax.sharding.get_mesh()
@@ -192,7 +192,7 @@ def _in_default(record: LeafRecord) -> dict[str, Any] | None:
 
 
 def _as_saved(mesh: Mesh, record: LeafRecord) -> tuple[NamedSharding, tuple[str, ...]]:
-    """The saved PartitionSpec on another mesh, and the axes that are left out.
+    """The saved PartitionSpec on another mesh, and the axes that are dropped.
 
     Those are the axes that the mesh lacks, or whose size does not divide the leaf.
     """

@@ -1,4 +1,4 @@
-"""Skeletons of trees that are to be on a mesh."""
+"""Skeletons of trees that will be placed on a mesh."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ def shard_like(
     mesh: Mesh | None = None,
     is_leaf: IsLeaf = None,
 ) -> PyTree:
-    """A skeleton whose leaves say where they go. Nothing is allocated.
+    """Give the leaves of a skeleton shardings. Nothing is allocated.
 
     **Arguments:**
 
@@ -38,8 +38,8 @@ def shard_like(
 
     **Returns:**
 
-    `like`, with a `jax.ShapeDtypeStruct` with a sharding for each array: a `like` of
-    [`eqx_ckpt.tree_deserialise_leaves`][]. All else stays.
+    `like`, in which each array is a `jax.ShapeDtypeStruct` with a sharding, for
+    [`eqx_ckpt.tree_deserialise_leaves`][]. All other leaves are unchanged.
 
     **Raises:**
 
@@ -131,12 +131,12 @@ def _by_name(
     mesh: Mesh | None,
     name: str,
 ) -> tuple[NamedSharding | None, str]:
-    """What the first expression says that is found in a name, or why it cannot be."""
+    """The sharding of the first expression found in a name, or why it does not fit."""
     for pattern, spec in rules:
         if mesh is not None and pattern.search(name):
             try:
                 return NamedSharding(mesh, spec), ""
-            except Exception as e:  # JAX has one that is no `ValueError`.
+            except Exception as e:  # One of JAX's errors is not a `ValueError`.
                 reason = str(e).rstrip(".")
                 return None, f"{spec}, by the rule {pattern.pattern!r}: {reason}"
     return None, ""

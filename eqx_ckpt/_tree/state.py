@@ -1,4 +1,4 @@
-"""Leaves that are not saved, although they hold what a program changes as it runs."""
+"""Leaves that are not saved although they hold mutable state."""
 
 import functools as ft
 import logging
@@ -54,7 +54,7 @@ _SHOWN = 10
 
 
 def warn_of_state(leaves: Mapping[str, Any]) -> None:
-    """Warn of the leaves that have state; none of them is saved."""
+    """Warn of the leaves that have state, which is not saved."""
     found = [
         f"{name!r} (a `{type(leaf).__name__}`)"
         for name, leaf in leaves.items()
@@ -78,7 +78,7 @@ def _has_state(leaf: Any) -> bool:
 
 
 def _holds_data(thing: Any, depth: int) -> bool:
-    """Whether arrays or random generators are in it, as attributes or arguments."""
+    """Whether it holds arrays or random generators, as attributes or arguments."""
     if isinstance(thing, _DATA):
         return True
     if depth == 0 or isinstance(thing, STATIC):
@@ -99,10 +99,10 @@ def _inside(thing: Any) -> Iterable[Any]:
 
 
 def _is_mutable(leaf: Any) -> bool:
-    """Whether an object is one that changes, by the conventions of Python.
+    """Whether an object is mutable, by the conventions of Python.
 
-    What has a hash of its own is a value, such as a date or a frozen dataclass. Of
-    what has none, or that of its identity, nobody can tell; it may be empty.
+    An object with a hash of its own is a value, such as a date or a frozen dataclass.
+    One without, or hashed by identity, may be mutable, unless it is empty.
     """
     kind = type(leaf)
     if isinstance(leaf, Iterator | numbers.Number) or hasattr(kind, "__array__"):

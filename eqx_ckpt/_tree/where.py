@@ -1,4 +1,4 @@
-"""What the `where` argument of a restore picks."""
+"""The leaves that the `where` argument of a restore picks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def chosen_by(
 
 
 def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> PyTree:
-    """What `where` picks, with the position of each leaf in its place."""
+    """The nodes that `where` picks, with positions in the place of leaves."""
     treedef = jtu.tree_structure(like, is_leaf)
     nodes: list[Any] = []
 
