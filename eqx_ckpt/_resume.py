@@ -28,7 +28,7 @@ def check_on_damage(on_damage: OnDamage) -> None:
 def resumed(
     run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, deadline: float
 ) -> tuple[PyTree, list[int]]:
-    """What `restored` makes of the newest step, and the damaged steps it passed over.
+    """Restore the newest step that is not damaged; return it with those skipped.
 
     All processes of a job restore the same step.
     """
@@ -43,7 +43,7 @@ def resumed(
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
         step = by_first(newer, lambda: max(run.steps(), default=-1), deadline)
         if step > steps[-1]:
-            # Another job has saved it since, and removed the one before.
+            # Another job has saved a newer step, and removed this one.
             return restored(step), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
@@ -60,8 +60,10 @@ def resumed(
 
 
 def _steps(run: Run) -> list[int]:
-    """The steps that are saved, at least one."""
-    named = run.named()  # Before the steps: one that is committed now is no stranger.
+    """The committed steps; raise if there are none."""
+    named = (
+        run.named()
+    )  # Listed before the steps: one that is committed in between is not foreign.
     steps = run.steps()
     if not steps:
         raise CheckpointNotFoundError(
@@ -85,7 +87,7 @@ def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
 
 
 def _advice(steps: Sequence[int], whole: int | None) -> str:
-    """What to do about the newest of the steps, which is damaged."""
+    """Advice on the newest step, which is damaged."""
     if whole is None:
         return "None of the older steps is whole."
     return (

@@ -28,13 +28,13 @@ _TASK = 4 * 2**20
 
 @dataclass(frozen=True)
 class LeafStats:
-    """Statistics of one leaf; what has no meaning for its dtype is `None`.
+    """Statistics of one leaf; those without meaning for its dtype are `None`.
 
     **Attributes:**
 
-    - `count`: how many numbers there are, or keys, dates, or bytes.
+    - `count`: the number of elements: numbers, keys, dates, or bytes.
     - `nan`, `inf`: how many of them are NaN (a date: NaT), and positive or negative
-        infinity. All others are of the finite numbers only.
+        infinity. All other statistics are of the finite numbers only.
     - `min`, `max`: exact, as Python's `int` or `float`, or as NumPy's dates; `None` for
         complex numbers.
     - `mean`, `std`, `norm`: the average, the standard deviation, and the square root of
@@ -117,7 +117,7 @@ def stats_and_damage(
 def _pieces(
     source: Source, records: dict[str, LeafRecord], damage: dict[str, str]
 ) -> Iterator[tuple[str, Moments]]:
-    """The moments of each piece of each leaf, in order, computed while others load."""
+    """The moments of each piece, in order, computed while others are read."""
     reads = (
         RegionRead(name, record, piece)
         for name, record in records.items()

@@ -1,4 +1,4 @@
-"""The directory of a training run: which steps are in it."""
+"""The steps of a training run, as its storage lists them."""
 
 import logging
 import operator
@@ -18,12 +18,12 @@ from ._types import PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
-# Of what was passed as a step, so many characters are shown.
+# At most so many characters of an invalid step are shown.
 _LONGEST = 80
 
 
 def as_step(value: Any) -> int:
-    """A step as an `int`; NumPy and JAX have integers of their own."""
+    """A step as an `int`, from an integer of Python, NumPy or JAX."""
     try:
         is_bool = isinstance(value, bool | np.bool_)
         step = -1 if is_bool else operator.index(value)
@@ -37,7 +37,7 @@ def as_step(value: Any) -> int:
 
 
 def in_words(step: Any) -> str:
-    """What was passed as a step, whatever it is, and the same for equal integers."""
+    """A step as text, whatever was passed; equal for equal integers."""
     try:
         text = repr(step) if isinstance(step, str) else str(step)
     except ValueError:  # Python does not write integers of more than 4300 digits.
@@ -46,7 +46,7 @@ def in_words(step: Any) -> str:
 
 
 class Run:
-    """What the storage says; nothing is remembered that could become wrong."""
+    """The steps of a run, listed anew each time; nothing cached can be stale."""
 
     def __init__(self, directory: PathLike) -> None:
         self._location = locate(directory)
@@ -79,7 +79,7 @@ class Run:
         return newest
 
     def explain(self) -> str:
-        """A sentence about the directory, if it cannot be a run."""
+        """A sentence about what the directory is instead of a run."""
         return self._location.explain_run()
 
     def metadata(self, step: int) -> Any:
@@ -93,7 +93,7 @@ class Run:
         )
 
     def idle(self, step: int) -> int:
-        """The step; raises if this process is reading it."""
+        """The step; raise if this process is reading it."""
         if self.is_read(step):
             raise CheckpointError(
                 f"Step {step} is being read, and was not deleted. Delete it when that "
@@ -111,27 +111,27 @@ class Run:
         self.remove([step])
 
     def remove(self, steps: Sequence[int]) -> None:
-        """Remove steps; none of them is ever half there."""
+        """Remove steps; none is ever visible in part."""
         self._steps.remove(steps)
 
     def sweep(self, *, starting: bool) -> None:
-        """Remove what dead attempts have left."""
+        """Remove what dead attempts left."""
         self._steps.sweep(starting=starting)
 
     def clean_up(self) -> None:
-        """Remove what dead saves have left, if that is allowed."""
+        """Remove what dead attempts left, where this process may."""
         try:
             self.sweep(starting=True)
         except (OSError, CheckpointError) as e:
-            # Whoever may only read, or has no locks there, can still restore.
+            # A process that may only read, or has no locks there, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
 
     def newest_except(self, damaged: set[int]) -> int | None:
-        """The newest step that is not known to be damaged; `None` if there is none."""
+        """The newest step not known to be damaged; `None` if there is none."""
         return max({*self.steps()} - damaged, default=None)
 
     def best(self, metric: str, mode: Mode) -> int:
-        """The step whose metric is best; raises if no step has it."""
+        """The step with the best value of a metric; raise if no step has it."""
         check_mode(mode)
         steps = {step: self.metadata(step) for step in self.steps()}
         best = ranked(steps, metric, mode)
@@ -145,11 +145,11 @@ class Run:
 
 
 class Candidates(Mapping[int, Any]):
-    """The metadata of the steps that may be removed, read when they are asked for.
+    """The metadata of the steps that may be removed, read on access.
 
     **Attributes:**
 
-    - `unreadable`: the steps whose metadata were asked for, and cannot be read.
+    - `unreadable`: the steps whose metadata were accessed and cannot be read.
     """
 
     def __init__(self, run: Run, without: set[int]) -> None:
@@ -177,7 +177,7 @@ class Candidates(Mapping[int, Any]):
 
 
 def _chosen(answer: Any) -> list[int]:
-    """The steps that a function has chosen; raises if that is anything else."""
+    """The steps that a function chose; raise if it returned anything else."""
     try:
         return [as_step(step) for step in answer]
     except (TypeError, CheckpointError) as e:
@@ -188,7 +188,7 @@ def _chosen(answer: Any) -> list[int]:
 
 
 def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> None:
-    """Remove the steps that nothing keeps, now that `saved` is there."""
+    """Remove the steps that nothing keeps, now that `saved` is committed."""
     try:
         removed = _superfluous(run, keep, damaged, saved)
         run.remove(removed)

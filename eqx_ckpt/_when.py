@@ -1,4 +1,4 @@
-"""When to save: plain functions from a step, and the last saved one, to yes or no."""
+"""When to save: functions of a step and the last saved step."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ When: TypeAlias = Callable[[int, int | None], bool]
 def every_steps(n: int) -> When:
     """Save the steps that `n` divides.
 
-    If the loop jumps over such a step, the next one is saved instead.
+    If the loop skips such a step, the next one is saved instead.
 
     **Arguments:**
 
@@ -47,7 +47,7 @@ def every_steps(n: int) -> When:
 
 
 def every_seconds(seconds: int | float) -> When:
-    """Save when so much time has passed since the call after the last save.
+    """Save when this much time has passed since the first call after the last save.
 
     **Arguments:**
 
@@ -99,7 +99,7 @@ def checked_when(save: When | Iterable[When]) -> list[When]:
 
 
 def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
-    """Whether one of the functions says so; each of them is called."""
+    """Whether any of the functions says so; all of them are called."""
     answers: list[Any] = [function(step, last) for function in functions]
     for answer in answers:
         if not isinstance(answer, bool | np.bool_):

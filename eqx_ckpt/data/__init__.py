@@ -1,4 +1,4 @@
-"""Batches of data, whose position is a value that is saved with the model."""
+"""Batches of data whose position is a value, saved with the model."""
 
 from ._cursor import Cursor as Cursor
 from ._loader import Info as Info, Loader as Loader

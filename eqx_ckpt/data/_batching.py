@@ -9,7 +9,7 @@ from ._order import Order, Rows, rows, VERSION
 
 
 class Positions(NamedTuple):
-    """Of `k` batches: where their rows are, and where the cursor is after each."""
+    """Of `k` batches: the positions of their rows, and the cursor after each."""
 
     epoch: Any  # uint32[k, batch_size]
     position: Any  # uint32[k, batch_size]
@@ -19,7 +19,7 @@ class Positions(NamedTuple):
 
 
 class Batching(NamedTuple):
-    """What decides which rows are in a batch, beside the cursor."""
+    """What determines the rows of a batch, apart from the cursor."""
 
     rows: Rows
     batch_size: int
@@ -41,7 +41,7 @@ class Batching(NamedTuple):
         return -(-self.rows.total // self.batch_size)
 
     def positions(self, epoch: Any, position: Any, k: int) -> Positions:
-        """Of the next `k` batches; inside `jit`."""
+        """The positions of the next `k` batches; inside `jit`."""
         count, size = self.rows.total, self.batch_size
         inside = jnp.arange(size, dtype=jnp.uint32)
         turns = jnp.arange(k + 1, dtype=jnp.uint32)

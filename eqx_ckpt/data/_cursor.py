@@ -10,20 +10,20 @@ from jaxtyping import Array, PyTree, UInt32
 from .._format.transient import Transient
 
 
-# What `used` is of a block without batches: more than any block has, so that the next
-# use fetches.
+# `used` of a block without batches: more than any block has, so that the next call
+# fetches.
 NOT_FETCHED = 2**32 - 1
 
 
 class Block(Transient):
-    """The batches that are fetched already; a cursor is as good without them.
+    """The batches already fetched; a cursor gives the same batches without them.
 
     **Attributes:**
 
     - `rows`: the batches, one after another; `None` if none are kept.
     - `at`: seed, epoch and position of the next batch in `rows`.
-    - `used`: how many batches of `rows` are behind the cursor.
-    - `make_up`: what the loader is made of.
+    - `used`: how many batches of `rows` the cursor has passed.
+    - `make_up`: the make-up of the loader, as text.
     - `accept_any`: whether the position of another loader may be restored.
     """
 
@@ -54,9 +54,9 @@ class Cursor(eqx.Module):
     **Attributes:**
 
     - `seed`: which permutations to take; `uint32[]`.
-    - `epoch`: how many times all rows were gone through; `uint32[]`.
+    - `epoch`: the number of complete passes over the rows; `uint32[]`.
     - `position`: of the next row in its epoch; `uint32[]`.
-    - `block`: the batches that are fetched already. They are not saved.
+    - `block`: the batches already fetched. They are not saved.
     """
 
     seed: UInt32[Array, ""]

@@ -9,8 +9,8 @@ from jaxtyping import Array, PyTree, UInt32
 from ._sources import Source
 
 
-# Before JAX 0.12, a callback with an argument of 100 KiB or more may wait for itself on
-# several CPU devices, so that the numbers of rows are passed in pieces.
+# Before JAX 0.12, a callback with an argument of 100 KiB or more may deadlock on
+# several CPU devices, so the numbers of rows are passed in pieces.
 _PIECE = 2**14
 
 
@@ -37,19 +37,19 @@ class Host:
         self.source.close()
 
     def take(self, numbers: np.ndarray) -> PyTree[np.ndarray]:
-        """Rows by their numbers; the shape of those comes first."""
+        """Rows by their numbers, whose shape becomes the leading axes."""
         rows = self.source.take(numbers.reshape(-1))
         return jax.tree.map(lambda x: x.reshape(*numbers.shape, *x.shape[1:]), rows)
 
     def answer(self, shape: tuple[int, ...], *pieces: Array) -> PyTree[np.ndarray]:
-        """Rows of shape `shape`; under `vmap`, the pieces have more axes in front."""
+        """Rows of shape `shape`; under `vmap`, the pieces have more leading axes."""
         numbers = np.concatenate([np.asarray(piece) for piece in pieces], axis=-1)
         rows = self.take(numbers.reshape(*numbers.shape[:-1], *shape))
         return jax.tree.map(lambda x, s: narrowed(x, s.dtype), rows, self.like)
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in a dtype of JAX; integers keep their values, or it is an error."""
+    """Convert an array to a dtype of JAX; raise if integers would change."""
     if array.dtype == dtype:
         return array
     found = array.astype(dtype)
@@ -62,7 +62,7 @@ def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def gather(host: Host, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
-    """Rows by their numbers, through a callback that only gathers."""
+    """Fetch rows by their numbers, through a callback that only gathers."""
     shapes = jax.tree.map(
         lambda s: jax.ShapeDtypeStruct((*numbers.shape, *s.shape), s.dtype), host.like
     )

@@ -18,13 +18,13 @@ from ._sources import check_count, is_a, is_integer, Source
 
 
 class Info(NamedTuple):
-    """What else there is to know of a batch in the order `"epochs"`.
+    """The mask and counts of a batch in the order `"epochs"`.
 
     **Attributes:**
 
-    - `mask`: which rows count; `bool[batch_size]`. Those that fill up the last batch
-        of an epoch do not. Of a block: `bool[k, batch_size]`.
-    - `count`: how many rows of the batch count; `int32[]`. Of a block: `int32[k]`.
+    - `mask`: which rows count; `bool[batch_size]`. Those that pad the last batch of an
+        epoch do not. For a block: `bool[k, batch_size]`.
+    - `count`: how many rows of the batch count; `int32[]`. For a block: `int32[k]`.
     - `batch_size`: how many rows the batch has.
     - `total`: how many rows the source has.
     """
@@ -36,7 +36,7 @@ class Info(NamedTuple):
 
 
 class Loader(eqx.Module):
-    """Draws batches of a source; a small [`eqx_ckpt.data.Cursor`][] is all its state.
+    """Draws batches from a source; its only state is an [`eqx_ckpt.data.Cursor`][].
 
     A loader does not change. It may be closed over by a jitted function, or be one of
     its arguments. The order of the rows is integer arithmetic on the cursor, done
@@ -85,12 +85,12 @@ class Loader(eqx.Module):
         - `source`: [`eqx_ckpt.data.ArraySource`][], [`eqx_ckpt.data.StoreSource`][] or
             [`eqx_ckpt.data.RandomAccessSource`][].
         - `batch_size`: how many rows a batch has.
-        - `order`: `"sequential"`: as they are stored; `"shuffle"`: another permutation
-            in every epoch. In both, a batch may hold the end of an epoch and the start
-            of the next. `"epochs"`: permutations too, but the last batch of an epoch is
-            filled up with rows of its start, which do not count, as a mask says.
-            `"independent"`: drawn with replacement.
-        - `cache`: how many batches to fetch at a time. They are kept on the device.
+        - `order`: `"sequential"`: as stored; `"shuffle"`: a new permutation in every
+            epoch. In both, a batch may hold the end of one epoch and the start of the
+            next. `"epochs"`: permutations too, but the last batch of an epoch is padded
+            with rows from its start, which a mask excludes. `"independent"`: drawn with
+            replacement.
+        - `cache`: how many batches to fetch at a time; they stay on the device.
 
         **Raises:**
 
@@ -122,12 +122,12 @@ class Loader(eqx.Module):
 
     @property
     def make_up(self) -> str:
-        """What decides the order of the rows. A cursor belongs to one make-up."""
+        """What determines the order of the rows. A cursor belongs to one make-up."""
         return self.batching.make_up
 
     @property
     def batches_per_epoch(self) -> int:
-        """How many batches it takes to see all rows."""
+        """The number of batches in an epoch."""
         return self.batching.per_epoch
 
     def start(self, seed: int = 0, *, accept_any: bool = False) -> Cursor:
@@ -135,13 +135,13 @@ class Loader(eqx.Module):
 
         **Arguments:**
 
-        - `seed`: which permutations to take, `0 <= seed < 2**32`.
-        - `accept_any`: let a restore put the position of a loader of another make-up
-            (number of rows, batch size, order) here, which is an error otherwise.
+        - `seed`: selects the permutations, `0 <= seed < 2**32`.
+        - `accept_any`: let a restore accept the position of a loader with another
+            make-up (number of rows, batch size, order), which is otherwise an error.
 
         **Returns:**
 
-        A [`eqx_ckpt.data.Cursor`][]. It is also what to restore a cursor into.
+        A [`eqx_ckpt.data.Cursor`][], also for use as `like` in a restore.
         """
         if not is_integer(seed) or not 0 <= int(seed) < 2**32:
             raise ValueError(
@@ -166,7 +166,7 @@ class Loader(eqx.Module):
         **Arguments:**
 
         - `cursor`: from `start`, from this function, or restored.
-        - `info`: return an [`eqx_ckpt.data.Info`][] too; of the order `"epochs"` only.
+        - `info`: return an [`eqx_ckpt.data.Info`][] too; for the order `"epochs"` only.
 
         **Returns:**
 
@@ -175,16 +175,16 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `ValueError`: it is the cursor of another loader; the order has no masks.
+        - `ValueError`: the cursor belongs to another loader, or the order has no masks.
         - `RuntimeError`: the loader is closed.
-        - `jax.errors.JaxRuntimeError`: a row cannot be read; it names the row.
+        - `jax.errors.JaxRuntimeError`: a row cannot be read; the error names it.
         """
         self._check(cursor, info)
         cursor, batch, mask = _next(self, cursor)
         return (cursor, batch, self.info_of(mask)) if info else (cursor, batch)
 
     def block(self, cursor: Cursor, k: int, *, info: bool = False) -> tuple[Any, ...]:
-        """The next `k` batches in one fetch, to scan over: the fast form of `next`.
+        """The next `k` batches in one fetch, to scan over. Faster than `next`.
 
         **Arguments:**
 
@@ -210,7 +210,7 @@ class Loader(eqx.Module):
         sharding: Any = None,
         info: bool = False,
     ) -> Iterator[tuple[Any, ...]]:
-        """Batches without end, outside `jit`, fetched ahead by a thread.
+        """An endless iterator of batches, outside `jit`, fetched ahead by a thread.
 
         **Arguments:**
 
@@ -258,7 +258,7 @@ class Loader(eqx.Module):
         )
 
     def close(self) -> None:
-        """Give back what the source holds, such as open files. Twice is once."""
+        """Release what the source holds, such as open files. May be called twice."""
         self.host.close()
 
     def fetch(self, numbers: Array) -> PyTree[Array]:
@@ -270,7 +270,7 @@ class Loader(eqx.Module):
         )
 
     def info_of(self, mask: Any) -> Info:
-        """What else there is to know of batches with a mask."""
+        """The `Info` of batches with a mask."""
         count = mask.sum(-1, dtype=np.int32)
         return Info(mask, count, self.batching.batch_size, self.batching.rows.total)
 
@@ -311,8 +311,8 @@ def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]
         at = (seed, ahead.next_epoch[-1], ahead.next_position[-1])
         return at, jnp.uint32(0), rows
 
-    # A loop of one turn or none: `cond` would copy the rows that a scan carries. What
-    # it fetches depends on what it changes, or XLA would fetch before the loop.
+    # A loop of one iteration or none: `cond` would copy the rows that a scan carries.
+    # The fetch depends on the loop's state, or XLA would move it before the loop.
     block = jax.lax.stop_gradient(cursor.block)
     now = cursor.seed, cursor.epoch, cursor.position
     is_here = jnp.all(block.at == jnp.stack(now))

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-# Part of every cursor: a change of the numbers below is another version.
+# Part of every cursor's make-up: a change to the numbers below is a new version.
 VERSION = 2
 
 _SMALL = 65_536
@@ -193,7 +193,7 @@ def _feistel_rounds(key: Key, x: Any, sizes: tuple[int, int], *, inverse: bool) 
 
 
 def _permuted_chunks(key: Key, position: Any, data: Rows) -> Any:
-    """A permutation of all rows that takes them from one window of chunks at a time.
+    """A permutation of all rows that uses one window of chunks at a time.
 
     The chunks are permuted; then the rows of each `window` of them are.
     """
@@ -214,7 +214,7 @@ def _permuted_chunks(key: Key, position: Any, data: Rows) -> Any:
 
 
 class _Chunks:
-    """Chunks in the order of an epoch; the last one of the data may be a short one."""
+    """Chunks in the order of an epoch; the last chunk of the data may be short."""
 
     def __init__(self, key: Key, rows: int, chunk: int) -> None:
         self.count = -(-rows // chunk)

@@ -1,4 +1,4 @@
-"""Where rows come from: arrays, whatever has `len` and `[i]`, and arrays on disk."""
+"""Sources of rows: arrays, and anything with `len` and `[i]`."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ class Source(abc.ABC):
 
     **Attributes:**
 
-    - `rows`: how many there are, and how they are stored.
+    - `rows`: their number, and how they are stored.
     - `like`: one row, as a PyTree of `jax.ShapeDtypeStruct`s.
-    - `on_device`: the arrays of all rows, if they are on a device.
-    - `is_quick`: whether reading a row costs about as much as copying it.
+    - `on_device`: arrays with all rows, if they are on a device.
+    - `is_quick`: whether reading a row takes about as long as copying it.
     """
 
     rows: Rows
@@ -38,7 +38,7 @@ class Source(abc.ABC):
         """
 
     def close(self) -> None:  # noqa: B027 (most sources hold nothing)
-        """Give back what the source holds."""
+        """Release what the source holds."""
 
 
 class ArraySource(Source):
@@ -61,15 +61,15 @@ class ArraySource(Source):
     def __init__(self, *, on_device: bool = False, **arrays: Any) -> None:
         """**Arguments:**
 
-        - `on_device`: put the arrays on the default device, so that taking a batch
-            leaves the device alone: for data that fit there.
+        - `on_device`: put the arrays on the default device, if they fit there; then
+            batches are taken without the host.
         - `**arrays`: NumPy or JAX arrays, or memory maps, with the same first axis. A
             batch is a dictionary of these names.
 
         **Raises:**
 
         - `ValueError`: there are no arrays, or their first axes differ.
-        - `TypeError`: an array is not one of numbers.
+        - `TypeError`: an array does not hold numbers.
         """
         if not on_device:
             arrays = {name: _as_host(name, array) for name, array in arrays.items()}
@@ -120,7 +120,7 @@ def check_numbers(name: str, array: np.ndarray, way_out: str) -> None:
 
 
 def common_length(shapes: Mapping[str, tuple[int, ...]], way_out: str = "") -> int:
-    """The length of the first axis, which all have."""
+    """The common length of the first axes."""
     lengths = {shape[0] if shape else None for shape in shapes.values()}
     if len(lengths) != 1 or None in lengths:
         found = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
@@ -134,9 +134,9 @@ def common_length(shapes: Mapping[str, tuple[int, ...]], way_out: str = "") -> i
 class RandomAccessSource(Source):
     """Rows of anything with `len` and `[i]`.
 
-    Such are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and torch's
-    map datasets. A row is a dictionary, a tuple, or any other PyTree of numbers and
-    arrays; all rows have the same shapes.
+    Examples are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and
+    torch's map datasets. A row is a dictionary, a tuple, or any other PyTree of numbers
+    and arrays; all rows have the same shapes.
 
     !!! example
 
@@ -156,7 +156,7 @@ class RandomAccessSource(Source):
 
         **Raises:**
 
-        - `TypeError`: it is a stream, or a column is not of numbers.
+        - `TypeError`: `dataset` is a stream, or a column does not hold numbers.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -196,7 +196,7 @@ class RandomAccessSource(Source):
                 f"The data set has {len(self._dataset)} rows now, and had "
                 f"{self.rows.total} when the loader was made."
             )
-        # As torch and Hugging Face datasets name it: many rows in one call.
+        # The method of torch and Hugging Face datasets for many rows in one call.
         many = getattr(self._dataset, "__getitems__", None)
         columns: list[list[np.ndarray]] = []
         try:

@@ -1,4 +1,4 @@
-"""Rows of arrays on disk or in a bucket: of a checkpoint, or of any Zarr arrays."""
+"""Rows of stored arrays: of a checkpoint, or of any Zarr arrays."""
 
 import threading
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from ._sources import check_count, check_numbers, common_length, Source
 
 
 class StoreSource(Source):
-    """Rows of the arrays of a checkpoint, or of Zarr arrays, wherever they are kept.
+    """Rows of the arrays of a checkpoint, or of Zarr arrays, on disk or in a bucket.
 
     Rows are read in chunks, as they are stored. The orders `"shuffle"` and `"epochs"`
     permute the chunks, and shuffle the rows of `window` of them together, so that each
-    chunk is read once in an epoch. What is read of a checkpoint is compared with its
+    chunk is read once in an epoch. Data from a checkpoint are compared with their
     checksums.
 
     !!! example
@@ -61,7 +61,7 @@ class StoreSource(Source):
 
         **Raises:**
 
-        - `ValueError`: the arrays have not all the same first axis; none are there.
+        - `ValueError`: the first axes of the arrays differ, or there are no arrays.
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint, or no array.
         """
         if (path is None) == (not arrays):
@@ -74,7 +74,7 @@ class StoreSource(Source):
         self._reader: CheckpointRows | SampleRows | ZarrRows = reader
         self._names, self._treedef = jax.tree.flatten(names)
         structs = reader.structs
-        # A leaf that is no array has no first axis either.
+        # A leaf that is not an array has no first axis.
         shapes = {n: structs[n].shape if n in structs else () for n in self._names}
         count = common_length(shapes, " Pass the `prefix` below which the data are.")
         self.like = self._treedef.unflatten(
@@ -102,7 +102,7 @@ class StoreSource(Source):
         return self._treedef.unflatten(taken)
 
     def _rows(self, chunk: int) -> list[np.ndarray]:
-        """The rows of a chunk, of each array in the order of leaves."""
+        """The rows of a chunk: an array for each leaf, in order."""
         if chunk in self._kept:
             self._kept.move_to_end(chunk)
             return self._kept[chunk]

@@ -1,4 +1,4 @@
-"""Other formats: sources to restore from, and ways out."""
+"""Other formats: sources to restore from, exports, and copies."""
 
 from ._eqx import eqx as eqx
 from ._flax import flax as flax

@@ -30,9 +30,8 @@ def copy(
 ) -> None:
     """Copy a checkpoint, or any other source, into a new checkpoint.
 
-    All that the source says of its leaves, and its metadata, are kept. A few chunks are
-    in memory at a time, each compared with its checksum if the source has one. Call it
-    in one process.
+    The records of the leaves and the metadata are kept. A few chunks are in memory at a
+    time, each compared with its checksum if the source has one. Call it in one process.
 
     **Arguments:**
 
@@ -47,9 +46,9 @@ def copy(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
-    - [`eqx_ckpt.CheckpointExistsError`][]: something is at `path` already.
-    - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf of the source is damaged; there is
-        no new checkpoint then.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something already exists at `path`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf of the source is damaged; nothing
+        is written.
     - [`eqx_ckpt.CheckpointError`][]: the source is replaced meanwhile, or a leaf cannot
         be stored.
     - `OSError`: a file system fails.
@@ -69,7 +68,7 @@ def copy(
     with reading.announced():
         opened = reading.open()
         manifest = opened.manifest
-        # The records tell where data are to be read from, by the names that they have.
+        # Data are read by the names that leaves have in the source.
         names: dict[str, str] = {}
 
         plan = WritePlan(_writes(manifest, names), dict(manifest.others))
@@ -84,7 +83,7 @@ def copy(
 
 
 def _writes(manifest: Manifest, names: dict[str, str]) -> list[Write]:
-    """What to write; `names` gets the name in the source of each leaf."""
+    """Plan the writes; `names` gets the name of each leaf in the source."""
     unescaped = {stored: name for name, stored in stored_names(manifest.leaves).items()}
     paths = {
         unescaped.get(name, name): tuple(jtu.DictKey(key) for _, key in record.path)
@@ -102,7 +101,7 @@ def _writes(manifest: Manifest, names: dict[str, str]) -> list[Write]:
 
 
 def _pieces(source: Source, name: str) -> Iterator[tuple[Region, np.ndarray]]:
-    """A leaf, piece by piece, as its chunks are."""
+    """A leaf in pieces, one for each chunk."""
     record: LeafRecord = source.manifest.leaves[name]
     region = whole(record.data_shape)
     for piece in blocks(region, record.chunk_shape, record.itemsize):

@@ -32,7 +32,7 @@ from ._records import array_record, corrupt, manifest_of, Named, NARROWED
 FORMAT = "file of Equinox"
 _MAGIC = b"\x93NUMPY"
 _MAX_TEXT = 2**24
-# Far more than that of any array.
+# Far longer than the header of any array.
 _MAX_HEADER = 2**14
 
 
@@ -44,29 +44,30 @@ def eqx(
 ) -> FileSource:
     """Open a file of `equinox.tree_serialise_leaves`.
 
-    Such a file has no names: its leaves are in the order of `like`, and get the names
-    that they have there. Only headers are read here.
+    Such a file has no names: its leaves are in the order of `like`, and are given the
+    names of its leaves. Opening reads headers only.
 
     **Arguments:**
 
-    - `path`: the file; `.eqx` is added if there is no suffix, as Equinox does it.
-    - `like`: a PyTree of the structure that was saved; `jax.ShapeDtypeStruct`s do.
-    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. What a function other
-        than the default one returns is kept in memory; what it returns unchanged is
-        not part of the source.
+    - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox.
+    - `like`: a PyTree of the structure that was saved, of arrays or
+        `jax.ShapeDtypeStruct`s.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
+        function other than the default are kept in memory; leaves that it returns
+        unchanged are not part of the source.
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. What is before the first array, such as a line of JSON with hyperparameters,
-    is its `manifest.metadata`, as text.
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. Text
+    before the first array, such as a line of JSON with hyperparameters, is its
+    `manifest.metadata`.
 
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
-    - [`eqx_ckpt.LeafMismatchError`][]: a leaf is not what `like` has; it is the first
-        one, and those that follow may only seem right.
+    - [`eqx_ckpt.LeafMismatchError`][]: a leaf differs from that of `like`. It is the
+        first that does; leaves after it may agree by chance.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the file ends too early, or has no leaf
         where one should begin.
 
@@ -159,7 +160,7 @@ class _Leaves:
         spec: Callable[[Any, Any], Any],
         keys: Any,
     ) -> None:
-        """A leaf that a function reads, which may stop anywhere."""
+        """Read a leaf through a custom function, which may stop anywhere."""
         with open(self._file.path, "rb") as f:
             f.seek(self._position)
             try:
@@ -209,7 +210,7 @@ def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
 
 
 def _text_before(fd: int, file: File) -> tuple[int, str | None]:
-    """Where the first array begins, and the lines before it, if there are any."""
+    """The position of the first array, and the text before it."""
     head = read_bytes(fd, 0, min(file.size, _MAX_TEXT))
     if head.startswith(_MAGIC) or not head:
         return 0, None
@@ -224,7 +225,7 @@ def _text_before(fd: int, file: File) -> tuple[int, str | None]:
 
 
 def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:
-    """What a leaf of `like` is in the file; `ValueError` if it is something else."""
+    """The record of a leaf in the file; `ValueError` if it differs from `like`."""
     if expected.shape != npy.shape:
         raise ValueError("the shapes differ")
     if expected.kind in SCALAR_KINDS:

@@ -1,4 +1,4 @@
-"""Arrays that lie in files as they are: read only what is wanted of them."""
+"""Arrays stored contiguously in files; reads only the regions that are needed."""
 
 import contextlib
 import functools as ft
@@ -21,16 +21,16 @@ from .._storage.crew import Crew
 from .._types import PathLike, Report
 
 
-# What one thread reads at a time.
+# Bytes that one thread reads at a time.
 _PIECE = 8 * 2**20
-# Shorter runs are read together with what is between them, if that is not too much.
+# Shorter runs are read in one, with the bytes between them, unless these are many.
 _SHORT_RUN = 2**12
 _LONG_ROW = 2**16
 _MAX_IN_FLIGHT = 64 * 2**20
 
 
 class File:
-    """A local file that has to stay what it was when it was opened first."""
+    """A local file that must not change after it was first opened."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
@@ -40,7 +40,7 @@ class File:
 
     @contextlib.contextmanager
     def opened(self) -> Generator[int, None, None]:
-        """A file descriptor; raises if the file is, or becomes, another one."""
+        """A file descriptor; raise if the file is, or becomes, a different one."""
         with self._open() as fd:
             self._check(fd)
             try:
@@ -90,14 +90,14 @@ def read_bytes(fd: int, offset: int, nbytes: int) -> bytes:
     return bytes(data)
 
 
-# Fills memory with an array's bytes, from a position on.
+# Fills memory with an array's bytes, from a position.
 ReadInto: TypeAlias = Callable[[int, memoryview], None]
 
 
 class Run(NamedTuple):
-    """What is read at once: bytes of an array, and where they go.
+    """One read: bytes of an array, and where they go.
 
-    `box` is the shape of what is read, and `inside` the part of that which is wanted;
+    `box` is the shape of the data read, and `inside` the part of it that is needed;
     both are `None` if all of it is.
     """
 
@@ -119,11 +119,11 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Extent:
-    """An array in a file: where it begins, and how its elements lie there.
+    """An array in a file: its position, and the layout of its elements.
 
     **Attributes:**
 
-    - `in_order`: that its bytes can only be read one after another.
+    - `in_order`: whether its bytes can only be read in order.
     """
 
     file: File
@@ -194,7 +194,7 @@ class FileSource(Source):
 
 
 def _prepared(read: RegionRead, extent: Extent) -> tuple[np.ndarray, Iterator[Run]]:
-    """Memory for a region, and how to fill it."""
+    """Allocate memory for a region, and plan how to fill it."""
     region, shape = read.region, read.record.data_shape
     if extent.fortran_order:
         region, shape = region[::-1], shape[::-1]
@@ -224,7 +224,7 @@ def _as_stored(
     extent: Extent | np.ndarray,
     damage: dict[str, str],
 ) -> np.ndarray:
-    """An array of a file as this package has it in memory."""
+    """An array of a file, as this package represents it in memory."""
     if isinstance(extent, np.ndarray):
         return array
     if extent.big_endian:
@@ -237,7 +237,7 @@ def _as_stored(
 
 
 def runs(region: Region, shape: Sequence[int], array: np.ndarray) -> Iterator[Run]:
-    """How to read a region of an array in C order into `array`, run by run."""
+    """Plan reading a region of an array in C order into `array`, run by run."""
     if array.size == 0:
         return
     if not shape:

@@ -31,9 +31,9 @@ _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,24}(\[\d{0,6}[a-zA-Z]{1,2}\])?")
 def flax(path: PathLike) -> FileSource:
     """Open a file of `flax.serialization.to_bytes` or `msgpack_serialize`.
 
-    The keys of its dictionaries are the parts of names; keys that are digits, which
-    flax makes of the positions in lists, are positions again. Only what describes
-    arrays is read here.
+    The keys of its dictionaries are the parts of names; keys of digits, which flax
+    makes from positions in lists, become positions again. Opening does not read the
+    data of arrays.
 
     **Arguments:**
 
@@ -41,14 +41,15 @@ def flax(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. 64-bit arrays are restored as NumPy arrays, unless `like` has JAX arrays.
-    Strings and bytes are listed in `manifest.others`.
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
+    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings and bytes
+    are listed in `manifest.others`.
 
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
-    - [`eqx_ckpt.CorruptCheckpointError`][]: it is not msgpack, or not of flax.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: it is not msgpack, or was not written by
+        flax.
 
     !!! example
 
@@ -91,7 +92,7 @@ def flax(path: PathLike) -> FileSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pieces(Extent):
-    """An array that lies in pieces, one after another, but not without gaps."""
+    """An array in several pieces, in order, with gaps between them."""
 
     starts: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -110,7 +111,7 @@ class _Pieces(Extent):
 
 
 class _Leaf(NamedTuple):
-    """A leaf of the tree; its record is a text if it cannot be restored.
+    """A leaf of the tree; its record is the reason, as text, if it cannot be restored.
 
     `pieces` are where parts of it start, in the array, and in the file.
     """

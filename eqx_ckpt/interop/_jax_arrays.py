@@ -1,4 +1,4 @@
-"""What `jax.experimental.array_serialization` writes, and so Levanter and Marin."""
+"""Arrays that `jax.experimental.array_serialization`, Levanter or Marin wrote."""
 
 import os
 from typing import Any
@@ -34,13 +34,13 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
     **Arguments:**
 
     - `path`: the directory, or its URL in an object store.
-    - `like`: only for what `pytree_serialization.save` wrote, which has numbers in
-        place of names: the PyTree that was saved; `jax.ShapeDtypeStruct`s do.
+    - `like`: the PyTree that was saved, or one of `jax.ShapeDtypeStruct`s; only for
+        what `pytree_serialization.save` wrote, which has numbers instead of names.
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. `manifest.metadata` is what is in `metadata.json`, if there is one.
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
+    `manifest.metadata` is the content of `metadata.json`, if there is one.
 
     **Raises:**
 
@@ -113,7 +113,7 @@ def _source(
 
 
 def _of_tree(path: PathLike, where: str, tree: bytes, like: PyTree) -> ZarrSource:
-    """The arrays of a tree, which are numbered in the order of its leaves."""
+    """The arrays of a tree, numbered in the order of its leaves."""
     if like is None:
         raise CheckpointError(
             f"{where} was written by `pytree_serialization.save`, which numbers the "

@@ -1,4 +1,4 @@
-"""Walking through a file of msgpack, without reading what is large in it."""
+"""Parsing a msgpack file without reading its large values."""
 
 import struct
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from ._files import read_bytes
 
 
-# Far more than a tree of a model has.
+# Far deeper than any model.
 _MAX_DEPTH = 200
 _MAX_OBJECTS = 4_000_000
 _MAX_TEXT = 2**20
@@ -25,7 +25,7 @@ _NUMBERS = {
     0xD3: ">q",
 }
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-# For what has a length: its kind, and how many bytes its length has.
+# For objects with a length: the kind, and the number of bytes of the length.
 _LENGTHS = {
     0xC4: ("bin", 1),
     0xC5: ("bin", 2),
@@ -45,7 +45,7 @@ _FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
 class Blob(NamedTuple):
-    """Bytes that were left in the file; `code` is that of an extension type."""
+    """Bytes left in the file; `code` is the extension type."""
 
     start: int
     nbytes: int
@@ -53,7 +53,7 @@ class Blob(NamedTuple):
 
 
 class Walker:
-    """Reads objects of a file between two positions; `ValueError` if they are not.
+    """Reads the objects between two positions of a file; `ValueError` if invalid.
 
     **Attributes:**
 
@@ -69,7 +69,7 @@ class Walker:
         self._objects = 0
 
     def object(self, depth: int = 0) -> Any:
-        """The next object: maps as dictionaries, and bytes as where they are."""
+        """The next object: maps as dictionaries, and bytes as their positions."""
         self._objects += 1
         if depth > _MAX_DEPTH or self._objects > _MAX_OBJECTS:
             raise ValueError("it is nested too deeply, or has too many objects")
@@ -121,7 +121,7 @@ class Walker:
         raise ValueError(f"no object begins with {byte:#x}")
 
     def _checked(self, count: int) -> int:
-        """What a length says can be there: an object has at least a byte."""
+        """Check a length against the rest of the file: an object has a byte."""
         if count > self._end - self.position:
             raise ValueError("it ends too early")
         return count

@@ -9,20 +9,20 @@ import numpy as np
 
 
 _MAGIC = b"\x93NUMPY"
-# NumPy reads no longer ones either, unless it is asked to.
+# NumPy's own limit, unless it is told otherwise.
 _MAX_HEADER = 10_000
 _FIELDS = re.compile(
     r"\{'descr': '(?P<descr>[<>|=]?\w{1,20}(\[\w{1,10}\])?)', *"
     r"'fortran_order': (?P<order>True|False), *"
     r"'shape': \((?P<shape>[0-9, ]*)\),? *\}[ \n]*"
 )
-# A list of fields, and what NumPy would unpickle.
+# A list of fields, and dtypes that NumPy would unpickle.
 _STRUCTURED = re.compile(r"\{'descr': \[")
 _MAX_RANK = 64
 
 
 class Npy(NamedTuple):
-    """What a header says; `nbytes` of data follow `header_nbytes`.
+    """A parsed header; `nbytes` of data follow `header_nbytes`.
 
     `descr` is as NumPy writes it, such as `"<f4"`; a bfloat16 is `"<V2"`.
     """

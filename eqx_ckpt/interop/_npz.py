@@ -17,10 +17,10 @@ from ._records import array_record, corrupt, manifest_of, Named, split
 
 
 FORMAT = "npz file"
-# What a local header has before its name, in bytes, and the largest of the rest of it.
+# Bytes of a local header before its name, and the most that may follow.
 _LOCAL = 30
 _PIECE = 2**20
-# zlib cannot make data smaller than that.
+# zlib cannot compress data further than this.
 _MAX_RATIO = 1032
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -29,8 +29,8 @@ def npz(path: PathLike) -> FileSource:
     """Open an archive of `numpy.savez`, compressed or not.
 
     Keys are split at `/` and `.`, and digits become positions: `"layers.0.weight"` is
-    the leaf `layers/0/weight`. Only headers are read here. A leaf of a compressed
-    archive is decompressed up to the last row that is wanted of it.
+    the leaf `layers/0/weight`. Opening reads headers only. A leaf of a compressed
+    archive is decompressed up to the last row that is needed.
 
     **Arguments:**
 
@@ -38,18 +38,18 @@ def npz(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. 64-bit arrays are restored as NumPy arrays, unless `like` has JAX arrays.
-    Strings, arrays with fields, and arrays whose dtype NumPy has not stored, such as
-    bfloat16, are listed in `manifest.others` and cannot be restored; nor can pickled
-    objects, which are never unpickled.
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
+    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings, arrays
+    with fields, and arrays whose dtype NumPy has not stored, such as bfloat16, are
+    listed in `manifest.others` and cannot be restored; nor can pickled objects, which
+    are never unpickled.
 
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
     - [`eqx_ckpt.CorruptCheckpointError`][]: it is not a valid archive.
-    - [`eqx_ckpt.LeafNameError`][]: two keys are equal, or inside one another, once they
-        are split.
+    - [`eqx_ckpt.LeafNameError`][]: after splitting, two keys are equal, or one is
+        inside another.
 
     !!! example
 
@@ -96,7 +96,7 @@ def npz(path: PathLike) -> FileSource:
 
 @dataclass(frozen=True)
 class _Member:
-    """One file of an archive: `nbytes` that are stored, perhaps compressed, in it."""
+    """One file of an archive, of `nbytes` in the archive, perhaps compressed."""
 
     file: File
     name: str
@@ -107,7 +107,7 @@ class _Member:
     crc32: int
 
     def opened(self, fd: int) -> ReadInto:
-        """Read bytes of it, from each position on that is not before the last one."""
+        """Read its bytes, from positions that never decrease."""
         unpacked = _Inflated(self, fd) if self.is_deflated else None
         position = checked = crc = 0
 
@@ -130,7 +130,7 @@ class _Member:
 
 
 class _Inflated:
-    """What is compressed in a member, one byte after another."""
+    """The decompressed bytes of a member, in order."""
 
     def __init__(self, member: _Member, fd: int) -> None:
         self._fd = fd
@@ -166,7 +166,7 @@ class _Inflated:
 
 @dataclass(frozen=True, kw_only=True)
 class _Elements(Extent):
-    """The elements of an array in a member, after a header that was read already."""
+    """The elements of an array in a member, after its header."""
 
     member: _Member
     first: int
@@ -179,7 +179,7 @@ class _Elements(Extent):
 
 
 def _header(member: _Member) -> Npy | str:
-    """The header of an array; or what else it is, in words."""
+    """The header of an array, or a description of what else it is."""
     position = 0
 
     with member.file.opened() as fd:

@@ -1,4 +1,4 @@
-"""What the ways out have in common: what is lost."""
+"""What all exports share: the order of leaves, and what formats cannot hold."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ _NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "comp
 
 
 def plain_dtype(record: LeafRecord) -> np.dtype:
-    """Of a leaf as an array and nothing else, in the byte order of this machine."""
+    """The dtype of a leaf as a plain array, in the byte order of this machine."""
     if record.kind in SCALAR_KINDS:
         return np.dtype(_NUMBERS[record.kind])
     if record.kind == "key":
@@ -30,17 +30,17 @@ def plain_dtype(record: LeafRecord) -> np.dtype:
 
 
 def plain(record: LeafRecord, value: Any) -> np.ndarray:
-    """A leaf as an array and nothing else, in C order."""
+    """A leaf as a plain array, in C order."""
     return np.asarray(value, plain_dtype(record), order="C")
 
 
 def raw(array: np.ndarray) -> memoryview:
-    """The bytes of an array, of whatever dtype."""
+    """The bytes of an array of any dtype."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def losses(record: LeafRecord, *, keeps_numbers: bool, keeps_numpy: bool) -> list[str]:
-    """What is left behind when a leaf becomes an array and nothing else."""
+    """What is lost when a leaf becomes a plain array."""
     found: list[str] = []
     if record.kind == "key":
         found.append(f"that it is a PRNG key of {record.impl!r}")
@@ -68,9 +68,9 @@ def check_leaves(
     strict: bool,
     loses_metadata: bool = True,
 ) -> None:
-    """Raise for all leaves that a format cannot hold; warn of what it loses of others.
+    """Raise for leaves that a format cannot hold; warn of what it loses of others.
 
-    With `strict`, raise for that too.
+    With `strict`, raise for losses too.
     """
     problems = {
         name: problem
@@ -110,7 +110,7 @@ def _lines(found: dict[str, str]) -> str:
 def in_order(
     source: PathLike | Source, names: Sequence[str]
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
-    """The leaves of these names, one by one in this order, as `leaves` gives them."""
+    """The leaves of these names, one by one in this order, as from `leaves`."""
     return leaves(_Chosen(opened(source), names))
 
 

@@ -1,4 +1,4 @@
-"""Names and records for what other formats hold."""
+"""Names and records for leaves of other formats."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from .._format.names import encode, folders
 from .._types import TypedPath
 
 
-# What JAX makes of arrays of 64 bits while x64 is off.
+# The dtypes to which JAX narrows 64 bits while x64 is off.
 NARROWED = {
     "float64": "float32",
     "int64": "int32",
@@ -25,7 +25,7 @@ _POSITION = re.compile(r"(0|[1-9]\d{0,17})\Z", re.ASCII)
 
 
 class Named(NamedTuple):
-    """A leaf of another format: what it is called there, and its record."""
+    """A leaf of another format: its name there, and its record."""
 
     text: str
     record: LeafRecord
@@ -38,7 +38,7 @@ def corrupt(where: object, format: str, reason: str) -> CorruptCheckpointError:
 
 
 def position_or_key(text: str) -> tuple[str, str | int]:
-    """One part of a key path: digits are a position."""
+    """One entry of a key path: digits are a position."""
     return ("index", int(text)) if _POSITION.match(text) else ("key", text)
 
 
@@ -51,9 +51,9 @@ def split(text: str, separators: str = ".") -> TypedPath:
 def array_record(
     dtype: np.dtype, shape: tuple[int, ...], path: TypedPath
 ) -> LeafRecord:
-    """The record of an array of which nobody says whether it is JAX's or NumPy's.
+    """The record of an array from a format that does not distinguish JAX and NumPy.
 
-    It is JAX's, unless JAX would narrow it while x64 is off, or cannot hold its dtype.
+    It is a JAX array, unless JAX would narrow it without x64, or lacks its dtype.
     `CannotSave` for what this package cannot represent.
     """
     tag, data_type = tag_and_data_type(dtype)
@@ -82,7 +82,7 @@ def manifest_of(
 
     **Raises:**
 
-    - `LeafNameError`: two leaves have one name, or one is inside the other.
+    - `LeafNameError`: two leaves have the same name, or one is inside the other.
     """
     texts: dict[str, str] = {}
     clashes: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Files of safetensors, one or several with an index, as Hugging Face has them."""
+"""Safetensors files: one, or several with an index, as Hugging Face writes them."""
 
 import math
 import os
@@ -45,7 +45,7 @@ _NAMES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 DTYPES = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
-# Several elements share a byte, and the format does not say in which order.
+# Several elements share a byte, in an order that the format does not define.
 _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _INDEX = ".safetensors.index.json"
 
@@ -54,7 +54,7 @@ def safetensors(path: PathLike) -> FileSource:
     """Open a file of safetensors, or a directory with several of them and an index.
 
     Names are split at `.`, and digits become positions: `"model.layers.0.weight"` is
-    the leaf `model/layers/0/weight`. Only headers are read here; a restore reads the
+    the leaf `model/layers/0/weight`. Opening reads headers only; a restore reads the
     regions that it needs.
 
     **Arguments:**
@@ -64,8 +64,8 @@ def safetensors(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. `manifest.metadata` is the `__metadata__` of the file, or of the index. 64-bit
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
+    `manifest.metadata` is the `__metadata__` of the file, or of the index. 64-bit
     arrays are restored as NumPy arrays, unless `like` has JAX arrays. Tensors of the
     dtypes `F4` and `F6`, whose elements share bytes, are listed in `manifest.others`
     and cannot be restored.
@@ -74,8 +74,8 @@ def safetensors(path: PathLike) -> FileSource:
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a header or the index is not valid.
-    - [`eqx_ckpt.LeafNameError`][]: two names are equal, or inside one another, once
-        they are split.
+    - [`eqx_ckpt.LeafNameError`][]: after splitting, two names are equal, or one is
+        inside another.
 
     !!! example
 
@@ -102,7 +102,7 @@ def safetensors(path: PathLike) -> FileSource:
 
 
 class Tensor(NamedTuple):
-    """What a header says of a tensor; `start` counts from the start of the file."""
+    """A tensor's entry in the header; `start` counts from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -151,7 +151,7 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
 
 
 def _sharded(place: Path) -> FileSource:
-    """The tensors of all files that an index names, each of them where it says."""
+    """The tensors of all files of an index, each in the file that it names."""
     file = File(place)
     if file.size > _MAX_INDEX_BYTES:
         raise corrupt(place, "index", f"it has {file.size} bytes")
@@ -186,7 +186,7 @@ def _shard_file(place: Path, shard: str) -> File:
 def _part(
     file: File, names: set[str], weight_map: dict[str, Any], place: Path
 ) -> Header:
-    """What the index takes from one file."""
+    """The tensors that the index takes from one file."""
     tensors = read_header(file).tensors
     missing = sorted(names - tensors.keys())
     unknown = sorted(tensors.keys() - weight_map.keys())
@@ -198,7 +198,7 @@ def _part(
 
 
 def read_header(file: File) -> Header:
-    """All that a file says of its tensors, checked."""
+    """The tensors of a file, from its checked header."""
     with file.opened() as fd:
         if file.size < 10:
             raise corrupt(file.path, FORMAT, f"it has {file.size} bytes")
@@ -249,7 +249,7 @@ def _tensor(name: str, entry: Any, data_start: int, file: File) -> Tensor:
 
 
 def _check_order(tensors: dict[str, Tensor], end: int, file: File) -> None:
-    """As the format demands: tensors follow one another, without holes."""
+    """Check that tensors follow one another without gaps, as the format requires."""
     by_start = sorted(tensors.items(), key=lambda item: item[1][2:])
     for name, tensor in by_start:
         if tensor.start != end:

@@ -27,17 +27,18 @@ def to_eqx(
 ) -> Path:
     """Write a checkpoint, or any source, as `equinox.tree_serialise_leaves` would.
 
-    The leaves pass through memory one after another, in the order of `like`.
+    One leaf at a time is in memory, in the order of `like`.
 
     **Arguments:**
 
     - `source`: as [`eqx_ckpt.interop.to_safetensors`][].
-    - `path`: the file; `.eqx` is added if there is no suffix, as Equinox does it.
-    - `like`: a PyTree of the structure that was saved; `jax.ShapeDtypeStruct`s do.
+    - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox.
+    - `like`: a PyTree of the structure that was saved, of arrays or
+        `jax.ShapeDtypeStruct`s.
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
         types and metadata are left out.
-    - `overwrite`: whether a file that exists may be replaced.
+    - `overwrite`: replace a file that exists.
 
     **Returns:**
 

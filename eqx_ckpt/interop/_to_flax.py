@@ -17,7 +17,7 @@ from .._types import PathLike
 from ._out import check_leaves, in_order, losses, plain, plain_dtype, raw
 
 
-# As flax cuts arrays: msgpack has no more than 2**32 bytes in one.
+# As flax splits arrays: msgpack holds at most 2**32 bytes in one value.
 CHUNK_BYTES = 2**30
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 _Node = dict[str, Any]
@@ -32,9 +32,9 @@ def to_flax(
 ) -> Path:
     """Write a checkpoint, or any source, as `flax.serialization.to_bytes` would.
 
-    The tree becomes nested dictionaries, and positions become keys such as `"0"`, as
-    flax has them: `flax.serialization.from_bytes(target, data)` restores it. The leaves
-    pass through memory one after another.
+    The tree becomes nested dictionaries, and positions become keys such as `"0"`, as in
+    flax: `flax.serialization.from_bytes(target, data)` restores it. One leaf at a time
+    is in memory.
 
     **Arguments:**
 
@@ -43,7 +43,7 @@ def to_flax(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, all arrays become NumPy's, and shardings, weak types and metadata
         are left out.
-    - `overwrite`: whether a file that exists may be replaced.
+    - `overwrite`: replace a file that exists.
 
     **Returns:**
 

@@ -23,8 +23,8 @@ def to_npz(
 ) -> Path:
     """Write a checkpoint, or any source, to an archive that `numpy.load` opens.
 
-    The keys of each leaf are joined by `/`. The leaves pass through memory one after
-    another; they are not compressed.
+    The keys of each leaf are joined by `/`. One leaf at a time is in memory. The
+    archive is not compressed.
 
     **Arguments:**
 
@@ -33,7 +33,7 @@ def to_npz(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and JAX's arrays become NumPy arrays, and shardings,
         weak types and metadata are left out.
-    - `overwrite`: whether a file that exists may be replaced.
+    - `overwrite`: replace a file that exists.
 
     **Returns:**
 
@@ -89,7 +89,9 @@ def to_npz(
 
 def _problem(_: str, record: LeafRecord) -> str | None:
     dtype = plain_dtype(record)
-    if np.dtype(dtype.str) != dtype:  # It is JAX's, and has no name in such a file.
+    if (
+        np.dtype(dtype.str) != dtype
+    ):  # A dtype of JAX's, which has no name in such a file.
         return f"the dtype `{dtype}`"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"

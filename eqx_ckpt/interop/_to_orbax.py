@@ -34,7 +34,7 @@ def to_orbax(
     - `path`: the directory.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
         types and metadata are left out, and NumPy scalars become arrays.
-    - `overwrite`: whether a directory that exists may be replaced.
+    - `overwrite`: replace a directory that exists.
 
     **Returns:**
 
@@ -44,7 +44,7 @@ def to_orbax(
 
     - `ImportError`: Orbax is not installed.
     - [`eqx_ckpt.CheckpointError`][]: Orbax cannot hold a leaf; nothing is written.
-    - [`eqx_ckpt.CheckpointExistsError`][]: something is at `path` already.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something already exists at `path`.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
 
     !!! example
@@ -112,7 +112,7 @@ def _losses(record: LeafRecord) -> list[str]:
 
 
 def _as_lists(node: Any) -> Any:
-    """A tree with lists in place of dictionaries of positions."""
+    """A tree with lists instead of dictionaries of positions."""
     if isinstance(node, np.generic):
         return np.asarray(node)
     if not isinstance(node, dict):
