@@ -86,6 +86,7 @@ def casting_word(old: str, new: str) -> Casting | None:
         both = word == "same_kind" and all(
             jnp.issubdtype(dtype, jnp.floating) for dtype in (a, b)
         )
+        both = both and np.can_cast(a, b, "unsafe")
         if both or np.can_cast(a, b, word):
             return word
     return None

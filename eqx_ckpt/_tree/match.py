@@ -1,5 +1,6 @@
 """What a restore would do, leaf by leaf, and how to say it."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,25 +144,48 @@ _BY_PARTS = "Restore such a part by itself, with its name there as `prefix`."
 
 
 def describe(leaves: Mapping[str, LeafMatch]) -> list[str]:
-    """One line for all that were renamed together, and for each other leaf.
+    """One line for all that were renamed together, or that differ in the same way.
 
-    Of many leaves that differ in the same way, the first ones stand for all.
+    Of many such lines, the first ones stand for all.
     """
     lines, rest = _renamed(leaves)
     if len(lines) > _MOST_LINES:
         more = f"- And {len(lines) - _MOST_LINES} more parts that seem to be renamed."
         lines[_MOST_LINES:] = [more]
     counts: Counter[Status] = Counter()
-    for name, leaf in rest.items():
+    left: Counter[Status] = Counter()
+    for names, leaf in _alike(rest):
         counts[leaf.status] += 1
-        if counts[leaf.status] <= _MOST_LINES:
-            lines.append(f"- {name!r}: {_sentence(leaf)}")
+        if counts[leaf.status] > _MOST_LINES:
+            left[leaf.status] += len(names)
+            continue
+        several = f"{len(names)} leaves such as " if len(names) > 1 else ""
+        lines.append(f"- {several}{names[0]!r}: {_sentence(leaf)}")
     lines += [
-        f"- And {n - _MOST_LINES} more leaves that are {_STATUS[status]}."
-        for status, n in counts.items()
-        if n > _MOST_LINES
+        f"- And {n} more leaves that are {_STATUS[status]}."
+        for status, n in left.items()
     ]
     return lines
+
+
+def _alike(leaves: Mapping[str, LeafMatch]) -> Iterator[tuple[list[str], LeafMatch]]:
+    """The names of many leaves that differ in the same way; else, each by itself.
+
+    Their names are the same but for the positions in them.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, leaf in leaves.items():
+        sentence = _QUOTED.sub(_without_positions, _sentence(leaf))
+        groups.setdefault((_POSITION.sub("*", name), sentence), []).append(name)
+    for names in groups.values():
+        if len(names) > _MOST_ALIKE:
+            yield names, leaves[names[0]]
+        else:
+            yield from (([name], leaves[name]) for name in names)
+
+
+def _without_positions(quoted: re.Match[str]) -> str:
+    return _POSITION.sub("*", quoted[0])
 
 
 def _renamed(
@@ -285,6 +309,9 @@ _STATUS: Mapping[Status, str] = {
     "abstract": "without a value to keep",
 }
 _MOST_LINES = 20
+_MOST_ALIKE = 3
+_POSITION = re.compile(r"\d+")
+_QUOTED = re.compile(r"'[^']*'")
 _MOST_ORIGINS = 3
 
 

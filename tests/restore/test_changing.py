@@ -1,5 +1,6 @@
 """Restoring into code that has changed: casts, kinds, missing, unexpected leaves."""
 
+import itertools
 import warnings
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._format.leaves import STORED, VIEWED
+from eqx_ckpt._tree.casting import casting_word
 
 
 PATH = "memory://changing"
@@ -63,6 +66,28 @@ def test_casting(old, new, word):
             assert isinstance(found, jax.Array) is is_jax
 
 
+def test_a_word_means_what_it_means_to_numpy():
+    """But that all floats are of the same kind: NumPy leaves some pairs out."""
+    names = sorted(STORED | VIEWED)
+    assert len(names) > 30
+    for old, new in itertools.product(names, names):
+        a, b = np.dtype(old), np.dtype(new)
+        is_float = all(jnp.issubdtype(x, jnp.floating) for x in (a, b))
+        allowed = casting_word(old, new)
+        for i, word in enumerate(WORDS):
+            expected = np.can_cast(a, b, word)
+            if is_float and word == "same_kind":
+                expected = np.can_cast(a, b, "unsafe")
+            is_allowed = allowed is not None and WORDS.index(allowed) <= i
+            assert is_allowed == expected, (old, new, word)
+
+
+def test_what_numpy_cannot_cast_at_all():
+    old = jnp.ones(2, jnp.float8_e4m3fn)
+    error = refused(old, jnp.ones(2, jnp.float8_e8m0fnu), casting="unsafe")
+    assert "' allows it" not in error
+
+
 def test_casts_are_listed():
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": jnp.ones(3, B)}, overwrite=True)
     found = eqx_ckpt.match(PATH, {"x": jnp.ones(3)}, casting="safe")
@@ -85,6 +110,8 @@ FORMS = {
     "jax": lambda: jnp.array(3.0, F),
     "numpy": lambda: np.array(3.0, F),
     "numpy_scalar": lambda: F(3),
+    "vector": lambda: np.full(2, 3, F),
+    "jax_vector": lambda: jnp.full(2, 3.0, F),
 }
 
 
@@ -93,10 +120,16 @@ FORMS = {
 def test_like_decides_between_jax_and_numpy(old, new):
     like = FORMS[new]() * 0
     like = np.asarray(like) if new == "numpy" else like
+    struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    if ("vector" in old) != ("vector" in new):
+        assert "another shape" in refused(FORMS[old](), like)
+        assert "another shape" in refused(FORMS[old](), struct, casting="unsafe")
+        return
     found = restored(FORMS[old](), like)
     assert type(found) is type(like)
     assert found.dtype == F
-    assert found == 3
+    assert (found == 3).all()
+    assert type(restored(FORMS[old](), struct)) is type(FORMS[old]())
 
 
 def test_a_host_copy_goes_back_to_devices():

@@ -204,13 +204,41 @@ def test_a_part_that_was_renamed_is_one_line(like, line, way_out):
 
 
 def test_many_leaves_of_one_kind_do_not_hide_the_others():
-    save({"a": [1] * 2_000, "shape": jnp.ones(3), "gone": 1, "weight": 1})
-    text = error_of({"a": [1.0] * 2_000, "shape": jnp.ones(4), "wieght": 1})
+    letters = [f"a{chr(ord('a') + i % 26) * (i // 26 + 1)}" for i in range(2_000)]
+    others = {"shape": jnp.ones(3), "gone": 1, "weight": 1}
+    save({name: 1 for name in letters} | others)
+    others = {"shape": jnp.ones(4), "wieght": 1}
+    text = error_of({name: 1.0 for name in letters} | others)
     assert len(text) < 40
     assert "- And 1980 more leaves that are of another kind." in text
     assert any("'shape': another shape" in line for line in text)
     assert any("Did you mean 'weight'?" in line for line in text)
     assert any("'gone': not in `like`" in line for line in text)
+
+
+def test_leaves_that_differ_in_the_same_way_are_one_line():
+    def tree(w, b, n=300):
+        return {"layers": [{"w": w, "b": b, "c": i} for i in range(n)]}
+
+    save(tree(jnp.ones((2, 2)), jnp.ones(2)))
+    found = eqx_ckpt.match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
+    lines = [
+        "300 dtype, 300 same, 300 shape; 7200 bytes to read.",
+        "- 300 leaves such as 'layers/0/b': another dtype: bfloat16[2] in `like`, "
+        "float32[2] in the checkpoint. `casting='same_kind'` allows it.",
+        "- 300 leaves such as 'layers/0/w': another shape: float32[2, 3] in `like`, "
+        "float32[2, 2] in the checkpoint.",
+    ]
+    assert str(found).splitlines() == lines
+    assert repr(found) == str(found)
+    assert len(found.leaves) == 900
+    like = {"layers": [{"b": jnp.zeros(2), "c": i, "new": 0} for i in range(300)]}
+    found = eqx_ckpt.match(PATH, like, missing="keep", unexpected="ignore")
+    assert len(str(found).splitlines()) == 3
+    # Three are few enough to be told one by one.
+    save(tree(jnp.ones((2, 2)), jnp.ones(2), 3))
+    found = eqx_ckpt.match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2), 3))
+    assert len(str(found).splitlines()) == 4
 
 
 def test_suggestions_among_many_leaves():
