@@ -61,9 +61,8 @@ def resumed(
 
 def _steps(run: Run) -> list[int]:
     """The committed steps; raise if there are none."""
-    named = (
-        run.named()
-    )  # Listed before the steps: one that is committed in between is not foreign.
+    # Listed before the steps: one that is committed in between is not foreign.
+    named = run.named()
     steps = run.steps()
     if not steps:
         raise CheckpointNotFoundError(
