@@ -19,6 +19,7 @@ from ._format.names import is_below
 from ._format.parse import scalar_from_text
 from ._format.recorded import state_folder
 from ._format.source import raise_damage, read_regions, RegionRead, Source
+from ._storage.checkpoint import collector_paused
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._storage.recorded import find_recorded, Recorded
 from ._tree.filter_spec import default_deserialise_filter_spec
@@ -141,9 +142,9 @@ def match(
         assert found.leaves["b"].status == "missing"
         ```
     """
-    manifest = read_manifest(source)
     request = Request(like, filter_spec, is_leaf, **how)
-    return plan_reads(manifest, request).match
+    with collector_paused():
+        return plan_reads(read_manifest(source), request).match
 
 
 def leaves(

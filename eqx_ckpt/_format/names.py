@@ -6,6 +6,7 @@ The encoding is injective, readable, and safe on every file system and object st
 
 import functools as ft
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
@@ -84,14 +85,15 @@ def _key_paths(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
 
 def typed(path: KeyPath, start: int = 0) -> TypedPath:
     """A key path as data: `(("attr", "layers"), ("index", 0), ("key", "a/b"))`."""
-    keys: list[tuple[str, str | int]] = []
-    for key in path[start:]:
-        kind, field = _KINDS.get(type(key), ("key", None))
-        token = getattr(key, field) if field else key
-        if type(token) is not str and type(token) is not int:
-            token = _plain(token, path)
-        keys.append((kind, token))
-    return tuple(keys)
+    return tuple([_typed(key, path) for key in path[start:]])
+
+
+def _typed(key: Any, path: KeyPath) -> tuple[str, str | int]:
+    kind, field = _KINDS.get(type(key), ("key", None))
+    token = getattr(key, field) if field else key
+    if type(token) is not str and type(token) is not int:
+        token = _plain(token, path)
+    return kind, token
 
 
 class Namer:
@@ -106,20 +108,24 @@ class Namer:
         """The name of a leaf, and its key path as data."""
         if not path:
             return ROOT, ()
-        depth = len(path) - 1
-        if depth != len(self._keys) or not all(map(is_, self._keys, path)):
-            same = map(is_, self._keys, path[:-1])
-            depth = next((i for i, is_same in enumerate(same) if not is_same), depth)
-            depth = min(depth, len(self._keys))
-            self._keys = path[:-1]
-            del self._folders[depth + 1 :]
-        *new, last = typed(path, depth)
+        if len(path) - 1 != len(self._keys) or not all(map(is_, self._keys, path)):
+            self._enter(path)
         folder, above = self._folders[-1]
-        for token in new:
+        last = _typed(path[-1], path)
+        return folder + _component(last[1], False), (*above, last)
+
+    def _enter(self, path: KeyPath) -> None:
+        keys = path[:-1]
+        same = map(is_, self._keys, keys)
+        depth = len([*itertools.takewhile(bool, same)])
+        del self._folders[depth + 1 :]
+        folder, above = self._folders[-1]
+        for key in keys[depth:]:
+            token = _typed(key, path)
             folder = f"{folder}{_component(token[1], False)}/"
             above = (*above, token)
             self._folders.append((folder, above))
-        return folder + _component(last[1], False), (*above, last)
+        self._keys = keys
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:

@@ -34,6 +34,8 @@ def becomes(
     if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
         return _exactly(expected, found)
     kind = found.kind if expected.kind == "struct" else expected.kind
+    if (kind, *expected[1:3]) == found[:3]:
+        return "dtype" if kind == "jax" and would_narrow(found.dtype) else found
     if found.kind in SCALAR_KINDS and kind == found.kind:
         return found if expected.kind == kind else "kind"
     is_number = expected.kind in SCALAR_KINDS

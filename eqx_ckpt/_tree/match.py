@@ -97,12 +97,12 @@ class Match:
     @property
     def problems(self) -> dict[str, LeafMatch]:
         """The leaves that stop a restore."""
-        return {n: leaf for n, leaf in self.leaves.items() if not leaf.is_harmless}
+        return {n: m for n, m in self.leaves.items() if m.status not in _HARMLESS}
 
     @property
     def ok(self) -> bool:
         """Whether the restore would succeed."""
-        return not self.problems
+        return all(leaf.is_harmless for leaf in self.leaves.values())
 
     def __str__(self) -> str:
         counts = Counter(leaf.status for leaf in self.leaves.values())
@@ -329,12 +329,15 @@ def explain(match: Match, is_transformed: bool = False) -> str:
 
 def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
-    pairs = {(leaf.status, _kind(leaf.expected), _kind(leaf.found)) for leaf in leaves}
+    pairs = {
+        (
+            m.status,
+            getattr(m.expected, "kind", m.expected),
+            getattr(m.found, "kind", ""),
+        )
+        for m in leaves
+    }
     return {hint for pair in pairs for hint in _hints_of(*pair)}
-
-
-def _kind(leaf: LeafRecord | str) -> str:
-    return leaf.kind if isinstance(leaf, LeafRecord) else leaf
 
 
 def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:

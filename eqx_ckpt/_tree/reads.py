@@ -256,7 +256,8 @@ def match_leaf(
             number_like(like, record, new)
         except (ValueError, OverflowError) as e:
             return LeafMatch("kind", str(e), record), record
-    status = "same" if dtype_of(record) == dtype_of(new) else "cast"
+    is_same = new is record or dtype_of(record) == dtype_of(new)
+    status = "same" if is_same else "cast"
     if status == "same" and record.value is not None and expected.value is not None:
         status = "same" if expected.value == record.value else "value"
     return LeafMatch(status, expected, record), new
@@ -321,10 +322,10 @@ def _with_suggestions(
     missing = [n for n, m in matches.items() if m.status == "missing"]
     if not missing:
         return matches
-    unmatched = {n for n, m in matches.items() if m.status == "unexpected"}
-    names = unmatched or manifest.leaves.keys() - matches.keys()
-    suggestions = {
-        name: matches[name]._replace(nearest=nearest)
-        for name, nearest in similar(missing, names).items()
-    }
-    return matches | suggestions
+    unmatched = [n for n, m in matches.items() if m.status == "unexpected"]
+    names = unmatched or [n for n in manifest.leaves if n not in matches]
+    nearest = similar(missing, names)
+    for name in nearest:
+        status, expected, found, *_ = matches[name]
+        matches[name] = LeafMatch(status, expected, found, nearest[name])
+    return matches

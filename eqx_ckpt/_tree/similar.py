@@ -69,11 +69,12 @@ class Change(NamedTuple):
 def renamed(pairs: Mapping[str, str]) -> list[tuple[Change, dict[str, str]]]:
     """Names with the same change, if there are several; no two became the same."""
     changes: dict[Change, dict[str, str]] = defaultdict(dict)
-    last: _Split | None = None
+    before, after, together = "", "", changes[Change("", "")]
     for name, other in pairs.items():
-        if last is None or last.of(name) != other:
-            last = _split(name, other)
-        changes[last.change][name] = other
+        if not name.startswith(before) or other != after + name[len(before) :]:
+            before, after, change = _split(name, other)
+            together = changes[change]
+        together[name] = other
     taken: set[str] = set()
     found: list[tuple[Change, dict[str, str]]] = []
     for change, together in sorted(changes.items(), key=lambda x: -len(x[1])):
@@ -91,11 +92,10 @@ class _Split(NamedTuple):
     after: str
     change: Change
 
-    def of(self, name: str) -> str | None:
-        """What a name became if it was renamed in the same way."""
-        if not name.startswith(self.before):
-            return None
-        return self.after + name[len(self.before) :]
+    def of(self, names: Iterable[str]) -> dict[str, str]:
+        """What names became that were renamed in the same way."""
+        start = len(self.before)
+        return {n: self.after + n[start:] for n in names if n.startswith(self.before)}
 
 
 def _split(before: str, after: str) -> _Split:
@@ -123,14 +123,9 @@ def _pairs(asked: Sequence[str], known: Sequence[str]) -> dict[str, str]:
             break
         first, *others = asked
         pairs[first] = _partner(first, known)
-        split = _split(first, pairs[first])
-        asked = []
-        for name in others:
-            other = split.of(name)
-            if other is not None and other in there:
-                pairs[name] = other
-            else:
-                asked.append(name)
+        moved = _split(first, pairs[first]).of(others)
+        pairs |= {name: other for name, other in moved.items() if other in there}
+        asked = [name for name in others if name not in pairs]
     return pairs | _same_ends(asked, known) if asked else pairs
 
 
