@@ -109,23 +109,19 @@ class Namer:
         if not path:
             return ROOT, ()
         if len(path) - 1 != len(self._keys) or not all(map(is_, self._keys, path)):
-            self._enter(path)
+            same = map(is_, self._keys, path[:-1])
+            depth = len([*itertools.takewhile(bool, same)])
+            del self._folders[depth + 1 :]
+            folder, above = self._folders[-1]
+            for key in path[depth:-1]:
+                token = _typed(key, path)
+                folder = f"{folder}{_component(token[1], False)}/"
+                above = (*above, token)
+                self._folders.append((folder, above))
+            self._keys = path[:-1]
         folder, above = self._folders[-1]
         last = _typed(path[-1], path)
         return folder + _component(last[1], False), (*above, last)
-
-    def _enter(self, path: KeyPath) -> None:
-        keys = path[:-1]
-        same = map(is_, self._keys, keys)
-        depth = len([*itertools.takewhile(bool, same)])
-        del self._folders[depth + 1 :]
-        folder, above = self._folders[-1]
-        for key in keys[depth:]:
-            token = _typed(key, path)
-            folder = f"{folder}{_component(token[1], False)}/"
-            above = (*above, token)
-            self._folders.append((folder, above))
-        self._keys = keys
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .._format.chunks import TARGET_BYTES
 from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.parse import strangers
 from .._types import Checksums, Layout, PathLike
-from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
+from .atomic import delete, exchange, flush, fsync
 from .bucket import Bucket, GoogleBucket, Memory
 from .database import Database
 from .directory_steps import DirectorySteps
@@ -47,8 +46,10 @@ logger = logging.getLogger("eqx_ckpt")
 _BUCKETS = {"s3": Bucket, "gs": GoogleBucket}
 # `.000100.<uuid>`: the directory of an attempt, or the lock of its process.
 _CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
+# In bytes, of most file systems.
+_LONGEST_NAME = 255
 # What surrounds the name of a target: `.`, and `.<uuid>.lock`.
-_MAX_NAME = 255 - 39
+_MAX_NAME = _LONGEST_NAME - 39
 _held: set[int] = set()
 
 
@@ -78,6 +79,12 @@ def locate(path: PathLike) -> Storage:
         raise CheckpointError(
             f"{folder!r} has a backslash or a character that does not print, which "
             "TensorStore cannot be trusted with. Choose another directory."
+        )
+    longest = max(map(len, os.fsencode(folder).split(b"/")))
+    if longest > _LONGEST_NAME:
+        raise CheckpointError(
+            f"A name in {folder[:300]!r} has {longest} bytes, and file systems take "
+            f"{_LONGEST_NAME}. Choose another directory."
         )
     return Directory({"driver": "file", "path": folder.rstrip("/") + "/"})
 
@@ -385,14 +392,3 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def flush(fd: int, directory: str) -> None:
-    """Make everything below `directory`, and its parent directories, durable.
-
-    One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.
-    """
-    if sys.platform != "linux":
-        fsync_all(directory)
-    elif LIBC.syncfs(fd) != 0:
-        raise os_error(directory)

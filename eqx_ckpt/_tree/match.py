@@ -329,15 +329,12 @@ def explain(match: Match, is_transformed: bool = False) -> str:
 
 def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
-    pairs = {
-        (
-            m.status,
-            getattr(m.expected, "kind", m.expected),
-            getattr(m.found, "kind", ""),
-        )
-        for m in leaves
-    }
+    pairs = {(leaf.status, _kind(leaf.expected), _kind(leaf.found)) for leaf in leaves}
     return {hint for pair in pairs for hint in _hints_of(*pair)}
+
+
+def _kind(leaf: LeafRecord | str) -> str:
+    return leaf.kind if isinstance(leaf, LeafRecord) else leaf
 
 
 def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:

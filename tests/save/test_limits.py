@@ -186,6 +186,22 @@ def test_the_name_of_a_directory_that_is_too_long(tmp_path, layout):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "\u4e2d" * 86 + "/1"])
+def test_the_name_of_a_directory_that_no_file_system_takes(tmp_path, name):
+    """Not only in saves: an `OSError` says nothing of the limit."""
+    path = tmp_path / name
+    for use in (
+        lambda: eqx_ckpt.tree_serialise_leaves(path, 5),
+        lambda: eqx_ckpt.tree_deserialise_leaves(path, 5),
+        lambda: eqx_ckpt.verify(path),
+        lambda: eqx_ckpt.CheckpointManager(path),
+    ):
+        with pytest.raises(
+            eqx_ckpt.CheckpointError, match="bytes, and file systems take 255"
+        ):
+            use()
+
+
 @pytest.mark.parametrize("digits", [19, 300])
 def test_a_step_of_too_many_digits(tmp_path, digits):
     with eqx_ckpt.CheckpointManager(tmp_path) as manager:
