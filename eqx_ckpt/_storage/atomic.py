@@ -10,7 +10,7 @@ import sys
 
 
 logger = logging.getLogger("eqx_ckpt")
-_LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -28,18 +28,7 @@ def delete(directory: str) -> None:
         logger.warning("Could not delete all of %s; delete it by hand.", directory)
 
 
-def flush(fd: int, directory: str) -> None:
-    """Make everything below `directory`, and its parent directories, durable.
-
-    One `syncfs` costs a tenth of an `fsync` per file. See docs/performance.md.
-    """
-    if sys.platform != "linux":
-        _fsync_all(directory)
-    elif _LIBC.syncfs(fd) != 0:
-        raise _os_error(directory)
-
-
-def _fsync_all(directory: str) -> None:
+def fsync_all(directory: str) -> None:
     for folder, _, names in os.walk(directory, topdown=False):
         for path in (*(f"{folder}/{name}" for name in names), folder):
             fsync(path)
@@ -63,10 +52,10 @@ def exchange(a: str, b: str) -> None:
             errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
         )
     arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
-    if _LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
-        raise _os_error(b)
+    if LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
+        raise os_error(b)
 
 
-def _os_error(path: str) -> OSError:
+def os_error(path: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), path)

@@ -1,26 +1,29 @@
 """The steps of a run in a directory; nothing is cached that could be stale."""
 
 import contextlib
+import fcntl
+import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import committed
+from .atomic import delete, fsync
 from .storage import is_step, step_name, Steps, Storage
 
 
-class DirectorySteps(Steps):
-    """As `Steps`; the two functions remove checkpoints and sweep dead attempts."""
+logger = logging.getLogger("eqx_ckpt")
+# `.000100.<uuid>`: the directory of an attempt, or the lock of its process.
+_CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
 
-    def __init__(
-        self,
-        run: Storage,
-        remove: Callable[[Iterable[str]], None],
-        sweep: Callable[[str], None],
-    ) -> None:
+
+class DirectorySteps(Steps):
+    """As `Steps`; the function removes checkpoints."""
+
+    def __init__(self, run: Storage, remove: Callable[[Iterable[str]], None]) -> None:
         self._run = run
         self._remove = remove
-        self._sweep = sweep
         # By step: the identity and the metadata of its checkpoint.
         self._metadata: dict[int, tuple[object, Any]] = {}
 
@@ -53,7 +56,31 @@ class DirectorySteps(Steps):
         """On a disk, sweeping once is enough."""
         if starting:
             with contextlib.suppress(FileNotFoundError):
-                self._sweep(self._run.spec["path"])
+                _sweep(self._run.spec["path"])
 
     def _step(self, step: int) -> Storage:
         return self._run / step_name(step)
+
+
+def _sweep(directory: str) -> None:
+    """Remove what dead attempts left in a directory, and nothing of a live one."""
+    names = {m[1] for name in os.listdir(directory) if (m := _CLAIM.fullmatch(name))}
+    if names:
+        # What a dead process exchanged or hid must not reappear half deleted.
+        fsync(directory)
+    for name in sorted(names):
+        _sweep_one(os.path.join(directory, name))
+
+
+def _sweep_one(stem: str) -> None:
+    lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            logger.info("Removing %s.tmp, which a dead process left.", stem)
+            delete(stem + ".tmp")
+            os.unlink(stem + ".lock")
+    except BlockingIOError:
+        logger.debug("%s.tmp is in use.", stem)
+    finally:
+        os.close(lock)

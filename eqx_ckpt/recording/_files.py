@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from .._errors import CheckpointError
-from .._storage.atomic import flush
+from .._storage.directory import flush
 from .._storage.storage import Storage
 
 
