@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from .._errors import CheckpointError, CorruptCheckpointError
@@ -107,6 +108,19 @@ class Source(abc.ABC):
         A new array for each region, in order, of its shape and of the dtype
         `record.data_type`.
         """
+
+    def held(self, name: str) -> jax.Array | None:
+        """A leaf as it is, if it is a JAX array in memory: it is not read then.
+
+        **Arguments:**
+
+        - `name`: of the leaf.
+
+        **Returns:**
+
+        The array, or a PRNG key, or `None`.
+        """
+        return None
 
     @abc.abstractmethod
     def __str__(self) -> str: ...

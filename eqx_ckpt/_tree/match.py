@@ -174,14 +174,17 @@ def _alike(leaves: Mapping[str, LeafMatch]) -> Iterator[tuple[list[str], LeafMat
     Their names are the same but for the positions in them.
     """
     groups: dict[tuple[str, str], list[str]] = {}
+    group_of: dict[str, list[str]] = {}
     for name, leaf in leaves.items():
         sentence = _QUOTED.sub(_without_positions, _sentence(leaf))
-        groups.setdefault((_POSITION.sub("*", name), sentence), []).append(name)
-    for names in groups.values():
-        if len(names) > _MOST_ALIKE:
-            yield names, leaves[names[0]]
-        else:
-            yield from (([name], leaves[name]) for name in names)
+        key = _POSITION.sub("*", name), sentence
+        group_of[name] = groups.setdefault(key, [])
+        group_of[name].append(name)
+    for name, names in group_of.items():
+        if len(names) <= _MOST_ALIKE:
+            yield [name], leaves[name]
+        elif name == names[0]:
+            yield names, leaves[name]
 
 
 def _without_positions(quoted: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -19,6 +20,7 @@ from .._tree.filter_spec import default_serialise_filter_spec
 from .._tree.nested import nested, sortable
 from .._tree.plan import named_leaves, plan_writes
 from .._tree.reads import Missing, Unexpected
+from .._tree.transform import Transform
 from .._types import Report
 
 
@@ -70,14 +72,17 @@ def from_state_dict(
     like: PyTree,
     state: PyTree,
     *,
+    transform: Transform | None = None,
     casting: Casting = "no",
     missing: Missing = "raise",
     unexpected: Unexpected = "raise",
 ) -> PyTree:
     """Fill a PyTree from a state dict, as strictly as from a checkpoint.
 
-    NumPy arrays are copied. JAX arrays are read on the host, and put where `like` has
-    them, or on the default device.
+    NumPy arrays are copied. JAX arrays and PRNG keys are not: the tree gets the arrays
+    of `state`, or copies where `like` has other shardings; to donate the tree deletes
+    those that both have. What is cast, or computed by `transform`, goes through the
+    memory of the host.
 
     **Arguments:**
 
@@ -85,7 +90,8 @@ def from_state_dict(
     - `state`: what [`eqx_ckpt.to_state_dict`][] returned, or any PyTree whose leaves
         have the names of those of `like`. The keys of positions are integers:
         `state["layers"][0]`, not `state["layers"]["0"]`. It is not changed.
-    - `casting`, `missing`, `unexpected`: as [`eqx_ckpt.tree_deserialise_leaves`][].
+    - `transform`, `casting`, `missing`, `unexpected`: as
+        [`eqx_ckpt.tree_deserialise_leaves`][].
 
     **Returns:**
 
@@ -117,6 +123,7 @@ def from_state_dict(
     return tree_deserialise_leaves(
         _StateDict(state),
         like,
+        transform=transform,
         casting=casting,
         missing=missing,
         unexpected=unexpected,
@@ -180,6 +187,10 @@ class _StateDict(Source):
         if report:
             report(read.name, found.nbytes)
         return found
+
+    def held(self, name: str) -> jax.Array | None:
+        leaf = self._leaves[name]
+        return leaf if isinstance(leaf, jax.Array) else None
 
     def __str__(self) -> str:
         return "the state dict"

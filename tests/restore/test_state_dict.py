@@ -90,6 +90,8 @@ TREES = st.recursive(
 def test_there_and_back(tree):
     state = eqx_ckpt.to_state_dict(tree)
     assert_same(eqx_ckpt.from_state_dict(tree, state), tree)
+    renamed = eqx_ckpt.from_state_dict((tree,), state, transform=lambda old: {0: old})
+    assert_same(renamed, (tree,))
     # A state dict is a tree itself, of the same leaves under the same names.
     again = eqx_ckpt.to_state_dict(state)
     assert_same(again, state)
@@ -157,6 +159,45 @@ def test_onto_a_mesh_and_between_shardings():
     assert (np.asarray(new["x"]) == x).all()
     assert type(new["y"]) is np.ndarray
     assert (new["y"] == x).all()
+
+
+def test_arrays_on_devices_are_not_copied():
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = NamedSharding(mesh, P("x"))
+    device = jax.devices()[3]
+    tree = {
+        "a": jnp.ones(3),
+        "b": jax.device_put(jnp.ones(8), sharding),
+        "k": jax.device_put(jax.random.split(jax.random.key(0), 8), sharding),
+        "weak": jax.device_put(jnp.asarray(1.0), device),
+    }
+    state = eqx_ckpt.to_state_dict(tree)
+    skeleton = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in tree.items()}
+    for like in (tree, skeleton):
+        new = eqx_ckpt.from_state_dict(like, state)
+        assert all(new[name] is x for name, x in tree.items())
+
+    def transform(old):
+        return {name + "2": x for name, x in old.items()}
+
+    like = {name + "2": x for name, x in tree.items()}
+    new = eqx_ckpt.from_state_dict(like, state, transform=transform)
+    assert all(new[name + "2"] is x for name, x in tree.items())
+    moved = {name: jax.device_put(x, jax.devices()[1]) for name, x in tree.items()}
+    new = eqx_ckpt.from_state_dict(moved, state)
+    assert_same(new, tree)
+    assert all(x.devices() == {jax.devices()[1]} for x in new.values())
+
+
+def test_a_transform():
+    def transform(old):
+        old["w"] = jnp.stack([old["w"][i] for i in range(2)]) * 2
+        return old
+
+    state = {"w": [jnp.ones(3), jnp.zeros(3)], "x": np.arange(3.0), "n": 5}
+    like = {"w": jnp.zeros((2, 3)), "x": np.zeros(3), "n": 0}
+    new = eqx_ckpt.from_state_dict(like, state, transform=transform)
+    assert_same(new, {"w": jnp.array([[2.0] * 3, [0.0] * 3]), "x": state["x"], "n": 5})
 
 
 def test_what_is_no_data():
