@@ -86,8 +86,7 @@ def optax_transform(
         optimiser = optax.chain(optax.clip(1.0), optax.adamw(1e-3))
         like = optimiser.init(params)
         to_like = eqx_ckpt.interop.optax_transform(like)
-        old = eqx_ckpt.tree_deserialise_leaves("ckpt", eqx_ckpt.tree_like("ckpt"))
-        state = eqx_ckpt.from_state_dict(like, to_like(old))
+        state = eqx_ckpt.tree_deserialise_leaves("ckpt", like, transform=to_like)
         ```
     """
     prefix = prefix.strip("/")

@@ -123,6 +123,26 @@ def test_a_state_that_has_not_changed():
     assert_same(restored(old, optimiser.init(PARAMS)), old)
 
 
+def test_from_disk(tmp_path):
+    optimiser = CHANGES["labelled"](optax.adam)
+    old = {"params": PARAMS, "opt": trained(optax.adam(0.1))}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "a", old)
+    like = {"params": PARAMS, "opt": optimiser.init(PARAMS)}
+    transform = optax_transform(like, "opt")
+    found = eqx_ckpt.match(tmp_path / "a", like, transform=transform)
+    assert found.leaves["opt/inner_states/first/inner_state/0/count"].origin == (
+        "opt/0/count",
+    )
+    new = eqx_ckpt.tree_deserialise_leaves(tmp_path / "a", like, transform=transform)
+    assert is_close(
+        next_update(optimiser, new["opt"]), next_update(optax.adam(0.1), old["opt"])
+    )
+    like = {"params": PARAMS, "opt": optax.chain(*[optax.adam(0.1)] * 2).init(PARAMS)}
+    transform = optax_transform(like, "opt")
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match=r"'opt/1/0/count': 'opt/0/c"):
+        eqx_ckpt.match(tmp_path / "a", like, transform=transform)
+
+
 def test_a_schedule_goes_on():
     schedule = optax.linear_schedule(0.1, 0.2, 10)
     plain = optax.adam(schedule)
