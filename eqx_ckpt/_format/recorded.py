@@ -88,6 +88,7 @@ class Record:
     - `draws`: how many samples each chain has.
     - `state`: which checkpoint is the state that comes after them, if there is one.
     - `steps`: how many steps `record_scan` has taken.
+    - `writer`: another text for each writer, where there are no locks.
     - `checksums`: for each leaf and each chain, the crc32c of each chunk, as its file
         ends with it; of a last chunk that is not full, that of its samples.
     """
@@ -99,6 +100,7 @@ class Record:
     commit: int = 0
     state: int | None = None
     steps: int = 0
+    writer: str = ""
     checksums: Mapping[str, tuple[str, ...]] | None = None
 
     @property
@@ -125,6 +127,7 @@ class Record:
             "draws": self.draws,
             "state": self.state,
             "steps": self.steps,
+            "writer": self.writer,
             "metadata": None if self.metadata is None else pack(self.metadata),
             "leaves": {leaf.name: _leaf_to_json(leaf) for leaf in self.leaves},
             "checksums": self.checksums or {},
@@ -204,6 +207,7 @@ def _parsed(fields: dict[str, Any]) -> Record:
         commit=_number(fields["commit"]),
         state=None if state is None else _number(state),
         steps=_number(fields["steps"]),
+        writer=str(fields["writer"]),
         checksums={
             leaf.name: _checksums(fields["checksums"].get(leaf.name), leaf, draws)
             for leaf in leaves

@@ -13,10 +13,11 @@ from .._format.manifest import MANIFEST
 from .._types import Layout
 from .bucket_attempt import BucketAttempt, BucketShare
 from .bucket_steps import BucketSteps
+from .bucket_writer import BucketWriter
 from .key_values import KeyValues
 from .kvstore import wait_for
 from .patience import LAST_PATIENCE, wait_patiently
-from .storage import Attempt, Share, Steps
+from .storage import Attempt, Share, SoleWriter, Steps
 from .translate import no_bucket
 
 
@@ -39,6 +40,9 @@ class Bucket(KeyValues):
 
     def steps(self) -> Steps:
         return BucketSteps(self)
+
+    def writer(self) -> SoleWriter:
+        return BucketWriter(self)
 
     def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
         return wait_patiently(self.spec, future, self.url(key), most)

@@ -44,7 +44,7 @@ class BucketAttempt(Attempt):
         self._is_ours = True
         try:
             if target.spec.get("use_conditional_write", True):
-                _check_conditions(self._place, replace=self._old.value is not None)
+                check_conditions(self._place, replace=self._old.value is not None)
         except BaseException:
             self._clean_up()
             raise
@@ -159,7 +159,7 @@ class BucketShare(Share):
     ) -> None: ...
 
 
-def _check_conditions(place: KeyValues, *, replace: bool) -> None:
+def check_conditions(place: KeyValues, *, replace: bool) -> None:
     """Raise if the store ignores conditions: two writers would both succeed."""
     spec = place.spec
     store = (spec["driver"], spec.get("endpoint"), spec.get("bucket"), replace)

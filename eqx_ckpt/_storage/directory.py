@@ -26,6 +26,7 @@ from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
 from .bucket import Bucket, GoogleBucket, Memory
 from .database import Database
 from .directory_steps import DirectorySteps
+from .directory_writer import DirectoryWriter
 from .files import database_problem, list_files, read_file, read_files
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import ChunkFiles, MAX_IN_FLIGHT, wait_for
@@ -36,6 +37,7 @@ from .storage import (
     DatabaseOptions,
     KvSpec,
     Share,
+    SoleWriter,
     Steps,
     Storage,
 )
@@ -166,6 +168,9 @@ class Directory(Storage):
 
     def steps(self) -> Steps:
         return DirectorySteps(self, remove)
+
+    def writer(self) -> SoleWriter:
+        return DirectoryWriter(self, flush)
 
     def database_problem(self) -> str:
         return database_problem(self.spec["path"])

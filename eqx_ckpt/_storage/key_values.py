@@ -126,8 +126,11 @@ class KeyValues(Storage):
 
         `False` after a lost response to a successful write: then read the key.
         """
-        writing = self.open().write(key, value, if_equal=version)
-        return bool(self.wait_for(writing, key).generation)
+        return bool(self.wait_for(self.writing(key, value, version), key).generation)
+
+    def writing(self, key: str, value: bytes, version: bytes | None = None) -> Any:
+        """A future of such a write."""
+        return self.open().write(key, value, if_equal=version)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values, many at a time."""

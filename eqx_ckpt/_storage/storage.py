@@ -23,6 +23,8 @@ from .chunk_bytes import ChunkBytes, Wanted
 
 KvSpec: TypeAlias = dict[str, Any]
 S = TypeVar("S", bound="Storage")
+# The key that says who writes.
+WRITER_LOCK = "writer.lock"
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
@@ -113,6 +115,10 @@ class Storage(abc.ABC):
     @abc.abstractmethod
     def steps(self) -> "Steps":
         """The steps of a run, if this is one."""
+
+    @abc.abstractmethod
+    def writer(self) -> "SoleWriter":
+        """What writes here while nobody else does."""
 
     def database_problem(self) -> str:
         """Why TensorStore must not open an OCDBT database here, or `''`."""
@@ -277,6 +283,77 @@ class Steps(abc.ABC):
     @abc.abstractmethod
     def sweep(self, *, starting: bool) -> None:
         """Remove what dead attempts left; `starting`: called by a new manager."""
+
+
+class SoleWriter(abc.ABC):
+    """Writes values below keys, as the only one; a commit refers to some of them.
+
+    What is written is durable after `flush`. A key that has committed data is replaced,
+    not written: it has one value or the other at any time, and after a power cut.
+    """
+
+    @abc.abstractmethod
+    def acquire(self) -> None:
+        """Be the only writer until `release`; raise if somebody else is."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Let others write; twice is once."""
+
+    @abc.abstractmethod
+    def strangers(self) -> list[str]:
+        """What is here that is not a writer's, before there is a record."""
+
+    @abc.abstractmethod
+    def read(self, key: str) -> bytes | None:
+        """The value of a key that will be committed."""
+
+    @abc.abstractmethod
+    def list(self, folder: str) -> list[str]:
+        """The keys directly below a folder."""
+
+    @abc.abstractmethod
+    def make(self, folder: str) -> None:
+        """Make a folder, where there are folders."""
+
+    @abc.abstractmethod
+    def write(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Write a value that no commit refers to."""
+
+    @abc.abstractmethod
+    def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Write a value in place of a committed one; until `flush` it may be either."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Make all that was written durable."""
+
+    @abc.abstractmethod
+    def show(self, key: str, value: bytes) -> None:
+        """Replace a value that nothing depends on, in one step."""
+
+    @abc.abstractmethod
+    def take_over(self, key: str, value: bytes) -> None:
+        """Replace what `read` gave, so that no earlier writer can `commit` there."""
+
+    @abc.abstractmethod
+    def commit(self, key: str, value: bytes) -> None:
+        """Replace a value durably, in one step; raise if another writer has."""
+
+    @abc.abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete values that no commit refers to."""
+
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Replace nothing at the next `flush`."""
+
+
+def has_a_writer(where: str) -> CheckpointError:
+    return CheckpointError(
+        "The recording is written by another process, or by another `Recording`: "
+        f"{where}. Wait for it to close, or choose another path."
+    )
 
 
 def already_there(target: str) -> CheckpointExistsError:

@@ -12,7 +12,7 @@ from .._format.names import folders
 from .._format.recorded import dimension_names, FOLDER, Leaf, Record
 from .._storage.chunk_codec import Piece, Scratch
 from .._storage.recorded import crc, memory
-from ._files import Files
+from .._storage.storage import SoleWriter
 
 
 _GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
@@ -31,7 +31,7 @@ class Column:
     """
 
     def __init__(
-        self, files: Files, leaf: Leaf, chains: int | None, chain: int, draws: int
+        self, files: SoleWriter, leaf: Leaf, chains: int | None, chain: int, draws: int
     ) -> None:
         self.leaf = leaf
         self._files = files
@@ -113,7 +113,7 @@ class Column:
         return [value]
 
 
-def columns_of(files: Files, record: Record) -> list[list[Column]]:
+def columns_of(files: SoleWriter, record: Record) -> list[list[Column]]:
     """For each leaf, the columns of its chains."""
     return [
         [
@@ -124,7 +124,7 @@ def columns_of(files: Files, record: Record) -> list[list[Column]]:
     ]
 
 
-def make_groups(files: Files, record: Record) -> None:
+def make_groups(files: SoleWriter, record: Record) -> None:
     """Make the directories; readers of Zarr want each to say what it is."""
     names = [leaf.name for leaf in record.leaves]
     inner = [f"{FOLDER}/{name}" for name in sorted(folders(names))]
@@ -135,7 +135,7 @@ def make_groups(files: Files, record: Record) -> None:
         files.make(array_path(leaf))
 
 
-def show(files: Files, record: Record) -> None:
+def show(files: SoleWriter, record: Record) -> None:
     """Let readers of Zarr see what is committed: the samples that all chains have."""
     draws = min(record.draws)
     for leaf in record.leaves:
@@ -154,7 +154,7 @@ def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
             yield f"{array_path(leaf)}/{key}"
 
 
-def trim(files: Files, record: Record) -> None:
+def trim(files: SoleWriter, record: Record) -> None:
     """Delete what was written after the last commit."""
     files.forget()
     for leaf in record.leaves:

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,15 +19,14 @@ from .._errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
 )
-from .._format.recorded import Leaf, RECORD, Record, STATES
+from .._format.recorded import from_bytes, Leaf, RECORD, Record, STATES
 from .._save import tree_serialise_leaves
 from .._steps import Run
-from .._storage.directory import Directory, locate
-from .._storage.recorded import read_record, Recorded
+from .._storage.directory import locate
+from .._storage.recorded import Recorded
 from .._storage.url import Store
 from .._types import PathLike
 from ._columns import Column, columns_of, make_groups, show, trim
-from ._files import Files
 from ._leaves import Block, check_same, rows_of, to_stored
 from ._writer import Writer
 
@@ -63,10 +63,8 @@ class Log:
     ) -> None:
         self.base = locate(path)
         self.where = str(self.base)
-        if not isinstance(self.base, Directory):
-            raise CheckpointError(f"{self.where}: a recording is written to a disk.")
         self._max_samples = max_samples
-        self._files = Files(self.base)
+        self._files = self.base.writer()
         self._lock = threading.RLock()
         self._is_closed = self._is_reported = False
         self.has_recorder = False
@@ -89,9 +87,12 @@ class Log:
         self.must_resume = self.record.state is not None
 
     def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> Record:
-        found = read_record(self.base)
-        if found is not None:
+        data = self._files.read(RECORD)
+        if data is not None:
+            found = from_bytes(data, self.where)
             check_same(found, wanted, self.where, differs)
+            found = dataclasses.replace(found, writer=uuid.uuid4().hex)
+            self._files.take_over(RECORD, found.to_bytes())
             return found
         strangers = self._files.strangers()
         if strangers:

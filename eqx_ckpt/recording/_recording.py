@@ -28,7 +28,7 @@ _MAX_BLOCK = 1024
 
 
 class Recording:
-    """Samples on a disk, to which a running program adds; they survive its death.
+    """Samples on a disk or in a store, to which a program adds; they survive its death.
 
     Each leaf of a sample has a Zarr array of its own, which grows. `commit` makes the
     samples so far durable, together with the state of the sampler that comes after
@@ -81,8 +81,8 @@ class Recording:
     ) -> None:
         """**Arguments:**
 
-        - `path`: a directory that does not exist or is empty, or that of a recording
-            to go on with.
+        - `path`: a directory or URL where nothing is yet, or that of a recording to go
+            on with.
         - `like`: one sample of one chain: a PyTree of arrays, or of
             `jax.ShapeDtypeStruct`s. Typed PRNG keys and scalars of NumPy will do.
         - `chains`: how many chains there are. The arrays of samples then have a first
@@ -139,7 +139,7 @@ class Recording:
 
         **Arguments:**
 
-        - `path`: its directory.
+        - `path`: its directory or URL.
 
         **Returns:**
 
