@@ -1,67 +1,123 @@
-"""Checkpoints of Equinox models: each leaf under its own name. See README.md."""
+"""Checkpoints of Equinox models: each leaf under its own name. See README.md.
 
-import importlib.metadata
+A name is imported when it is first used: the command line, which only looks at
+checkpoints, is done before JAX would be imported.
+"""
 
-from . import data as data, interop as interop
-from ._errors import (
-    CheckpointError as CheckpointError,
-    CheckpointExistsError as CheckpointExistsError,
-    CheckpointNotFoundError as CheckpointNotFoundError,
-    CorruptCheckpointError as CorruptCheckpointError,
-    LeafMismatchError as LeafMismatchError,
-    LeafNameError as LeafNameError,
-)
-from ._format.leaves import LeafRecord as LeafRecord
-from ._format.manifest import Manifest as Manifest
-from ._format.source import RegionRead as RegionRead, Source as Source
-from ._inspect import (
-    leaves as leaves,
-    match as match,
-    read_manifest as read_manifest,
-    tree_like as tree_like,
-    verify as verify,
-)
-from ._manager import CheckpointManager as CheckpointManager
-from ._progress import Progress as Progress
-from ._restore import tree_deserialise_leaves as tree_deserialise_leaves
-from ._retention import (
-    Keep as Keep,
-    keep_all as keep_all,
-    keep_best as keep_best,
-    keep_every as keep_every,
-    keep_last as keep_last,
-)
-from ._save import (
-    tree_serialise_leaves as tree_serialise_leaves,
-    tree_serialise_leaves_async as tree_serialise_leaves_async,
-)
-from ._stats import LeafStats as LeafStats, stats as stats
-from ._storage.url import Store as Store
-from ._tree.compression import Compression as Compression
-from ._tree.filter_spec import (
-    default_deserialise_filter_spec as default_deserialise_filter_spec,
-    default_serialise_filter_spec as default_serialise_filter_spec,
-)
-from ._tree.match import LeafMatch as LeafMatch, Match as Match
-from ._tree.skeleton import shard_like as shard_like
-from ._types import Layout as Layout
-from ._when import (
-    every_seconds as every_seconds,
-    every_steps as every_steps,
-    When as When,
-)
-from .interop._copy import copy as copy
-from .interop._state_dict import (
-    from_state_dict as from_state_dict,
-    to_state_dict as to_state_dict,
-)
-from .recording import (
-    record_scan as record_scan,
-    Recorder as Recorder,
-    Recording as Recording,
-    SampleBuffer as SampleBuffer,
-    Samples as Samples,
-)
+import importlib
+import typing
 
 
-__version__ = importlib.metadata.version("eqx-ckpt")
+if typing.TYPE_CHECKING:
+    from . import data as data, interop as interop, recording as recording
+    from ._errors import (
+        CheckpointError as CheckpointError,
+        CheckpointExistsError as CheckpointExistsError,
+        CheckpointNotFoundError as CheckpointNotFoundError,
+        CorruptCheckpointError as CorruptCheckpointError,
+        LeafMismatchError as LeafMismatchError,
+        LeafNameError as LeafNameError,
+    )
+    from ._format.leaves import LeafRecord as LeafRecord
+    from ._format.manifest import Manifest as Manifest
+    from ._format.source import RegionRead as RegionRead, Source as Source
+    from ._inspect import (
+        leaves as leaves,
+        read_manifest as read_manifest,
+        verify as verify,
+    )
+    from ._like import match as match, tree_like as tree_like
+    from ._manager import CheckpointManager as CheckpointManager
+    from ._progress import Progress as Progress
+    from ._restore import tree_deserialise_leaves as tree_deserialise_leaves
+    from ._retention import (
+        Keep as Keep,
+        keep_all as keep_all,
+        keep_best as keep_best,
+        keep_every as keep_every,
+        keep_last as keep_last,
+    )
+    from ._save import (
+        tree_serialise_leaves as tree_serialise_leaves,
+        tree_serialise_leaves_async as tree_serialise_leaves_async,
+    )
+    from ._stats import LeafStats as LeafStats, stats as stats
+    from ._storage.url import Store as Store
+    from ._tree.compression import Compression as Compression
+    from ._tree.filter_spec import (
+        default_deserialise_filter_spec as default_deserialise_filter_spec,
+        default_serialise_filter_spec as default_serialise_filter_spec,
+    )
+    from ._tree.match import LeafMatch as LeafMatch, Match as Match
+    from ._tree.skeleton import shard_like as shard_like
+    from ._types import Layout as Layout
+    from ._when import (
+        every_seconds as every_seconds,
+        every_steps as every_steps,
+        When as When,
+    )
+    from .interop._copy import copy as copy
+    from .interop._state_dict import (
+        from_state_dict as from_state_dict,
+        to_state_dict as to_state_dict,
+    )
+    from .recording import (
+        record_scan as record_scan,
+        Recorder as Recorder,
+        Recording as Recording,
+        SampleBuffer as SampleBuffer,
+        Samples as Samples,
+    )
+
+    __version__: str
+
+
+# The same once more, for the interpreter. A test compares the two.
+_NAMES = {
+    "_errors": "CheckpointError CheckpointExistsError CheckpointNotFoundError "
+    "CorruptCheckpointError LeafMismatchError LeafNameError",
+    "_format.leaves": "LeafRecord",
+    "_format.manifest": "Manifest",
+    "_format.source": "RegionRead Source",
+    "_inspect": "leaves read_manifest verify",
+    "_like": "match tree_like",
+    "_manager": "CheckpointManager",
+    "_progress": "Progress",
+    "_restore": "tree_deserialise_leaves",
+    "_retention": "Keep keep_all keep_best keep_every keep_last",
+    "_save": "tree_serialise_leaves tree_serialise_leaves_async",
+    "_stats": "LeafStats stats",
+    "_storage.url": "Store",
+    "_tree.compression": "Compression",
+    "_tree.filter_spec": "default_deserialise_filter_spec "
+    "default_serialise_filter_spec",
+    "_tree.match": "LeafMatch Match",
+    "_tree.skeleton": "shard_like",
+    "_types": "Layout",
+    "_when": "every_seconds every_steps When",
+    "interop._copy": "copy",
+    "interop._state_dict": "from_state_dict to_state_dict",
+    "recording": "record_scan Recorder Recording SampleBuffer Samples",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+_MODULES = ("data", "interop", "recording")
+__all__ = [*_HOMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: typing.Any = version("eqx-ckpt")
+    elif name in _MODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -18,7 +18,6 @@ from ._errors import CheckpointError, CheckpointNotFoundError
 from ._format.manifest import Manifest
 from ._futures import raise_pending_failure, saves_of
 from ._inspect import read_manifest
-from ._preemption import stop_watching, told_to_end
 from ._progress import check_progress, Progress
 from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
@@ -36,7 +35,7 @@ from ._tree.filter_spec import (
 from ._tree.plan import plan_writes
 from ._tree.reads import How
 from ._types import IsLeaf, Layout, PathLike
-from ._when import checked_when, is_due, When
+from ._when import checked_when, is_due, stop_watching, told_to_end, When
 
 
 class CheckpointManager:

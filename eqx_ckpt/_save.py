@@ -1,20 +1,24 @@
 """Saving."""
 
 import contextlib
+import importlib.metadata
 import logging
 import os
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from ._distributed.joint import all_saving, Together
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._format.leaves import shards
-from ._format.manifest import Manifest, to_bytes, VERSIONS
+from ._format.manifest import Manifest, to_bytes
 from ._format.metadata import exactly
 from ._futures import pending_saves, raise_pending_failure, Saving
 from ._progress import Progress, Reporter
@@ -30,6 +34,15 @@ from ._types import IsLeaf, Layout, LAYOUTS, PathLike
 
 logger = logging.getLogger("eqx_ckpt")
 T = TypeVar("T")
+
+VERSIONS = {
+    "eqx_ckpt": importlib.metadata.version("eqx-ckpt"),
+    "equinox": eqx.__version__,
+    "jax": jax.__version__,
+    "numpy": np.__version__,
+    "tensorstore": importlib.metadata.version("tensorstore"),
+    "python": platform.python_version(),
+}
 
 
 def tree_serialise_leaves(

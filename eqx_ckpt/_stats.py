@@ -7,9 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ._format.chunks import batches, blocks, whole
+from ._format.lazy import Array, np
 from ._format.leaves import from_stored, LeafRecord
 from ._format.moments import Moments, moments
 from ._format.names import is_below
@@ -145,12 +144,12 @@ def _pieces(
 
 
 def _moments_of(
-    items: Sequence[tuple[RegionRead, np.ndarray]],
+    items: Sequence[tuple[RegionRead, Array]],
 ) -> list[tuple[str, Moments]]:
     return [(read.name, _of_piece(read.record, array)) for read, array in items]
 
 
-def _of_piece(record: LeafRecord, array: np.ndarray) -> Moments:
+def _of_piece(record: LeafRecord, array: Array) -> Moments:
     if record.kind in ("key", "bytes"):
         return Moments()
     array = from_stored(array, record)

@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ._format.lazy import np
 from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
 from ._storage.directory import locate

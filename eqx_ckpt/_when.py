@@ -1,7 +1,10 @@
-"""When to save: functions of a step and the last saved step."""
+"""When to save: functions of a step and the last saved step; and SIGTERM."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +15,10 @@ from ._types import is_real
 
 When: TypeAlias = Callable[[int, int | None], bool]
 """A function `(step, last) -> bool`: whether to save `step`, the last being `last`."""
+# The watchers, and the signal handler to restore when there are none left.
+_watchers: set[object] = set()
+_previous: list[Any] = []
+_told = threading.Event()
 
 
 def every_steps(n: int) -> When:
@@ -108,3 +115,30 @@ def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
                 "return `True` or `False`."
             )
     return any(answers)
+
+
+def told_to_end(watcher: object) -> bool:
+    """Whether SIGTERM came since the first call; it no longer ends the process."""
+    if not _watchers:
+        try:
+            _previous[:] = [signal.signal(signal.SIGTERM, _note)]
+        except ValueError:
+            raise CheckpointError(
+                "`should_save` waits for SIGTERM, which Python allows in the main "
+                "thread only. Call it there."
+            ) from None
+        _told.clear()
+    _watchers.add(watcher)
+    return _told.is_set()
+
+
+def stop_watching(watcher: object) -> None:
+    """Restore the previous handler of SIGTERM once nobody watches."""
+    if watcher in _watchers:
+        _watchers.discard(watcher)
+        if not _watchers:
+            signal.signal(signal.SIGTERM, _previous.pop() or signal.SIG_DFL)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _told.set()

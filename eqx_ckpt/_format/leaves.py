@@ -2,39 +2,24 @@
 
 import functools as ft
 import math
-import re
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import jax.tree_util as jtu
-import numpy as np
-from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from jax.typing import DTypeLike
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError
 from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
+from .dtypes import DATA_TYPES, SIZES
+from .lazy import Array, DType, eqx, jax, jnp, jtu, np
+
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec, Sharding
+    from jax.typing import DTypeLike
 
 
 ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
 SCALAR_KINDS = ("bool", "int", "float", "complex")
 
-# The dtypes that TensorStore's zarr3 driver stores natively.
-STORED = frozenset(
-    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 "
-    "float32 float64 complex64 complex128 float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn".split()
-)
-# Other dtypes, stored as bytes, with the true dtype in the manifest.
-VIEWED = frozenset(
-    "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
-)
-_SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
-_TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
 _NAN = struct.pack(">d", math.nan)
 
 
@@ -75,7 +60,7 @@ class LeafRecord(NamedTuple):
     def of_array(
         cls,
         shape: Sequence[int],
-        dtype: DTypeLike,
+        dtype: "DTypeLike",
         *,
         path: Sequence[tuple[str, str | int]],
         kind: str = "jax",
@@ -109,7 +94,7 @@ class LeafRecord(NamedTuple):
     @property
     def itemsize(self) -> int:
         """Bytes of one element of the Zarr array."""
-        return _itemsize(self.data_type)
+        return SIZES[self.data_type]
 
     def __str__(self) -> str:
         if self.kind == "unknown":
@@ -126,11 +111,6 @@ class LeafRecord(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<LeafRecord: {self}>"
-
-
-@ft.cache
-def _itemsize(data_type: str) -> int:
-    return np.dtype(data_type).itemsize
 
 
 class Written(bytes):
@@ -195,7 +175,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
             return _like("struct", leaf.shape, leaf.dtype)
         if type(leaf) is np.ndarray:
             return _like("numpy", leaf.shape, leaf.dtype)
-        if isinstance(leaf, Tracer):
+        if isinstance(leaf, jax.core.Tracer):
             raise CannotSave(_TRACED)
         if isinstance(leaf, jax.Array):
             return _like("jax", leaf.shape, leaf.dtype)
@@ -229,8 +209,8 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and _key_impl(leaf.dtype) is not None
 
 
-def _describe_jax(leaf: jax.Array) -> LeafRecord:
-    if isinstance(leaf, Tracer):
+def _describe_jax(leaf: "jax.Array") -> LeafRecord:
+    if isinstance(leaf, jax.core.Tracer):
         raise CannotSave(_TRACED)
     if leaf.is_deleted():
         raise CannotSave("was deleted: it was donated to a jitted function")
@@ -244,7 +224,10 @@ def _describe_jax(leaf: jax.Array) -> LeafRecord:
 
 
 def _array_record(
-    kind: str, shape: tuple[int, ...], dtype: np.dtype, leaf: jax.Array | None = None
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: DType,
+    leaf: "jax.Array | None" = None,
 ) -> LeafRecord:
     shard, sharding = shape, None
     if leaf is not None and len(leaf.sharding.device_set) > 1:
@@ -263,19 +246,20 @@ def _array_record(
     )
 
 
-def split(spec: PartitionSpec) -> tuple[Any, ...]:
+def split(spec: "PartitionSpec") -> tuple[Any, ...]:
     """How each dimension is sharded, without unreduced and reduced axes."""
     return tuple(spec.update(unreduced=frozenset(), reduced=frozenset()))
 
 
-def unreduced_axes(sharding: Sharding) -> str:
+def unreduced_axes(sharding: "Sharding") -> str:
     """The mesh axes over which an array is unreduced, for messages."""
-    spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
-    return ", ".join(sorted(map(repr, spec.unreduced)))
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return ""
+    return ", ".join(sorted(map(repr, sharding.spec.unreduced)))
 
 
-def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
-    if not isinstance(sharding, NamedSharding):
+def _describe_sharding(sharding: "Sharding") -> dict[str, Any] | None:
+    if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     if unreduced := unreduced_axes(sharding):
         raise CannotSave(
@@ -291,28 +275,23 @@ def _describe_sharding(sharding: Sharding) -> dict[str, Any] | None:
 
 
 @ft.cache
-def tag_and_data_type(dtype: np.dtype) -> tuple[str, str]:
+def tag_and_data_type(dtype: DType) -> tuple[str, str]:
     """The name of a dtype in the manifest, and the `data_type` of its Zarr array.
 
     The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` is ambiguous.
     """
     tag = dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
-    if tag in STORED:
-        return tag, tag
-    if tag in VIEWED:
-        return tag, "uint8"
-    if _TIME.match(tag):
-        return tag, "int64"
-    if _SWAPPED.match(tag):
-        return tag, dtype.newbyteorder("=").name
-    raise CannotSave(f"has the dtype `{dtype}`, which cannot be stored exactly")
+    try:
+        return tag, DATA_TYPES[tag]
+    except ValueError:
+        problem = f"has the dtype `{dtype}`, which cannot be stored exactly"
+        raise CannotSave(problem) from None
 
 
-def dtype_from_tag(tag: str) -> np.dtype:
+def dtype_from_tag(tag: str) -> DType:
     """The dtype of a tag; `ValueError` if the format has no such tag."""
-    if tag in STORED or tag in VIEWED or _SWAPPED.match(tag) or _TIME.match(tag):
-        return np.dtype(tag)
-    raise ValueError(f"{tag!r} is not a dtype of this format")
+    DATA_TYPES[tag]  # noqa: B018
+    return np.dtype(tag)
 
 
 def start_transfer(leaf: Any) -> None:
@@ -332,7 +311,7 @@ def start_transfer(leaf: Any) -> None:
 
 def shards(
     leaf: Any, record: LeafRecord, *, owned: Collection[Start] | None = None
-) -> Iterator[tuple[Region, np.ndarray]]:
+) -> Iterator[tuple[Region, Array]]:
     """The data of a leaf as host arrays, each with its region of the Zarr array.
 
     They are split along the chunk grid into pieces that can be written separately; with
@@ -368,7 +347,7 @@ def shards(
             yield piece, host[inside] if inside else host
 
 
-def from_stored(array: np.ndarray, record: LeafRecord) -> np.ndarray:
+def from_stored(array: Array, record: LeafRecord) -> Array:
     """The inverse of `shards` for one array: its original dtype."""
     if record.dtype == record.data_type:
         return array

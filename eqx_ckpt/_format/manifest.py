@@ -3,23 +3,19 @@
 import contextlib
 import functools as ft
 import hashlib
-import importlib.metadata
 import json
 import math
-import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-import equinox as eqx
-import jax
-import numpy as np
-
 from .._errors import CheckpointError
 from .._types import Layout
 from .chunks import chunk_keys
+from .dtypes import SIZES
+from .lazy import np
 from .leaves import CannotSave, describe_like, LeafRecord, Skipped
 from .metadata import pack
 from .names import encode, is_cut
@@ -38,14 +34,6 @@ _MAX_RANK = 32
 _MAX_ARRAY_BYTES = 2**62
 NO_DIGEST = "0" * 64
 
-VERSIONS = {
-    "eqx_ckpt": importlib.metadata.version("eqx-ckpt"),
-    "equinox": eqx.__version__,
-    "jax": jax.__version__,
-    "numpy": np.__version__,
-    "tensorstore": importlib.metadata.version("tensorstore"),
-    "python": platform.python_version(),
-}
 # The keys of an OCDBT database, or of one per process.
 DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
 COMPRESSIONS = ("zstd",)
@@ -239,7 +227,7 @@ def check_array(record: LeafRecord) -> None:
             f"has {rank} dimensions as it is stored, and Zarr arrays have {_MAX_RANK} "
             "at most; save a reshaped one"
         )
-    limit = _MAX_ARRAY_BYTES // np.dtype(record.data_type).itemsize
+    limit = _MAX_ARRAY_BYTES // SIZES[record.data_type]
     for sizes in (record.chunk_shape, record.data_shape):
         if math.prod(n or 1 for n in sizes) >= limit:
             raise CannotSave(f"is too large: its shape is {record.data_shape}")

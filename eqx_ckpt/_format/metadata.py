@@ -4,12 +4,8 @@ import json
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-
 from .._errors import CheckpointError
+from .lazy import jax, jnp, np
 
 
 MAX_METADATA_BYTES = 16 * 2**20
@@ -57,7 +53,7 @@ def _number(value: Any, where: str) -> bool | int | float:
     problem = f"is a `{type(value).__name__}`"
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         problem += f" of dtype {value.dtype} and shape {value.shape}"
-        is_number = not isinstance(value, Tracer) and value.shape == ()
+        is_number = not isinstance(value, jax.core.Tracer) and value.shape == ()
         if is_number and jnp.issubdtype(value.dtype, jnp.bool):
             return bool(value)
         if is_number and jnp.issubdtype(value.dtype, jnp.integer):

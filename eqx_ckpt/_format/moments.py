@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+from .lazy import Array, np
 
 
 # What is converted to 64 bits at a time fits in the cache of a core.
@@ -59,7 +59,7 @@ class Moments:
         return math.hypot(math.sqrt(self.squares), mean)
 
 
-def moments(array: np.ndarray) -> Moments:
+def moments(array: Array) -> Moments:
     """The moments of numbers of any dtype, computed in 64 bits."""
     flat, found = array.reshape(-1), Moments()
     with np.errstate(all="ignore"):
@@ -68,7 +68,7 @@ def moments(array: np.ndarray) -> Moments:
     return found
 
 
-def _of_block(block: np.ndarray) -> Moments:
+def _of_block(block: Array) -> Moments:
     wide = block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
     total, nan, inf = wide.sum(), 0, 0
     if not np.isfinite(total):
@@ -90,7 +90,7 @@ def _of_block(block: np.ndarray) -> Moments:
     return Moments(wide.size, nan, inf, low, high, mean.item(), squares)
 
 
-def _limits(block: np.ndarray, wide: np.ndarray) -> tuple[Any, Any]:
+def _limits(block: Array, wide: Array) -> tuple[Any, Any]:
     """The smallest and the largest number; complex ones have no order."""
     if wide.dtype.kind == "c":
         return None, None

@@ -10,26 +10,27 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
-
-import equinox as eqx
-import jax.tree_util as jtu
-import numpy as np
-from jaxtyping import PyTree
 
 from .._errors import LeafNameError
 from .._types import IsLeaf, KeyPath, TypedPath
+from .lazy import eqx, jtu, np
 from .transient import is_transient
+
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 ROOT = "@root"
 EMPTY = "@empty"
+# By the names of JAX's classes of keys.
 _KINDS = {
-    jtu.GetAttrKey: ("attr", "name"),
-    jtu.SequenceKey: ("index", "idx"),
-    jtu.FlattenedIndexKey: ("index", "key"),
-    jtu.DictKey: ("key", "key"),
+    "GetAttrKey": ("attr", "name"),
+    "SequenceKey": ("index", "idx"),
+    "FlattenedIndexKey": ("index", "key"),
+    "DictKey": ("key", "key"),
 }
 _CUT = re.compile(r"@[0-9a-f]{32}(/|\Z)")
 _LETTERS = {"a": "attr", "i": "index", "k": "key"}
@@ -44,23 +45,22 @@ _DEVICES = {"con", "prn", "aux", "nul"} | {
 }
 
 
-_is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
-
-
 def _is_whole(node: Any) -> bool:
-    return _is_state(node) or is_transient(node)
+    return isinstance(node, eqx.nn.State) or is_transient(node)
 
 
-def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
+def key_paths(tree: "PyTree", is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
     """Every leaf with its key path, in the order of `jax.tree_util.tree_leaves`.
 
     Like `jax.tree_util.tree_flatten_with_path`, except that the keys of an
     `eqx.nn.State` are its markers, since positions change when a layer is inserted. A
     `Transient` is one leaf.
     """
+    # Called for each node: a builtin is several times faster than a function.
+    is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
     is_plain = is_leaf in (None, is_transient) and not any(
         any(map(is_one, jtu.tree_leaves(tree, is_one)))
-        for is_one in (_is_state, is_transient)
+        for is_one in (is_state, is_transient)
     )
     if is_plain:
         # Without a function that is called on every node, this takes half as long.
@@ -68,10 +68,12 @@ def key_paths(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]
     return list(_key_paths(tree, is_leaf))
 
 
-def _key_paths(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
+def _key_paths(tree: "PyTree", is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
     stop = _is_whole if is_leaf is None else lambda x: is_leaf(x) or _is_whole(x)
     for path, node in jtu.tree_flatten_with_path(tree, stop)[0]:
-        if not _is_state(node) or (is_leaf is not None and is_leaf(node)):
+        if not isinstance(node, eqx.nn.State) or (
+            is_leaf is not None and is_leaf(node)
+        ):
             yield path, node
             continue
         children: Iterable[Any]
@@ -89,7 +91,7 @@ def typed(path: KeyPath, start: int = 0) -> TypedPath:
 
 
 def _typed(key: Any, path: KeyPath) -> tuple[str, str | int]:
-    kind, field = _KINDS.get(type(key), ("key", None))
+    kind, field = _KINDS.get(type(key).__name__, ("key", None))
     token = getattr(key, field) if field else key
     if type(token) is not str and type(token) is not int:
         token = _plain(token, path)

@@ -14,20 +14,16 @@ import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import jax
-
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._types import LAYOUTS
 from .chunks import grid_shape
+from .dtypes import DATA_TYPES, STORED, VIEWED
+from .lazy import jax
 from .leaves import (
     ARRAY_KINDS,
     CannotSave,
-    dtype_from_tag,
     LeafRecord,
     SCALAR_KINDS,
-    STORED,
-    tag_and_data_type,
-    VIEWED,
 )
 from .manifest import (
     check_array,
@@ -309,7 +305,7 @@ def _check_array(record: LeafRecord) -> None:
         _check_key(record)
     else:
         _require(
-            record.data_type == tag_and_data_type(dtype_from_tag(record.dtype))[1]
+            record.data_type == DATA_TYPES[record.dtype]
             and shape == record.shape
             and (record.kind != "jax" or record.dtype in STORED | VIEWED),
             "its array has another dtype or shape",
@@ -321,9 +317,15 @@ def _check_array(record: LeafRecord) -> None:
 _OPTIONAL = (dict, type(None))
 
 
+# JAX's own implementations, for which it need not be asked.
+_KEY_SHAPES = {"threefry2x32": (2,), "rbg": (4,), "unsafe_rbg": (4,)}
+
+
 @ft.cache
 def key_shape(impl: str) -> tuple[int, ...] | None:
     """The shape of the data of one key; `None` if this version of JAX lacks `impl`."""
+    if impl in _KEY_SHAPES:
+        return _KEY_SHAPES[impl]
     try:
         return jax.eval_shape(
             lambda: jax.random.key_data(jax.random.key(0, impl=impl))

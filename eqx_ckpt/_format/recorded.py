@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .._errors import CheckpointError, CorruptCheckpointError
+from .lazy import np
 from .leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
 from .manifest import check_array, COMPRESSIONS
 from .metadata import pack, unpack

@@ -3,16 +3,18 @@
 import abc
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import jax
-import numpy as np
+from typing import NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._types import Report
 from .chunks import Region, shape_of
+from .lazy import Array, np
 from .leaves import LeafRecord
 from .manifest import Manifest
+
+
+if TYPE_CHECKING:
+    import jax
 
 
 class RegionRead(NamedTuple):
@@ -92,7 +94,7 @@ class Source(abc.ABC):
         reads: Sequence[RegionRead],
         damage: dict[str, str],
         report: Report | None = None,
-    ) -> list[np.ndarray]:
+    ) -> list[Array]:
         """Read regions.
 
         **Arguments:**
@@ -109,7 +111,7 @@ class Source(abc.ABC):
         `record.data_type`.
         """
 
-    def held(self, name: str) -> jax.Array | None:
+    def held(self, name: str) -> "jax.Array | None":
         """A leaf as it is, if it is a JAX array in memory: it is not read then.
 
         **Arguments:**
@@ -128,7 +130,7 @@ class Source(abc.ABC):
 
 def read_regions(
     source: Source, reads: Sequence[RegionRead], report: Report | None = None
-) -> list[np.ndarray]:
+) -> list[Array]:
     """Read regions; raise for all leaves that are damaged."""
     damage: dict[str, str] = {}
     # NumPy makes a scalar of a region of an array without axes.

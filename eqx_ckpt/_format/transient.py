@@ -3,13 +3,11 @@
 import abc
 import functools as ft
 
-import equinox as eqx
-
 from .._types import IsLeaf
 
 
-class Transient(eqx.Module):
-    """A node whose leaves are not saved, such as a cache.
+class Transient(abc.ABC):
+    """A node whose leaves are not saved, such as a cache; an `equinox.Module` too.
 
     A save stores `note()` in the manifest. A restore replaces the node in `like` by its
     `fresh()`, if it `accepts` the stored note.

@@ -3,8 +3,6 @@
 import logging
 import math
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -70,6 +68,10 @@ class GoogleBucket(Bucket):
         TensorStore reports every key in a missing bucket as missing. Google says
         without credentials whether a bucket exists.
         """
+        # They take as long as NumPy.
+        import urllib.error
+        import urllib.request
+
         super().check_exists()
         google = os.environ.get(
             "TENSORSTORE_GCS_HTTP_URL", "https://storage.googleapis.com"

@@ -5,14 +5,14 @@ import math
 import mmap
 from collections.abc import Sequence
 
-import numpy as np
+from .._format.lazy import Array, np
 
 
 _ALIGNMENT = 64
 _HUGE_PAGE = 2**21
 
 
-def empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
+def empty(shape: Sequence[int], dtype: "np.typing.DTypeLike") -> Array:
     """An uninitialised array at an address that `jax.device_put` need not copy from.
 
     Large arrays are on huge pages: fresh small pages cost several times more.
@@ -32,7 +32,7 @@ def empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-def copied(array: np.ndarray) -> np.ndarray:
+def copied(array: Array) -> Array:
     """The same values in fresh memory."""
     copy = empty(array.shape, array.dtype)
     copy[...] = array

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
 
-import numpy as np
 from fastcrc import crc32
 
 from .._errors import CorruptCheckpointError
@@ -23,15 +22,16 @@ from .._format.chunks import (
     touched,
     whole,
 )
+from .._format.lazy import Array, np
 from .._format.leaves import LeafRecord
 
 
 CHECKSUM_BYTES = 4
 _PIECE_BYTES = 2**18
 # Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 
-Target: TypeAlias = tuple[Region, np.ndarray]
+Target: TypeAlias = tuple[Region, Array]
 
 
 class Chunk(NamedTuple):
@@ -184,9 +184,7 @@ class _Reader:
         return tail
 
 
-def _run(
-    chunk: Chunk, region: Region, array: np.ndarray
-) -> tuple[int, memoryview] | None:
+def _run(chunk: Chunk, region: Region, array: Array) -> tuple[int, memoryview] | None:
     """The offset of a region in a chunk, and its memory, if both are contiguous."""
     record = chunk.record
     if record.data_shape == record.chunk_shape == array.shape:
@@ -199,7 +197,7 @@ def _run(
     return start * record.itemsize, _memory(part)
 
 
-def _memory(array: np.ndarray) -> memoryview:
+def _memory(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -230,7 +228,7 @@ def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
         yield (*before, slice(start, min(start + step, shape[axis])), *after)
 
 
-def encoded(chunk: Chunk, array: np.ndarray) -> bytes:
+def encoded(chunk: Chunk, array: Array) -> bytes:
     """A chunk as it is stored; `array` is its content without padding."""
     value, crc = bytearray(), 0
     for piece in _pieces(chunk, array):
@@ -239,7 +237,7 @@ def encoded(chunk: Chunk, array: np.ndarray) -> bytes:
     return bytes(value + crc.to_bytes(CHECKSUM_BYTES, "little"))
 
 
-def _pieces(chunk: Chunk, array: np.ndarray) -> Iterator[memoryview]:
+def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:
     shape = chunk.record.chunk_shape
     if array.shape == shape and array.flags.c_contiguous:
         memory = _memory(array)

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TYPE_CHECKING
 
-import numpy as np
-
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
+from .._format.lazy import Array
 from .._format.leaves import LeafRecord
 from .chunk_bytes import Chunk, chunks_of, encoded, Target
 from .kvstore import array_spec, context, wait_for
@@ -22,7 +21,7 @@ class Piece(NamedTuple):
     name: str
     record: LeafRecord
     region: Region
-    array: np.ndarray
+    array: Array
 
 
 def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:

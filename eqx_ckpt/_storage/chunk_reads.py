@@ -4,10 +4,9 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, shape_of
+from .._format.lazy import Array, np
 from .._format.source import RegionRead
 from .._types import Report
 from .buffers import empty
@@ -35,7 +34,7 @@ def read_chunks(
     reads: Sequence[RegionRead],
     damage: dict[str, str],
     arrived: Report | None = None,
-) -> list[np.ndarray]:
+) -> list[Array]:
     """Read regions of arrays into buffers that JAX takes over without a copy.
 
     The problem with a damaged leaf is put into `damage` under its name; its array must
@@ -74,7 +73,7 @@ class _Reading:
     def __init__(self, reads: Sequence[RegionRead], damage: dict[str, str]) -> None:
         self._reads = reads
         self._damage = damage
-        self._arrays: list[np.ndarray | None] = [None] * len(reads)
+        self._arrays: list[Array | None] = [None] * len(reads)
         self._lock = threading.Lock()
         self._packed: list[tuple[Wanted, bytes]] = []
         self.nbytes_packed = 0
@@ -89,7 +88,7 @@ class _Reading:
         self.wanted: Iterable[Wanted] = wanted.values()
 
     @property
-    def arrays(self) -> list[np.ndarray]:
+    def arrays(self) -> list[Array]:
         return [np.empty(0) if array is None else array for array in self._arrays]
 
     def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
@@ -126,7 +125,7 @@ class _Reading:
         with self._lock:
             return [(self._reads[i].region, self._array(i)) for i in wanted.reads]
 
-    def _array(self, i: int) -> np.ndarray:
+    def _array(self, i: int) -> Array:
         array = self._arrays[i]
         if array is None:
             _, record, region = self._reads[i]

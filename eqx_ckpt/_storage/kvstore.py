@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TYPE_CHECKING
 
-import numpy as np
-
 from .._errors import CheckpointError, CorruptCheckpointError, LeafNameError
 from .._format.chunks import chunk_keys
+from .._format.dtypes import SIZES
 from .._format.leaves import LeafRecord
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._types import Checksums, Report
@@ -172,8 +171,8 @@ class ChunkFiles(Chunks):
     ) -> tuple[str, ...]:
         """The last bytes of each file, which must exist in its full size."""
         found: list[str] = []
-        itemsize = np.dtype(record.data_type).itemsize
-        expected = math.prod(record.chunk_shape) * itemsize + CHECKSUM_BYTES
+        expected = math.prod(record.chunk_shape) * SIZES[record.data_type]
+        expected += CHECKSUM_BYTES
         # zstd makes incompressible data a little larger.
         is_packed = record.compression is not None
         most = expected * 1.01 + 1024 if is_packed else expected

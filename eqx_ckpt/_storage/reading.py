@@ -5,13 +5,12 @@ import hashlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
 from .._errors import (
     CheckpointError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
+from .._format.lazy import Array
 from .._format.manifest import MANIFEST, Manifest
 from .._format.parse import from_bytes, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
@@ -61,7 +60,7 @@ class Checkpoint(Source):
         reads: Sequence[RegionRead],
         damage: dict[str, str],
         report: Report | None = None,
-    ) -> list[np.ndarray]:
+    ) -> list[Array]:
         return read_chunks(self.chunks, reads, damage, report)
 
     def check_the_rest(self, damage: dict[str, str]) -> None:

@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from fastcrc import crc32
 
 from .._errors import CorruptCheckpointError
 from .._format.chunks import batches, blocks, chunk_key, Region, whole
+from .._format.lazy import Array, np
 from .._format.leaves import LeafRecord
 from .._format.manifest import Manifest
 from .._format.recorded import FOLDER, from_bytes, Leaf, RECORD, Record
@@ -23,7 +23,7 @@ _WINDOW = 64 * 2**20
 _TRIES = 10
 
 
-def memory(array: np.ndarray) -> memoryview:
+def memory(array: Array) -> memoryview:
     """The bytes of an array in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
@@ -73,9 +73,9 @@ class Recorded(Source):
         reads: Sequence[RegionRead],
         damage: dict[str, str],
         report: Report | None = None,
-    ) -> list[np.ndarray]:
+    ) -> list[Array]:
         problems: dict[str, str] = {}
-        arrays: list[np.ndarray] = []
+        arrays: list[Array] = []
         for _ in range(_TRIES):
             problems.clear()
             tails: dict[tuple[str, int], str] = {}
@@ -155,7 +155,7 @@ class Recorded(Source):
             damage[leaf.name] = f"{leaf.name}/{key} does not begin with what was saved"
         return checksum
 
-    def samples(self, leaf: Leaf, chains: range, draws: range) -> np.ndarray:
+    def samples(self, leaf: Leaf, chains: range, draws: range) -> Array:
         """Samples as they are stored: an array `(chain, draw, ...)`, or `(draw, ...)`.
 
         Raises for damage.
@@ -173,7 +173,7 @@ class Recorded(Source):
 
     def _thinned(
         self, leaf: Leaf, chains: range, draws: range, damage: dict[str, str]
-    ) -> np.ndarray:
+    ) -> Array:
         out = self._empty(leaf, chains, draws)
         axis = 0 if self.record.chains is None else 1
         size = max(1, _WINDOW // (leaf.row_bytes * len(chains)))
@@ -191,7 +191,7 @@ class Recorded(Source):
                 first += count
         return out
 
-    def _empty(self, leaf: Leaf, chains: range, draws: range) -> np.ndarray:
+    def _empty(self, leaf: Leaf, chains: range, draws: range) -> Array:
         lead = (len(draws),)
         if self.record.chains is not None:
             lead = (len(chains), *lead)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
-
 from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from .._format.chunks import Region
+from .._format.lazy import Array
 from .._format.leaves import LeafRecord
 from .._format.manifest import MAX_BYTES
 from .._types import Checksums, Layout, LAYOUTS, Report
@@ -33,7 +32,7 @@ class ArrayWrite(NamedTuple):
 
     name: str
     record: LeafRecord
-    shards: Iterable[tuple[Region, np.ndarray]]
+    shards: Iterable[tuple[Region, Array]]
 
 
 class Storage(abc.ABC):

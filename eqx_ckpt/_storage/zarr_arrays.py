@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
 
-import numpy as np
-
 from .._errors import CorruptCheckpointError
+from .._format.lazy import Array, DType, np
 from .._format.source import RegionRead
 from .._types import PathLike, Report
 from .database import Database
@@ -34,7 +33,7 @@ class ZarrArray(NamedTuple):
     """The metadata of an array, and its location."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: DType
     place: KvSpec
     key: str
     driver: str
@@ -100,7 +99,7 @@ class Place:
         return found
 
 
-def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], np.dtype]:
+def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], DType]:
     """Shape and dtype; check that TensorStore can safely open the array.
 
     TensorStore allocates whole chunks, and ends the process if memory is short.
@@ -145,13 +144,13 @@ def read_zarr(
     report: Report | None = None,
     *,
     allow_missing_chunks: bool,
-) -> list[np.ndarray]:
+) -> list[Array]:
     """Read regions of arrays, by their names in `arrays`.
 
     A missing chunk is damage, or stands for the array's fill value if its writer leaves
     out such chunks.
     """
-    found: list[np.ndarray] = []
+    found: list[Array] = []
     opened = _open(arrays, {read.name for read in reads}, allow_missing_chunks)
     waiting: deque[tuple[RegionRead, Any]] = deque()
     in_flight = 0

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.screen import table_html
 from .casting import becomes, WORDS
 from .sharding import Place
-from .similar import renamed
+from .similar import did_you_mean, renamed
 
 
 Status: TypeAlias = Literal[
@@ -134,10 +134,6 @@ def with_place(match: LeafMatch, place: Place) -> LeafMatch:
     if place.problem:
         return match._replace(status="sharding", expected=place.problem)
     return match._replace(replicated=place.dropped) if place.dropped else match
-
-
-def did_you_mean(names: Sequence[str]) -> str:
-    return f" Did you mean {', '.join(map(repr, names))}?" if names else ""
 
 
 _BY_PARTS = "Restore such a part by itself, with its name there as `prefix`."

@@ -2,18 +2,19 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
-
-import jax
-from jaxtyping import PyTree
+from typing import Any, TYPE_CHECKING
 
 from .._errors import LeafMismatchError
+from .._format.lazy import jax
 from .._format.leaves import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
 from .._format.names import folders, is_below, stored_names
 from .._format.parse import key_shape, scalar_from_text
-from .match import did_you_mean
-from .similar import Index
+from .similar import did_you_mean, Index
+
+
+if TYPE_CHECKING:
+    from jaxtyping import PyTree
 
 
 def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
@@ -43,7 +44,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 
 def nested(
     manifest: Manifest, prefix: str, leaf: Callable[[str, LeafRecord], Any]
-) -> PyTree:
+) -> "PyTree":
     """Nested dictionaries of something for each leaf below `prefix`."""
     skip = prefix.count("/") + 1 if prefix else 0
     tree: Any = {}

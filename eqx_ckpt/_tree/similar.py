@@ -173,3 +173,7 @@ def _ends(name: str) -> Iterator[int]:
             break
         yield hash(name[at:])
     yield hash("")
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    return f" Did you mean {', '.join(map(repr, names))}?" if names else ""

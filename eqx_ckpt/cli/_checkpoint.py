@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 import eqx_ckpt
 
+from .._format.lazy import Array, np
 from .._format.screen import in_bytes
 from .._stats import stats_and_damage
 from .._storage.reading import opened
@@ -79,7 +78,7 @@ def show(path: str, text: str, as_json: bool) -> int:
     return 0
 
 
-def _histogram(wide: np.ndarray) -> tuple[list[int], list[float]]:
+def _histogram(wide: Array) -> tuple[list[int], list[float]]:
     """Counts and edges of ten bins, or of one if there is no room for more."""
     if wide.size == 0:
         return [], []
@@ -90,7 +89,7 @@ def _histogram(wide: np.ndarray) -> tuple[list[int], list[float]]:
     return counts.tolist(), edges.tolist()
 
 
-def _finite(part: np.ndarray) -> np.ndarray:
+def _finite(part: Array) -> Array:
     """What a histogram can be made of."""
     if part.dtype.kind in "cmM":
         return np.empty(0)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import typer
+
+from .._format.lazy import np
 
 
 def say(text: str = "") -> None:

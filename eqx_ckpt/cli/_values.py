@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 import eqx_ckpt
 
 from .._format.chunks import blocks, whole
+from .._format.lazy import np
 from .._format.leaves import from_stored
 from .._format.source import read_regions
 from .._storage.reading import opened

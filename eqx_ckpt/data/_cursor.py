@@ -15,7 +15,7 @@ from .._format.transient import Transient
 NOT_FETCHED = 2**32 - 1
 
 
-class Block(Transient):
+class Block(eqx.Module, Transient):
     """The batches already fetched; a cursor gives the same batches without them.
 
     **Attributes:**

@@ -9,7 +9,8 @@ from .._errors import LeafMismatchError
 from .._format.leaves import describe_like, LeafRecord
 from .._format.names import encode, key_paths, stored_names, typed
 from .._format.source import Source
-from .._inspect import match, read_manifest
+from .._inspect import read_manifest
+from .._like import match
 from .._storage.new_files import NewFiles
 from .._tree.match import explain
 from .._types import IsLeaf, PathLike

@@ -10,7 +10,8 @@ import numpy as np
 from .._errors import CheckpointExistsError
 from .._format.leaves import LeafRecord
 from .._format.source import Source
-from .._inspect import read_manifest, tree_like
+from .._inspect import read_manifest
+from .._like import tree_like
 from .._restore import tree_deserialise_leaves
 from .._types import PathLike
 from ._out import check_leaves, losses, plain_dtype

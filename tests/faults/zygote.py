@@ -92,8 +92,10 @@ def serve(descriptor: int) -> None:
     """The process, from its own side: answer requests until the pipe is closed."""
     import tensorstore  # noqa: F401
 
-    import eqx_ckpt  # noqa: F401
+    import eqx_ckpt
 
+    for name in eqx_ckpt.__all__:
+        getattr(eqx_ckpt, name)
     pipe = Connection(descriptor)
     gc.collect()
     gc.freeze()

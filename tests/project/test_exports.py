@@ -1,7 +1,10 @@
 """What `eqx_ckpt` offers, and that all of it is documented."""
 
+import ast
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -83,6 +86,32 @@ def test_public_names():
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert public == {*FUNCTIONS, *CLASSES, *TYPES, *ERRORS}
+
+
+def test_names_are_imported_from_where_the_type_checker_is_told():
+    source = ast.parse(Path(eqx_ckpt.__file__).read_text())
+    block = next(node for node in source.body if isinstance(node, ast.If))
+    homes = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if node.module
+    }
+    assert homes == eqx_ckpt._HOMES
+
+
+def test_names_are_there_before_their_first_use():
+    code = "import eqx_ckpt; print(*eqx_ckpt.__all__); print(*dir(eqx_ckpt))"
+    code += "; from eqx_ckpt import *; print(keep_all, data.Loader, stats)"
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    exported, listed, _ = ran.stdout.splitlines()
+    modules = {"data", "interop", "recording"}
+    assert {*exported.split()} == {*FUNCTIONS, *CLASSES, *TYPES, *ERRORS, *modules}
+    assert {*exported.split(), "__version__"} <= {*listed.split()}
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        eqx_ckpt.nonsense  # noqa: B018
 
 
 def test_public_names_of_data():

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import eqx_ckpt
@@ -27,9 +29,9 @@ LAYERS = [
     "_format",
     "_storage _tree",
     "_distributed _transfer",
-    "_futures _preemption _progress _retention _when",
+    "_futures _progress _retention _when",
     "_inspect _restore _save _stats",
-    "_steps",
+    "_like _steps",
     "_resume",
     "_manager",
     "data interop recording",
@@ -167,9 +169,27 @@ def test_borders(module):
             assert module == "_distributed.coordination", "JAX's private parts change."
 
 
-def test_import_leaves_tensorstore_alone():
-    code = "import sys, eqx_ckpt; sys.exit('tensorstore' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def loaded_by(code: str, *arguments: object) -> set[str]:
+    """Which of the large packages a program imports, in a process of its own."""
+    large = "{'jax', 'jaxlib', 'equinox', 'tensorstore', 'numpy', 'rich'}"
+    code = f"import sys\n{code}\nprint(*{large} & {{*sys.modules}}, file=sys.stderr)"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {*ran.stderr.split()}
+
+
+def test_import_imports_nothing():
+    assert loaded_by("import eqx_ckpt") == set()
+    assert loaded_by("import jax") >= {"jax", "jaxlib"}
+
+
+@pytest.mark.parametrize("command", ["ls", "tree"])
+def test_looking_imports_no_large_package(command, tmp_path):
+    tree = {"w": jnp.ones((2, 3), jnp.bfloat16), "key": jax.random.key(0), "step": 5}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "000001", tree, metadata={"loss": 0.5})
+    where = tmp_path if command == "ls" else tmp_path / "000001"
+    code = "from eqx_ckpt.__main__ import main\nassert main(sys.argv[1:]) == 0"
+    assert loaded_by(code, command, where) == set()
 
 
 @pytest.mark.parametrize("module", MODULES)

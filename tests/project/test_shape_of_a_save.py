@@ -34,9 +34,10 @@ def note(frame, event, _):
         file = caller.f_code.co_filename if caller else ""
         calls.add((file, code.co_filename, code.co_name))
 
+save = eqx_ckpt.tree_serialise_leaves  # It is imported here.
 calls = set()
 sys.setprofile(note)
-eqx_ckpt.tree_serialise_leaves(path, tree)
+save(path, tree)
 sys.setprofile(None)
 for call in calls:
     print(*call, sep="\t")

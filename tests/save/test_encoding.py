@@ -10,7 +10,9 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt._format.leaves import STORED
+from eqx_ckpt._format.dtypes import DATA_TYPES, SIZES, STORED, VIEWED
+from eqx_ckpt._format.leaves import dtype_from_tag, tag_and_data_type
+from eqx_ckpt._format.parse import key_shape
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same
 
@@ -20,6 +22,18 @@ def of_every_dtype():
     for name in sorted(STORED):
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         yield name, numbers.integers(0, 4, (5, 7)).astype(dtype)
+
+
+def test_the_sizes_of_dtypes_are_those_of_numpy():
+    for name in STORED:
+        assert SIZES[name] == np.dtype(getattr(ml_dtypes, name, name)).itemsize
+    for tag in STORED | VIEWED | {">f2", ">i4", ">u8", ">c16", "<M8[ns]"}:
+        assert tag_and_data_type(dtype_from_tag(tag)) == (tag, DATA_TYPES[tag])
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_the_shapes_of_keys_are_those_of_jax(impl):
+    assert key_shape(impl) == jax.random.key_data(jax.random.key(0, impl=impl)).shape
 
 
 def of_every_shape():

@@ -1,0 +1,94 @@
+"""What a checkpoint looks like, and whether a `like` fits it."""
+
+from typing import Unpack
+
+from jaxtyping import PyTree
+
+from ._format.source import Source
+from ._inspect import read_manifest
+from ._storage.checkpoint import collector_paused
+from ._tree.filter_spec import default_deserialise_filter_spec
+from ._tree.match import Match
+from ._tree.nested import checked_prefix, nested, struct_of
+from ._tree.reads import How, plan_reads, Request
+from ._types import IsLeaf, PathLike
+
+
+def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
+    """The structure of a checkpoint: a `like` for when its code is not at hand.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `prefix`: only the leaves below this name.
+
+    **Returns:**
+
+    Nested dictionaries of `jax.ShapeDtypeStruct`s, whose keys are the keys of the tree
+    that was saved. Python scalars are there themselves: they have no dtype. What a
+    custom `filter_spec` wrote as bytes needs that code, and cannot be restored so.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
+        like = eqx_ckpt.tree_like("ckpt", prefix="model")
+        model = eqx_ckpt.tree_deserialise_leaves("ckpt", like, prefix="model")
+        assert model["w"].shape == (3,)
+        ```
+    """
+    manifest = read_manifest(source)
+    prefix = checked_prefix(prefix, manifest)
+    return nested(manifest, prefix, lambda _, record: struct_of(record))
+
+
+def match(
+    source: PathLike | Source,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    **how: Unpack[How],
+) -> Match:
+    """What [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
+
+    **Arguments:**
+
+    - All: as [`eqx_ckpt.tree_deserialise_leaves`][], which takes `where`, `prefix`,
+        `sharding`, `casting`, `missing`, `unexpected` and `transform` too.
+
+    **Returns:**
+
+    A [`eqx_ckpt.Match`][]: what would become of every leaf, and the bytes to read. It
+    prints well.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec`, `where` or `prefix` do not fit.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        found = eqx_ckpt.match("ckpt", {"w": jnp.ones(4), "b": jnp.ones(4)})
+        assert not found.ok
+        assert found.leaves["w"].status == "shape"
+        assert found.leaves["b"].status == "missing"
+        ```
+    """
+    request = Request(like, filter_spec, is_leaf, **how)
+    with collector_paused():
+        return plan_reads(read_manifest(source), request).match
