@@ -11,11 +11,13 @@ from .._errors import CheckpointError
 from .._format.leaves import LeafRecord
 from .._format.manifest import Manifest
 from .._format.source import Source
-from .._inspect import leaves, read_manifest
+from .._inspect import leaves
 from .._storage.new_files import NewFiles
+from .._tree.transform import Transform
 from .._types import PathLike
 from ._out import check_leaves, losses, plain, plain_dtype, raw
 from ._safetensors import DTYPES, MAX_HEADER_BYTES
+from ._transformed import transformed
 
 
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
@@ -26,6 +28,7 @@ def to_safetensors(
     source: PathLike | Source,
     path: PathLike,
     *,
+    transform: Transform | None = None,
     max_shard_bytes: int | None = None,
     strict: bool = False,
     overwrite: bool = False,
@@ -40,6 +43,9 @@ def to_safetensors(
 
     - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
     - `path`: the file, such as `"model.safetensors"`.
+    - `transform`: as [`eqx_ckpt.tree_deserialise_leaves`][]: what it returns is what is
+        written, so the names are yours. Each leaf that it computes is computed by
+        itself, when it is its turn.
     - `max_shard_bytes`: split it into files of at most so many bytes of tensors, or of
         one tensor: `"model-00001-of-00003.safetensors"`, with an index
         `"model.safetensors.index.json"`, as Hugging Face does.
@@ -59,6 +65,7 @@ def to_safetensors(
         `complex128`; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: a file exists already.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: `transform` cannot be used.
 
     !!! example
 
@@ -72,7 +79,8 @@ def to_safetensors(
         eqx_ckpt.interop.to_safetensors("ckpt", "model.safetensors")
         ```
     """
-    manifest = read_manifest(source)
+    source = transformed(source, transform)
+    manifest = source.manifest
     names = _names(manifest)
     metadata = manifest.metadata if _is_strings(manifest.metadata) else None
     check_leaves(

@@ -302,3 +302,130 @@ def test_a_gpt_2(tmp_path):
     expected = gpt_in_numpy(tensors, TOKENS)
     found = eqx.filter_jit(model)(TOKENS)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class FusedBlock(eqx.Module):
+    """GPT-2 with Equinox's own layers, whose weights are transposed."""
+
+    ln_1: eqx.nn.LayerNorm
+    qkv: tuple[eqx.nn.Linear, eqx.nn.Linear, eqx.nn.Linear]
+    out: eqx.nn.Linear
+    ln_2: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, key):
+        d = WIDTH
+        self.ln_1, self.ln_2 = eqx.nn.LayerNorm(d), eqx.nn.LayerNorm(d)
+        q, k, v, self.out = (eqx.nn.Linear(d, d, key=key) for _ in range(4))
+        self.qkv = (q, k, v)
+        self.up = eqx.nn.Linear(d, 4 * d, key=key)
+        self.down = eqx.nn.Linear(4 * d, d, key=key)
+
+    def __call__(self, x):
+        y = jax.vmap(self.ln_1)(x)
+        q, k, v = (heads(jnp, jax.vmap(layer)(y)) for layer in self.qkv)
+        x = x + jax.vmap(self.out)(joined(jnp, attend(jnp, q, k, v)))
+        y = jax.vmap(self.up)(jax.vmap(self.ln_2)(x))
+        return x + jax.vmap(self.down)(jax.nn.gelu(y, approximate=True))
+
+
+class ScannedGpt(eqx.Module):
+    tokens: eqx.nn.Embedding
+    positions: eqx.nn.Embedding
+    blocks: FusedBlock
+    norm: eqx.nn.LayerNorm
+
+    def __init__(self, key):
+        self.tokens = eqx.nn.Embedding(VOCABULARY, WIDTH, key=key)
+        self.positions = eqx.nn.Embedding(LENGTH, WIDTH, key=key)
+        self.blocks = eqx.filter_vmap(FusedBlock)(jax.random.split(key, LAYERS))
+        self.norm = eqx.nn.LayerNorm(WIDTH)
+
+    def __call__(self, tokens: Int[Array, " length"]) -> Float[Array, "length _"]:
+        x = jax.vmap(self.tokens)(tokens) + self.positions.weight[: len(tokens)]
+        arrays, rest = eqx.partition(self.blocks, eqx.is_array)
+        x, _ = jax.lax.scan(lambda x, a: (eqx.combine(a, rest)(x), None), x, arrays)
+        return jax.vmap(self.norm)(x) @ self.tokens.weight.T
+
+
+def from_gpt(old):
+    """Split, transposed and stacked: from the names of GPT-2 to those of the model."""
+
+    def linear(conv):
+        return {"weight": conv["weight"].T, "bias": conv["bias"]}
+
+    def block(b):
+        weights = jnp.split(b["attn"]["c_attn"]["weight"].T, 3)
+        biases = jnp.split(b["attn"]["c_attn"]["bias"], 3)
+        pairs = zip(weights, biases, strict=True)
+        return {
+            "ln_1": b["ln_1"],
+            "qkv": [{"weight": w, "bias": b} for w, b in pairs],
+            "out": linear(b["attn"]["c_proj"]),
+            "ln_2": b["ln_2"],
+            "up": linear(b["mlp"]["c_fc"]),
+            "down": linear(b["mlp"]["c_proj"]),
+        }
+
+    blocks = [block(old["h"][i]) for i in range(LAYERS)]
+    return {
+        "tokens": old["wte"],
+        "positions": old["wpe"],
+        "blocks": jax.tree.map(lambda *xs: jnp.stack(xs), *blocks),
+        "norm": old["ln_f"],
+    }
+
+
+def to_gpt(old):
+    """And back."""
+
+    def conv(linear):
+        return {"weight": linear["weight"].T, "bias": linear["bias"]}
+
+    def block(b):
+        weight = jnp.concatenate([b["qkv"][j]["weight"] for j in range(3)]).T
+        bias = jnp.concatenate([b["qkv"][j]["bias"] for j in range(3)])
+        return {
+            "ln_1": b["ln_1"],
+            "attn": {
+                "c_attn": {"weight": weight, "bias": bias},
+                "c_proj": conv(b["out"]),
+            },
+            "ln_2": b["ln_2"],
+            "mlp": {"c_fc": conv(b["up"]), "c_proj": conv(b["down"])},
+        }
+
+    def layer(i):
+        return block(jax.tree.map(lambda x: x[i], old["blocks"]))
+
+    return {
+        "wte": old["tokens"],
+        "wpe": old["positions"],
+        "h": [layer(i) for i in range(LAYERS)],
+        "ln_f": old["norm"],
+    }
+
+
+@pytest.mark.slow
+def test_a_gpt_2_into_another_model_and_back(tmp_path):
+    rng = np.random.default_rng(2)
+    tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in GPT.items()}
+    library.save_file(tensors, tmp_path / "model.safetensors")
+    source = interop.safetensors(tmp_path / "model.safetensors")
+    skeleton = eqx.filter_eval_shape(ScannedGpt, jax.random.key(0))
+    # What is no weight of GPT-2: the numbers that Equinox's layers hold.
+    skeleton = eqx.filter(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    weights = eqx_ckpt.tree_deserialise_leaves(source, skeleton, transform=from_gpt)
+    model = eqx.combine(weights, ScannedGpt(jax.random.key(0)))
+    expected = gpt_in_numpy(tensors, TOKENS)
+    found = eqx.filter_jit(model)(TOKENS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", weights)
+    path = interop.to_safetensors(
+        tmp_path / "ckpt", tmp_path / "back.safetensors", transform=to_gpt
+    )
+    back = library.load_file(path)
+    assert back.keys() == tensors.keys()
+    assert all((back[name] == tensors[name]).all() for name in tensors)
