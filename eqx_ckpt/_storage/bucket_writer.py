@@ -50,14 +50,18 @@ class BucketWriter(SoleWriter):
         self._absent = _ANY
         self._writing: deque[_Write] = deque()
         self._nbytes = 0
+        # That of a process that has joined is held by another one.
         self._lease: _Lease | None = None
 
     def acquire(self) -> None:
         if self._conditions:
             check_conditions(self._place, replace=True)
+        self._lease = _Lease(self._place, self._conditions)
+        self.join()
+
+    def join(self) -> None:
         absent = self._place.read_version(uuid.uuid4().hex, 1)
         self._absent = absent.version
-        self._lease = _Lease(self._place, self._conditions)
 
     def release(self) -> None:
         lease, self._lease = self._lease, None
@@ -161,7 +165,7 @@ class BucketWriter(SoleWriter):
         raise has_a_writer(self._place.url(key))
 
     def _check(self) -> None:
-        if self._lease is None or self._lease.is_lost:
+        if self._lease is not None and self._lease.is_lost:
             raise has_a_writer(str(self._place))
 
 

@@ -40,6 +40,10 @@ class DirectoryWriter(SoleWriter):
         self._lock = lock
         _held.update((lock, self._directory))
 
+    def join(self) -> None:
+        self._directory = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        _held.add(self._directory)
+
     def release(self) -> None:
         for fd in (self._lock, self._directory):
             if fd in _held:

@@ -296,6 +296,10 @@ class SoleWriter(abc.ABC):
         """Be the only writer until `release`; raise if somebody else is."""
 
     @abc.abstractmethod
+    def join(self) -> None:
+        """Write for another process of the same job, which is the only writer."""
+
+    @abc.abstractmethod
     def release(self) -> None:
         """Let others write; twice is once."""
 

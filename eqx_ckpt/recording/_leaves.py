@@ -225,8 +225,57 @@ def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
     return host.view(record.data_type)
 
 
+def chains_here(
+    arrays: Sequence[Any], chains: int | None, *, is_first: bool
+) -> set[int]:
+    """The chains of samples that this process writes, of a job with several.
+
+    What is not global is written by the first process, as in a save.
+    """
+    found: set[int] | None = None
+    for array in arrays:
+        if not _is_spread(array):
+            continue
+        shard = array.sharding.shard_shape(array.shape)
+        if chains is None or shard[1:] != array.shape[1:]:
+            raise LeafMismatchError(
+                f"An array of samples {array.shape} is cut over several processes into "
+                f"parts of {shard}. Only the first axis may be, that of `chains`."
+            )
+        here = {
+            (part.index[0].start or 0) + i
+            for part in array.addressable_shards
+            if part.replica_id == 0
+            for i in range(shard[0])
+        }
+        if found not in (None, here):
+            raise LeafMismatchError(
+                "The leaves of the samples are not sharded over the same chains: this "
+                f"process has {sorted(here)} of one, and {sorted(found or ())} of "
+                "another one. None of them was taken."
+            )
+        found = here
+    if found is None:
+        return set(range(chains or 1)) if is_first else set()
+    return found
+
+
+def _is_spread(array: Any) -> bool:
+    """Whether no process has all of it."""
+    is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
+    return is_global and not array.is_fully_replicated
+
+
 def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:
     """Host arrays of some chains, with the number of the first chain of each."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        for part in array.addressable_shards:
+            if part.replica_id == 0 or array.is_fully_replicated:
+                first = (part.index[0].start or 0) if part.index else 0
+                yield first, np.asarray(part.data)
+                if array.is_fully_replicated:
+                    return
+        return
     is_split = isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
     if not is_split or array.is_fully_replicated:
         yield 0, np.asarray(array)

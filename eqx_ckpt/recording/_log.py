@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import logging
-import os
 import threading
 import uuid
 import warnings
@@ -19,19 +17,20 @@ from .._errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
 )
-from .._format.recorded import from_bytes, Leaf, RECORD, Record, STATES
+from .._format.recorded import from_bytes, Leaf, RECORD, Record
 from .._save import tree_serialise_leaves
 from .._steps import Run
 from .._storage.directory import locate
 from .._storage.recorded import Recorded
-from .._storage.url import Store
 from .._types import PathLike
 from ._columns import Column, columns_of, make_groups, show, trim
-from ._leaves import Block, check_same, rows_of, to_stored
+from ._commit import below, explained, merged, warned
+from ._keep import count, kept_of
+from ._leaves import Block, chains_here, check_same, rows_of, to_stored
+from ._team import Team
 from ._writer import Writer
 
 
-logger = logging.getLogger("eqx_ckpt")
 # Host memory for samples that wait to be written.
 PENDING_BYTES = 256 * 2**20
 
@@ -60,6 +59,7 @@ class Log:
         wanted: Record,
         differs: Callable[[Leaf, Leaf], str],
         max_samples: int | None,
+        deadline: float,
     ) -> None:
         self.base = locate(path)
         self.where = str(self.base)
@@ -72,21 +72,55 @@ class Log:
         # Raised by the next call, but what was taken can be committed.
         self._full: CheckpointError | None = None
         self._leaf = ""
-        self._files.acquire()
+        self.team = Team(self.where, deadline)
+        if not (self.team.is_alone or self.base.is_shared):
+            raise CheckpointError(
+                f"{self.where} is in the memory of one process, and several record."
+            )
+        self._states = Run(below(path, self.base.url()))
+        self.record = wanted
         try:
-            self.record = self._begin(wanted, differs)
-            self._states = Run(_below(path, self.base.url()))
-            self._tidy_up()
+            self.team.by_first("beginning", lambda: self._begin(wanted, differs))
+            self.team.gather("beginning", lambda: self._join(wanted, differs))
             self._columns = self._go_on()
         except BaseException:
             self._files.release()
             raise
         self._taken = np.array(self.record.draws, np.int64)
+        # The chains that other processes have recorded since this began.
+        self._elsewhere: set[int] = set()
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Samples from the beginning would follow those that are there.
         self.must_resume = self.record.state is not None
 
-    def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> Record:
+    def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
+        """Be the only writer, and delete what was written after the last commit."""
+        self._files.acquire()
+        self.record = self._found_or_new(wanted, differs)
+        make_groups(self._files, self.record)
+        trim(self._files, self.record)
+        show(self._files, self.record)
+        self._files.flush()
+        self._states.sweep(starting=True)
+        self._forget_states()
+
+    def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
+        """Write what this process has, while the first one holds the recording."""
+        if self.team.is_first:
+            return
+        self._files.join()
+        data = self._files.read(RECORD)
+        if data is None:
+            raise CheckpointError(
+                f"This process does not see {self.where}, which process 0 has made. "
+                "All processes have to record to one shared place."
+            )
+        self.record = from_bytes(data, self.where)
+        check_same(self.record, wanted, self.where, differs)
+
+    def _found_or_new(
+        self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
+    ) -> Record:
         data = self._files.read(RECORD)
         if data is not None:
             found = from_bytes(data, self.where)
@@ -120,17 +154,9 @@ class Log:
                     column.go_on(record.checksums_of(leaf, chain, full), rows)
         return columns
 
-    def _tidy_up(self) -> None:
-        """Delete what was written after the last commit."""
-        make_groups(self._files, self.record)
-        trim(self._files, self.record)
-        show(self._files, self.record)
-        self._states.sweep(starting=True)
-        self._forget_states()
-
     def _forget_states(self) -> None:
         """Delete the states before the last commit, and those after it."""
-        with _warned(f"Old states of {self.where} could not be deleted"):
+        with warned(f"Old states of {self.where} could not be deleted"):
             others = [n for n in self._states.steps() if n != self.record.state]
             if others:
                 self._states.remove(others)
@@ -152,18 +178,37 @@ class Log:
         """Take samples; they are written while the caller goes on."""
         with self._lock:
             self.check()
-            kept, is_full = self._kept(block.draws, keep)
+            here = self._chains_here(block)
+            kept, full = kept_of(
+                keep, self._taken.tolist(), block.draws, self._max_samples
+            )
             job: list[_Rows] = []
             for leaf, columns, array in zip(
                 self.record.leaves, self._columns, block.arrays, strict=True
             ):
                 for chain, rows in rows_of(array, leaf, self.record.chains):
-                    job.append(_Rows(columns[chain], rows, kept[chain]))
-            self._taken += [_count(some, block.draws) for some in kept]
+                    if chain in here:
+                        job.append(_Rows(columns[chain], rows, kept[chain]))
+            for chain in here:
+                self._taken[chain] += count(kept[chain], block.draws)
             self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
-            if is_full:
+            if full & here:
                 raise self._is_full()
             self._raise_failure()
+
+    def _chains_here(self, block: Block) -> set[int]:
+        """The chains that this process writes."""
+        if self.team.is_alone:
+            return set(range(len(self._taken)))
+        here = chains_here(
+            block.arrays, self.record.chains, is_first=self.team.is_first
+        )
+        if moved := here & self._elsewhere:
+            raise CheckpointError(
+                f"The chains {sorted(moved)} were recorded by another process before. "
+                "Keep each of them in one process until the recording is closed."
+            )
+        return here
 
     def _wait_for_programs(self) -> None:
         """Wait for the samples that running programs hand over."""
@@ -202,21 +247,6 @@ class Log:
             f"{self._max_samples}. The samples up to there were taken."
         )
 
-    def _kept(self, draws: int, keep: Any) -> tuple[list[Any], bool]:
-        """Which draws of each chain are taken, and whether there are too many."""
-        masks = _masks(keep, len(self.record.draws), draws)
-        most = self._max_samples
-        kept: list[Any] = []
-        is_full = False
-        for taken, mask in zip(self._taken, masks, strict=True):
-            some = slice(0, draws) if mask is None else np.flatnonzero(mask)
-            if most is not None and taken + _count(some, draws) > most:
-                is_full = True
-                left = int(max(0, most - taken))
-                some = slice(0, left) if isinstance(some, slice) else some[:left]
-            kept.append(some)
-        return kept, is_full
-
     def _write(self, job: Sequence[_Rows]) -> None:
         for column, rows, kept in job:
             self._leaf = column.leaf.name
@@ -226,42 +256,68 @@ class Log:
         """Make the samples so far, and the state, durable together."""
         self._wait_for_programs()
         with self._lock:
-            self.check()
-            self._writer.drain()
-            self._raise_failure()
             number = self.record.commit + 1
+            parts = self.team.gather(f"commit {number}", self._settled)
+            record = merged(self.record, parts, steps, self.where)
             if state is not None:
                 # If this fails, all is as it was, and there may be another commit.
-                tree_serialise_leaves(self._states.path(number), state)
-            try:
-                self._commit(number, None if state is None else number, steps)
-            except BaseException as e:
-                self._failure = e
-                self._raise_failure()
+                path, deadline = self._states.path(number), self.team.deadline
+                tree_serialise_leaves(path, state, deadline=deadline)
+                record = dataclasses.replace(record, state=number)
+            with self._fatal():
+                self.team.by_first(
+                    f"commit {number}",
+                    lambda: self._files.commit(RECORD, record.to_bytes()),
+                )
+                self._committed(record)
 
-    def _commit(self, number: int, state: int | None, steps: int) -> None:
-        checksums: dict[str, tuple[str, ...]] = {}
-        for leaf, columns in zip(self.record.leaves, self._columns, strict=True):
-            self._leaf = leaf.name
-            checksums[leaf.name] = tuple(column.settle() for column in columns)
-        self._leaf = ""
-        self._files.flush()
-        record = dataclasses.replace(
-            self.record,
-            commit=number,
-            draws=tuple(map(int, self._taken)),
-            state=state,
-            steps=self.record.steps + steps,
-            checksums=checksums,
-        )
-        self._files.commit(RECORD, record.to_bytes())
+    def _settled(self) -> list[Any]:
+        """Write what fills no chunk: the draws and the checksums of changed chains."""
+        self.check()
+        self._writer.drain()
+        self._raise_failure()
+        settled: list[Any] = []
+        with self._fatal():
+            for chain, taken in enumerate(self._taken.tolist()):
+                if taken == self.record.draws[chain]:
+                    continue
+                checksums: list[str] = []
+                for columns in self._columns:
+                    self._leaf = columns[chain].leaf.name
+                    checksums.append(columns[chain].settle())
+                settled.append([chain, taken, checksums])
+            self._leaf = ""
+            self._files.flush()
+        return settled
+
+    def _committed(self, record: Record) -> None:
+        """Go on from a record that is committed."""
+        for chain, (before, now) in enumerate(
+            zip(self._taken.tolist(), record.draws, strict=True)
+        ):
+            if before != now:
+                self._elsewhere.add(chain)
+        self._taken[:] = record.draws
         self.record = record
         self.must_resume = False
-        show(self._files, record)
-        self._forget_states()
+        if self.team.is_first:
+            show(self._files, record)
+            self._forget_states()
 
-    def close(self, *, warn: bool = True) -> None:
-        """Commit what needs no state, delete what was not committed; the end."""
+    @contextlib.contextmanager
+    def _fatal(self) -> Any:
+        """Nothing can be taken after what fails in here."""
+        try:
+            yield
+        except BaseException as e:
+            self._failure = e
+            self._raise_failure()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Commit what needs no state, delete what was not committed; the end.
+
+        After an `error`, the other processes of a job are not waited for.
+        """
         self._wait_for_programs()
         with self._lock:
             if self._is_closed:
@@ -270,17 +326,8 @@ class Log:
             self._writer.drain()
             self._failure = self._failure or self._writer.failure
             try:
-                rest = int((self._taken - self.record.draws).sum())
-                if rest and self._failure is None:
-                    if self.record.state is None:
-                        self.commit()
-                    elif warn:
-                        warnings.warn(
-                            f"{rest} draws that were recorded in {self.where} after "
-                            "the last `commit` are dropped, since no state comes "
-                            "after them. Call `commit(state)` before the end.",
-                            stacklevel=4,
-                        )
+                if self._failure is None and (error is None or self.team.is_alone):
+                    self._commit_the_rest(error)
             finally:
                 self._end()
             if not self._is_reported:
@@ -288,11 +335,26 @@ class Log:
             if full is not None:
                 raise full
 
+    def _commit_the_rest(self, error: BaseException | None) -> None:
+        here = int((self._taken - self.record.draws).sum())
+        rest = sum(self.team.gather("the end", lambda: here))
+        if rest and self.record.state is None:
+            self.commit()
+        elif rest and error is None:
+            warnings.warn(
+                f"{rest} draws that were recorded in {self.where} after the last "
+                "`commit` are dropped, since no state comes after them. Call "
+                "`commit(state)` before the end.",
+                stacklevel=5,
+            )
+
     def _end(self) -> None:
         self._is_closed = True
         self._writer.stop()
         try:
-            with _warned(f"Not all of {self.where} could be tidied up"):
+            with warned(f"Not all of {self.where} could be tidied up"):
+                if not self.team.is_first:
+                    return
                 trim(self._files, self.record)
                 self._files.flush()
         finally:
@@ -325,46 +387,4 @@ class Log:
         failure = self._failure = self._failure or self._writer.failure
         if failure is not None:
             self._is_reported = True
-            raise self._explained(failure) from failure
-
-    def _explained(self, failure: BaseException) -> BaseException:
-        if not isinstance(failure, Exception):
-            return failure
-        leaf = f"leaf {self._leaf!r}, " if self._leaf else ""
-        safe = 0 if not self.record.is_committed else min(self.record.draws)
-        safe_text = f"{leaf}recording {self.where}, of which {safe} draws are safe"
-        if isinstance(failure, OSError) and failure.errno is not None:
-            text = f"{os.strerror(failure.errno)} ({safe_text})"
-            return OSError(failure.errno, text, failure.filename)
-        return CheckpointError(f"{failure} ({safe_text})")
-
-
-@contextlib.contextmanager
-def _warned(what: str) -> Any:
-    """Go on without what could not be cleaned up; the next writer does it."""
-    try:
-        yield
-    except (OSError, CheckpointError) as e:
-        logger.warning("%s: %s", what, e)
-
-
-def _below(path: PathLike, place: str) -> PathLike:
-    """Where the states are."""
-    return path / STATES if isinstance(path, Store) else f"{place}/{STATES}"
-
-
-def _count(some: Any, draws: int) -> int:
-    return len(range(draws)[some]) if isinstance(some, slice) else len(some)
-
-
-def _masks(keep: Any, chains: int, draws: int) -> list[Any]:
-    """For each chain which draws to keep, or `None` for all."""
-    if keep is None:
-        return [None] * chains
-    mask = np.asarray(keep)
-    if mask.dtype != np.bool_ or mask.shape not in ((draws,), (chains, draws)):
-        raise ValueError(
-            f"`keep` is {mask.dtype}{list(mask.shape)}. Pass bool[{draws}], or "
-            f"bool[{chains}, {draws}] with a row for each chain."
-        )
-    return list(np.broadcast_to(mask, (chains, draws)))
+            raise explained(failure, self._leaf, self.record, self.where) from failure

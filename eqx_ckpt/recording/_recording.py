@@ -10,6 +10,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from .._distributed.meeting import DEADLINE
+from .._errors import CheckpointError
 from .._format.metadata import exactly
 from .._format.recorded import Leaf, Record
 from .._restore import tree_deserialise_leaves
@@ -78,6 +80,7 @@ class Recording:
         metadata: Any = None,
         compression: Compression = None,
         chunk_bytes: int | None = None,
+        deadline: float = DEADLINE,
     ) -> None:
         """**Arguments:**
 
@@ -94,6 +97,7 @@ class Recording:
         - `chunk_bytes`: how large the files of an array are, about. The default is
             1 MiB, and less for many chains: each commit writes the last file of each
             leaf and chain again.
+        - `deadline`: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Raises:**
 
@@ -127,7 +131,7 @@ class Recording:
                 return f"compression {before!r}, and {now!r} now"
             return ""
 
-        self.log = Log(path, wanted, differs, max_samples)
+        self.log = Log(path, wanted, differs, max_samples, deadline)
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
         self._receivers: list[Receiver] = []
@@ -216,6 +220,12 @@ class Recording:
         An [`eqx_ckpt.Recorder`][], to carry through the loop.
         """
         self.log.check()
+        if not self.log.team.is_alone:
+            raise CheckpointError(
+                "A recorder takes the samples of one process, and this job has "
+                "several. Use `record_scan`, or `extend` with arrays that are sharded "
+                "over the chains."
+            )
         leaves = self.log.record.leaves
         if block is None:
             nbytes = sum(leaf.row_bytes for leaf in leaves) * (self.chains or 1)
@@ -307,7 +317,7 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.log.close(warn=error is None)
+            self.log.close(error)
         except Exception as e:
             if error is None:
                 raise

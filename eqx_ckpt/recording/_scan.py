@@ -104,7 +104,7 @@ def record_scan(
     _check_samples(step, recording, state, xs)
     if block is None:
         block = min(_MAX_BLOCK, max(1, _BLOCK_BYTES // max(1, _row_bytes(recording))))
-    due = _Due(commit_every, commit_every_seconds)
+    due = _Due(recording, commit_every, commit_every_seconds)
     arrays, rest = eqx.partition(state, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
     waiting: tuple[Any, Any] | None = None
@@ -148,7 +148,8 @@ class _Due:
     - `steps`: how many were taken since the last commit.
     """
 
-    def __init__(self, every: int, seconds: float | None) -> None:
+    def __init__(self, recording: Recording, every: int, seconds: float | None) -> None:
+        self._team = recording.log.team
         self._every = every
         self._seconds = seconds
         self._last = time.monotonic()
@@ -157,8 +158,12 @@ class _Due:
     def __call__(self, steps: int) -> bool:
         self.steps += steps
         by_steps = bool(self._every) and self.steps >= self._every
+        seconds = self._seconds
+        if by_steps or seconds is None:
+            return by_steps
+        # Clocks differ: the first process decides.
         waited = time.monotonic() - self._last
-        return by_steps or (self._seconds is not None and waited >= self._seconds)
+        return self._team.by_first("time", lambda: waited >= seconds)
 
     def reset(self) -> int:
         steps, self.steps = self.steps, 0

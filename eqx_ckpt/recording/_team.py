@@ -1,0 +1,63 @@
+"""The processes that write one recording together; mostly, there is one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._distributed.coordination import is_alone, is_first
+from .._distributed.group import Group, group_of
+from .._distributed.meeting import check_deadline, from_json, to_json
+
+
+class Team:
+    """All processes of a job, which make the same calls, each within a deadline.
+
+    **Attributes:**
+
+    - `is_alone`: whether there is one process.
+    - `is_first`: whether this process begins and commits.
+    - `deadline`: how many seconds each may let the others wait.
+    """
+
+    def __init__(self, where: str, deadline: float) -> None:
+        check_deadline(deadline)
+        self._where = where
+        self.deadline = deadline
+        self.is_alone = is_alone()
+        self.is_first = is_first()
+
+    def by_first(self, what: str, make: Callable[[], Any]) -> Any:
+        """What the first process makes; if it fails to, all of them raise."""
+        group = self._group(what)
+        if group is None:
+            return make()
+        try:
+            return group.by_first("recorded", make, slow=True)
+        finally:
+            group.close()
+
+    def gather(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """What each process makes; if one fails to, all of them raise."""
+        group = self._group(what)
+        if group is None:
+            return [make()]
+        value, error = None, None
+        try:
+            try:
+                value = make()
+            except Exception as e:
+                error = e
+            told = None if error is None else to_json(error)
+            said = group.gather("recorded", {"value": value, "error": told})
+        finally:
+            group.close()
+        if error is not None:
+            raise error
+        for index, one in enumerate(said):
+            if one["error"] is not None:
+                raise from_json(index, one["error"])
+        return [one["value"] for one in said]
+
+    def _group(self, what: str) -> Group | None:
+        if self.is_alone:
+            return None
+        return group_of(f"{what} of the recording {self._where}", self.deadline)

@@ -1,0 +1,118 @@
+"""What the processes of a job do with one recording; see tests/faults/jobs.py."""
+
+import os
+import signal
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+
+
+CHAINS, BLOCK = 4, 5
+LIKE = {"x": np.zeros(2, np.float32), "n": np.int32(0)}
+
+
+def reference(blocks: int) -> dict[str, Any]:
+    n = np.arange(blocks * BLOCK, dtype=np.int32)
+    n = n + 100 * np.arange(CHAINS, dtype=np.int32)[:, None]
+    return {"x": np.float32(n[..., None] + np.array([0, 0.5])), "n": n}
+
+
+def shared(data: np.ndarray) -> jax.Array:
+    """Sharded over the chains, on the devices of all processes."""
+    place = NamedSharding(Mesh(np.array(jax.devices()), ("chains",)), P("chains"))
+    return jax.make_array_from_callback(data.shape, place, lambda index: data[index])
+
+
+def sample(
+    path: str, blocks: int, dies_in: int = -1, deadline: float = 20.0
+) -> tuple[int, str]:
+    """Record so many blocks; process 1 is killed before one of the commits.
+
+    Returns at which step it went on, and the error.
+    """
+    state: dict[str, Any] = {"step": 0, "x": shared(np.zeros(CHAINS, np.float32))}
+    start = state
+    options: dict[str, Any] = {
+        "chains": CHAINS,
+        "chunk_bytes": 16,
+        "deadline": deadline,
+    }
+    try:
+        with eqx_ckpt.Recording(path, LIKE, **options) as recording:
+            if recording.committed is not None:
+                start = state = recording.resume(state)
+            while state["step"] < blocks:
+                step = state["step"]
+                some = slice(step * BLOCK, (step + 1) * BLOCK)
+                block = {k: v[:, some] for k, v in reference(blocks).items()}
+                recording.extend(jax.tree.map(shared, block))
+                if step == dies_in and jax.process_index() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state = {"step": step + 1, "x": state["x"] + 1}
+                recording.commit(state)
+    except eqx_ckpt.CheckpointError as e:
+        return start["step"], str(e)
+    return start["step"], ""
+
+
+def keep_and_end(path: str) -> None:
+    """Without a state: the end commits, for all processes."""
+    keep = np.arange(BLOCK) % 2 == np.arange(CHAINS)[:, None] % 2
+    with eqx_ckpt.Recording(path, LIKE, chains=CHAINS) as recording:
+        recording.extend(jax.tree.map(shared, reference(1)), shared(keep))
+
+
+def scan(path: str) -> None:
+    def step(state: Any, _: None) -> Any:
+        n = state
+        x = jnp.stack([n, n + 0.5], axis=1).astype(jnp.float32)
+        return n + 1, {"x": x, "n": n}
+
+    n = shared(100 * np.arange(CHAINS, dtype=np.int32))
+    like = {"x": jnp.zeros(2), "n": jnp.int32(0)}
+    with eqx_ckpt.Recording(path, like, chains=CHAINS) as recording:
+        seconds = 1e-9  # Always due.
+        eqx_ckpt.record_scan(
+            *(step, recording, n, 2 * BLOCK), block=BLOCK, commit_every_seconds=seconds
+        )
+
+
+def local(path: str) -> None:
+    """What is not global is that of the first process."""
+    block = reference(1)
+    block["n"] = block["n"] + np.int32(jax.process_index())
+    with eqx_ckpt.Recording(path, LIKE, chains=CHAINS) as recording:
+        recording.extend(block)
+
+
+def caught(path: str, which: str) -> str:
+    """The error of what cannot be recorded together."""
+    like, chains = LIKE, CHAINS
+    if which == "like" and jax.process_index() == 1:
+        like = {"x": np.zeros(3, np.float32), "n": np.int32(0)}
+    try:
+        with eqx_ckpt.Recording(path, like, chains=chains, deadline=20.0) as recording:
+            if which == "recorder":
+                recording.recorder()
+            block = jax.tree.map(shared, reference(1))
+            if which == "axis":
+                place = NamedSharding(
+                    Mesh(np.array(jax.devices()), ("d",)), P(None, "d")
+                )
+                data = np.zeros((CHAINS, 4, 2), np.float32)
+                block = {
+                    "x": jax.make_array_from_callback(
+                        data.shape, place, lambda index: data[index]
+                    ),
+                    "n": np.zeros((CHAINS, 4), np.int32),
+                }
+            recording.extend(block)
+            recording.commit()
+    except eqx_ckpt.CheckpointError as e:
+        return str(e)
+    return ""
