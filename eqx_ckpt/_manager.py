@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, Unpack
 from jaxtyping import PyTree
 
 from ._distributed.coordination import is_first
-from ._distributed.group import by_all, by_first, most_said
+from ._distributed.group import from_first, gather_errors, most_said
 from ._distributed.joint import Together, together
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._errors import CheckpointError, CheckpointNotFoundError
@@ -239,7 +239,7 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest step that is saved, or `None` if there is none."""
-        return by_first(self._call("latest()"), self._run.latest, self._deadline)
+        return from_first(self._call("latest()"), self._run.latest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step whose metric is best.
@@ -284,13 +284,13 @@ class CheckpointManager:
         call = self._call(f"delete({in_words(step)})")
         with self._one_at_a_time:
             self._settle()
-            number, problem = by_all(
+            number, problem = gather_errors(
                 call, lambda: self._run.idle(as_step(step)), self._deadline
             )
             if problem is not None:
                 raise problem
             assert number is not None
-            by_first(call, lambda: self._run.delete(number), self._deadline)
+            from_first(call, lambda: self._run.delete(number), self._deadline)
             self._saved.discard(number)
             self._damaged.discard(number)
 
@@ -331,7 +331,7 @@ class CheckpointManager:
     def _found(self) -> int | None:
         """The newest step that was there, and whole as far as this manager knows."""
         newest = ft.partial(self._run.newest_except, self._damaged)
-        return by_first(self._call("latest()"), newest, self._deadline)
+        return from_first(self._call("latest()"), newest, self._deadline)
 
     def _call(self, call: str) -> str:
         """A call, as its errors name it when not all processes make it."""
@@ -393,4 +393,4 @@ class CheckpointManager:
     def _retain(self, saved: int, group: Together | Alone) -> None:
         self._damaged.discard(saved)  # Now it is whole, and counts again.
         tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
-        group.by_first("retained", tidy_up, slow=True)
+        group.from_first("retained", tidy_up, slow=True)

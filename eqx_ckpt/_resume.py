@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from jaxtyping import PyTree
 
-from ._distributed.group import by_all, by_first
+from ._distributed.group import from_first, gather_errors
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._inspect import verify
 from ._steps import Run
@@ -32,16 +32,16 @@ def resumed(
 
     All processes of a job restore the same step.
     """
-    steps = by_first(
+    steps = from_first(
         f"restore() in {run.directory!r}", ft.partial(_steps, run), deadline
     )
     newest = f"restore(step={steps[-1]}) in {run.directory!r}"
-    result, problem = by_all(newest, lambda: restored(steps[-1]), deadline)
+    result, problem = gather_errors(newest, lambda: restored(steps[-1]), deadline)
     if problem is None:
         return result, []
     if isinstance(problem, CheckpointNotFoundError):
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
-        step = by_first(newer, lambda: max(run.steps(), default=-1), deadline)
+        step = from_first(newer, lambda: max(run.steps(), default=-1), deadline)
         if step > steps[-1]:
             # Another job has saved a newer step, and removed this one.
             return restored(step), []
@@ -49,9 +49,9 @@ def resumed(
         raise problem
     older = ft.partial(_newest_whole, run, steps[:-1])
     call = f"restore() older than {steps[-1]} in {run.directory!r}"
-    whole = by_first(call, older, deadline)
+    whole = from_first(call, older, deadline)
     if on_damage == "raise" or whole is None:
-        raise CorruptCheckpointError(f"{problem}\n{_advice(steps, whole)}")
+        raise CorruptCheckpointError(f"{problem}\n{_fallback_hint(steps, whole)}")
     warnings.warn(
         f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
         stacklevel=3,
@@ -85,7 +85,7 @@ def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
     return None
 
 
-def _advice(steps: Sequence[int], whole: int | None) -> str:
+def _fallback_hint(steps: Sequence[int], whole: int | None) -> str:
     """Advice on the newest step, which is damaged."""
     if whole is None:
         return "None of the older steps is whole."

@@ -243,7 +243,7 @@ class Alone(contextlib.ExitStack):
         arrays = [write for write in writes if write.leaf is not None]
         return target.begin(layout, overwrite=overwrite), arrays
 
-    def by_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
+    def from_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
         return make()
 
 
@@ -285,7 +285,7 @@ class Save:
         if metadata is not None:
             metadata = exactly(metadata)
         self._manifest = Manifest(
-            self._leaves, plan.others, metadata, VERSIONS, layout=layout
+            self._leaves, plan.unsaved, metadata, VERSIONS, layout=layout
         )
         to_bytes(self._manifest)  # It says now whether it is too large.
 

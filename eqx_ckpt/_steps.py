@@ -189,7 +189,7 @@ def _chosen(answer: Any) -> list[int]:
 def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> None:
     """Remove the steps that nothing keeps, now that `saved` is committed."""
     try:
-        removed = _superfluous(run, keep, damaged, saved)
+        removed = _steps_to_remove(run, keep, damaged, saved)
         run.remove(removed)
         run.sweep(starting=False)
     except Exception as e:
@@ -199,7 +199,7 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> Non
         logger.info("Removed %s.", run.path(step))
 
 
-def _superfluous(
+def _steps_to_remove(
     run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
 ) -> list[int]:
     steps = Candidates(run, damaged)

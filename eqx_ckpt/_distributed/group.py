@@ -12,8 +12,8 @@ from .meeting import (
     check_deadline,
     Circle,
     circle_of,
+    DEADLINE_MARGIN,
     from_json,
-    GRACE,
     NOTHING,
     to_json,
     too_late,
@@ -70,7 +70,9 @@ class Group:
             raise self._too_late(topic, late)
         return [value for (value,) in values]
 
-    def by_first(self, topic: str, make: Callable[[], _T], *, slow: bool = False) -> _T:
+    def from_first(
+        self, topic: str, make: Callable[[], _T], *, slow: bool = False
+    ) -> _T:
         """Compute a value on the first process; if that fails, all raise.
 
         If `slow`, the others wait as long as that process is alive.
@@ -116,7 +118,9 @@ class Group:
         while value is None and slow:
             value = self._hear(topic, who, time.monotonic() + _LONG)
         if value is None:
-            value = self._hear(topic, who, time.monotonic() + self._deadline + GRACE)
+            value = self._hear(
+                topic, who, time.monotonic() + self._deadline + DEADLINE_MARGIN
+            )
         if value is None:
             said = self.said(topic)
             late = [i for i in self._circle.members if who == "all" and i not in said]
@@ -144,14 +148,14 @@ def group_of(call: str, deadline: float) -> Group | None:
     return None if is_alone() else Group(_all(), call, deadline)
 
 
-def by_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
+def from_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
     """Compute a value on process 0, and return it on every process."""
     if is_alone():
         return make()
     return _all().together(call, None, deadline, lambda _: make())
 
 
-def by_all(
+def gather_errors(
     call: str, make: Callable[[], _T], deadline: float
 ) -> tuple[_T | None, Exception | None]:
     """Compute a value; return it with the first failure of any process."""

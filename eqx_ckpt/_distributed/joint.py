@@ -32,7 +32,7 @@ class Together(contextlib.ExitStack):
     def __init__(self, group: Group) -> None:
         super().__init__()
         self.in_background = group.has_service
-        self.by_first = group.by_first
+        self.from_first = group.from_first
         self._group = group
         self._has_plan = False
         self.callback(group.close)
@@ -103,7 +103,7 @@ class JointAttempt(Attempt):
 
     def _begin(self) -> None:
         """Let process 0 begin the attempt, and join it."""
-        path, self.root = self._group.by_first("begun", self._begin_first)
+        path, self.root = self._group.from_first("begun", self._begin_first)
         self._is_awaited = True
         chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
         self.chunks = chunks.part(_part(self._group.index))
@@ -134,7 +134,7 @@ class JointAttempt(Attempt):
 
     def commit(self, manifest: bytes) -> None:
         self._is_to_commit = False
-        self._group.by_first("committed", ft.partial(self._publish, manifest))
+        self._group.from_first("committed", ft.partial(self._publish, manifest))
 
     def _publish(self, manifest: bytes) -> None:
         assert self._attempt is not None
@@ -162,7 +162,7 @@ class JointAttempt(Attempt):
                 # Wait: nothing may be removed while the others write.
                 self._exchange(error, {})
             elif self._is_to_commit:
-                self._group.by_first("committed", ft.partial(_raise, error))
+                self._group.from_first("committed", ft.partial(_raise, error))
             else:
                 # They know it, unless process 0 was late.
                 self._group.say("given up", to_json(error))

@@ -23,7 +23,7 @@ from .matching import Call, Calls, Number, out_of_order
 DEADLINE = 300.0  # seconds
 _LONGEST = 1e9
 # The others wait a little longer than the first process, which says who is late.
-GRACE = 5.0
+DEADLINE_MARGIN = 5.0
 # How often the first process looks for calls that it does not wait for.
 _GLANCE = 0.5  # seconds
 _making = threading.Lock()
@@ -165,7 +165,7 @@ class Circle:
         said, answers = self._place(call), self._place(call, "answers")
         service.set(said, {"text": text, "value": value, "ended": ended})
         try:
-            answer = service.wait(answers, deadline + GRACE)
+            answer = service.wait(answers, deadline + DEADLINE_MARGIN)
             if answer is None:
                 raise self._no_answer(service, text, deadline)
         except BaseException as e:

@@ -52,7 +52,7 @@ class Manifest:
     **Attributes:**
 
     - `leaves`: the record of each saved leaf, including Python scalars, by name.
-    - `others`: a fingerprint of each leaf that is not saved (functions, strings, ...),
+    - `unsaved`: a fingerprint of each leaf that is not saved (functions, strings, ...),
         by name.
     - `metadata`: what was passed as `metadata` when the checkpoint was saved.
     - `versions`: the versions of the packages that saved it.
@@ -63,7 +63,7 @@ class Manifest:
     """
 
     leaves: Mapping[str, LeafRecord]
-    others: Mapping[str, str] = field(default_factory=dict)
+    unsaved: Mapping[str, str] = field(default_factory=dict)
     metadata: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
     root: str = ""
@@ -164,7 +164,7 @@ def to_bytes(manifest: Manifest) -> bytes:
             path = f"{path} {encode(record.path, uncut=True)}"
         text = "".join(record.crc32c) if record.value is None else record.value
         leaves.append(f'\n"{name}": [{number}, "{path}", "{text}"]')
-    others = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.others.items()]
+    unsaved = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.unsaved.items()]
     metadata = None if manifest.metadata is None else pack(manifest.metadata)
     data = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
@@ -174,7 +174,7 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"layout": "{manifest.layout}",\n'
         f'"versions": {json.dumps(manifest.versions)},\n'
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
-        f'"others": {{{",".join(others)}}},\n'
+        f'"unsaved": {{{",".join(unsaved)}}},\n'
         f'"types": [{",".join(types)}],\n'
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()

@@ -52,7 +52,7 @@ _PARTS = {
     "layout": b'"',
     "versions": b"{",
     "metadata": b"",
-    "others": b"{",
+    "unsaved": b"{",
     "types": b"[",
     "leaves": b"{",
 }
@@ -196,10 +196,10 @@ def _require(condition: bool, problem: str) -> None:
 def _checked(parts: dict[str, str]) -> Manifest:
     metadata = _checked_metadata(parts.pop("metadata"))
     content = {name: _loads(text) for name, text in parts.items()}
-    root, leaves, others = content["root"], content["leaves"], content["others"]
+    root, leaves, unsaved = content["root"], content["leaves"], content["unsaved"]
     _require(content["layout"] in LAYOUTS, "its layout is not known")
     _require(_is_root(root), f"its root is {root!r}"[:200])
-    _require(all(type(v) is str for v in others.values()), "`others` are not strings")
+    _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
     types = [*map(_checked_type, content["types"])]
     path_of = Decoder()
     for name, entry in leaves.items():
@@ -207,7 +207,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
     _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
     return Manifest(
         leaves=leaves,
-        others=others,
+        unsaved=unsaved,
         metadata=metadata,
         versions=content["versions"],
         root=root,

@@ -36,10 +36,10 @@ def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
             inside = relative(chunk.region, region)
             yield chunk, encoded(chunk, array[inside] if inside else array)
     if packed:
-        yield from Scratch().encoded(packed)
+        yield from ChunkCodec().encoded(packed)
 
 
-class Scratch:
+class ChunkCodec:
     """TensorStore's codec for a few compressed chunks at a time; keeps nothing."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from .chunk_bytes import (
     verified,
     Wanted,
 )
-from .chunk_codec import Scratch
+from .chunk_codec import ChunkCodec
 from .crew import Crew
 from .kvstore import MAX_IN_FLIGHT, of_leaf
 from .storage import Chunks
@@ -112,7 +112,7 @@ class _Reading:
         packed, self._packed, self.nbytes_packed = self._packed, [], 0
         if packed:
             parts = [(w.chunk, value, self._targets(w)) for w, value in packed]
-            Scratch().decode(parts, self._damage)
+            ChunkCodec().decode(parts, self._damage)
 
     def tell(self, wanted: Wanted, arrived: Report) -> None:
         if wanted.chunk.name in self._damage:

@@ -16,7 +16,7 @@ from .storage import KvSpec
 logger = logging.getLogger("eqx_ckpt")
 
 # Seconds: for a request, until the store is asked whether it is there; and for that.
-PATIENCE = 20.0
+PROBE_AFTER = 20.0
 LAST_PATIENCE = 10.0
 _RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "2s"}
 # Those that were not there when they were asked last. Whoever cleans up after that, or
@@ -36,8 +36,8 @@ def wait_patiently(
     try:
         if place in _silent:
             _ask(store, place, where)
-        while not _has_come(future, PATIENCE):
-            waited += PATIENCE
+        while not _has_come(future, PROBE_AFTER):
+            waited += PROBE_AFTER
             if most is not None and waited >= most:
                 raise TimeoutError(f"Not done within {most:g} seconds ({where}).")
             _ask(store, place, where)

@@ -32,7 +32,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
         return prefix
     prefix = stored_names(manifest.leaves).get(prefix, prefix)
     sought = prefix.rpartition("/")[0] if is_empty else prefix
-    names = [*manifest.leaves, *manifest.others]
+    names = [*manifest.leaves, *manifest.unsaved]
     if not sought or any(is_below(sought, name) for name in names):
         return prefix
     nearest = Index(folders(names).union(names)).nearest(prefix)

@@ -103,21 +103,21 @@ class WritePlan(NamedTuple):
     """The writes, and the fingerprints of the leaves that are not saved."""
 
     writes: list[Write]
-    others: dict[str, str]
+    unsaved: dict[str, str]
 
 
 def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:
     """Plan a save; report every leaf that cannot be saved in one error."""
     writes: list[Write] = []
     saved: list[tuple[KeyPath, str]] = []
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     suspects: dict[str, Any] = {}
     problems: list[str] = []
     for name, path, leaf, spec, keys in named_leaves(
         pytree, filter_spec, is_leaf, "pytree"
     ):
         if is_transient(leaf):
-            others[name] = leaf.note()
+            unsaved[name] = leaf.note()
             continue
         try:
             if spec is not None:
@@ -129,7 +129,7 @@ def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePl
             problems.append(f"- {name!r} {e}.")
             continue
         if record is None:
-            others[name] = fingerprint(leaf)
+            unsaved[name] = fingerprint(leaf)
             if not isinstance(leaf, STATIC):
                 suspects[name] = leaf
         else:
@@ -150,7 +150,7 @@ def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePl
         warn_of_state(suspects)
     if len(writes) > _MANY:
         _warn_of_numbers(writes)
-    return WritePlan(writes, others)
+    return WritePlan(writes, unsaved)
 
 
 def _warn_of_numbers(writes: Sequence[Write]) -> None:

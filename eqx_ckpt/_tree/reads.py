@@ -203,12 +203,12 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
     """The value and match of a leaf that the checkpoint does not have."""
     if is_transient(leaf.leaf):
         note = leaf.leaf.note()
-        found = manifest.others.get(leaf.name, note)
+        found = manifest.unsaved.get(leaf.name, note)
         status = "same" if leaf.leaf.accepts(found) else "kind"
         return leaf.leaf.fresh(), LeafMatch(status, note, found)
     expected = describe_like(leaf.leaf)
     now = expected or fingerprint(leaf.leaf)
-    found = manifest.others.get(leaf.name, "nothing")
+    found = manifest.unsaved.get(leaf.name, "nothing")
     if leaf.spec is not None:
         f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
         try:

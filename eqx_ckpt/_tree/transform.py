@@ -147,12 +147,12 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
             "`transform` returned no leaf. It has to return all leaves that `like` "
             "has: does it lack a `return`?"
         )
-    made, others = _made(returned, traced, inputs)
+    made, unsaved = _made(returned, traced, inputs)
     return Derived(
         dataclasses.replace(
             manifest,
             leaves={name: record for name, (record, _) in made.items()},
-            others=_below(manifest.others, prefix) | others,
+            unsaved=_below(manifest.unsaved, prefix) | unsaved,
         ),
         {name: origin for name, (_, origin) in made.items() if origin is not None},
         inputs,
@@ -161,9 +161,9 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
     )
 
 
-def _below(others: Mapping[str, str], prefix: str) -> dict[str, str]:
+def _below(unsaved: Mapping[str, str], prefix: str) -> dict[str, str]:
     skip = len(prefix) + 1 if prefix else 0
-    return {n[skip:]: text for n, text in others.items() if is_below(prefix, n)}
+    return {n[skip:]: text for n, text in unsaved.items() if is_below(prefix, n)}
 
 
 def _seen(record: LeafRecord) -> Any:
@@ -213,7 +213,7 @@ def _made(
 ) -> tuple[_Made, dict[str, str]]:
     """Each leaf with its record and where it comes from, and what is no data."""
     made: _Made = {}
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     named: list[tuple[KeyPath, str]] = []
     problems: list[str] = []
     names = [*inputs]
@@ -232,7 +232,7 @@ def _made(
             problems.append(f"- {name!r} {e}.")
             continue
         if record is None:
-            others[name] = fingerprint(leaf)
+            unsaved[name] = fingerprint(leaf)
         else:
             made[name] = record._replace(path=keys), origin
             named.append((path, name))
@@ -242,7 +242,7 @@ def _made(
             + "\n".join(problems)
         )
     _check_distinct(named)
-    return made, others
+    return made, unsaved
 
 
 def _check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:

@@ -71,7 +71,7 @@ def copy(
         # Data are read by the names that leaves have in the source.
         names: dict[str, str] = {}
 
-        plan = WritePlan(_writes(manifest, names), dict(manifest.others))
+        plan = WritePlan(_writes(manifest, names), dict(manifest.unsaved))
         save = Save(path, plan, compression, manifest.metadata, layout, progress)
         save.begin(Alone(), overwrite)
         arrays = [

@@ -99,7 +99,7 @@ class _Leaves:
     ) -> None:
         self._file = file
         self._leaves: list[Named] = []
-        self._others: dict[str, str] = {}
+        self._unsaved: dict[str, str] = {}
         self._extents: dict[str, Extent | np.ndarray] = {}
         with file.opened() as fd:
             self._position, self._text = _text_before(fd, file)
@@ -114,7 +114,7 @@ class _Leaves:
 
     def source(self) -> FileSource:
         manifest = manifest_of(
-            self._leaves, self._file.path, others=self._others, metadata=self._text
+            self._leaves, self._file.path, unsaved=self._unsaved, metadata=self._text
         )
         return FileSource(self._file.path, manifest, self._extents)
 
@@ -126,7 +126,7 @@ class _Leaves:
             return
         expected = describe_like(leaf)
         if expected is None:
-            self._others[name] = fingerprint(leaf)
+            self._unsaved[name] = fingerprint(leaf)
             return
         npy = self._header(where)
         offset = self._position + npy.header_nbytes
@@ -178,7 +178,7 @@ class _Leaves:
                 f"The `filter_spec` returned a leaf `{where}` that {e}."
             ) from None
         if record is None:
-            self._others[name] = f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
+            self._unsaved[name] = f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
             return
         self._leaves.append(Named(where, record._replace(path=keys)))
         if record.is_array:

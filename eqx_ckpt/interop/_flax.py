@@ -43,7 +43,7 @@ def flax(path: PathLike) -> FileSource:
 
     An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
     arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings and bytes
-    are listed in `manifest.others`.
+    are listed in `manifest.unsaved`.
 
     **Raises:**
 
@@ -77,17 +77,19 @@ def flax(path: PathLike) -> FileSource:
             raise corrupt(file.path, FORMAT, str(e)) from None
     leaves: list[Named] = []
     extents: dict[str, Extent] = {}
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     for leaf in found:
         name = encode(leaf.keys)
         if isinstance(leaf.record, str):
-            others[name] = leaf.record
+            unsaved[name] = leaf.record
             continue
         leaves.append(Named(name, leaf.record._replace(path=leaf.keys)))
         if leaf.record.is_array:
             starts, offsets = leaf.pieces
             extents[name] = _Pieces(file, offsets[0], starts=starts, offsets=offsets)
-    return FileSource(file.path, manifest_of(leaves, file.path, others=others), extents)
+    return FileSource(
+        file.path, manifest_of(leaves, file.path, unsaved=unsaved), extents
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,16 +97,16 @@ def _source(
         shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
         raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
     leaves: list[Named] = []
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     for key, array in arrays.items():
         try:
             record = array_record(array.dtype, array.shape, keys[key])
             leaves.append(Named(key, record._replace(kind="jax")))
         except CannotSave as e:
-            others[encode(keys[key])] = f"an array that {e}"
+            unsaved[encode(keys[key])] = f"an array that {e}"
     return ZarrSource(
         where,
-        manifest_of(leaves, where, others=others, metadata=metadata),
+        manifest_of(leaves, where, unsaved=unsaved, metadata=metadata),
         {encode(keys[key]): array for key, array in arrays.items()},
         allow_missing_chunks=True,
     )

@@ -41,7 +41,7 @@ def npz(path: PathLike) -> FileSource:
     An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
     arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings, arrays
     with fields, and arrays whose dtype NumPy has not stored, such as bfloat16, are
-    listed in `manifest.others` and cannot be restored; nor can pickled objects, which
+    listed in `manifest.unsaved` and cannot be restored; nor can pickled objects, which
     are never unpickled.
 
     **Raises:**
@@ -67,20 +67,20 @@ def npz(path: PathLike) -> FileSource:
     file = File(path)
     leaves: list[Named] = []
     extents: dict[str, Extent] = {}
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     for member in _members(file):
         key = member.name.removesuffix(".npy")
         keys = split(key, "/.")
         npy = _header(member)
         if isinstance(npy, str):
-            others[encode(keys)] = npy
+            unsaved[encode(keys)] = npy
             continue
         try:
             if npy.is_pickled:
                 raise CannotSave("is pickled, and nothing is unpickled")
             record = array_record(npy.dtype, npy.shape, keys)
         except CannotSave as e:
-            others[encode(keys)] = f"an array that {e}"
+            unsaved[encode(keys)] = f"an array that {e}"
             continue
         leaves.append(Named(key, record))
         extents[encode(keys)] = _Elements(
@@ -91,7 +91,9 @@ def npz(path: PathLike) -> FileSource:
             member=member,
             first=npy.header_nbytes,
         )
-    return FileSource(file.path, manifest_of(leaves, file.path, others=others), extents)
+    return FileSource(
+        file.path, manifest_of(leaves, file.path, unsaved=unsaved), extents
+    )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def orbax(
 
     An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
     read. `manifest.metadata` is Orbax's `custom_metadata`. Strings are listed in
-    `manifest.others`.
+    `manifest.unsaved`.
 
     **Raises:**
 
@@ -90,10 +90,10 @@ def orbax(
     if damage:
         shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
         raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
-    leaves, others = _records(place, named, arrays)
-    others |= {encode(e.keys): "a string" for e in entries if e.kind == "string"}
+    leaves, unsaved = _records(place, named, arrays)
+    unsaved |= {encode(e.keys): "a string" for e in entries if e.kind == "string"}
     manifest = manifest_of(
-        leaves, where, others=others, metadata=metadata.get("custom_metadata")
+        leaves, where, unsaved=unsaved, metadata=metadata.get("custom_metadata")
     )
     return ZarrSource(
         where,
@@ -136,7 +136,7 @@ def _records(
 ) -> tuple[list[Named], dict[str, str]]:
     impls = _key_impls(place)
     leaves: list[Named] = []
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     for key, entry in named.items():
         array = arrays[key]
         try:
@@ -149,14 +149,14 @@ def _records(
                 record = record._replace(kind="numpy")
             leaves.append(Named(key, record))
         except CannotSave as e:
-            others[encode(entry.keys)] = f"an array that {e}"
+            unsaved[encode(entry.keys)] = f"an array that {e}"
     scalars = [
         leaf
         for leaf in leaves
         if named[leaf.text].kind == "scalar" and not leaf[1].shape
     ]
     numbers = _numbers(scalars, arrays)
-    return [numbers.get(leaf.text, leaf) for leaf in leaves], others
+    return [numbers.get(leaf.text, leaf) for leaf in leaves], unsaved
 
 
 def _as_key(record: LeafRecord, impl: str) -> LeafRecord:

@@ -75,7 +75,7 @@ def manifest_of(
     leaves: list[Named],
     where: object,
     *,
-    others: Mapping[str, str] | None = None,
+    unsaved: Mapping[str, str] | None = None,
     metadata: Any = None,
 ) -> Manifest:
     """The manifest of a source.
@@ -102,4 +102,6 @@ def manifest_of(
             + "\n".join(f"- {a!r} and {b!r}." for a, b in sorted(clashes)[:20])
             + "\nRename one of each, with the library that wrote them."
         )
-    return Manifest(leaves=records, others=others or {}, metadata=metadata, versions={})
+    return Manifest(
+        leaves=records, unsaved=unsaved or {}, metadata=metadata, versions={}
+    )

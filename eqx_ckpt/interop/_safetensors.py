@@ -67,7 +67,7 @@ def safetensors(path: PathLike) -> FileSource:
     An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
     `manifest.metadata` is the `__metadata__` of the file, or of the index. 64-bit
     arrays are restored as NumPy arrays, unless `like` has JAX arrays. Tensors of the
-    dtypes `F4` and `F6`, whose elements share bytes, are listed in `manifest.others`
+    dtypes `F4` and `F6`, whose elements share bytes, are listed in `manifest.unsaved`
     and cannot be restored.
 
     **Raises:**
@@ -132,13 +132,13 @@ def _only_one(folder: Path) -> Path:
 def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSource:
     leaves: list[Named] = []
     extents: dict[str, Extent] = {}
-    others: dict[str, str] = {}
+    unsaved: dict[str, str] = {}
     for file, header in headers.items():
         for text, tensor in header.tensors.items():
             path = split(text)
             if tensor.dtype in _PACKED:
                 shape = ", ".join(map(str, tensor.shape))
-                others[encode(path)] = f"{tensor.dtype}[{shape}] of safetensors"
+                unsaved[encode(path)] = f"{tensor.dtype}[{shape}] of safetensors"
                 continue
             try:
                 record = array_record(DTYPES[tensor.dtype], tensor.shape, path)
@@ -146,7 +146,7 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
                 raise corrupt(place, FORMAT, f"{text[:200]!r} {e}") from None
             leaves.append(Named(text, record))
             extents[encode(path)] = Extent(file, tensor.start)
-    manifest = manifest_of(leaves, place, others=others, metadata=metadata)
+    manifest = manifest_of(leaves, place, unsaved=unsaved, metadata=metadata)
     return FileSource(place, manifest, extents)
 
 

@@ -136,7 +136,7 @@ class _StateDict(Source):
     def __init__(self, state: PyTree) -> None:
         self._leaves: dict[str, Any] = {}
         records: dict[str, LeafRecord] = {}
-        others: dict[str, str] = {}
+        unsaved: dict[str, str] = {}
         problems: list[str] = []
         paths = []
         leaves = named_leaves(
@@ -150,7 +150,7 @@ class _StateDict(Source):
                 continue
             paths.append((path, name))
             if record is None:
-                others[name] = fingerprint(leaf)
+                unsaved[name] = fingerprint(leaf)
             else:
                 records[name], self._leaves[name] = record._replace(path=keys), leaf
         if problems:
@@ -158,7 +158,7 @@ class _StateDict(Source):
                 "These leaves of `state` cannot be restored:\n" + "\n".join(problems)
             )
         distinct(paths)
-        self._manifest = Manifest(records, others)
+        self._manifest = Manifest(records, unsaved)
 
     @property
     def manifest(self) -> Manifest:

@@ -10,7 +10,7 @@ from .._format.chunks import chunk_key, whole
 from .._format.manifest import MANIFEST, zarr_metadata
 from .._format.names import folders
 from .._format.recorded import dimension_names, FOLDER, Leaf, Record
-from .._storage.chunk_codec import Piece, Scratch
+from .._storage.chunk_codec import ChunkCodec, Piece
 from .._storage.recorded import crc, memory
 from .._storage.storage import SoleWriter
 
@@ -109,7 +109,7 @@ class Column:
             return [data, crc32.iscsi(data).to_bytes(4, "little")]
         record = leaf.array(None, leaf.rows)
         piece = Piece("0", record, whole(record.data_shape), np.ascontiguousarray(rows))
-        ((_, value),) = Scratch().encoded([piece])
+        ((_, value),) = ChunkCodec().encoded([piece])
         return [value]
 
 

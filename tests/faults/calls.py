@@ -19,8 +19,8 @@ from eqx_ckpt._storage.atomic import exchange
 from eqx_ckpt._storage.directory_steps import DirectorySteps
 from eqx_ckpt._storage.reading import Checkpoint
 
+from .failing_jobs import caught, state
 from .programs import assert_same, DEADLINE
-from .troubles import caught, state
 
 
 Errors = dict[str, tuple[str, str]]
@@ -132,7 +132,7 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
             reading.opened = _not_found
         errors["lag" + name] = caught(restore, path, state(0), read_once=once)
         reading.opened = opened
-    meeting.GRACE = group.GRACE = 0.5
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
     read = Checkpoint.read
     if index == 1:
         Checkpoint.read = _late_and_damaged
@@ -191,7 +191,7 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
     else:
         while not (marks[0].exists() and marks[1].exists()):
             time.sleep(0.01)
-        meeting.GRACE = 0.1
+        meeting.DEADLINE_MARGIN = 0.1
         for step in range(20):
             timed("alone", ft.partial(manager.should_save, step))
             manager._deadline = 0.01
@@ -200,7 +200,7 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
     while not marks[2].exists():
         time.sleep(0.01)
     manager._deadline = DEADLINE
-    meeting.GRACE = 5.0
+    meeting.DEADLINE_MARGIN = 5.0
     for step in (2, 3):
         manager.save(step, {"step": step}).result()
     manager.close()
@@ -279,7 +279,7 @@ def _late_and_damaged(*args: Any) -> Any:
 
 def retain_slowly(directory: str) -> list[int]:
     """Process 0 takes longer to remove old steps than the others wait."""
-    meeting.GRACE = group.GRACE = 0.2
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.2
     remove = DirectorySteps.remove
 
     def slowly(*args: Any) -> Any:

@@ -15,7 +15,7 @@ from eqx_ckpt._storage import chunk_values
 from eqx_ckpt._storage.directory import Directory
 from eqx_ckpt._transfer import staging
 
-from . import doors
+from . import readers
 from .manifests import edited
 from .workloads import small_chunks, tree
 
@@ -74,13 +74,15 @@ def mutants(file: bytes, count: int) -> Iterator[bytes]:
         yield file[:start] + checked(bytes(data)) + file[end:]
 
 
-def knock_all(path: str, file: str, contents: list[bytes], progress: str) -> list[str]:
-    """Put each content into a file, and open some doors: those that say "BAD"."""
+def read_all_ways(
+    path: str, file: str, contents: list[bytes], progress: str
+) -> list[str]:
+    """Put each content into a file, and open some readers: those that say "BAD"."""
     bad: list[str] = []
     for i, content in enumerate(contents):
         pathlib.Path(progress).write_text(str(i))
         pathlib.Path(path, file).write_bytes(content)
-        answers = doors.knock(path, "restore", "verify")
+        answers = readers.read_each_way(path, "restore", "verify")
         bad += [f"{i}: {a}" for a in answers.values() if a.startswith("BAD")]
     return bad
 

@@ -97,7 +97,7 @@ def strike(function: Callable[..., None], directory: str, *args: Any) -> Struck:
     return Struck(error, workloads.load_all(directory), hidden(directory), warnings)
 
 
-DOORS: dict[str, Callable[[eqx_ckpt.CheckpointManager], object]] = {
+METHODS: dict[str, Callable[[eqx_ckpt.CheckpointManager], object]] = {
     "save": lambda manager: manager.save(10**6, workloads.tree(0)),
     "wait": lambda manager: manager.wait(),
     "close": lambda manager: manager.close(),
@@ -106,7 +106,7 @@ DOORS: dict[str, Callable[[eqx_ckpt.CheckpointManager], object]] = {
 
 
 def save_and_look_away(
-    directory: str, step: int, keep: int, door: str, fault: shim.Fault
+    directory: str, step: int, keep: int, method: str, fault: shim.Fault
 ) -> Exception | None:
     """What is raised by a call after a save that the fault has struck."""
     manager = eqx_ckpt.CheckpointManager(directory, keep=eqx_ckpt.keep_last(keep))
@@ -114,7 +114,7 @@ def save_and_look_away(
     concurrent.futures.wait([manager.save(step, workloads.tree(step))])
     shim.disarm()
     try:
-        DOORS[door](manager)
+        METHODS[method](manager)
     except OSError as e:
         manager.close()  # which is not told again
         return e

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from faults import doors, workloads
+from faults import readers, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
 
@@ -65,8 +65,8 @@ def test_restore_where_no_checkpoint_is(disk: pathlib.Path, make: Make) -> None:
     path = disk / "place"
     make(path)
     before = _contents(disk)
-    for door, answer in doors.knock(str(path)).items():
-        assert answer == "CheckpointNotFoundError", door
+    for reader, answer in readers.read_each_way(str(path)).items():
+        assert answer == "CheckpointNotFoundError", reader
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="place|nowhere"):
         eqx_ckpt.read_manifest(path)
     assert _contents(disk) == before

@@ -6,59 +6,61 @@ import pathlib
 import pytest
 
 import eqx_ckpt
-from faults import scenes, workloads
+from faults import scenarios, workloads
 from faults.failures import assert_says_why, ERRORS
-from faults.scenes import Scene
+from faults.scenarios import Scenario
 from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
-SCENES = [scenes.BESIDE, scenes.OVERWRITE, scenes.OVERWRITE_DATABASE]
+SCENARIOS = [scenarios.BESIDE, scenarios.OVERWRITE, scenarios.OVERWRITE_DATABASE]
 LAYOUTS = ["zarr", "ocdbt"]
 
 
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 @pytest.mark.parametrize(
-    ("scene", "name"),
+    ("scenario", "name"),
     [
-        *((scene, name) for scene in SCENES[:2] for name in ERRORS),
-        (scenes.OVERWRITE_DATABASE, "EIO"),
-        (scenes.ARRAYS_OVER_DATABASE, "EIO"),
+        *((scenario, name) for scenario in SCENARIOS[:2] for name in ERRORS),
+        (scenarios.OVERWRITE_DATABASE, "EIO"),
+        (scenarios.ARRAYS_OVER_DATABASE, "EIO"),
     ],
     ids=str,
 )
 def test_fail_at_every_operation(
-    zygote: Zygote, disk: pathlib.Path, scene: Scene, name: str, for_ever: bool
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario, name: str, for_ever: bool
 ) -> None:
     raised = 0
-    for n, directory in scene.copies(zygote, disk):
+    for n, directory in scenario.copies(zygote, disk):
         fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        outcome = scene.save_and_look(zygote, directory, fault)
+        outcome = scenario.save_and_look(zygote, directory, fault)
         where = f"{name} at operation {n}, {outcome.hits[:1]}"
         assert not outcome.signal, where
         error, there, names = outcome.value
         if error is None:
-            assert there == scene.after, where
+            assert there == scenario.after, where
             assert outcome.kind != "sync", f"a failed sync is no success: {where}"
         else:
             raised += 1
             assert_says_why(error, name)
-            assert there in scene.outcomes, where
+            assert there in scenario.outcomes, where
             # If it could, the package has put everything back as it was.
-            assert for_ever or (there, names) == (scene.before, {*there}), where
+            assert for_ever or (there, names) == (scenario.before, {*there}), where
         if not outcome.hits:
             assert names == {*there}
             break
     assert raised > 10
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
-def test_every_write_is_short(zygote: Zygote, disk: pathlib.Path, scene: Scene) -> None:
-    for n, directory in scene.copies(zygote, disk):
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_every_write_is_short(
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario
+) -> None:
+    for n, directory in scenario.copies(zygote, disk):
         fault = Fault(str(directory), n, "SHORT", ("write",))
-        outcome = scene.save_and_look(zygote, directory, fault)
+        outcome = scenario.save_and_look(zygote, directory, fault)
         error, there, _ = outcome.value
-        assert there == (scene.before if error else scene.after)
+        assert there == (scenario.before if error else scenario.after)
         if not outcome.hits:
             break
     assert n > 4
@@ -94,20 +96,20 @@ def test_reading_changes_nothing(
     assert outcome.count == 0
 
 
-@pytest.mark.parametrize("scene", SCENES[1:], ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scenario", SCENARIOS[1:], ids=lambda scenario: scenario.name)
 def test_what_is_replaced_stays_until_its_successor_is_safe(
-    zygote: Zygote, disk: pathlib.Path, scene: Scene
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
     """The new names cannot be made durable, nor the old ones be put back."""
-    for n, directory in scene.copies(zygote, disk):
+    for n, directory in scenario.copies(zygote, disk):
         fault = Fault(str(directory), n, "EIO", ("sync", "rename"), for_ever=True)
-        outcome = scene.save_and_look(zygote, directory, fault)
+        outcome = scenario.save_and_look(zygote, directory, fault)
         error, _, names = outcome.value
         seeds = [zygote.call(workloads.load, str(directory / name)) for name in names]
-        assert scenes.BYSTANDER in seeds
+        assert scenarios.BYSTANDER in seeds
         if error is None:
             break
-        assert scenes.REPLACED in seeds, f"at operation {n}: {outcome.hits}"
+        assert scenarios.REPLACED in seeds, f"at operation {n}: {outcome.hits}"
     assert n > 3
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from eqx_ckpt import tree_serialise_leaves
-from faults import doors, workloads
-from faults.doors import DEADLINE, knock_in_child, MEMORY
+from faults import readers, workloads
 from faults.manifests import edited, mutant, sealed
+from faults.readers import DEADLINE, MEMORY, read_in_child
 from faults.zygote import Zygote
 
 
@@ -69,9 +69,9 @@ def test_the_seal_is_right(zygote: Zygote, path: pathlib.Path) -> None:
     """An edit that does no harm is accepted: the edits below reach what they test."""
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), _top(metadata={"a": 1})))
-    assert set(knock_in_child(zygote, path).values()) == {""}
+    assert set(read_in_child(zygote, path).values()) == {""}
     manifest.write_bytes(manifest.read_bytes().replace(b'{"a": 1}', b'{"a": 2}'))
-    assert knock_in_child(zygote, path)["read_manifest"] == "CorruptCheckpointError"
+    assert read_in_child(zygote, path)["read_manifest"] == "CorruptCheckpointError"
 
 
 NOT_JSON: dict[str, Callable[[bytes], bytes]] = {
@@ -107,7 +107,7 @@ def test_hostile_json(zygote: Zygote, path: pathlib.Path, case: str) -> None:
     after = NOT_JSON[case](before)
     assert after != before
     manifest.write_bytes(after)
-    assert set(knock_in_child(zygote, path).values()) <= {
+    assert set(read_in_child(zygote, path).values()) <= {
         "CorruptCheckpointError",
         "CheckpointNotFoundError",  # not even the beginning of a manifest
     }
@@ -124,10 +124,10 @@ def test_json_that_is_large_in_memory(
     manifest.write_bytes(
         sealed(manifest.read_bytes().replace(b'"metadata": null', field))
     )
-    assert knock_in_child(zygote, path, "read_manifest")["read_manifest"]
+    assert read_in_child(zygote, path, "read_manifest")["read_manifest"]
 
 
-# What no checkpoint says: refused by every door, before TensorStore sees it.
+# What no checkpoint says: refused by every reader, before TensorStore sees it.
 REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "no leaves": _top(leaves=None),
     "leaves in a list": _top(leaves=[]),
@@ -137,7 +137,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "a root that goes up": _top(root="@a/../../"),
     "a root that is a number": _top(root=1),
     "versions in a list": _top(versions=[]),
-    "others that are numbers": _top(others={"a": 1}),
+    "unsaved that are numbers": _top(unsaved={"a": 1}),
     "an unknown key": _top(code="os.system('true')"),
     "format version 0": _top(format_version=0),
     "format version -1": _top(format_version=-1),
@@ -221,7 +221,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_hostile_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), REFUSED[case]))
-    assert set(knock_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
+    assert set(read_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
 
 
 # What a checkpoint might say, but these files do not bear out: refused when read.
@@ -243,12 +243,12 @@ UNTRUE: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_untrue_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), UNTRUE[case]))
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["restore itself"] == "CorruptCheckpointError"
     assert answers["verify"] == "CorruptCheckpointError"
 
 
-# What concerns only some of the doors, or none: no door may die of it.
+# What concerns only some of the readers, or none: no reader may die of it.
 ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     "no leaf at all": _top(leaves={}),
     "ten thousand leaves": lambda content: content.update(
@@ -322,13 +322,13 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_odd_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), ODD[case]))
-    knock_in_child(zygote, path)
+    read_in_child(zygote, path)
 
 
 def test_a_newer_format_is_no_damage(zygote: Zygote, path: pathlib.Path) -> None:
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), _top(format_version=2)))
-    assert set(knock_in_child(zygote, path).values()) == {"CheckpointError"}
+    assert set(read_in_child(zygote, path).values()) == {"CheckpointError"}
 
 
 def test_mutated_manifests(
@@ -340,7 +340,7 @@ def test_mutated_manifests(
     mutants = [mutant(manifest, seed) for seed in range(MUTANTS)]
     progress = disk / "progress"
     outcome = zygote.run(
-        doors.knock_all,
+        readers.read_all_ways,
         str(path),
         mutants,
         str(progress),

@@ -14,8 +14,8 @@ import pytest
 
 import eqx_ckpt
 from faults import databases, workloads
-from faults.doors import DEADLINE, knock_in_child, MEMORY
 from faults.manifests import edited
+from faults.readers import DEADLINE, MEMORY, read_in_child
 from faults.zygote import Zygote
 
 
@@ -42,7 +42,7 @@ def test_an_unknown_layout(zygote: Zygote, path: pathlib.Path, layout: Any) -> N
     manifest.write_bytes(
         edited(manifest.read_bytes(), lambda content: content.update(layout=layout))
     )
-    assert set(knock_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
+    assert set(read_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
 
 
 @pytest.mark.parametrize("codec", ["", "gzip", "ZSTD", 0, False, [], {}, ["zstd"]])
@@ -52,7 +52,7 @@ def test_an_unknown_compression(zygote: Zygote, path: pathlib.Path, codec: Any) 
 
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), edit))
-    assert set(knock_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
+    assert set(read_in_child(zygote, path).values()) == {"CorruptCheckpointError"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,7 +67,7 @@ def test_another_layout(
     manifest.write_bytes(
         edited(manifest.read_bytes(), lambda content: content.update(layout=other))
     )
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["restore"] == answers["verify"] == "CorruptCheckpointError"
 
 
@@ -124,7 +124,7 @@ def test_hostile_place(
     name: str,
 ) -> None:
     change(next(path.glob(name)))
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["restore"] == "CorruptCheckpointError"
     assert answers["verify"] == "CorruptCheckpointError"
     save = (workloads.save, str(path), 2, True, "ocdbt")
@@ -139,14 +139,14 @@ def test_hostile_place(
 
 def test_a_huge_manifest(zygote: Zygote, path: pathlib.Path) -> None:
     os.truncate(path / "manifest.ocdbt", 2**40)
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["restore"] == answers["verify"] == "CorruptCheckpointError"
 
 
 def test_a_huge_data_file(zygote: Zygote, path: pathlib.Path) -> None:
     """What is behind its end is nobody's, and not read."""
     os.truncate(_data_file(path), 2**40)
-    knock_in_child(zygote, path)
+    read_in_child(zygote, path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -157,7 +157,7 @@ def test_a_huge_compressed_chunk(
     zygote.call(databases.save_compressed, str(path), layout)
     place = path / "layer/weight/c.1.0" if layout == "zarr" else _data_file(path)
     os.truncate(place, 2**40)
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     if layout == "zarr":
         assert answers["restore"] == answers["verify"] == "CorruptCheckpointError"
 
@@ -171,7 +171,7 @@ def _knock_all(
     progress = path.with_name("progress")
     args = (str(path), str(file.relative_to(path)), contents, str(progress))
     outcome = zygote.run(
-        databases.knock_all, *args, memory=MEMORY, deadline=3 * DEADLINE
+        databases.read_all_ways, *args, memory=MEMORY, deadline=3 * DEADLINE
     )
     where = f"signal {outcome.signal} at number {progress.read_text()}"
     assert not outcome.signal, where
@@ -194,7 +194,7 @@ def test_no_database(zygote: Zygote, path: pathlib.Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["manifest.ocdbt", "d/*"])
 def test_mutated_databases(zygote: Zygote, path: pathlib.Path, name: str) -> None:
     databases.inflate(path)
-    assert set(knock_in_child(zygote, path).values()) == {""}
+    assert set(read_in_child(zygote, path).values()) == {""}
     file = next(path.glob(name))
     contents = [*databases.mutants(file.read_bytes(), MUTANTS)]
     _knock_all(zygote, path, file, contents)
@@ -227,7 +227,7 @@ def test_the_frames_are_right(
     zygote.call(databases.save_compressed, str(path), layout)
     frame = databases.zstd([(64, b"\0")])
     databases.put_chunk(path, layout, "layer/weight", "c.0.0", frame)
-    assert knock_in_child(zygote, path, "verify", "restore") == {
+    assert read_in_child(zygote, path, "verify", "restore") == {
         "verify": "",
         "restore": "",
     }
@@ -241,6 +241,6 @@ def test_hostile_frame(
     path = disk / "new"
     zygote.call(databases.save_compressed, str(path), layout)
     databases.put_chunk(path, layout, "layer/weight", "c.0.0", FRAMES[case])
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["verify"] == "CorruptCheckpointError"
     assert answers["restore"] == "CorruptCheckpointError"

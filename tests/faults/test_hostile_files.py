@@ -11,7 +11,7 @@ import pytest
 
 from eqx_ckpt import CheckpointError
 from faults import workloads
-from faults.doors import DEADLINE, knock_in_child, MEMORY
+from faults.readers import DEADLINE, MEMORY, read_in_child
 from faults.zygote import Zygote
 
 
@@ -76,7 +76,7 @@ def test_hostile_file(
     name: str,
 ) -> None:
     change(path / name)
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["verify"] == "CorruptCheckpointError"
     if "zarr.json" not in name:
         assert answers["restore"] == "CorruptCheckpointError"
@@ -88,7 +88,7 @@ def test_hostile_manifest_file(
     zygote: Zygote, path: pathlib.Path, change: Callable[[pathlib.Path], None]
 ) -> None:
     change(path / "zarr.json")
-    assert "" not in knock_in_child(zygote, path).values()
+    assert "" not in read_in_child(zygote, path).values()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_directory_outside_is_not_followed(
     outside = path.with_name("outside")
     (path / name).rename(outside)
     (path / name).symlink_to(outside)
-    answers = knock_in_child(zygote, path)
+    answers = read_in_child(zygote, path)
     assert answers["verify"] == "CorruptCheckpointError"
     assert answers["restore"] == "CorruptCheckpointError"
 
 
 def test_a_link_to_a_checkpoint_is_followed(zygote: Zygote, path: pathlib.Path) -> None:
     path.with_name("latest").symlink_to(path)
-    assert set(knock_in_child(zygote, path.with_name("latest")).values()) == {""}
+    assert set(read_in_child(zygote, path.with_name("latest")).values()) == {""}

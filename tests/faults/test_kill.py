@@ -5,44 +5,44 @@ import pathlib
 
 import pytest
 
-from faults import scenes, workloads
-from faults.scenes import Scene
+from faults import scenarios, workloads
+from faults.scenarios import Scenario
 from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-SCENES = [
-    scenes.FIRST,
-    scenes.BESIDE,
-    scenes.OVERWRITE,
-    scenes.AFTER_KILL,
-    scenes.OVERWRITE_AFTER_KILL,
-    *scenes.OF_DATABASES,
+SCENARIOS = [
+    scenarios.FIRST,
+    scenarios.BESIDE,
+    scenarios.OVERWRITE,
+    scenarios.AFTER_KILL,
+    scenarios.OVERWRITE_AFTER_KILL,
+    *scenarios.OF_DATABASES,
 ]
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_kill_at_every_operation(
-    zygote: Zygote, disk: pathlib.Path, scene: Scene
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
     seen = set()
-    for n, directory in scene.copies(zygote, disk):
-        outcome = scene.save(zygote, directory, Fault(str(directory), n))
+    for n, directory in scenario.copies(zygote, disk):
+        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
         assert outcome.error is None
         seen.add(outcome.kind)
         there, later = zygote.call(
             workloads.load_all_and_save,
             str(directory),
             "new",
-            scenes.LATER,
-            scene.overwrite,
-            scene.layout,
+            scenarios.LATER,
+            scenario.overwrite,
+            scenario.layout,
         )
         where = f"killed before operation {n}: {outcome.hits}"
-        assert there in scene.outcomes, where
-        assert later == {**scene.before, "new": scenes.LATER}, where
+        assert there in scenario.outcomes, where
+        assert later == {**scenario.before, "new": scenarios.LATER}, where
         if not outcome.signal:
-            assert there == scene.after
+            assert there == scenario.after
             break
     # Each step of the commit was among them: the shim sees what the package calls.
     assert seen >= {"mkdir", "create", "write", "sync", "rename"}

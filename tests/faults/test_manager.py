@@ -7,40 +7,40 @@ import sys
 
 import pytest
 
-from faults import runs, scenes, workloads
+from faults import runs, scenarios, workloads
 from faults.failures import assert_says_why, ERRORS
-from faults.scenes import RunScene
+from faults.scenarios import RunScenario
 from faults.shim import Fault
 from faults.zygote import Outcome, Zygote
 
 
 _ONLY_REMOVING_FAILED = "Step {} was saved. Removing older steps failed."
-SCENES = [
-    scenes.FIRST_STEP,
-    scenes.KEEP_ONE,
-    scenes.KEEP_TWO,
-    scenes.REPAIR,
-    scenes.KEEP_ONE_DATABASES,
-    scenes.REPAIR_DATABASE,
+SCENARIOS = [
+    scenarios.FIRST_STEP,
+    scenarios.KEEP_ONE,
+    scenarios.KEEP_TWO,
+    scenarios.REPAIR,
+    scenarios.KEEP_ONE_DATABASES,
+    scenarios.REPAIR_DATABASE,
 ]
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=str)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_kill_at_every_operation(
-    zygote: Zygote, disk: pathlib.Path, scene: RunScene
+    zygote: Zygote, disk: pathlib.Path, scenario: RunScenario
 ) -> None:
-    for n, directory in scene.copies(zygote, disk):
-        outcome = scene.save(zygote, directory, Fault(str(directory), n))
+    for n, directory in scenario.copies(zygote, disk):
+        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
         assert outcome.error is None
         if n % 2:
             # The next process dies too, while it cleans up.
             zygote.run(runs.start, str(directory), fault=Fault(str(directory), n % 7))
-        resumed = zygote.call(runs.resume, str(directory), scene.keep)
+        resumed = zygote.call(runs.resume, str(directory), scenario.keep)
         where = f"killed before operation {n}: {outcome.hits}"
-        assert resumed.found in scene.outcomes, where
-        scenes.check_resumed(resumed, scene.keep, where)
+        assert resumed.found in scenario.outcomes, where
+        scenarios.check_resumed(resumed, scenario.keep, where)
         if not outcome.signal:
-            assert resumed.found == scene.after
+            assert resumed.found == scenario.after
             break
     assert n > 20
 
@@ -51,7 +51,7 @@ def test_kill_at_every_operation_of_a_clean_up(
 ) -> None:
     """And then at some of the operations of the clean-up after that."""
     second = 0
-    for n, directory in scenes.DEBRIS.copies(zygote, disk):
+    for n, directory in scenarios.DEBRIS.copies(zygote, disk):
         outcome = zygote.run(runs.start, str(directory), fault=Fault(str(directory), n))
         assert outcome.error is None
         if not outcome.signal:
@@ -61,8 +61,8 @@ def test_kill_at_every_operation_of_a_clean_up(
             again = zygote.run(runs.start, str(copy), fault=Fault(str(copy), m))
             resumed = zygote.call(runs.resume, str(copy), 2)
             where = f"killed at {outcome.hits}, and then at {again.hits}"
-            assert resumed.found == scenes.DEBRIS.before, where
-            scenes.check_resumed(resumed, 2, where)
+            assert resumed.found == scenarios.DEBRIS.before, where
+            scenarios.check_resumed(resumed, 2, where)
             shutil.rmtree(copy)
             second += 1
             if not again.signal:
@@ -73,54 +73,54 @@ def test_kill_at_every_operation_of_a_clean_up(
 
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 @pytest.mark.parametrize(
-    ("scene", "name"),
+    ("scenario", "name"),
     [
-        pytest.param(scenes.KEEP_TWO, "EIO", marks=pytest.mark.slow),
-        (scenes.KEEP_TWO, "ENOSPC"),
-        (scenes.KEEP_TWO, "EACCES"),
-        (scenes.REPAIR, "ENOSPC"),
-        (scenes.KEEP_ONE_DATABASES, "EIO"),
+        pytest.param(scenarios.KEEP_TWO, "EIO", marks=pytest.mark.slow),
+        (scenarios.KEEP_TWO, "ENOSPC"),
+        (scenarios.KEEP_TWO, "EACCES"),
+        (scenarios.REPAIR, "ENOSPC"),
+        (scenarios.KEEP_ONE_DATABASES, "EIO"),
     ],
     ids=str,
 )
 def test_fail_at_every_operation(
-    zygote: Zygote, disk: pathlib.Path, scene: RunScene, name: str, for_ever: bool
+    zygote: Zygote, disk: pathlib.Path, scenario: RunScenario, name: str, for_ever: bool
 ) -> None:
-    for n, directory in scene.copies(zygote, disk):
+    for n, directory in scenario.copies(zygote, disk):
         fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        args = (str(directory), scene.step, scene.keep, None, scene.layout)
+        args = (str(directory), scenario.step, scenario.keep, None, scenario.layout)
         outcome = zygote.run(runs.strike, runs.save, *args, fault=fault)
         where = f"{name} at operation {n}, {outcome.hits[:1]}"
         assert not outcome.signal, where
-        _check_struck(scene, outcome, name, for_ever, where)
+        _check_struck(scenario, outcome, name, for_ever, where)
         if outcome.value.debris or n % 5 == 0 or not outcome.hits:
-            resumed = zygote.call(runs.resume, str(directory), scene.keep)
+            resumed = zygote.call(runs.resume, str(directory), scenario.keep)
             assert resumed.found == outcome.value.found, where
-            scenes.check_resumed(resumed, scene.keep, where)
+            scenarios.check_resumed(resumed, scenario.keep, where)
         if not outcome.hits:
             assert not outcome.value.debris
-            assert outcome.value.found == scene.after
+            assert outcome.value.found == scenario.after
             break
     assert n > 20
 
 
 def _check_struck(
-    scene: RunScene, outcome: Outcome, name: str, for_ever: bool, where: str
+    scenario: RunScenario, outcome: Outcome, name: str, for_ever: bool, where: str
 ) -> None:
     error, found, debris, _ = outcome.value
-    saved = error is None or _ONLY_REMOVING_FAILED.format(scene.step) in getattr(
+    saved = error is None or _ONLY_REMOVING_FAILED.format(scenario.step) in getattr(
         error, "__notes__", []
     )
     if error is not None:
         assert_says_why(error, name)
-        assert found in scene.outcomes, where
+        assert found in scenario.outcomes, where
     else:
-        assert found == scene.after, where
+        assert found == scenario.after, where
         assert outcome.kind != "sync", f"a failed sync is no success: {where}"
     if saved:
-        assert found != scene.before, where
+        assert found != scenario.before, where
     elif not for_ever:
-        assert found == scene.before, where
+        assert found == scenario.before, where
     # What cannot be deleted stays until the next start, and so does what is not yet
     # durably removed. All else is put back as it was.
     if debris and not for_ever:
@@ -134,13 +134,13 @@ def test_fail_at_every_operation_of_a_clean_up(
     zygote: Zygote, disk: pathlib.Path, name: str, for_ever: bool
 ) -> None:
     """A run goes on in spite of that, with a warning, and the next one cleans up."""
-    for n, directory in scenes.DEBRIS.copies(zygote, disk):
+    for n, directory in scenarios.DEBRIS.copies(zygote, disk):
         fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
         outcome = zygote.run(runs.strike, runs.start, str(directory), fault=fault)
         where = f"{name} at operation {n}, {outcome.hits[:1]}"
         error, found, debris, warnings = outcome.value
         assert error is None, where
-        assert found == scenes.DEBRIS.before, where
+        assert found == scenarios.DEBRIS.before, where
         assert warnings or not debris, where
         zygote.call(runs.start, str(directory))
         assert not runs.hidden(str(directory)), where
@@ -152,32 +152,32 @@ def test_fail_at_every_operation_of_a_clean_up(
 
 def test_a_file_system_without_locks(zygote: Zygote, disk: pathlib.Path) -> None:
     """Nobody can tell there what is dead: it stays, and all else works."""
-    scenes.DEBRIS.prepare(zygote, disk / "run")
+    scenarios.DEBRIS.prepare(zygote, disk / "run")
     before = runs.hidden(str(disk / "run"))
     fault = Fault(str(disk), 1, "ENOLCK", ("lock",), for_ever=True)
     args = (runs.save, str(disk / "run"), 3, 2)
     outcome = zygote.run(runs.strike, *args, fault=fault)
     error, found, debris, warnings = outcome.value
     assert error is None
-    assert found == scenes.steps(2, 3)
+    assert found == scenarios.steps(2, 3)
     assert debris == before
     assert "Could not clean up" in "".join(warnings)
 
 
-@pytest.mark.parametrize("door", runs.DOORS)
+@pytest.mark.parametrize("method", runs.METHODS)
 @pytest.mark.parametrize("nth", [1, 3], ids=["saving fails", "removing fails"])
 def test_a_failure_that_nobody_looked_at(
-    zygote: Zygote, disk: pathlib.Path, door: str, nth: int
+    zygote: Zygote, disk: pathlib.Path, method: str, nth: int
 ) -> None:
-    scene = scenes.KEEP_TWO
-    scene.prepare(zygote, disk / "run")
+    scenario = scenarios.KEEP_TWO
+    scenario.prepare(zygote, disk / "run")
     fault = Fault(str(disk), nth, "EIO", ("sync",))
-    args = (str(disk / "run"), scene.step, scene.keep, door)
+    args = (str(disk / "run"), scenario.step, scenario.keep, method)
     error = zygote.call(runs.save_and_look_away, *args, fault)
     assert_says_why(error, "EIO")
     notes = "".join(error.__notes__)
-    assert (_ONLY_REMOVING_FAILED.format(scene.step) in notes) == (nth == 3)
-    assert f"{scene.step:06d} failed" in notes
+    assert (_ONLY_REMOVING_FAILED.format(scenario.step) in notes) == (nth == 3)
+    assert f"{scenario.step:06d} failed" in notes
 
 
 _SAVE_AND_END = """
@@ -194,12 +194,14 @@ manager.save(4, workloads.tree(4))
 def test_a_failure_that_nobody_looked_at_is_shown_at_the_end(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
-    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    scenarios.KEEP_TWO.prepare(zygote, disk / "run")
     command = [sys.executable, "-c", _SAVE_AND_END, str(disk / "run")]
     end = subprocess.run(
         command, env=zygote.environment, capture_output=True, text=True, timeout=60
     )
     assert "OSError: [Errno 5] Input/output error" in end.stderr
     assert "000004 failed" in end.stderr
-    assert zygote.call(workloads.load_all, str(disk / "run")) == scenes.KEEP_TWO.before
+    assert (
+        zygote.call(workloads.load_all, str(disk / "run")) == scenarios.KEEP_TWO.before
+    )
     assert not runs.hidden(str(disk / "run"))

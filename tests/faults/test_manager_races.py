@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
-from faults import races, runs, scenes, workloads
-from faults.scenes import Place, RunScene, steps
+from faults import races, runs, scenarios, workloads
+from faults.scenarios import Place, RunScenario, steps
 from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
 ROUNDS = 15
-READ = [scenes.KEEP_TWO, scenes.of_databases(scenes.KEEP_TWO)]
+READ = [scenarios.KEEP_TWO, scenarios.of_databases(scenarios.KEEP_TWO)]
 
 
 def test_one_of_several_managers_saves_a_step(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
-    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    scenarios.KEEP_TWO.prepare(zygote, disk / "run")
     for step in range(4, 4 + ROUNDS):
         args = str(disk / "run"), step, 2
         calls = {seed: (runs.save, (*args, seed)) for seed in (101, 102)}
@@ -34,7 +34,7 @@ def test_one_of_several_managers_saves_a_step(
 
 
 def test_several_managers_save_a_step_each(zygote: Zygote, disk: pathlib.Path) -> None:
-    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    scenarios.KEEP_TWO.prepare(zygote, disk / "run")
     for first in range(4, 4 + 3 * ROUNDS, 3):
         numbers = range(first, first + 3)
         calls = {s: (runs.save, (str(disk / "run"), s, 1)) for s in numbers}
@@ -48,20 +48,20 @@ def test_several_managers_save_a_step_each(zygote: Zygote, disk: pathlib.Path) -
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize(
-    "scene",
-    [scenes.KEEP_TWO, scenes.REPAIR, scenes.KEEP_ONE_DATABASES],
+    "scenario",
+    [scenarios.KEEP_TWO, scenarios.REPAIR, scenarios.KEEP_ONE_DATABASES],
     ids=str,
 )
 def test_a_clean_up_leaves_a_live_save_alone(
-    zygote: Zygote, disk: pathlib.Path, scene: RunScene, nth: int
+    zygote: Zygote, disk: pathlib.Path, scenario: RunScenario, nth: int
 ) -> None:
     """A manager starts before every third operation of the save.
 
     If one started before all of them, it would take away each lock file between its
     creation and its lock, for ever.
     """
-    scene.prepare(zygote, disk / "run")
-    args = (str(disk / "run"), scene.step, scene.keep, None, scene.layout)
+    scenario.prepare(zygote, disk / "run")
+    args = (str(disk / "run"), scenario.step, scenario.keep, None, scenario.layout)
     first = (runs.save, args)
     second = (runs.start, (str(disk / "run"),))
     fault = Fault(str(disk), nth, "STOP", (*CHANGES, "lock"))
@@ -69,7 +69,7 @@ def test_a_clean_up_leaves_a_live_save_alone(
     assert error is None
     assert len(others) > 8
     assert set(others) == {None}
-    assert zygote.call(workloads.load_all, str(disk / "run")) == scene.after
+    assert zygote.call(workloads.load_all, str(disk / "run")) == scenario.after
     assert not runs.hidden(str(disk / "run"))
 
 
@@ -96,12 +96,12 @@ def test_a_clean_up_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
     call = (runs.start, ())
     kinds = (*CHANGES, "open", "lock")
     for one, two, directory in _overtaken(
-        zygote, disk, scenes.DEBRIS, call, call, kinds
+        zygote, disk, scenarios.DEBRIS, call, call, kinds
     ):
         assert one is None
         assert two is None
         assert not runs.hidden(str(directory))
-        assert workloads.load_all(str(directory)) == scenes.DEBRIS.before
+        assert workloads.load_all(str(directory)) == scenarios.DEBRIS.before
 
 
 def test_a_clean_up_goes_on_behind_a_save_that_ended(
@@ -111,7 +111,7 @@ def test_a_clean_up_goes_on_behind_a_save_that_ended(
 
     Its name comes before those of the debris.
     """
-    scenes.DEBRIS.prepare(zygote, disk / "run")
+    scenarios.DEBRIS.prepare(zygote, disk / "run")
     saving = (workloads.save, (str(disk / "run" / "000000"), 0))
     cleaning = (runs.start, (str(disk / "run"),))
     faults = [Fault(str(disk), 1, "STOP", kinds) for kinds in (("sync",), ("lock",))]
@@ -120,16 +120,16 @@ def test_a_clean_up_goes_on_behind_a_save_that_ended(
     assert not runs.hidden(str(disk / "run"))
     assert workloads.load_all(str(disk / "run")) == {
         "000000": 0,
-        **scenes.DEBRIS.before,
+        **scenarios.DEBRIS.before,
     }
 
 
 def test_a_fork_of_a_dead_process_does_not_keep_its_save_alive(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
-    scenes.KEEP_TWO.prepare(zygote, disk / "run")
+    scenarios.KEEP_TWO.prepare(zygote, disk / "run")
     fault = Fault(str(disk), 1, kinds=("sync",))
-    args = (str(disk / "run"), scenes.KEEP_TWO.step)
+    args = (str(disk / "run"), scenarios.KEEP_TWO.step)
     assert zygote.run(runs.save_beside_a_fork, *args, fault=fault).signal
     assert runs.hidden(str(disk / "run"))
     zygote.call(runs.start, str(disk / "run"))
@@ -142,7 +142,7 @@ def test_a_save_is_overtaken_by_one_of_the_next_step(
     first, second = (runs.save, (4, 1)), (runs.save, (5, 1))
     kinds = ("lock", "rename", "sync", "read")
     for one, two, directory in _overtaken(
-        zygote, disk, scenes.KEEP_TWO, first, second, kinds
+        zygote, disk, scenarios.KEEP_TWO, first, second, kinds
     ):
         assert one is None
         assert two is None
@@ -151,23 +151,23 @@ def test_a_save_is_overtaken_by_one_of_the_next_step(
         assert not runs.hidden(str(directory))
 
 
-@pytest.mark.parametrize("scene", READ, ids=str)
+@pytest.mark.parametrize("scenario", READ, ids=str)
 def test_a_reader_is_overtaken_by_retention(
-    zygote: Zygote, disk: pathlib.Path, scene: RunScene
+    zygote: Zygote, disk: pathlib.Path, scenario: RunScenario
 ) -> None:
     first, second = (runs.restore, (3,)), (runs.save, (4, 1))
     reading = ("open", "read")
-    for one, two, _ in _overtaken(zygote, disk, scene, first, second, reading):
+    for one, two, _ in _overtaken(zygote, disk, scenario, first, second, reading):
         assert two is None
         assert one == 3 or isinstance(one, eqx_ckpt.CheckpointNotFoundError)
 
 
-@pytest.mark.parametrize("scene", READ, ids=str)
+@pytest.mark.parametrize("scenario", READ, ids=str)
 def test_a_reader_of_the_newest_is_overtaken_by_retention(
-    zygote: Zygote, disk: pathlib.Path, scene: RunScene
+    zygote: Zygote, disk: pathlib.Path, scenario: RunScenario
 ) -> None:
     first, second = (runs.restore, ()), (runs.save, (4, 1))
     reading = ("open", "read")
-    for one, two, _ in _overtaken(zygote, disk, scene, first, second, reading):
+    for one, two, _ in _overtaken(zygote, disk, scenario, first, second, reading):
         assert two is None
         assert one in (3, 4), repr(one)

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 import eqx_ckpt
-from faults import powercut, runs, scenes, workloads
+from faults import powercut, runs, scenarios, workloads
 from faults.powercut import PowerCut
-from faults.scenes import Death, RunScene, Scene
+from faults.scenarios import Death, RunScenario, Scenario
 from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-SCENES = [
-    scenes.BESIDE,
-    scenes.OVERWRITE,
-    scenes.OVERWRITE_DATABASE,
-    scenes.KEEP_TWO,
-    scenes.REPAIR,
+SCENARIOS = [
+    scenarios.BESIDE,
+    scenarios.OVERWRITE,
+    scenarios.OVERWRITE_DATABASE,
+    scenarios.KEEP_TWO,
+    scenarios.REPAIR,
 ]
 
 
@@ -35,17 +35,17 @@ def power(
 
 
 @pytest.mark.parametrize("commit", [False, True], ids=["", "names are safe"])
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_what_was_acknowledged_survives(
-    zygote: Zygote, power: PowerCut, scene: Scene | RunScene, commit: bool
+    zygote: Zygote, power: PowerCut, scenario: Scenario | RunScenario, commit: bool
 ) -> None:
-    directory = power.disk / f"acknowledged {scene.name} {commit}"
-    scene.prepare(zygote, directory)
-    assert scene.save(zygote, directory).error is None
+    directory = power.disk / f"acknowledged {scenario.name} {commit}"
+    scenario.prepare(zygote, directory)
+    assert scenario.save(zygote, directory).error is None
     if commit:
         power.commit_journal()
     power.cut()
-    assert zygote.call(workloads.load_all, str(directory)) == scene.after
+    assert zygote.call(workloads.load_all, str(directory)) == scenario.after
 
 
 def test_what_was_acknowledged_in_new_directories_survives(
@@ -57,37 +57,37 @@ def test_what_was_acknowledged_in_new_directories_survives(
     assert zygote.call(workloads.load, path) == 1
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_cut_in_the_middle_of_a_save(
-    zygote: Zygote, power: PowerCut, scene: Scene | RunScene
+    zygote: Zygote, power: PowerCut, scenario: Scenario | RunScenario
 ) -> None:
     """Killed and cut at places across the save, and at each step of its commit."""
-    trial = power.disk / f"trial {scene.name}"
-    scene.prepare(zygote, trial)
-    count = scene.save(zygote, trial, Fault(str(trial))).count
+    trial = power.disk / f"trial {scenario.name}"
+    scenario.prepare(zygote, trial)
+    count = scenario.save(zygote, trial, Fault(str(trial))).count
     for n in [*range(1, count - 8, 9), *range(count - 8, count + 1)]:
-        directory = power.disk / f"cut {scene.name} {n}"
-        scene.prepare(zygote, directory)
-        outcome = scene.save(zygote, directory, Fault(str(directory), n))
+        directory = power.disk / f"cut {scenario.name} {n}"
+        scenario.prepare(zygote, directory)
+        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
         if n % 2:
             power.commit_journal()
         power.cut()
         there = zygote.call(workloads.load_all, str(directory))
-        allowed = scene.outcomes if outcome.signal else [scene.after]
+        allowed = scenario.outcomes if outcome.signal else [scenario.after]
         assert there in allowed, f"cut before operation {n}: {outcome.hits}"
 
 
-@pytest.mark.parametrize("death", scenes.UNSAFE_DEATHS, ids=str)
+@pytest.mark.parametrize("death", scenarios.UNSAFE_DEATHS, ids=str)
 def test_a_cut_after_a_clean_up(zygote: Zygote, power: PowerCut, death: Death) -> None:
     directory = power.disk / f"clean-up {death}"
-    death.scene.prepare(zygote, directory)
+    death.scenario.prepare(zygote, directory)
     fault = Fault(str(directory), death.nth, kinds=(death.kind,))
-    assert death.scene.save(zygote, directory, fault).signal
+    assert death.scenario.save(zygote, directory, fault).signal
     zygote.call(runs.start, str(directory))
     power.commit_journal()
     power.cut()
     there = zygote.call(workloads.load_all, str(directory))
-    assert there in death.scene.outcomes
+    assert there in death.scenario.outcomes
     zygote.call(runs.start, str(directory))
     assert not runs.hidden(str(directory))
 

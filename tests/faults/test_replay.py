@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 
-from faults import replay, runs, scenes, toys, workloads
-from faults.scenes import Death, RunScene, Scene
+from faults import replay, runs, scenarios, toy_savers, workloads
+from faults.scenarios import Death, RunScenario, Scenario
 from faults.shim import Fault
 from faults.zygote import Zygote
 
 
-@pytest.mark.parametrize("step", toys.STEPS)
+@pytest.mark.parametrize("step", toy_savers.STEPS)
 def test_the_explorer_sees_a_missing_step(
     zygote: Zygote, disk: pathlib.Path, step: str
 ) -> None:
@@ -32,59 +32,61 @@ def _explore_toy(zygote: Zygote, disk: pathlib.Path, step: str) -> replay.Result
     root.mkdir()
     (disk / "initial").mkdir()
     fault = Fault(str(root), log=str(log))
-    outcome = zygote.run(toys.save, str(root / "new"), 2, step, fault=fault)
+    outcome = zygote.run(toy_savers.save, str(root / "new"), 2, step, fault=fault)
     assert outcome.error is None
-    return replay.explore(log, root, disk / "initial", disk, toys.check)
+    return replay.explore(log, root, disk / "initial", disk, toy_savers.check)
 
 
-SCENES = [
-    scenes.FIRST,
-    scenes.BESIDE,
-    scenes.OVERWRITE,
-    scenes.AFTER_KILL,
-    scenes.OVERWRITE_DATABASE,
-    scenes.ARRAYS_OVER_DATABASE,
-    scenes.FIRST_STEP,
-    scenes.KEEP_ONE,
-    pytest.param(scenes.KEEP_TWO, marks=pytest.mark.slow),
-    scenes.REPAIR,
-    scenes.KEEP_ONE_DATABASES,
+SCENARIOS = [
+    scenarios.FIRST,
+    scenarios.BESIDE,
+    scenarios.OVERWRITE,
+    scenarios.AFTER_KILL,
+    scenarios.OVERWRITE_DATABASE,
+    scenarios.ARRAYS_OVER_DATABASE,
+    scenarios.FIRST_STEP,
+    scenarios.KEEP_ONE,
+    pytest.param(scenarios.KEEP_TWO, marks=pytest.mark.slow),
+    scenarios.REPAIR,
+    scenarios.KEEP_ONE_DATABASES,
 ]
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_every_crash_state_of_a_save(
-    zygote: Zygote, disk: pathlib.Path, scene: Scene | RunScene
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario | RunScenario
 ) -> None:
-    scene.prepare(zygote, disk / "initial")
+    scenario.prepare(zygote, disk / "initial")
     shutil.copytree(disk / "initial", disk / "root")
     fault = Fault(str(disk / "root"), log=str(disk / "log"))
-    assert scene.save(zygote, disk / "root", fault).error is None
-    check = functools.partial(_check, scene)
+    assert scenario.save(zygote, disk / "root", fault).error is None
+    check = functools.partial(_check, scenario)
     result = replay.explore(disk / "log", disk / "root", disk / "initial", disk, check)
     assert result.states > 50
     assert not result.bad, str(result)
 
 
-def _check(scene: Scene | RunScene, directory: pathlib.Path, notes: list[str]) -> None:
+def _check(
+    scenario: Scenario | RunScenario, directory: pathlib.Path, notes: list[str]
+) -> None:
     there = workloads.load_all(str(directory))
-    allowed = [scene.after] if "saved" in notes else scene.outcomes
+    allowed = [scenario.after] if "saved" in notes else scenario.outcomes
     assert there in allowed, f"{there} is there, and the notes are {notes}"
 
 
-@pytest.mark.parametrize("death", scenes.UNSAFE_DEATHS, ids=str)
+@pytest.mark.parametrize("death", scenarios.UNSAFE_DEATHS, ids=str)
 def test_every_crash_state_of_a_clean_up(
     zygote: Zygote, disk: pathlib.Path, death: Death
 ) -> None:
     """A process is killed, the next one cleans up, and then the power is cut."""
     root, log = disk / "root", str(disk / "log")
-    death.scene.prepare(zygote, disk / "initial")
+    death.scenario.prepare(zygote, disk / "initial")
     shutil.copytree(disk / "initial", root)
     fault = Fault(str(root), death.nth, kinds=(death.kind,), log=log)
-    assert death.scene.save(zygote, root, fault).signal
+    assert death.scenario.save(zygote, root, fault).signal
     outcome = zygote.run(runs.start, str(root), fault=Fault(str(root), log=log))
     assert outcome.error is None
-    check = functools.partial(_check, death.scene)
+    check = functools.partial(_check, death.scenario)
     result = replay.explore(
         disk / "log", root, disk / "initial", disk, check, since="starting"
     )

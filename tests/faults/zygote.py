@@ -22,7 +22,7 @@ from . import shim
 
 
 DEADLINE = 60  # seconds; a child that takes longer dies by SIGALRM
-GRACE = 10  # seconds more, for a child that hangs before it has set its alarm
+DEADLINE_MARGIN = 10  # seconds more, for a child that hangs before it has set its alarm
 _MAIN = f"import sys, {__name__}; {__name__}.serve(int(sys.argv[1]))"
 
 
@@ -71,7 +71,7 @@ class Zygote:
     ) -> Outcome:
         """Call a function in a fresh child, under a fault and with bounded `memory`."""
         self._pipe.send((function, args, fault, memory, deadline))
-        if not self._pipe.poll(deadline + 2 * GRACE):
+        if not self._pipe.poll(deadline + 2 * DEADLINE_MARGIN):
             raise TimeoutError(f"The zygote hangs:\n{_threads(self._process.pid)}")
         return self._pipe.recv()
 
@@ -130,7 +130,7 @@ def _fork(
     answers.close()
     os.close(reports)
     try:
-        if not answer.poll(deadline + GRACE):
+        if not answer.poll(deadline + DEADLINE_MARGIN):
             raise TimeoutError(f"A child hangs:\n{_threads(pid)}")
         value, error, count = answer.recv()
     except EOFError:

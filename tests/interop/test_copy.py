@@ -37,7 +37,7 @@ def test_a_checkpoint(ckpt, tmp_path, layout, compression):
     before, after = map(eqx_ckpt.read_manifest, (ckpt, copied))
     assert after.metadata == {"step": 3}
     assert after.layout == layout
-    assert after.others == before.others
+    assert after.unsaved == before.unsaved
     assert after.leaves.keys() == before.leaves.keys()
     assert after.leaves["large"].compression == compression
     eqx_ckpt.verify(copied)

@@ -34,7 +34,7 @@ def save(path, tree):
 def test_what_flax_wrote(tmp_path):
     source = save(tmp_path / "a.msgpack", {**TREE, "text": "hi", "none": None})
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
-    assert source.manifest.others == {"text": "'hi'"}
+    assert source.manifest.unsaved == {"text": "'hi'"}
     eqx_ckpt.verify(source)
 
 

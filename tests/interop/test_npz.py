@@ -90,7 +90,7 @@ def test_pickles_are_not_opened(tmp_path):
         header = npy((1,), "|O", nbytes=0)
         archive.writestr("x.npy", header + pickle.dumps([Boom()]))
     source = interop.npz(tmp_path / "a.npz")
-    assert "pickled" in source.manifest.others["x"]
+    assert "pickled" in source.manifest.unsaved["x"]
     assert not (tmp_path / "boom").exists()
 
 

@@ -60,8 +60,8 @@ def saved(tmp_path_factory):
 def test_what_orbax_wrote(saved, name):
     source = interop.orbax(saved / name)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
-    others = {} if name == "standard" else {"text": "a string"}
-    assert source.manifest.others == others
+    unsaved = {} if name == "standard" else {"text": "a string"}
+    assert source.manifest.unsaved == unsaved
     eqx_ckpt.verify(source)
 
 

@@ -67,14 +67,14 @@ LONG = [pytest.param(sign * 10**5000, id=f"{sign}0...") for sign in (1, -1)]
 @pytest.mark.parametrize(
     "step", [True, -1, 1.0, "1", None, 2**63, 10**300, np.True_, *LONG]
 )
-@pytest.mark.parametrize("door", ["save", "restore", "delete", "read_manifest"])
-def test_what_is_no_step(tmp_path, door, step):
+@pytest.mark.parametrize("method", ["save", "restore", "delete", "read_manifest"])
+def test_what_is_no_step(tmp_path, method, step):
     manager = CheckpointManager(tmp_path)
-    args = {"save": (step, 1.0), "restore": (1.0, step)}.get(door, (step,))
-    if door == "restore" and step is None:
+    args = {"save": (step, 1.0), "restore": (1.0, step)}.get(method, (step,))
+    if method == "restore" and step is None:
         return
     with pytest.raises(Exception, match="is no step|parameter step=") as raised:
-        getattr(manager, door)(*args)
+        getattr(manager, method)(*args)
     assert len(str(raised.value)) < 200 or "parameter step=" in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -297,20 +297,20 @@ class Failing:
         self.gone.set()
 
 
-@pytest.mark.parametrize("door", ["save", "wait", "close", "with"])
-def test_a_failure_that_nobody_saw_is_raised_by(tmp_path, door):
+@pytest.mark.parametrize("method", ["save", "wait", "close", "with"])
+def test_a_failure_that_nobody_saw_is_raised_by(tmp_path, method):
     failing = Failing(tmp_path / "run")
     manager = failing.manager
     manager.save(1, state(1))
     failing.break_disk()
     with pytest.raises(FileNotFoundError) as raised:  # noqa: PT012
-        if door == "save":
+        if method == "save":
             manager.save(2, state(2))
-        elif door == "with":
+        elif method == "with":
             with manager:
                 pass
         else:
-            getattr(manager, door)()
+            getattr(manager, method)()
     assert "000001" in raised.value.__notes__[0]
     manager.close()
     assert manager.steps() == []

@@ -169,8 +169,8 @@ def test_a_keep_that_returns_no_steps(tmp_path):
         None,
         {},
         [1, {"a": NAN, "b": math.inf}],
-        'x\n"metadata": 1,\n"others": {"y": 2}\x00\u2028é',
-        {'\n"metadata": ': ',\n"others": ', "deep": [[[{"a": {}}]]]},
+        'x\n"metadata": 1,\n"unsaved": {"y": 2}\x00\u2028é',
+        {'\n"metadata": ': ',\n"unsaved": ', "deep": [[[{"a": {}}]]]},
     ],
 )
 def test_a_keep_gets_the_metadata_as_they_were_saved(tmp_path, metadata):

@@ -82,9 +82,9 @@ def test_progress_may_restore(tmp_path):
     assert restored == [1]
 
 
-@pytest.mark.parametrize("door", ["save", "wait", "close", "delete"])
+@pytest.mark.parametrize("method", ["save", "wait", "close", "delete"])
 @pytest.mark.parametrize("where", ["keep", "progress"])
-def test_a_save_does_not_wait_for_itself(tmp_path, door, where):
+def test_a_save_does_not_wait_for_itself(tmp_path, method, where):
     def call(phase, *_):
         if where == "progress" and phase == "commit":
             ask()
@@ -95,8 +95,8 @@ def test_a_save_does_not_wait_for_itself(tmp_path, door, where):
         return steps
 
     def ask():
-        args = {"save": (9, TREE), "delete": (1,)}.get(door, ())
-        getattr(manager, door)(*args)
+        args = {"save": (9, TREE), "delete": (1,)}.get(method, ())
+        getattr(manager, method)(*args)
 
     manager = CheckpointManager(tmp_path, keep=keep, progress=call)
     with pytest.raises(CheckpointError, match="would wait for itself"):

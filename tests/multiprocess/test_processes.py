@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from faults import deaths, jobs, programs, troubles
+from faults import dying_jobs, failing_jobs, jobs, programs
 from faults.zygote import Zygote
 from helpers import files_below
 
@@ -88,7 +88,7 @@ def test_no_buffer_is_larger_than_a_shard(
 
 
 def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) -> None:
-    first, second = zygote.call(jobs.values, 2, 4, troubles.disagree, str(disk))
+    first, second = zygote.call(jobs.values, 2, 4, failing_jobs.disagree, str(disk))
     for name, lines in {
         "more": ["no more leaves", "leaf 'zz', Python int"],
         "shape": ["leaf 'numpy', NumPy int64[4]", "leaf 'numpy', NumPy int64[5]"],
@@ -124,12 +124,12 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
     assert not second
 
 
-def _check_soon_and_clean(case: troubles.Case) -> None:
+def _check_soon_and_clean(case: failing_jobs.Case) -> None:
     assert case.seconds < programs.DEADLINE / 4
     assert not case.entries
 
 
-@pytest.mark.parametrize("program", [troubles.fail, troubles.unseen])
+@pytest.mark.parametrize("program", [failing_jobs.fail, failing_jobs.unseen])
 def test_what_fails_on_one_fails_on_all(
     zygote: Zygote, disk: pathlib.Path, program
 ) -> None:
@@ -143,7 +143,7 @@ def test_what_fails_on_one_fails_on_all(
         assert f"Process {culprit} failed: {case.kind}: " in errors[1 - culprit], name
         assert own in errors[1 - culprit], name
         _check_soon_and_clean(case)
-    if program is troubles.fail:
+    if program is failing_jobs.fail:
         path = f"{disk}/.new."
         assert f"Process 1 does not see {path}" in first["not shared"].text
         assert "save to one shared directory" in first["not shared"].text
@@ -153,7 +153,9 @@ def test_what_fails_on_one_fails_on_all(
 def test_a_failure_to_remove_old_steps_is_told_to_all(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
-    ends = zygote.call(jobs.values, 2, 4, troubles.fail_to_remove, str(disk / "run"))
+    ends = zygote.call(
+        jobs.values, 2, 4, failing_jobs.fail_to_remove, str(disk / "run")
+    )
     for step, kind, text in [(s, *e) for end in ends for s, e in end[0].items()]:
         assert kind == "OSError"
         assert f"Step {step} was saved. Removing older steps failed." in text
@@ -161,7 +163,9 @@ def test_a_failure_to_remove_old_steps_is_told_to_all(
 
 
 def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:
-    first, second = zygote.call(jobs.values, 2, 4, troubles.train, str(disk / "run"))
+    first, second = zygote.call(
+        jobs.values, 2, 4, failing_jobs.train, str(disk / "run")
+    )
     for seen in (first, second):
         assert seen["after saving"] == [[1], [2, 3], [3, 4]]
         assert (seen["latest"], seen["best"]) == (4, 4)
@@ -184,44 +188,44 @@ def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:
 def test_damage_that_one_process_reads_for_all(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
-    args = (2, 4, troubles.read_once_what_is_damaged, str(disk / "new"))
+    args = (2, 4, failing_jobs.read_once_what_is_damaged, str(disk / "new"))
     for kind, text in zygote.call(jobs.values, *args):
         assert kind == "CorruptCheckpointError"
         assert "'same': same/c.0.0 is damaged" in text
 
 
 def test_several_saves_in_the_background(zygote: Zygote, disk: pathlib.Path) -> None:
-    zygote.call(jobs.values, 2, 4, troubles.in_the_background, str(disk))
+    zygote.call(jobs.values, 2, 4, failing_jobs.in_the_background, str(disk))
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
     """The older step is whole, there is no half of the new one, and no debris stays."""
     calls = [
-        (2, 4, deaths.save_and_die, str(disk / point), who, point, 8.0)
-        for point in deaths.POINTS
+        (2, 4, dying_jobs.save_and_die, str(disk / point), who, point, 8.0)
+        for point in dying_jobs.POINTS
     ]
     for (*_, point, deadline), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        saved = deaths.check_ends(ends, who, point, deadline)
-        found = zygote.call(jobs.values, 1, 8, deaths.resume, str(disk / point))
+        saved = dying_jobs.check_ends(ends, who, point, deadline)
+        found = zygote.call(jobs.values, 1, 8, dying_jobs.resume, str(disk / point))
         assert found == [[1, 2] if saved else [1]], point
 
 
 def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
     calls = [
-        (2, 4, deaths.save_and_hang, str(disk / point), 0, point, 3.0)
-        for point in deaths.POINTS
+        (2, 4, dying_jobs.save_and_hang, str(disk / point), 0, point, 3.0)
+        for point in dying_jobs.POINTS
     ]
     for (*_, point, deadline), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        deaths.check_names(ends[1], 0, deadline + deaths.GRACE, point)
+        dying_jobs.check_names(ends[1], 0, deadline + dying_jobs.DEADLINE_MARGIN, point)
         saved = point == "after the commit"
         unknown = "Whether the checkpoint was saved is not known" in ends[1].value[1]
         assert unknown or not saved
-        found = zygote.call(jobs.values, 1, 8, deaths.resume, str(disk / point))
+        found = zygote.call(jobs.values, 1, 8, dying_jobs.resume, str(disk / point))
         assert found == [[1, 2] if saved else [1]], point
 
 
@@ -230,32 +234,34 @@ def test_kill_one_of_four(zygote: Zygote, disk: pathlib.Path) -> None:
     """The others name it, and not process 0, which tells them or is late itself."""
     first, second = str(disk / "first"), str(disk / "second")
     calls = [
-        (4, 2, deaths.save_and_die, first, 2, "amid the writes", 12.0),
-        (4, 2, deaths.die_while_first_is_late, second, 2, 12.0),
+        (4, 2, dying_jobs.save_and_die, first, 2, "amid the writes", 12.0),
+        (4, 2, dying_jobs.die_while_first_is_late, second, 2, 12.0),
     ]
     for ends in zygote.call(jobs.at_once, calls):
         assert ends[2].signal == signal.SIGKILL
         for index in (0, 1, 3):
-            deaths.check_names(ends[index], 2, 12.0 + deaths.GRACE, f"process {index}")
+            dying_jobs.check_names(
+                ends[index], 2, 12.0 + dying_jobs.DEADLINE_MARGIN, f"process {index}"
+            )
             assert "from process 2 of 4 within 12 seconds" in ends[index].value[1]
     for directory in (first, second):
-        assert zygote.call(jobs.values, 1, 8, deaths.resume, directory) == [[1]]
+        assert zygote.call(jobs.values, 1, 8, dying_jobs.resume, directory) == [[1]]
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_late_process_is_named(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
     """All of them raise, nothing is saved, and the next save works."""
-    ends = zygote.call(jobs.values, 2, 4, deaths.be_late, str(disk), who, 3.0)
+    ends = zygote.call(jobs.values, 2, 4, dying_jobs.be_late, str(disk), who, 3.0)
     for point in ends[0]:
         for case in (cases[point] for cases in ends):
             assert case.kind == "CheckpointError", point
             assert f"No answer from process {who} of 2 within 3 seconds" in case.text
-            assert case.seconds < 3 + deaths.GRACE + 10
+            assert case.seconds < 3 + dying_jobs.DEADLINE_MARGIN + 10
             assert not case.entries, point
 
 
 def test_without_the_coordination_service(zygote: Zygote, disk: pathlib.Path) -> None:
-    ends = zygote.call(jobs.values, 2, 4, troubles.without_a_service, str(disk))
+    ends = zygote.call(jobs.values, 2, 4, failing_jobs.without_a_service, str(disk))
     for warned, different, exists, entries in ends:
         assert [line for line in warned if "no coordination service" in line] == warned
         assert len(warned) == 1

@@ -421,6 +421,6 @@ def test_any_object_is_left_out(leaf):
     restored = eqx_ckpt.tree_deserialise_leaves("memory://objects", tree)
     assert restored["f"] is leaf
     assert eqx_ckpt.match("memory://objects", tree).ok
-    text = eqx_ckpt.read_manifest("memory://objects").others["f"]
+    text = eqx_ckpt.read_manifest("memory://objects").unsaved["f"]
     assert "None" not in text
     assert "0x" not in text

@@ -124,9 +124,9 @@ def test_no_checkpoint_there(name, tmp_path):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "zarr.json").write_text('{"zarr_format": 3}')
-    for door in (eqx_ckpt.read_manifest, eqx_ckpt.tree_like, eqx_ckpt.verify):
+    for reader in (eqx_ckpt.read_manifest, eqx_ckpt.tree_like, eqx_ckpt.verify):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=name):
-            door(tmp_path / name)
+            reader(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=name):
         eqx_ckpt.tree_deserialise_leaves(tmp_path / name, TREE)
 

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
+from faults.failing_jobs import caught, state
 from faults.programs import assert_same, DEADLINE
-from faults.troubles import caught, state
 
 from .place import Place
 from .values import bucket_at

@@ -182,28 +182,28 @@ def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
 )
 def test_a_restore(place, layout, request_, actions):
     assert save(place, 1, layout=layout) is None
-    doors: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "restore": lambda: eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)),
         "verify": lambda: eqx_ckpt.verify(place.url),
         "match": lambda: eqx_ckpt.match(place.url, tree(0)),
     }
     struck = 0
-    for action, when, door in itertools.product(
-        actions.split(), ({1}, {2}, proxy.ALWAYS), doors
+    for action, when, reader in itertools.product(
+        actions.split(), ({1}, {2}, proxy.ALWAYS), readers
     ):
-        if door == "match" and "manifest" not in request_:
+        if reader == "match" and "manifest" not in request_:
             continue
-        what = f"{door}: {action} at {when}"
+        what = f"{reader}: {action} at {when}"
         rule = strike(place, request_, action, when)
         result, error = None, None
         try:
-            result = doors[door]()
+            result = readers[reader]()
         except OWN as e:
             error = e
         assert not isinstance(error, eqx_ckpt.CheckpointNotFoundError), what
         if not rule.struck or (action in PASSING and when is not proxy.ALWAYS):
             assert error is None, what
-        if error is None and door == "restore":
+        if error is None and reader == "restore":
             assert_same(result, tree(1))
         place.proxy.rules.clear()
         struck += rule.struck

@@ -24,14 +24,14 @@ BOUND = 30.0
 
 def hurry(seconds: float = 0.5) -> None:
     """A silent store is given up after twice that."""
-    patience.PATIENCE = patience.LAST_PATIENCE = seconds
+    patience.PROBE_AFTER = patience.LAST_PATIENCE = seconds
 
 
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is said: this machine may be slow."""
     monkeypatch.setattr(patience, "_silent", set())
-    monkeypatch.setattr(patience, "PATIENCE", BOUND)
+    monkeypatch.setattr(patience, "PROBE_AFTER", BOUND)
     monkeypatch.setattr(patience, "LAST_PATIENCE", BOUND)
 
 
@@ -139,7 +139,7 @@ def test_a_slow_request_is_waited_for(place: Place, monkeypatch) -> None:
     """As long as the store answers another one meanwhile."""
     asked = threading.Event()
     place.proxy.add(proxy.slow(1.5), path=r"(?:/|%2F)c\.")
-    monkeypatch.setattr(patience, "PATIENCE", 0.5)
+    monkeypatch.setattr(patience, "PROBE_AFTER", 0.5)
     ask = patience._ask
 
     def spied(*args: Any) -> None:

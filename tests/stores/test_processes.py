@@ -10,7 +10,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt._storage.directory import locate
-from faults import deaths, jobs, programs as common
+from faults import dying_jobs, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy
 from stores.place import Place
@@ -142,12 +142,12 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
 def test_kill_one_process(where: Where, who: int) -> None:
     """The older step is whole, no half of the new one is seen, and the run goes on."""
     run, seconds = f"{where.url}/{{}}".format, 4.0
-    program = ft.partial(programs.at, where.names, deaths.save_and_die)
+    program = ft.partial(programs.at, where.names, dying_jobs.save_and_die)
     calls = [
         (2, 4, program, run(point), who, point, seconds, where.layout)
         for point in POINTS
     ]
     for point, ends in zip(POINTS, where.zygote.call(jobs.at_once, calls), strict=True):
-        saved = deaths.check_ends(ends, who, point, seconds)
+        saved = dying_jobs.check_ends(ends, who, point, seconds)
         ended = where.run(2, 4, programs.resume, run(point), where.layout)
         assert ended == [([1, 2] if saved else [1], [1, 2, 3])] * 2, point

@@ -299,7 +299,7 @@ def test_zarr_reads_a_copy(place, tmp_path):
 # What is wrong with the arguments, the bucket, or who asks.
 
 
-def doors(url: Any) -> list[Any]:
+def readers(url: Any) -> list[Any]:
     return [
         lambda: eqx_ckpt.tree_serialise_leaves(url, TREE),
         lambda: eqx_ckpt.tree_deserialise_leaves(url, TREE),
@@ -310,15 +310,15 @@ def doors(url: Any) -> list[Any]:
 
 def test_no_such_bucket(place):
     url = place.url.replace(place.bucket, f"{place.bucket}-absent", 1)
-    for door in doors(url):
+    for reader in readers(url):
         with pytest.raises(eqx_ckpt.CheckpointError, match="absent.*no such bucket"):
-            door()
+            reader()
 
 
 def test_not_there(place):
-    for door in doors(place.url)[1:]:
+    for reader in readers(place.url)[1:]:
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=place.url):
-            door()
+            reader()
 
 
 @pytest.mark.parametrize("method", ["", "PUT", "GET", "LIST"])
@@ -340,9 +340,9 @@ def test_denied(place, method):
     eqx_ckpt.tree_serialise_leaves(place.url, TREE)
     if method in ("", "GET") and not path:
         place.proxy.add(proxy.answered(403), method, path)
-        for door in doors(place.url)[1:]:
+        for reader in readers(place.url)[1:]:
             with pytest.raises(PermissionError, match="denies"):
-                door()
+                reader()
 
 
 @pytest.mark.parametrize(
@@ -359,16 +359,16 @@ def test_denied(place, method):
 )
 def test_the_wrong_region_or_credentials(s3, status, code):
     s3.proxy.add(proxy.answered(status, code))
-    for door in doors(s3.url):
+    for reader in readers(s3.url):
         with pytest.raises(PermissionError, match="(?s)credentials.*region"):
-            door()
+            reader()
 
 
 def test_the_wrong_time(impatient: None, s3: Place) -> None:
     s3.proxy.add(proxy.answered(403, "RequestTimeTooSkewed"))
-    for door in doors(s3.url):
+    for reader in readers(s3.url):
         with pytest.raises(PermissionError, match="clock of this machine is wrong"):
-            door()
+            reader()
 
 
 @pytest.mark.parametrize(
@@ -435,9 +435,9 @@ def test_no_password_in_an_endpoint_is_shown(
     texts: list[str] = []
     store = Store(s3.url, endpoint=endpoint)
     texts += [repr(store), str(store), repr(store / "a"), repr([store])]
-    for door in doors(store):
+    for reader in readers(store):
         with pytest.raises(eqx_ckpt.CheckpointError, match="environment") as caught:
-            door()
+            reader()
         texts += traceback.format_exception(caught.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(eqx_ckpt.CheckpointError) as caught:
@@ -487,9 +487,9 @@ def test_no_token_in_an_answer_is_shown(
         exchange.reply(proxy.Reply(400, headers, body.encode(), None))
 
     place.proxy.add(action)
-    for door in doors(place.url):
+    for reader in readers(place.url):
         with pytest.raises((PermissionError, eqx_ckpt.CheckpointError)) as caught:
-            door()
+            reader()
         error: BaseException | None = caught.value
         while error is not None:
             shown = f"{error!r} {error} {getattr(error, '__notes__', '')}"
@@ -502,17 +502,17 @@ def test_no_token_in_an_answer_is_shown(
 def test_nobody_at_the_endpoint(place, monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "TENSORSTORE_GCS_HTTP_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for door in doors(place.url):
+    for reader in readers(place.url):
         with pytest.raises(ConnectionError, match="does not answer"):
-            door()
+            reader()
 
 
 def test_no_credentials(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for door in doors(s3.url):
+    for reader in readers(s3.url):
         with pytest.raises(PermissionError, match="No credentials"):
-            door()
+            reader()
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "w/c.0", "@attempt/w", "zarr.json/x"])
@@ -533,9 +533,9 @@ def test_a_manifest_that_is_none(place, text):
     for overwrite in (False, True):
         with pytest.raises(eqx_ckpt.CheckpointError, match=place.url):
             eqx_ckpt.tree_serialise_leaves(place.url, TREE, overwrite=overwrite)
-    for door in doors(place.url)[1:]:
+    for reader in readers(place.url)[1:]:
         with pytest.raises(eqx_ckpt.CheckpointError, match=place.url):
-            door()
+            reader()
     assert keys(place) == {"zarr.json"}
     assert kv.read("zarr.json").result().value == text
 
@@ -590,9 +590,9 @@ def test_a_path_that_is_too_long(s3, length):
     ],
 )  # fmt: skip
 def test_urls_that_are_none(s3, url):
-    for door in doors(url):
+    for reader in readers(url):
         with pytest.raises(eqx_ckpt.CheckpointError, match=r"Pass|Choose") as caught:
-            door()
+            reader()
         assert type(caught.value) is eqx_ckpt.CheckpointError
     assert s3.proxy.requests == []
 
@@ -605,9 +605,9 @@ def test_a_store_that_is_none(url):
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
 def test_an_endpoint_that_is_none(s3, endpoint):
-    for door in doors(Store(s3.url, endpoint=endpoint)):
+    for reader in readers(Store(s3.url, endpoint=endpoint)):
         with pytest.raises(eqx_ckpt.CheckpointError, match="is no URL. Pass `https:"):
-            door()
+            reader()
 
 
 def test_google_has_no_endpoint(gcs):
@@ -616,9 +616,9 @@ def test_google_has_no_endpoint(gcs):
         Store(gcs.url, region="us-east-1"),
         Store(gcs.url, single_writer=True),
     ):
-        for door in doors(store):
+        for reader in readers(store):
             with pytest.raises(eqx_ckpt.CheckpointError, match="are for S3"):
-                door()
+                reader()
 
 
 @pytest.mark.parametrize("name", ["gzip", "", 7])

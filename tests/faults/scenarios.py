@@ -41,16 +41,16 @@ class Place:
         self, zygote: Zygote, disk: pathlib.Path
     ) -> Iterator[tuple[int, pathlib.Path]]:
         """1, 2, ..., each with a directory in this state."""
-        self.prepare(zygote, disk / "scene")
+        self.prepare(zygote, disk / "scenario")
         for n in range(1, 1000):
-            shutil.copytree(disk / "scene", disk / "copy")
+            shutil.copytree(disk / "scenario", disk / "copy")
             yield n, disk / "copy"
             shutil.rmtree(disk / "copy")
         raise AssertionError("Nothing here needs a thousand operations.")
 
 
 @dataclass(frozen=True)
-class Scene(Place):
+class Scenario(Place):
     """A save to `new`."""
 
     killed_before: bool = False  # an earlier save to the path was killed
@@ -99,17 +99,17 @@ class Scene(Place):
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 
-def of_databases(scene: AnyPlace) -> AnyPlace:
+def of_databases(scenario: AnyPlace) -> AnyPlace:
     """The same, with databases."""
-    name = f"{scene.name}, databases"
-    return replace(scene, name=name, layout="ocdbt", layout_before="ocdbt")
+    name = f"{scenario.name}, databases"
+    return replace(scenario, name=name, layout="ocdbt", layout_before="ocdbt")
 
 
-FIRST = Scene("first")
-BESIDE = Scene("beside", {"old": BYSTANDER})
-OVERWRITE = Scene("overwrite", {"old": BYSTANDER, "new": REPLACED})
-AFTER_KILL = Scene("after a killed save", {"old": BYSTANDER}, killed_before=True)
-OVERWRITE_AFTER_KILL = Scene(
+FIRST = Scenario("first")
+BESIDE = Scenario("beside", {"old": BYSTANDER})
+OVERWRITE = Scenario("overwrite", {"old": BYSTANDER, "new": REPLACED})
+AFTER_KILL = Scenario("after a killed save", {"old": BYSTANDER}, killed_before=True)
+OVERWRITE_AFTER_KILL = Scenario(
     "overwrite after a killed save", OVERWRITE.before, killed_before=True
 )
 FIRST_DATABASE = of_databases(FIRST)
@@ -133,7 +133,7 @@ def steps(*numbers: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class RunScene(Place):
+class RunScenario(Place):
     """A run, of which a manager saves one step more and removes the oldest ones."""
 
     step: int = 1
@@ -185,10 +185,10 @@ def check_resumed(resumed: runs.Resumed, keep: int, where: str) -> None:
     assert not resumed.later_debris, where
 
 
-FIRST_STEP = RunScene("first step")
-KEEP_ONE = RunScene("keep one", steps(1), step=2, keep=1)
-KEEP_TWO = RunScene("keep two", steps(1, 2, 3), step=4)
-REPAIR = RunScene(
+FIRST_STEP = RunScenario("first step")
+KEEP_ONE = RunScenario("keep one", steps(1), step=2, keep=1)
+KEEP_TWO = RunScenario("keep two", steps(1, 2, 3), step=4)
+REPAIR = RunScenario(
     "a damaged step", {**steps(1, 2), "000003": workloads.DAMAGED}, step=3, keep=1
 )
 KEEP_ONE_DATABASES = of_databases(KEEP_ONE)
@@ -199,19 +199,19 @@ REPAIR_DATABASE = of_databases(REPAIR)
 class Death:
     """A process that was killed before the `nth` operation of one kind."""
 
-    scene: RunScene
+    scenario: RunScenario
     kind: str
     nth: int
 
     def __str__(self) -> str:
-        return f"{self.scene}, {self.kind} {self.nth}"
+        return f"{self.scenario}, {self.kind} {self.nth}"
 
     def leave(self, zygote: Zygote, directory: pathlib.Path) -> None:
         """Move what it has left, but for its steps, to a directory."""
         place = directory.with_name("death")
-        self.scene.prepare(zygote, place)
+        self.scenario.prepare(zygote, place)
         fault = Fault(str(place), self.nth, kinds=(self.kind,))
-        assert self.scene.save(zygote, place, fault).signal
+        assert self.scenario.save(zygote, place, fault).signal
         for name in runs.hidden(str(place)):
             shutil.move(place / name, directory / name)
         shutil.rmtree(place)

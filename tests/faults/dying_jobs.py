@@ -15,13 +15,13 @@ from eqx_ckpt._distributed import group, joint, meeting
 from eqx_ckpt._storage.chunk_values import ChunkValues
 from eqx_ckpt._storage.kvstore import ChunkFiles
 
+from .failing_jobs import attempt, caught, state
 from .jobs import End
 from .programs import assert_same, DEADLINE, hidden
-from .troubles import attempt, caught, state
 
 
 # Instead of five seconds.
-GRACE = 0.5
+DEADLINE_MARGIN = 0.5
 POINTS = (
     "before the plan",
     "after the plan",
@@ -150,11 +150,11 @@ def save_and_hang(
     directory: str, who: int, point: str, deadline: float
 ) -> tuple[str, str, float]:
     """As `save_and_die`, but it hangs for longer than the others wait."""
-    meeting.GRACE = group.GRACE = GRACE
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
     dead = jax.process_index() == who
 
     def hang() -> None:
-        time.sleep(deadline + GRACE + 3)
+        time.sleep(deadline + DEADLINE_MARGIN + 3)
         die()
 
     return _save_two(directory, point, hang if dead else None, deadline)
@@ -164,19 +164,19 @@ def die_while_first_is_late(
     directory: str, who: int, deadline: float
 ) -> tuple[str, str, float]:
     """One process dies; process 0 comes later than the others would wait for it."""
-    meeting.GRACE = group.GRACE = GRACE
-    acts = {0: ft.partial(time.sleep, 2 * GRACE), who: die}
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
+    acts = {0: ft.partial(time.sleep, 2 * DEADLINE_MARGIN), who: die}
     act = acts.get(jax.process_index())
     return _save_two(directory, "before the plan", act, deadline)
 
 
 def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
     """One process is late, at each of two points; the next save works."""
-    meeting.GRACE = group.GRACE = GRACE
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
     found: dict[str, Any] = {}
     for point in ("before the plan", "after the begin"):
         if jax.process_index() == who:
-            arm(point, ft.partial(time.sleep, deadline + GRACE + 0.7))
+            arm(point, ft.partial(time.sleep, deadline + DEADLINE_MARGIN + 0.7))
         save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=deadline)
         found[point] = attempt(directory, point, save, f"{directory}/new", state(1))
     return found

@@ -15,23 +15,23 @@ MEMORY = 3 * 2**30  # bytes of address space
 DEADLINE = 40  # seconds
 
 
-def knock_in_child(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
-    """`knock` in a child that may use `MEMORY` for `DEADLINE`; nothing may be "BAD"."""
-    args = (knock, str(path), *names)
+def read_in_child(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
+    """`read_each_way` in a child with limits; no answer may be "BAD"."""
+    args = (read_each_way, str(path), *names)
     outcome = zygote.run(*args, memory=MEMORY, deadline=DEADLINE)
     assert not outcome.signal, f"dead by signal {outcome.signal}"
     assert outcome.error is None, repr(outcome.error)
     bad = {k: v for k, v in outcome.value.items() if v.startswith("BAD")}
-    assert not bad, "\n".join(f"{door}: {answer}" for door, answer in bad.items())
+    assert not bad, "\n".join(f"{reader}: {answer}" for reader, answer in bad.items())
     return outcome.value
 
 
-def knock(path: str, *names: str) -> dict[str, str]:
-    """What each door says: "" or an error's type; and "BAD: ..." if it has no type.
+def read_each_way(path: str, *names: str) -> dict[str, str]:
+    """What each reader says: "" or an error's type; and "BAD: ..." if it has no type.
 
-    `names`: only of these doors.
+    `names`: only of these readers.
     """
-    doors: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         "read_manifest": lambda: _shown(eqx_ckpt.read_manifest(path)),
         "tree_like": lambda: eqx_ckpt.tree_like(path),
         "match": lambda: _shown(eqx_ckpt.match(path, workloads.tree(0))),
@@ -47,27 +47,27 @@ def knock(path: str, *names: str) -> dict[str, str]:
             path, eqx_ckpt.tree_like(path)
         ),
     }
-    return {name: _answer(doors[name]) for name in names or doors}
+    return {name: _answer(readers[name]) for name in names or readers}
 
 
-def knock_all(path: str, manifests: list[bytes], progress: str) -> dict[int, str]:
-    """The manifests to which a door of the checkpoint at `path` says "BAD"."""
+def read_all_ways(path: str, manifests: list[bytes], progress: str) -> dict[int, str]:
+    """The manifests to which a reader of the checkpoint at `path` says "BAD"."""
     bad: dict[int, str] = {}
     for i, manifest in enumerate(manifests):
         pathlib.Path(progress).write_text(str(i))
         pathlib.Path(path, "zarr.json").write_bytes(manifest)
         answers = {"read_manifest": _answer(lambda: eqx_ckpt.read_manifest(path))}
         if not answers["read_manifest"]:
-            answers = knock(path)
-        for door, answer in answers.items():
+            answers = read_each_way(path)
+        for reader, answer in answers.items():
             if answer.startswith("BAD"):
-                bad[i] = f"{door}: {answer}"
+                bad[i] = f"{reader}: {answer}"
     return bad
 
 
-def _answer(door: Callable[[], Any]) -> str:
+def _answer(reader: Callable[[], Any]) -> str:
     try:
-        door()
+        reader()
     except (eqx_ckpt.CheckpointError, OSError) as e:
         return type(e).__name__
     except BaseException as e:
