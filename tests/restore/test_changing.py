@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format.leaves import STORED, VIEWED
+from eqx_ckpt._format.dtypes import STORED, VIEWED
 from eqx_ckpt._tree.casting import casting_word
 
 
