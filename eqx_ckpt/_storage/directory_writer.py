@@ -5,6 +5,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from .._errors import CheckpointExistsError
 from .files import read_file
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
@@ -24,7 +25,13 @@ class DirectoryWriter(SoleWriter):
         self._lock = self._directory = -1
 
     def acquire(self) -> None:
-        os.makedirs(self._root, exist_ok=True)
+        try:
+            os.makedirs(self._root, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise CheckpointExistsError(
+                f"{self._root.rstrip('/')!r} is a file, or is in one. Choose another "
+                "path."
+            ) from None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         lock = os.open(self._root + WRITER_LOCK, flags, 0o666)
         try:

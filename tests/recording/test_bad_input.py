@@ -118,8 +118,9 @@ def test_what_is_there_already(tmp_path):
     with refuses(eqx_ckpt.CheckpointNotFoundError, "No recording at"):
         Recording.open(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        Recording(tmp_path / "file", LIKE)
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with refuses(eqx_ckpt.CheckpointExistsError, "is a file, or is in one"):
+            Recording(path, LIKE)
 
 
 def test_going_on_with_something_else(tmp_path):
