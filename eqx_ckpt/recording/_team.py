@@ -31,7 +31,7 @@ class Team:
         if group is None:
             return make()
         try:
-            return group.by_first("recorded", make, slow=True)
+            return group.from_first("recorded", make, slow=True)
         finally:
             group.close()
 
