@@ -26,6 +26,7 @@ from ._save import Alone, Save, save_in_background
 from ._steps import as_step, in_words, retain, Run
 from ._storage.checkpoint import collector_paused
 from ._storage.storage import check_layout
+from ._transfer.finite import FiniteCheck
 from ._transfer.staging import checked_limit
 from ._tree.compression import check_compression, Compression
 from ._tree.filter_spec import (
@@ -78,6 +79,7 @@ class CheckpointManager:
         progress: Progress = False,
         staging_bytes: int | None = None,
         deadline: float = DEADLINE,
+        check_finite: bool = False,
     ) -> None:
         """**Arguments:**
 
@@ -91,12 +93,12 @@ class CheckpointManager:
         - `save`: when `should_save` is true: [`eqx_ckpt.every_steps`][],
             [`eqx_ckpt.every_seconds`][], any other function `(step, last) -> bool`, or
             several, of which one is enough. `last` is the newest step of the run.
-        - `layout`, `compression`: of saves, as [`eqx_ckpt.tree_serialise_leaves`][].
-        - `progress`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
-            as [`eqx_ckpt.tree_deserialise_leaves`][].
-        - `staging_bytes`: as [`eqx_ckpt.tree_serialise_leaves_async`][].
-        - `deadline`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and of restores
-            as [`eqx_ckpt.tree_deserialise_leaves`][].
+        - `layout`, `compression`, `staging_bytes`: of saves, as
+            [`eqx_ckpt.tree_serialise_leaves_async`][].
+        - `progress`, `deadline`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and
+            of restores as [`eqx_ckpt.tree_deserialise_leaves`][].
+        - `check_finite`: do not save a step with NaNs or infinities; the error, which
+            comes like any other of a save in the background, names the leaves.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -111,6 +113,7 @@ class CheckpointManager:
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
         self._deadline = deadline
+        self._check_finite = check_finite
         self._one_at_a_time = threading.RLock()
         self._saved: set[int] = set()
         self._damaged: set[int] = set()
@@ -169,6 +172,7 @@ class CheckpointManager:
                 )
                 # A restore fell back behind it; it would be in the way for ever.
                 save.begin(group, overwrite=number in self._damaged)
+                save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group)
                 held = stack.pop_all()
                 saving = save_in_background(save, group, held, limit, self, afterwards)

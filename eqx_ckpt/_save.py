@@ -25,6 +25,7 @@ from ._progress import Progress, Reporter
 from ._storage.checkpoint import collector_paused
 from ._storage.directory import locate
 from ._storage.storage import ArrayWrite, Attempt, check_layout, Storage
+from ._transfer.finite import FiniteCheck
 from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
 from ._tree.filter_spec import default_serialise_filter_spec
@@ -253,9 +254,11 @@ class Save:
     **Attributes:**
 
     - `arrays`: the leaves of which this process writes the data, or a part.
+    - `finite`: what refuses to commit NaNs and infinities; `None` to save them.
     """
 
     arrays: list[Write]
+    finite: FiniteCheck | None = None
 
     def __init__(
         self,
@@ -315,11 +318,15 @@ class Save:
 
         try:
             with attempt:
+                if self.finite:
+                    arrays = self.finite.watch(arrays)
                 checksums = attempt.chunks.write(
                     arrays,
                     written if release or report else None,
                     create=attempt.is_first,
                 )
+                if self.finite:
+                    self.finite.raise_for_found(self.path, self._leaves)
                 known, manifest = attempt.gather(checksums), b""
                 if attempt.is_first:
                     for name, record, _ in arrays:

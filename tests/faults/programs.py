@@ -273,6 +273,16 @@ def spread(path: str, layout: eqx_ckpt.Layout = "zarr") -> Spread:
     return Spread(seen, written, sum(read), needed)
 
 
+def save_a_nan(run: str) -> tuple[str, list[int]]:
+    """What each process hears of a NaN that only one of them has; the steps then."""
+    data = np.ones((16, 8), np.float32)
+    data[0, 0] = np.nan
+    array = shared(data, NamedSharding(mesh(), P("x", "y")))
+    manager = eqx_ckpt.CheckpointManager(run, check_finite=True, deadline=DEADLINE)
+    error = manager.save(1, {"w": array}).exception()
+    return str(error), manager.steps()
+
+
 def _written() -> int:
     """Bytes that this process has written to files so far."""
     lines = pathlib.Path("/proc/self/io").read_text().splitlines()

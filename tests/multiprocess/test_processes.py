@@ -37,6 +37,15 @@ def test_saved_by_four_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     zygote.call(jobs.values, 2, 4, programs.restore_anywhere, str(disk / "four"))
 
 
+def test_a_nan_of_one_process_is_refused_by_all(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    heard = zygote.call(jobs.values, 2, 4, programs.save_a_nan, str(disk / "run"))
+    for text, steps in heard:
+        assert "1 NaN, 0 infinite" in text
+        assert steps == []
+
+
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_each_writes_and_reads_its_part(
     zygote: Zygote, disk: pathlib.Path, processes: int, devices: int

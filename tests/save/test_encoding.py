@@ -27,7 +27,8 @@ def of_every_dtype():
 def test_the_sizes_of_dtypes_are_those_of_numpy():
     for name in STORED:
         assert SIZES[name] == np.dtype(getattr(ml_dtypes, name, name)).itemsize
-    for tag in STORED | VIEWED | {">f2", ">i4", ">u8", ">c16", "<M8[ns]"}:
+    known = {tag for tag in STORED | VIEWED if hasattr(ml_dtypes, tag)}
+    for tag in known | {">f2", ">i4", ">u8", ">c16", "<M8[ns]"}:
         assert tag_and_data_type(dtype_from_tag(tag)) == (tag, DATA_TYPES[tag])
 
 
