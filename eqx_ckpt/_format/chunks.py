@@ -85,7 +85,8 @@ def _split(size: int, most: int, *, divide: bool) -> int:
     even = math.ceil(size / math.ceil(size / most))
     if not divide:
         return even
-    best = max(d for d in range(1, most + 1) if size % d == 0)
+    small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
+    best = max(d for d in (*small, *(size // d for d in small)) if d <= most)
     # A prime number of rows would be split into single rows: thousands of tiny files.
     return best if best * 8 >= even else size
 

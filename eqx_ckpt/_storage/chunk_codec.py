@@ -40,7 +40,7 @@ def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
 
 
 class ChunkCodec:
-    """TensorStore's codec for a few compressed chunks at a time; keeps nothing."""
+    """TensorStore's codec for a few compressed chunks, which it keeps until it ends."""
 
     def __init__(self) -> None:
         context()  # Raises in a forked process, which TensorStore would abort.
@@ -73,7 +73,6 @@ class ChunkCodec:
         reading = [self._memory.read(chunk.key) for chunk in chunks]
         for chunk, future in zip(chunks, reading, strict=True):
             yield chunk, future.result().value
-        self._clear()
 
     def decode(
         self,
@@ -98,7 +97,6 @@ class ChunkCodec:
                 wait_for(future, name)
             except CorruptCheckpointError as e:
                 damage.setdefault(name, str(e))
-        self._clear()
 
     def _opened(self, records: dict[str, LeafRecord]) -> "dict[str, ts.TensorStore]":
         import tensorstore as ts
@@ -114,11 +112,6 @@ class ChunkCodec:
             for name, record in records.items()
         }
         return {name: future.result() for name, future in opening.items()}
-
-    def _clear(self) -> None:
-        import tensorstore as ts
-
-        self._memory.delete_range(ts.KvStore.KeyRange("", "")).result()
 
 
 def _at(array: "ts.TensorStore", region: Region) -> "ts.TensorStore":

@@ -38,18 +38,6 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run(run):
-    manager = CheckpointManager(run)
-    assert manager.steps() == [100, 200, 300]
-    assert manager.latest() == 300
-    assert_same(manager.restore(state(300)), state(300))
-    assert_same(manager.restore(state(100), 100), state(100))
-    assert manager.read_manifest(200).metadata == {"loss": 1 / 200, "acc": 0}
-    assert manager.best("loss") == 300
-    assert manager.best("loss", "max") == 100
-    assert manager.best("acc", "max") == 300
-
-
 def test_a_step_is_an_ordinary_checkpoint(run):
     eqx_ckpt.verify(run / "000200")
     restored = eqx_ckpt.tree_deserialise_leaves(run / "000200", state(200))
@@ -62,23 +50,6 @@ def test_a_part_of_a_step(run):
     restored = manager.restore(like, where=lambda tree: tree["w"])
     assert_same(restored["w"], state(300)["w"])
     assert_same(manager.restore(jnp.zeros(3, int), 200, prefix="w"), state(200)["w"])
-
-
-def test_an_empty_run(tmp_path):
-    manager = CheckpointManager(tmp_path / "new")
-    assert manager.steps() == []
-    assert manager.latest() is None
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="look at `latest"):
-        manager.restore(state(0))
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="None of the 0 steps"):
-        manager.best("loss")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_step_that_is_not_there(run):
-    match = "000150'. The steps there are 100, 200, 300"
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
-        CheckpointManager(run).restore(state(150), 150)
 
 
 def test_a_metric_that_is_not_there(run):
@@ -154,31 +125,6 @@ def test_a_damaged_manifest_does_not_make_a_step_absent(run, manifest):
         manager.best("loss")
 
 
-def test_damage_names_the_leaf_and_an_older_step_that_is_whole(run):
-    flip(run / "000300/w/c.0")
-    flip(run / "000200/history/c.0")
-    manager = CheckpointManager(run)
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
-        manager.restore(state(300))
-    assert "- 'w': " in str(raised.value)
-    assert "Step 100 is whole: pass `on_damage='fallback'`" in str(raised.value)
-    assert manager.latest() == 300
-
-
-def test_a_fallback_warns_and_the_run_goes_on(run):
-    flip(run / "000300/w/c.0")
-    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
-        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
-            restored = manager.restore(state(200), on_damage="fallback")
-        assert_same(restored, state(200))
-        manager.save(250, state(250)).result()
-        # What is damaged is not taken for the newest one that is to be kept.
-        assert manager.steps() == [250, 300]
-        manager.save(300, state(300)).result()
-        assert manager.steps() == [300]
-        assert_same(manager.restore(state(300)), state(300))
-
-
 def test_a_fallback_from_a_damaged_manifest(run):
     """The step is replaced, unless there is something that no checkpoint has."""
     flip(run / "000300/zarr.json")
@@ -204,13 +150,6 @@ def test_a_mismatch_is_no_damage(run):
     like = state(300) | {"w": jnp.zeros(4, int)}
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'w'"):
         CheckpointManager(run).restore(like, on_damage="fallback")
-
-
-def test_a_step_that_exists(run):
-    with CheckpointManager(run) as manager:
-        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000200"):
-            manager.save(200, state(1))
-        assert_same(manager.restore(state(200), 200), state(200))
 
 
 @pytest.mark.parametrize("step", [-1, True])

@@ -1,10 +1,8 @@
 """Which steps are kept: functions from steps to steps, and what the manager does."""
 
 import math
-import threading
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqx_ckpt
@@ -103,33 +101,6 @@ def test_removed_steps_leave_nothing(tmp_path):
 def test_the_newest_and_the_one_just_saved_are_never_removed(tmp_path):
     saved(tmp_path, keep_all, [5, 9])
     assert saved(tmp_path, lambda steps: [], [7]) == [7, 9]
-
-
-def test_a_step_that_is_being_read_stays(tmp_path):
-    manager = eqx_ckpt.CheckpointManager(tmp_path, keep=keep_last(1))
-    tree = {"w": np.ones(3)}
-    manager.save(1, tree).result()
-    reading, go_on = threading.Event(), threading.Event()
-    restored = []
-
-    def stop(*_):
-        reading.set()
-        go_on.wait(60)
-
-    def read():
-        path = tmp_path / "000001"
-        restored.append(eqx_ckpt.tree_deserialise_leaves(path, tree, progress=stop))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert reading.wait(60)
-    manager.save(2, tree).result()
-    assert manager.steps() == [1, 2]
-    go_on.set()
-    reader.join()
-    assert np.array_equal(restored[0]["w"], tree["w"])
-    manager.save(3, tree).result()
-    assert manager.steps() == [3]
 
 
 def test_a_step_whose_metric_cannot_be_read_stays(tmp_path, caplog):

@@ -19,7 +19,7 @@ from examples import demo, digits
 from examples.evaluate import evaluate
 from examples.language import init
 from examples.sampling import posterior_means, reference_means, sample
-from examples.sharded import make_like, make_mesh
+from examples.sharded import make_like, make_mesh, train as train_sharded
 from examples.train import log, train
 from examples.transfer import OddOrEven, restore_encoder, transfer
 from helpers import assert_same
@@ -28,6 +28,14 @@ from helpers import assert_same
 STEPS, SAVE_EVERY, KILLED_AFTER = 60, 10, 20
 LAST = f"{STEPS:06d}"
 LENGTH = ("--steps", STEPS, "--save-every", SAVE_EVERY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiles_soon():
+    """The processes of these tests take longer to compile than to compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +160,8 @@ def test_sampling_finds_the_posterior(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_sampling_goes_on_to_the_same_bits(tmp_path, capsys):
+def test_sampling_goes_on_to_the_same_bits(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     demo.sample(tmp_path / "a", tmp_path / "b", "--draws", 2000, "--commit-every", 250)
     assert capsys.readouterr().out.count("True: ") == 3
 
@@ -166,7 +175,8 @@ def losses(run):
 def test_a_run_goes_on_in_two_processes_on_another_mesh(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     length = ("--steps", 8, "--save-every", 2)
-    sharded(whole, "--data", 2, *length)
+    # This process has eight devices too, and has imported everything.
+    train_sharded(whole, data=2, steps=8, save_every=2)
     shutil.copytree(whole / "000002", parts / "000002")
     shutil.copytree(whole / "000004", parts / "000004")
     printed = sharded(parts, "--data", 4, *length, "--processes", 2)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt._format import chunks
+from eqx_ckpt._storage import chunk_reads
 from faults.workloads import small_chunks
 from helpers import assert_same
 
@@ -180,3 +181,22 @@ def test_a_replacement_is_seen_where_inode_numbers_are_used_again(
     monkeypatch.setattr(os, "stat", same_inode)
     found = eqx_ckpt.tree_deserialise_leaves(path, like, spec)
     assert found["a"].tolist() == found["b"].tolist() == [3.0] * 4
+
+
+def test_compressed_chunks_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
+    """Otherwise all of a checkpoint would be in memory twice."""
+    decoded = []
+    decode = chunk_reads.ChunkCodec.decode
+
+    def spied(self, parts, damage):
+        decoded.append(len(parts))
+        decode(self, parts, damage)
+
+    monkeypatch.setattr(chunk_reads.ChunkCodec, "decode", spied)
+    monkeypatch.setattr(chunk_reads, "_BATCH", 2000)
+    monkeypatch.setattr(chunk_reads, "MAX_IN_FLIGHT", 2000)
+    tree = {str(i): np.full(250, i) for i in range(16)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, compression="zstd")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
+    assert sum(decoded) == 16
+    assert max(decoded) <= 3

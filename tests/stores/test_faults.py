@@ -345,18 +345,15 @@ def test_a_store_that_creates_but_cannot_replace(s3):
 
 HANGS = """
 import sys
-import time
 import eqx_ckpt
 import numpy as np
 from eqx_ckpt._storage import kvstore
 
-for setting in sys.argv[2:]:
-    name, _, value = setting.partition("=")
-    if name == "retries":
-        kvstore._RETRIES["max_retries"] = int(value)
-    if name == "stalled":
-        kvstore._STALLED["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = value
-begin = time.monotonic()
+name, _, value = sys.argv[2].partition("=")
+if name == "retries":
+    kvstore._RETRIES["max_retries"] = int(value)
+if name == "stalled":
+    kvstore._STALLED["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = value
 tree = {"w": np.arange(3.0), "step": 1}
 try:
     eqx_ckpt.tree_serialise_leaves(sys.argv[1], tree)
@@ -364,52 +361,36 @@ except (OSError, eqx_ckpt.CheckpointError) as e:
     print(type(e).__name__, *getattr(e, "__notes__", ()))
 else:
     print("saved")
-print(time.monotonic() - begin)
 """
 
 
-def in_a_process(url: str, *settings: str) -> tuple[str, float]:
-    """How a save ends in a process, and after how long.
-
-    With the true patience, unless `settings` are `retries=1` or `stalled=1`, seconds.
-    """
+def in_a_process(url: str, setting: str) -> str:
+    """How a save ends in a process with a setting: `retries=1`, or `stalled=1`."""
     # Where this process has used TensorStore, its patience is in the environment.
     env = {k: v for k, v in os.environ.items() if k not in kvstore._STALLED}
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, url, *settings],
+        [sys.executable, "-c", HANGS, url, setting],
         env={**env, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    said, seconds = done.stdout.splitlines() or [done.stderr, "0"]
-    return said, float(seconds)
+    return done.stdout or done.stderr
 
 
 @pytest.mark.slow
 def test_a_hang_is_asked_again(s3):
-    rules = [
-        strike(s3, request, "503", ())
-        for request in ("PUT chunk", "PUT array", "PUT manifest", "GET list")
-    ]
+    rules = [strike(s3, request, "503", ()) for request in ("PUT chunk", "GET list")]
     for rule in rules:
         rule.action, rule.when = proxy.hung, {1}
-    assert in_a_process(s3.url, "stalled=1")[0] == "saved"
-    assert [rule.struck for rule in rules] == [1] * 4
+    assert in_a_process(s3.url, "stalled=1") == "saved\n"
+    assert [rule.struck for rule in rules] == [1, 1]
     assert eqx_ckpt.read_manifest(s3.url).leaves["step"].value == "1"
-
-
-@pytest.mark.slow
-def test_a_dead_store_is_given_up(s3):
-    s3.proxy.add(proxy.reset)
-    said, seconds = in_a_process(s3.url)
-    assert said.startswith(("ConnectionError", "TimeoutError"))
-    assert seconds < 60
 
 
 def test_a_dead_store(place):
     place.proxy.add(proxy.reset)
-    assert in_a_process(place.url, "retries=1")[0].startswith("ConnectionError")
+    assert in_a_process(place.url, "retries=1").startswith("ConnectionError")
 
 
 def test_a_failed_save_does_not_go_on(place, monkeypatch):
@@ -438,7 +419,7 @@ def test_a_failed_save_does_not_go_on(place, monkeypatch):
 
 def test_a_store_that_dies_at_the_commit(s3):
     strike(s3, "PUT manifest", "503", ()).when = proxy.ALWAYS
-    assert "is not known" in in_a_process(s3.url, "retries=1")[0]
+    assert "is not known" in in_a_process(s3.url, "retries=1")
     s3.proxy.rules.clear()
     assert found(s3) is None
     assert save(s3, 2) is None

@@ -1,4 +1,4 @@
-"""A training run in an object store, through its manager."""
+"""A training run through its manager, in all storages and in object stores."""
 
 import contextlib
 import functools as ft
@@ -20,6 +20,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
 from eqx_ckpt._storage import heartbeat
+from eqx_ckpt._storage.directory import locate
 from eqx_ckpt._storage.kvstore import open_kvstore
 from faults.zygote import Zygote
 from helpers import assert_same
@@ -43,7 +44,19 @@ def state(step):
 
 @pytest.fixture(params=["memory", "s3", "gcs"])
 def empty(request: pytest.FixtureRequest) -> str:
-    """A place where nothing is."""
+    """A place in a store where nothing is."""
+    return place_of(request)
+
+
+@pytest.fixture(params=["directory", "memory", "s3", "gcs"])
+def empty_anywhere(request: pytest.FixtureRequest) -> str:
+    """A place in any storage where nothing is."""
+    return place_of(request)
+
+
+def place_of(request: pytest.FixtureRequest) -> str:
+    if request.param == "directory":
+        return str(request.getfixturevalue("tmp_path") / "run")
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/run"
     return request.getfixturevalue(request.param).url
@@ -52,12 +65,16 @@ def empty(request: pytest.FixtureRequest) -> str:
 @ft.cache
 def objects() -> dict[str, bytes]:
     """Of a run with the steps 100, 200 and 300."""
-    run = f"memory://{uuid.uuid4().hex}"
+    run = save_steps(f"memory://{uuid.uuid4().hex}")
+    return {key: bucket_at(run).read(key) or b"" for key in keys(run)}
+
+
+def save_steps(run: str) -> str:
     with CheckpointManager(run) as manager:
         for step in STEPS:
             metadata = {"loss": 1 / step, "acc": step % 200}
             manager.save(step, state(step), metadata=metadata)
-    return {key: bucket_at(run).read(key) or b"" for key in keys(run)}
+    return run
 
 
 def write_all(run: str, values: dict[str, bytes]) -> str:
@@ -69,8 +86,16 @@ def write_all(run: str, values: dict[str, bytes]) -> str:
 
 @pytest.fixture
 def run(empty: str) -> str:
-    """A run with the steps 100, 200 and 300."""
+    """A run in a store with the steps 100, 200 and 300."""
     return write_all(empty, objects())
+
+
+@pytest.fixture
+def run_anywhere(empty_anywhere: str) -> str:
+    """Such a run in any storage."""
+    if "://" in empty_anywhere:
+        return write_all(empty_anywhere, objects())
+    return save_steps(empty_anywhere)
 
 
 @pytest.fixture
@@ -82,7 +107,8 @@ def behind(place: Place) -> Place:
 
 
 def keys(run: str, below: str = "") -> list[str]:
-    return sorted(key for key in bucket_at(run).list_keys() if key.startswith(below))
+    found = [key.decode() for key in open_kvstore(locate(run).spec).list().result()]
+    return sorted(key for key in found if key.startswith(below))
 
 
 def data_of(run: str, step: int) -> dict[str, bytes | None]:
@@ -91,12 +117,12 @@ def data_of(run: str, step: int) -> dict[str, bytes | None]:
 
 
 def flip(run: str, pattern: str) -> None:
-    """Change a bit of the object whose key this is found in."""
-    base = bucket_at(run)
+    """Change a bit of the object or file whose key this is found in."""
+    store = open_kvstore(locate(run).spec)
     (key,) = [key for key in keys(run) if re.search(pattern, key)]
-    data = bytearray(base.read(key) or b"")
+    data = bytearray(store.read(key).result().value)
     data[len(data) // 2] ^= 1
-    base.write(key, bytes(data))
+    store.write(key, bytes(data)).result()
 
 
 def leave_debris(run: str, step: int, attempt: str = "f" * 32) -> str:
@@ -160,8 +186,8 @@ def slowly() -> Iterator[Callable[[str, int], Slow]]:
         save.go_on()
 
 
-def test_a_run(run: str) -> None:
-    manager = CheckpointManager(run)
+def test_a_run(run_anywhere: str) -> None:
+    manager = CheckpointManager(run_anywhere)
     assert manager.steps() == [100, 200, 300]
     assert manager.latest() == 300
     assert_same(manager.restore(state(300)), state(300))
@@ -176,23 +202,23 @@ def test_a_run(run: str) -> None:
     with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
         manager.save(400, state(400))
     assert_same(manager.restore(state(200), 200), state(200))
-    assert eqx_ckpt.verify(f"{run}/000200") is None
+    assert eqx_ckpt.verify(f"{run_anywhere}/000200") is None
 
 
-def test_an_empty_run(empty: str) -> None:
-    manager = CheckpointManager(empty)
+def test_an_empty_run(empty_anywhere: str) -> None:
+    manager = CheckpointManager(empty_anywhere)
     assert (manager.steps(), manager.latest()) == ([], None)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="look at `latest"):
         manager.restore(state(0))
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="None of the 0 steps"):
         manager.best("loss")
-    assert not keys(empty)
+    assert not keys(empty_anywhere)
 
 
-def test_a_step_that_is_not_there(run: str) -> None:
+def test_a_step_that_is_not_there(run_anywhere: str) -> None:
     match = "000150'. The steps there are 100, 200, 300"
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
-        CheckpointManager(run).restore(state(150), 150)
+        CheckpointManager(run_anywhere).restore(state(150), 150)
 
 
 def test_a_place_with_options(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,21 +241,21 @@ def test_a_tree_without_arrays(empty: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
-def test_retention(empty: str, layout) -> None:
+def test_retention(empty_anywhere: str, layout) -> None:
     keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("loss", 1)]
-    with CheckpointManager(empty, keep=keep, layout=layout) as manager:
+    with CheckpointManager(empty_anywhere, keep=keep, layout=layout) as manager:
         for step in range(6):
             metadata = {"loss": abs(step - 1)}
             manager.save(step, state(step), metadata=metadata).result(DEADLINE)
             newest = range(max(0, step - 1), step + 1)
             assert manager.steps() == sorted({min(1, step), *newest})
             assert_same(manager.restore(state(step)), state(step))
-    assert {key[:6] for key in keys(empty)} == {"000001", "000004", "000005"}
+    assert {key[:6] for key in keys(empty_anywhere)} == {"000001", "000004", "000005"}
     for step in manager.steps():
-        eqx_ckpt.verify(f"{empty}/{step:06d}")
+        eqx_ckpt.verify(f"{empty_anywhere}/{step:06d}")
 
 
-def test_a_step_that_is_being_read_stays(run: str) -> None:
+def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
     reading, go_on = threading.Event(), threading.Event()
     restored: list[object] = []
 
@@ -238,13 +264,13 @@ def test_a_step_that_is_being_read_stays(run: str) -> None:
         go_on.wait(DEADLINE)
 
     def restore() -> None:
-        manager = CheckpointManager(run, progress=wait)
+        manager = CheckpointManager(run_anywhere, progress=wait)
         restored.append(manager.restore(state(100), 100))
 
     reader = threading.Thread(target=restore)
     reader.start()
     assert reading.wait(DEADLINE)
-    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
         manager.save(400, state(400)).result(DEADLINE)
         assert manager.steps() == [100, 400]
         go_on.set()
@@ -547,10 +573,13 @@ def test_many_managers_and_one_step(empty: str) -> None:
     assert len({key.split("/")[1] for key in keys(empty)}) == 2
 
 
-def test_damage_names_the_leaf_and_an_older_step_that_is_whole(run: str) -> None:
-    flip(run, "000300/.*/w/c.0")
-    bucket_at(run).delete([k for k in keys(run, "000200") if "history/c.0" in k])
-    manager = CheckpointManager(run)
+def test_damage_names_the_leaf_and_an_older_step_that_is_whole(
+    run_anywhere: str,
+) -> None:
+    flip(run_anywhere, r"000300/.*\bw/c.0")
+    (lost,) = [key for key in keys(run_anywhere, "000200") if "history/c.0" in key]
+    open_kvstore(locate(run_anywhere).spec).write(lost, None).result()
+    manager = CheckpointManager(run_anywhere)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
         manager.restore(state(300))
     assert "- 'w': " in str(raised.value)
@@ -563,23 +592,23 @@ def is_replaceable(run: str) -> bool:
     return not (GIVEN and run.startswith("s3"))
 
 
-def test_a_fallback_warns_and_the_run_goes_on(run: str) -> None:
-    flip(run, "000300/.*/w/c.0")
-    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+def test_a_fallback_warns_and_the_run_goes_on(run_anywhere: str) -> None:
+    flip(run_anywhere, r"000300/.*\bw/c.0")
+    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             restored = manager.restore(state(200), on_damage="fallback")
         assert_same(restored, state(200))
         manager.save(250, state(250)).result(DEADLINE)
         # What is damaged is not taken for the newest one that is to be kept.
         assert manager.steps() == [250, 300]
-        if not is_replaceable(run):
+        if not is_replaceable(run_anywhere):
             with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
                 manager.save(300, state(300))
             return
         manager.save(300, state(300)).result(DEADLINE)
         assert manager.steps() == [300]
         assert_same(manager.restore(state(300)), state(300))
-        eqx_ckpt.verify(f"{run}/000300")
+        eqx_ckpt.verify(f"{run_anywhere}/000300")
 
 
 def test_a_fallback_from_a_damaged_manifest(run: str) -> None:

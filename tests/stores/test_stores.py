@@ -171,6 +171,19 @@ def test_only_what_is_wanted_is_requested(place):
     ] == [["w"], ["m"]]
 
 
+def test_a_chunk_is_requested_once_for_all_its_regions(place):
+    weight = np.arange(64, dtype=np.float32).reshape(8, 8)
+    eqx_ckpt.tree_serialise_leaves(place.url, {"w": jnp.asarray(weight)})
+    place.proxy.requests.clear()
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, P("x"))
+    like = {"w": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding)}
+    restored = eqx_ckpt.tree_deserialise_leaves(place.url, like)
+    assert restored["w"].sharding == sharding
+    assert np.asarray(restored["w"]).tobytes() == weight.tobytes()
+    assert len(place.proxy.found(path=r"(/|%2F)c\.")) == 1
+
+
 @replacing
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_overwriting_leaves_nothing_of_the_old(place, layout):
