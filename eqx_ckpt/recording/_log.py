@@ -80,7 +80,7 @@ class Log:
         self._states = Run(below(path, self.base.url()))
         self.record = wanted
         try:
-            self.team.by_first("beginning", lambda: self._begin(wanted, differs))
+            self.team.from_first("beginning", lambda: self._begin(wanted, differs))
             self.team.gather("beginning", lambda: self._join(wanted, differs))
             self._columns = self._go_on()
         except BaseException:
@@ -265,7 +265,7 @@ class Log:
                 tree_serialise_leaves(path, state, deadline=deadline)
                 record = dataclasses.replace(record, state=number)
             with self._fatal():
-                self.team.by_first(
+                self.team.from_first(
                     f"commit {number}",
                     lambda: self._files.commit(RECORD, record.to_bytes()),
                 )

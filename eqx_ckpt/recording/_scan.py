@@ -163,7 +163,7 @@ class _Due:
             return by_steps
         # Clocks differ: the first process decides.
         waited = time.monotonic() - self._last
-        return self._team.by_first("time", lambda: waited >= seconds)
+        return self._team.from_first("time", lambda: waited >= seconds)
 
     def reset(self) -> int:
         steps, self.steps = self.steps, 0

@@ -25,7 +25,7 @@ class Team:
         self.is_alone = is_alone()
         self.is_first = is_first()
 
-    def by_first(self, what: str, make: Callable[[], Any]) -> Any:
+    def from_first(self, what: str, make: Callable[[], Any]) -> Any:
         """What the first process makes; if it fails to, all of them raise."""
         group = self._group(what)
         if group is None:
