@@ -29,7 +29,10 @@ if typing.TYPE_CHECKING:
     from ._like import match as match, tree_like as tree_like
     from ._manager import CheckpointManager as CheckpointManager
     from ._progress import Progress as Progress
-    from ._restore import tree_deserialise_leaves as tree_deserialise_leaves
+    from ._restore import (
+        restore_or_init as restore_or_init,
+        tree_deserialise_leaves as tree_deserialise_leaves,
+    )
     from ._retention import (
         Keep as Keep,
         keep_all as keep_all,

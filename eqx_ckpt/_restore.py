@@ -3,7 +3,7 @@
 import functools as ft
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
@@ -17,9 +17,11 @@ from ._format.leaves import describe_like
 from ._format.manifest import fingerprint
 from ._format.parse import scalar_from_text
 from ._format.source import Source
+from ._format.transient import stop_at_transients
 from ._progress import Progress, reporting
 from ._storage.reading import read_consistently
 from ._transfer.computing import Check, Leaves
+from ._transfer.initialising import initialised
 from ._transfer.reading import Arrived, assembled
 from ._tree.casting import becomes, Casting, would_narrow
 from ._tree.filter_spec import (
@@ -29,6 +31,7 @@ from ._tree.filter_spec import (
 )
 from ._tree.parts import Read
 from ._tree.reads import (
+    How,
     match_leaf,
     Missing,
     plan_reads,
@@ -150,7 +153,16 @@ def tree_deserialise_leaves(
         unexpected,
         transform,
     )
+    return _restored(source, request, read_once, progress, deadline)
 
+
+def _restored(
+    source: PathLike | Source,
+    request: Request,
+    read_once: bool = False,
+    progress: Progress = False,
+    deadline: float = DEADLINE,
+) -> PyTree:
     def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
         plan = plan_reads(found.manifest, request)
         plan.check()
@@ -162,8 +174,8 @@ def tree_deserialise_leaves(
         )
 
     check_deadline(deadline)
-    guess = everybody if read_once else ft.partial(wanted_by, like, sharding)
-    joint = JointReading(source, deadline, guess)
+    guess = ft.partial(wanted_by, request.like, request.sharding)
+    joint = JointReading(source, deadline, everybody if read_once else guess)
     try:
         plan, arrived = read_consistently(
             source, plan_of, None if joint.is_alone else joint.agree
@@ -171,6 +183,80 @@ def tree_deserialise_leaves(
     finally:
         joint.close()
     return plan.filled(assembled(arrived))
+
+
+class _Arguments(How, total=False):
+    """What `restore_or_init` takes besides: see `tree_deserialise_leaves`."""
+
+    filter_spec: PyTree
+    is_leaf: IsLeaf
+    read_once: bool
+    progress: Progress
+    deadline: float
+
+
+def restore_or_init(
+    source: PathLike | Source,
+    init: Callable[..., PyTree],
+    *args: Any,
+    **how: Unpack[_Arguments],
+) -> PyTree:
+    """Restore what a checkpoint has, and initialise only the rest.
+
+    For a pretrained model with a fresh head or an adapter: the leaves that are restored
+    are not initialised first, and the whole is never in memory twice.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `init`: a function that makes the whole tree, such as a model. It is traced, and
+        only the leaves that were not restored are computed, under `jax.jit`: those that
+        the checkpoint does not have, and those that `where` does not pick.
+    - `args`: what `init` is called with.
+    - `how`: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where new
+        leaves go; with a mesh, which says "as saved", they are replicated. The default
+        of `missing` is `"keep"` here; let a function say which leaves may be missing.
+
+    **Returns:**
+
+    What `init` makes, with the leaves of the checkpoint in their places.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`. To
+        begin anew then is for the caller to decide.
+    - As [`eqx_ckpt.tree_deserialise_leaves`][].
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        def init(key):
+            base, head = jax.random.split(key)
+            return {
+                "base": eqx.nn.MLP(2, 8, 8, 2, key=base),
+                "head": eqx.nn.Linear(8, 3, key=head),
+            }
+
+        base = eqx.nn.MLP(2, 8, 8, 2, key=jax.random.key(0))
+        eqx_ckpt.tree_serialise_leaves("runs/pretrained", {"base": base})
+        model = eqx_ckpt.restore_or_init("runs/pretrained", init, jax.random.key(1))
+        assert (model["base"].layers[0].weight == base.layers[0].weight).all()
+        ```
+    """
+    arguments: dict[str, Any] = {"missing": "keep", **how}
+    running = {
+        key: arguments.pop(key)
+        for key in ("read_once", "progress", "deadline")
+        if key in arguments
+    }
+    like = eqx.filter_eval_shape(init, *args)
+    request = Request(like, initialises=True, **arguments)
+    tree = _restored(source, request, **running)
+    return initialised(tree, stop_at_transients(request.is_leaf), init, args)
 
 
 def _carry_out(

@@ -16,6 +16,7 @@ from .._tree.casting import cast
 from .._tree.parts import Part, parts_of, Read
 from .._tree.reads import of_type, ReadPlan
 from .._tree.sharding import Place
+from .._tree.tracing import without_mesh
 from .._tree.transform import Derived
 from .._types import Report
 from .placement import dtype_of, finished
@@ -169,7 +170,8 @@ def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
         return {read.position: _nothing_here(read) for read in part.outputs}
     inputs = [arrays.pop(read.position) for read in part.inputs]
     try:
-        results = _compiled(part)(part.constants, inputs)
+        with without_mesh():
+            results = _compiled(part)(part.constants, inputs)
     except Exception as e:
         names = ", ".join(repr(read.name) for read in part.outputs[:3])
         e.add_note(f"This was raised when `transform` computed {names}, ...")

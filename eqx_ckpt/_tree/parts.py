@@ -18,7 +18,7 @@ from .._errors import LeafMismatchError
 from .._format.chunks import batches
 from .._format.leaves import is_key, LeafRecord, tag_and_data_type
 from .._types import KeyPath, Spec
-from .sharding import computed_on, Place, spread
+from .sharding import automatic, computed_on, Place, spread
 from .tracing import Computation
 from .transform import Derived, Origin
 
@@ -97,7 +97,7 @@ def parts_of(derived: Derived, reads: Iterable[Read]) -> list[Part]:
     limit = max(_TOGETHER, sum(read.becomes.nbytes for read in reads) // _SHARE)
     on: dict[_Devices, list[Read]] = {}
     for read in reads:
-        on.setdefault(_devices(read.place), []).append(read)
+        on.setdefault(_devices(read), []).append(read)
     return [
         _part(derived, [read for group in groups for read in group], devices)
         for devices, alike in on.items()
@@ -135,11 +135,13 @@ def _connected(reads: Sequence[Read]) -> list[list[Read]]:
     return [*groups.values()]
 
 
-def _devices(place: Place) -> _Devices:
+def _devices(read: Read) -> _Devices:
     """The devices that a leaf is computed on, in order; `None`: the default one."""
-    sharding = place.sharding
-    if isinstance(place.target, Mesh) or isinstance(sharding, NamedSharding):
-        mesh: Any = getattr(sharding, "mesh", place.target)
+    sharding = read.place.sharding
+    mesh: Any = getattr(sharding, "mesh", read.place.target)
+    if read.becomes.kind not in ("jax", "key"):
+        return None
+    if isinstance(mesh, Mesh):
         return tuple(mesh.devices.flat)
     if sharding is None:
         return None
@@ -193,7 +195,7 @@ def _computed_as(read: Read, devices: _Devices, mesh: Mesh | None) -> Sharding |
         return SingleDeviceSharding(devices[0]) if devices else None
     sharding = read.place.sharding
     if isinstance(sharding, NamedSharding):
-        return NamedSharding(mesh, sharding.spec)
+        return automatic(sharding)
     is_new = not _names(read)
     return NamedSharding(mesh, PartitionSpec()) if is_new else None
 

@@ -2,7 +2,7 @@
 
 import functools as ft
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -107,6 +107,8 @@ class Request:
     missing: Missing = "raise"
     unexpected: Unexpected = "raise"
     transform: Transform | None = None
+    # Whether the caller computes the leaves that are kept without a value.
+    initialises: bool = False
 
     def __post_init__(self) -> None:
         _check_word("casting", self.casting, WORDS)
@@ -158,13 +160,16 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     values: dict[int, Any] = {}
     matches: dict[str, LeafMatch] = {}
     for index, leaf in enumerate(named):
-        if index not in chosen:
+        if index not in chosen and not request.initialises:
             values[index] = leaf.leaf
             continue
-        record = manifest.leaves.get(leaf.name)
+        record = manifest.leaves.get(leaf.name) if index in chosen else None
         if record is None:
             value, match = _without_record(leaf, manifest)
-            values[index], matches[leaf.name] = value, _kept(match, leaf, request)
+            match = _kept(match, leaf, request)
+            if request.initialises:
+                value, match = _to_initialise(value, match, leaf.name, targets[index])
+            values[index], matches[leaf.name] = value, match
             continue
         match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
         where_to = Place(None)
@@ -174,6 +179,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         if match.is_harmless:
             where_to = place(targets[index], leaf.name, leaf.leaf, becomes)
             match = with_place(match, where_to)
+            if origin is not None and origin.output is not None:
+                where_to = where_to.left_to_xla
         read = Read(index, *leaf[:4], record, becomes, where_to, origin)
         matches[leaf.name] = match
         reads.append(read)
@@ -182,21 +189,42 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         if derived is not None:
             extra = {n: described(derived, m, n)[0] for n, m in extra.items()}
         matches |= extra
+    matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
-    direct = reads if derived is None else [r for r in reads if not r.is_computed]
-    nbytes = sum(r.record.nbytes for r in direct) + sum(p.nbytes for p in parts)
-    match = Match(_with_suggestions(matches, manifest), nbytes)
+    match = Match(matches, _nbytes(reads, parts))
     treedef = jtu.tree_structure(like, is_leaf)
     return ReadPlan(treedef, reads, values, match, request.casting, derived, parts)
+
+
+def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
+    direct = sum(
+        r.record.nbytes for r in reads if r.origin is None or not r.is_computed
+    )
+    return direct + sum(part.nbytes for part in parts)
 
 
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
     """A missing leaf, which may keep its value from `like` if it has one."""
     if match.status != "missing" or request.answer("missing", leaf.name) == "raise":
         return match
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)):
-        return match._replace(status="abstract")
-    return match._replace(status="kept")
+    has_value = not any(
+        isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)
+    )
+    is_kept = has_value or request.initialises
+    return match._replace(status="kept" if is_kept else "abstract")
+
+
+def _to_initialise(
+    value: Any, match: LeafMatch, name: str, target: Any
+) -> tuple[Any, LeafMatch]:
+    """A missing leaf that the caller computes: where it is to go."""
+    expected = describe_like(value)
+    if not isinstance(value, jax.ShapeDtypeStruct) or expected is None:
+        return value, match
+    kind = "jax" if expected.kind == "struct" else expected.kind
+    found = place(target, name, value, expected._replace(kind=kind))
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=found.sharding)
+    return struct, with_place(match, found)
 
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:

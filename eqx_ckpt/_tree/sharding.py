@@ -44,6 +44,11 @@ class Place(NamedTuple):
     dropped: tuple[str, ...] = ()
     problem: str = ""
 
+    @property
+    def left_to_xla(self) -> "Place":
+        """The same for a leaf that is computed: on a mesh, none says "as saved"."""
+        return self._replace(sharding=None) if isinstance(self.target, Mesh) else self
+
 
 def targets_of(
     sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
@@ -164,6 +169,16 @@ def computed_on(devices: Sequence[Any] | None, places: Sequence[Place]) -> Mesh 
             return Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.devices))
     grid = np.array(devices)
     return Mesh(grid, ("devices",), axis_types=_auto(grid))
+
+
+def automatic(sharding: Sharding | None) -> Sharding | None:
+    """The same in the default memory, on a mesh of `Auto` axes, to compute on."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = sharding.mesh
+    assert isinstance(mesh, Mesh)
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.devices))
+    return NamedSharding(mesh, sharding.spec)
 
 
 def _auto(devices: np.ndarray) -> tuple[AxisType, ...]:

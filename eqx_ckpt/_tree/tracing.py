@@ -1,10 +1,16 @@
 """A function of arrays as equations: what each of its outputs is computed from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+
+
+def without_mesh() -> AbstractContextManager[None]:
+    """Let no mesh of `jax.set_mesh` have a say in what is traced or computed."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 class _Step(NamedTuple):
@@ -24,7 +30,8 @@ class Traced:
     def __init__(
         self, function: Callable[..., list[Any]], structs: Sequence[Any]
     ) -> None:
-        closed = jax.make_jaxpr(function)(*structs)
+        with without_mesh():
+            closed = jax.make_jaxpr(function)(*structs)
         self._jaxpr = closed.jaxpr
         self._steps: list[_Step] = []
         # By the number of a variable: the step that makes it, and what that depends

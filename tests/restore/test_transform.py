@@ -1,5 +1,7 @@
 """A `transform` between a checkpoint and `like`."""
 
+import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from helpers import assert_same, structs
@@ -44,6 +47,7 @@ class Counting(eqx_ckpt.Source):
         self._manifest = eqx_ckpt.read_manifest(PATH)
         self._arrays = {n: array for n, _, array in eqx_ckpt.leaves(PATH)}
         self.nbytes: dict[str, int] = {}
+        self.regions: Counter[str] = Counter()
 
     @property
     def manifest(self) -> eqx_ckpt.Manifest:
@@ -51,6 +55,7 @@ class Counting(eqx_ckpt.Source):
 
     def read(self, reads: Sequence[Any], damage: Any, report: Any = None) -> Any:
         for read in reads:
+            self.regions[read.name] += 1
             self.nbytes[read.name] = self.nbytes.get(read.name, 0) + read.nbytes
         return [np.array(self._arrays[read.name][read.region]) for read in reads]
 
@@ -363,3 +368,115 @@ def test_the_cause_is_chained():
 def test_a_prefix_that_leaves_nothing():
     error = refused(TREE, LIKE, lambda old: old, prefix="q")
     assert "`prefix` is 'q'" in error
+
+
+MESH = jax.make_mesh((4, 2), ("x", "y"))
+
+
+def on(*spec: Any) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec))
+
+
+def stacked(old):
+    blocks = [old["blocks"][i] for i in range(4)]
+    return {"blocks": jax.tree.map(lambda *xs: jnp.stack(xs), *blocks), "w": old["v"]}
+
+
+def sharded_blocks() -> Any:
+    w = jnp.arange(8 * 4.0).reshape(8, 4)
+    return {
+        "blocks": [{"w": jax.device_put(w + i, on("x", "y"))} for i in range(4)],
+        "v": jax.device_put(w, on(("x", "y"))),
+    }
+
+
+STACK = np.stack([np.arange(32.0).reshape(8, 4) + i for i in range(4)])
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_onto_a_mesh(context):
+    like = {
+        "blocks": {
+            "w": jax.ShapeDtypeStruct((4, 8, 4), jnp.float32, sharding=on(None, "x"))
+        },
+        "w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=on("y")),
+    }
+    with jax.set_mesh(MESH) if context else contextlib.nullcontext():
+        found = restored(sharded_blocks(), like, stacked)
+    assert found["blocks"]["w"].sharding == on(None, "x")
+    assert found["w"].sharding == on("y")
+    assert (np.asarray(found["blocks"]["w"]) == STACK).all()
+
+
+def test_onto_a_mesh_as_xla_likes():
+    like = {"blocks": {"w": jnp.zeros((4, 8, 4))}, "w": jnp.zeros((8, 4))}
+    found = restored(sharded_blocks(), like, stacked, sharding=MESH)
+    assert found["w"].sharding == on(("x", "y"))
+    assert found["blocks"]["w"].sharding.mesh == MESH
+    assert found["blocks"]["w"].sharding.shard_shape((4, 8, 4)) == (4, 2, 2)
+    assert (np.asarray(found["blocks"]["w"]) == STACK).all()
+    new = {"new": jnp.zeros(3)}
+    found = restored({}, new, lambda old: {"new": jnp.ones(3)}, sharding=MESH)
+    assert found["new"].sharding == on()
+
+
+def test_onto_other_devices():
+    like = {"blocks": {"w": jnp.zeros((4, 8, 4))}, "w": jnp.zeros((8, 4))}
+    device = jax.devices()[3]
+    found = restored(sharded_blocks(), like, stacked, sharding=device)
+    assert found["blocks"]["w"].devices() == {device}
+    # Each leaf elsewhere: what they share is read for each.
+    stages = {"a": jax.devices()[1], "b": on("x")}
+
+    def split(old):
+        return {"a": old["v"] * 2, "b": old["v"] + 1}
+
+    like = {"a": jnp.zeros((8, 4)), "b": jnp.zeros((8, 4))}
+    found = restored(sharded_blocks(), like, split, sharding=stages)
+    assert found["a"].devices() == {jax.devices()[1]}
+    assert found["b"].sharding == on("x")
+    assert eqx_ckpt.match(PATH, like, transform=split, sharding=stages).nbytes == 256
+
+
+def test_no_device_holds_a_large_leaf_alone():
+    """What is large is split, and each device reads its part only."""
+    whole = np.arange(2**19, dtype=np.float32).reshape(1024, 512)
+    source = Counting(None, {"a": whole})
+    like = {
+        "b": jax.ShapeDtypeStruct((1024, 512), jnp.float32, sharding=on(("x", "y")))
+    }
+    found = eqx_ckpt.tree_deserialise_leaves(
+        source, like, transform=lambda old: {"b": old["a"] * 2}
+    )
+    assert (np.asarray(found["b"]) == whole * 2).all()
+    assert source.regions["a"] == 8
+    assert source.nbytes["a"] == whole.nbytes
+
+
+def test_arrays_of_another_mesh_in_a_transform():
+    other = jax.device_put(jnp.ones(8), jax.devices()[5])
+    old = {"a": jnp.ones(8)}
+    error = refused(old, {"b": jnp.zeros(8)}, lambda old: {"b": old["a"] + other})
+    assert "`transform` uses an array, float32[8]" in error
+    assert "`jax.device_put`" in error
+    like = {"b": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=on("x"))}
+    assert "other devices" in refused(old, like, lambda old: {"b": old["a"] + other})
+    same = jax.device_put(jnp.ones(8), on("y"))
+    jitted = jax.jit(lambda x: x + same)
+    found = restored(old, like, lambda old: {"b": jitted(old["a"])})
+    assert found["b"].sharding == on("x")
+    assert (np.asarray(found["b"]) == 2).all()
+    free = jnp.ones(8)
+    assert (restored(old, like, lambda old: {"b": old["a"] + free})["b"] == 2).all()
+
+
+def test_inside_of_jit_only_what_is_needed_is_read():
+    source = Counting(None, {"a": jnp.ones(4), "b": jnp.ones(8)})
+    found = eqx_ckpt.tree_deserialise_leaves(
+        source,
+        {"x": jnp.zeros(4)},
+        transform=jax.jit(lambda old: {"x": old["a"], "y": old["b"] + 1}),
+        unexpected="ignore",
+    )
+    assert_same(found, {"x": jnp.ones(4)})
+    assert source.nbytes == {"a": 16}

@@ -1,0 +1,127 @@
+"""Restoring what a checkpoint has, and initialising only the rest."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from helpers import assert_same
+
+
+PATH = "memory://init"
+
+
+def init(key):
+    keys = jax.random.split(key)
+    return {
+        "base": eqx.nn.MLP(2, 8, 8, 2, key=keys[0]),
+        "head": eqx.nn.Linear(8, 16, key=keys[1]),
+        "drop": eqx.nn.Dropout(0.5),
+        "key": keys[1],
+    }
+
+
+@pytest.fixture
+def base():
+    base = init(jax.random.key(0))["base"]
+    eqx_ckpt.tree_serialise_leaves(PATH, {"base": base}, overwrite=True)
+    return base
+
+
+def test_what_is_missing_is_initialised(base):
+    key = jax.random.key(1)
+    model = eqx_ckpt.restore_or_init(PATH, init, key)
+    assert_same(model["base"], base)
+    expected = init(key)
+    assert jnp.allclose(model["head"].weight, expected["head"].weight)
+    assert_same(model["key"], expected["key"])
+    assert_same(model["drop"], expected["drop"])
+
+
+def test_what_is_restored_is_not_computed(base):
+    """A callback in the initialisation of the base would run."""
+    calls = []
+
+    def noisy(key):
+        def record(x):
+            calls.append("base")
+            return x
+
+        tree = init(key)
+        weight = tree["base"].layers[0].weight
+        struct = jax.ShapeDtypeStruct(weight.shape, weight.dtype)
+        weight = jax.pure_callback(record, struct, weight)
+        return eqx.tree_at(lambda t: t["base"].layers[0].weight, tree, weight)
+
+    model = eqx_ckpt.restore_or_init(PATH, noisy, jax.random.key(1))
+    jax.block_until_ready(model["head"].weight)
+    assert_same(model["base"], base)
+    assert calls == []
+
+
+def test_onto_a_mesh(base):
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+
+    def sharding(name, struct):
+        return NamedSharding(mesh, P("x") if name.endswith("weight") else P())
+
+    model = eqx_ckpt.restore_or_init(
+        PATH, init, jax.random.key(1), sharding=sharding, where=lambda t: t["base"]
+    )
+    assert model["head"].weight.sharding == NamedSharding(mesh, P("x"))
+    assert model["base"].layers[1].weight.sharding == NamedSharding(mesh, P("x"))
+    alone = eqx_ckpt.restore_or_init(PATH, init, jax.random.key(1))
+    assert jnp.array_equal(
+        jax.device_get(model["head"].weight), jax.device_get(alone["head"].weight)
+    )
+    found = eqx_ckpt.restore_or_init(PATH, init, jax.random.key(1), sharding=mesh)
+    assert found["head"].weight.sharding == NamedSharding(mesh, P())
+
+
+def test_a_sharding_that_a_new_leaf_cannot_have(base):
+    mesh = jax.make_mesh((8,), ("x",))
+    where = {"head": NamedSharding(mesh, P(None, "x")), "base": None, "drop": None}
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'head/bias'"):
+        eqx_ckpt.restore_or_init(
+            PATH, init, jax.random.key(1), sharding={**where, "key": None}
+        )
+
+
+def test_what_may_be_missing(base):
+    def missing(name):
+        return "keep" if name.startswith("head") else "raise"
+
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'key'") as error:
+        eqx_ckpt.restore_or_init(PATH, init, jax.random.key(1), missing=missing)
+    assert "'head" not in str(error.value)
+
+
+def test_with_a_transform(base):
+    model = eqx_ckpt.restore_or_init(
+        PATH, init, jax.random.key(1), transform=lambda old: {"base": old["base"]}
+    )
+    assert_same(model["base"], base)
+    found = eqx_ckpt.restore_or_init(
+        PATH, lambda key: init(key)["base"], jax.random.key(1), prefix="base"
+    )
+    assert_same(found, base)
+
+
+def test_nothing_is_missing(base):
+    found = eqx_ckpt.restore_or_init(PATH, lambda: {"base": base})
+    assert_same(found, {"base": base})
+
+
+def test_without_a_checkpoint():
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        eqx_ckpt.restore_or_init("memory://none", init, jax.random.key(0))
+
+
+def test_another_shape_is_an_error(base):
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="another shape"):
+        eqx_ckpt.restore_or_init(
+            PATH, lambda key: {"base": eqx.nn.MLP(2, 9, 8, 2, key=key)},
+            jax.random.key(1),
+        )  # fmt: skip
