@@ -70,8 +70,11 @@ class Part(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes compute it together."""
-        return not all(x.is_fully_addressable for x in self.placed)
+        """Whether several processes compute it together; all of them find the same."""
+        return any(
+            len({device.process_index for device in sharding.device_set}) > 1
+            for sharding in self.placed
+        )
 
     @property
     def has_devices(self) -> bool:
