@@ -72,7 +72,7 @@ def skeleton(name: str, scale: str) -> PyTree:
         return arrays if name == "A" else _sharded(arrays, (4, 2), P("x", "y"))
     if name in ("B", "D"):
         sizes = {"width": 64, "layers": 2, "vocabulary": 512} if small else {}
-        state = eqx.filter_eval_shape(ft.partial(_train_state, **sizes), jr.key(0))
+        state = eqx.filter_eval_shape(ft.partial(train_state, **sizes), jr.key(0))
         return {"model": state["model"]} if name == "D" else state
     return _many(int(name[1:] or (200 if small else 5000)))
 
@@ -99,7 +99,7 @@ def _struct(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _train_state(key: jax.Array, **sizes: int) -> PyTree:
+def train_state(key: jax.Array, **sizes: int) -> PyTree:
     model = Transformer(**sizes, key=key)
     optimiser = optax.adam(1e-3).init(eqx.filter(model, eqx.is_array))
     half = jtu.tree_map(lambda x: x.astype(jnp.bfloat16), model)

@@ -104,21 +104,20 @@ def restore(path: str) -> int:
         "new": np.ones((8, 2)),
     }
     watched = Watched(path)
-    for source in (path, watched):
-        for read_once in (False, True):
-            tree = eqx_ckpt.tree_deserialise_leaves(
-                source,
-                like(),
-                transform=transform,
-                read_once=read_once,
-                deadline=DEADLINE,
-            )
-            assert tree.pop("step") == 4
-            jax.tree.map(_check, tree, expected)
-            wanted = jax.tree.leaves({k: v for k, v in like().items() if k != "step"})
-            for leaf, struct in zip(jax.tree.leaves(tree), wanted, strict=True):
-                if isinstance(struct, jax.ShapeDtypeStruct):
-                    assert leaf.sharding == struct.sharding
+    for source, read_once in ((watched, False), (path, True)):
+        tree = eqx_ckpt.tree_deserialise_leaves(
+            source,
+            like(),
+            transform=transform,
+            read_once=read_once,
+            deadline=DEADLINE,
+        )
+        assert tree.pop("step") == 4
+        jax.tree.map(_check, tree, expected)
+        wanted = jax.tree.leaves({k: v for k, v in like().items() if k != "step"})
+        for leaf, struct in zip(jax.tree.leaves(tree), wanted, strict=True):
+            if isinstance(struct, jax.ShapeDtypeStruct):
+                assert leaf.sharding == struct.sharding
     _initialise(path)
     return watched.most
 

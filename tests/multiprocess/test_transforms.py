@@ -8,7 +8,9 @@ from faults import jobs, transforms
 from faults.zygote import Zygote
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 def test_computed_together(
     zygote: Zygote, disk: pathlib.Path, processes: int, devices: int
 ) -> None:
