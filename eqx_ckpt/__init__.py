@@ -86,7 +86,7 @@ _NAMES = {
     "_like": "match tree_like",
     "_manager": "CheckpointManager",
     "_progress": "Progress",
-    "_restore": "tree_deserialise_leaves",
+    "_restore": "restore_or_init tree_deserialise_leaves",
     "_retention": "Keep keep_all keep_best keep_every keep_last",
     "_save": "tree_serialise_leaves tree_serialise_leaves_async",
     "_stats": "LeafStats stats",
