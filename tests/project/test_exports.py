@@ -29,6 +29,7 @@ FUNCTIONS = [
     "match",
     "read_manifest",
     "record_scan",
+    "restore_or_init",
     "shard_like",
     "stats",
     "to_state_dict",
