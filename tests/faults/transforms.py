@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 
+from .failing_jobs import caught
 from .programs import DEADLINE, mesh, shared
-from .troubles import caught
 
 
 SHAPE = (1024, 1024)
