@@ -12,7 +12,6 @@ from .._format.chunks import whole
 from .._format.leaves import from_stored, is_key, SCALAR_KINDS
 from .._format.manifest import Manifest
 from .._format.source import read_regions, RegionRead, Source
-from .._tree.casting import cast
 from .._tree.parts import Part, parts_of, Read
 from .._tree.reads import of_type, ReadPlan
 from .._tree.sharding import Place
@@ -20,7 +19,7 @@ from .._tree.tracing import without_mesh
 from .._tree.transform import Derived
 from .._types import Report
 from .placement import dtype_of, finished
-from .reading import Announce, Arrived, assembled, read_leaves
+from .reading import Announce, Arrived, assembled, cast, read_leaves
 
 
 Check: TypeAlias = Callable[[Exception | None], None]
@@ -217,7 +216,7 @@ def _as_wanted(result: jax.Array, read: Read) -> Any:
             result = jax.device_put(result, sharding)
         is_as_it_was = is_key(result) or result.weak_type == read.becomes.weak_type
         return result if is_as_it_was else finished(result, read.becomes)
-    host = cast(np.array(result), read.record, read.becomes)
+    host = cast(np.array(result), read)
     if read.becomes.kind in SCALAR_KINDS:
         return of_type(read.like, host.item(), read.becomes.kind)
     return finished(host, read.becomes)

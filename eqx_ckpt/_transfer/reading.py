@@ -1,13 +1,17 @@
 """Reading leaves, and putting them on devices."""
 
 import functools as ft
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .._format.chunks import batches
 from .._format.leaves import from_stored, SCALAR_KINDS
 from .._format.source import read_regions, RegionRead, Source
-from .._tree.casting import cast
+from .._storage.buffers import empty
+from .._tree.casting import cast_dtype
 from .._tree.parts import Read
 from .._tree.reads import number_like, of_type
 from .broadcast import Stack, stack_of
@@ -55,7 +59,7 @@ def read_leaves(
         )
     ]
     for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
-        buffers = read_regions(source, [item[3] for item in window], heard)
+        buffers = deque(read_regions(source, [item[3] for item in window], heard))
         if report:
             report("place")
         parts = [
@@ -65,14 +69,22 @@ def read_leaves(
                 read.place.sharding,
                 devices,
             )
-            for (read, stack, *_, devices), buffer in zip(window, buffers, strict=True)
-            for host in [
-                cast(from_stored(buffer, read.record), read.record, read.becomes)
-            ]
+            for read, stack, *_, devices in window
+            for host in [cast(from_stored(buffers.popleft(), read.record), read)]
         ]
         for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
             found += placed
     return Arrived(values, arrays)
+
+
+def cast(array: np.ndarray, read: Read) -> np.ndarray:
+    """A part of a leaf in the dtype that it becomes, in memory that JAX takes over."""
+    dtype = cast_dtype(read.record, read.becomes)
+    if dtype is None or dtype == array.dtype:
+        return array
+    new = empty(array.shape, dtype)
+    np.copyto(new, array, casting="unsafe")
+    return new
 
 
 def assembled(arrived: Arrived) -> dict[int, Any]:

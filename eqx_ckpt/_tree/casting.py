@@ -99,11 +99,11 @@ def would_narrow(dtype: str) -> bool:
     return dtype in _NARROWED and jax.dtypes.canonicalize_dtype(dtype).name != dtype
 
 
-def cast(array: np.ndarray, old: LeafRecord, new: LeafRecord) -> np.ndarray:
-    """Cast a part of a leaf on the host."""
-    if new is old or new.kind in ("key", "bytes", *SCALAR_KINDS):
-        return array
-    return array.astype(np.dtype(new.dtype), copy=False)
+def cast_dtype(old: LeafRecord, new: LeafRecord) -> np.dtype | None:
+    """The dtype to cast an array to on the host; `None` if it stays as it is."""
+    if old.dtype == new.dtype or new.kind in ("key", "bytes", *SCALAR_KINDS):
+        return None
+    return np.dtype(new.dtype)
 
 
 def number(value: Any, kind: str) -> Any:

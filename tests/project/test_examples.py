@@ -141,7 +141,7 @@ def sharded(run, *arguments):
         start_new_session=True,
     ) as process:
         try:
-            printed = process.communicate(timeout=120)[0]
+            printed = process.communicate(timeout=300)[0]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
