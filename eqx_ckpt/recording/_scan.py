@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -107,6 +107,7 @@ def record_scan(
     due = _Due(recording, commit_every, commit_every_seconds)
     arrays, rest = eqx.partition(state, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
+    loop = _Loop(step, keep, thin, recording.chains is not None)
     waiting: tuple[Any, Any] | None = None
     for start in range(0, rows, block):
         count = min(block, rows - start)
@@ -116,8 +117,7 @@ def record_scan(
             ),
             xs,
         )
-        split = recording.chains is not None
-        arrays, *made = _block(step, keep, arrays, rest, some, count, thin, split)
+        arrays, *made = _block(loop, arrays, rest, some, count)
         # While the device computes this block, the one before is taken.
         if waiting is not None:
             recording.extend(*waiting)
@@ -188,35 +188,38 @@ def _check_samples(step: Any, recording: Recording, state: Any, xs: Any) -> None
     checked_samples(sample, leaves, recording.chains, one=True, traced=True)
 
 
+class _Loop(NamedTuple):
+    """What `record_scan` repeats; static for `eqx.filter_jit`."""
+
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    keep: Callable[[Any, Any], Any] | None
+    thin: int
+    has_chains: bool
+
+
 @eqx.filter_jit
 def _block(
-    step: Any,
-    keep: Any,
-    arrays: PyTree,
-    rest: PyTree,
-    xs: PyTree,
-    rows: int,
-    thin: int,
-    has_chains: bool,
+    loop: _Loop, arrays: PyTree, rest: PyTree, xs: PyTree, rows: int
 ) -> tuple[PyTree, PyTree, Any]:
-    """The state after so many samples, the samples, and which of them to keep."""
+    """The state after `rows` samples, the samples, and which of them to keep."""
 
     def once(arrays: Any, x: Any) -> tuple[Any, Any]:
-        state, sample = step(eqx.combine(arrays, rest), x)
+        state, sample = loop.step(eqx.combine(arrays, rest), x)
         return eqx.filter(state, eqx.is_array_like), (state, sample)
 
     def row(arrays: Any, xs: Any) -> tuple[Any, Any]:
-        if thin > 1:
+        if loop.thin > 1:
             first = jax.tree.map(lambda x: x[:-1], xs)
             arrays, _ = jax.lax.scan(
-                lambda a, x: (once(a, x)[0], None), arrays, first, length=thin - 1
+                lambda a, x: (once(a, x)[0], None), arrays, first, length=loop.thin - 1
             )
         last = jax.tree.map(lambda x: x[-1], xs)
         arrays, (state, sample) = once(arrays, last)
-        return arrays, (sample, None if keep is None else keep(state, sample))
+        chosen = None if loop.keep is None else loop.keep(state, sample)
+        return arrays, (sample, chosen)
 
     arrays, (samples, kept) = jax.lax.scan(row, arrays, xs, length=rows)
-    if has_chains:
+    if loop.has_chains:
         samples = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), samples)
         kept = jax.tree.map(lambda x: x if x.ndim == 1 else x.T, kept)
     return arrays, samples, kept
