@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -68,8 +69,10 @@ def test_casting(old, new, word):
 
 def test_a_word_means_what_it_means_to_numpy():
     """But that all floats are of the same kind: NumPy leaves some pairs out."""
-    names = sorted(STORED | VIEWED)
-    assert len(names) > 30
+    # Some are newer than the oldest `ml_dtypes` that works.
+    known = [hasattr(np, x) or hasattr(ml_dtypes, x) for x in sorted(STORED | VIEWED)]
+    names = list(itertools.compress(sorted(STORED | VIEWED), known))
+    assert len(names) > 25
     for old, new in itertools.product(names, names):
         a, b = np.dtype(old), np.dtype(new)
         is_float = all(jnp.issubdtype(x, jnp.floating) for x in (a, b))
