@@ -30,23 +30,31 @@ MANY = 3000
 
 def main() -> None:
     rows = np.random.default_rng(0).random((ROWS, WIDTH), np.float32)
-    ways: dict[str, Callable[[], float]] = {}
-    for cache in (1, 10, 100):
-        ways[f"in jit, cache={cache}"] = in_jit(
-            Loader(source(rows), BATCH, cache=cache)
-        )
-    ways["in jit, on the device"] = in_jit(Loader(source(rows, on_device=True), BATCH))
-    ways["in jit, block of 100"] = in_blocks(Loader(source(rows), BATCH), 100)
-    ways["iterate, prefetch=2"] = iterated(rows)
-    ways["a bare NumPy gather"] = gathered(rows)
-    for name, batches in peers(rows):
-        ways[name] = outside(batches, BATCHES)
+    print("| | microseconds a batch: least | median |")
+    print("|---|---|---|")
+    compare(
+        {
+            f"in jit, cache={cache}": in_jit(Loader(source(rows), BATCH, cache=cache))
+            for cache in (1, 10, 100)
+        }
+        | {
+            "in jit, on the device": in_jit(
+                Loader(source(rows, on_device=True), BATCH)
+            ),
+            "in jit, block of 100": in_blocks(Loader(source(rows), BATCH), 100),
+        }
+    )
+    compare({"iterate, prefetch=2": iterated(rows), "a NumPy gather": gathered(rows)})
+    # By themselves: their threads go on when the turn is another's.
+    compare({name: outside(batches, BATCHES) for name, batches in peers(rows)})
+
+
+def compare(ways: dict[str, Callable[[], float]]) -> None:
+    """Take turns, and print what each way took."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, way in ways.items():
             found[name].append(1e6 * way())
-    print("| | microseconds a batch: least | median |")
-    print("|---|---|---|")
     for name, times in found.items():
         print(f"| {name} | {min(times):.1f} | {statistics.median(times):.1f} |")
 
