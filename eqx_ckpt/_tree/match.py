@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Literal, NamedTuple, TypeAlias
+from typing import get_args, Literal, NamedTuple, TypeAlias
 
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.screen import table_html
@@ -14,7 +14,7 @@ from .sharding import Place
 from .similar import did_you_mean, renamed
 
 
-Status: TypeAlias = Literal[
+Harmless: TypeAlias = Literal[
     "same",
     "renamed",
     "computed",
@@ -23,6 +23,9 @@ Status: TypeAlias = Literal[
     "kept",
     "ignored",
     "changed",
+]
+Status: TypeAlias = Literal[
+    Harmless,
     "missing",
     "abstract",
     "unexpected",
@@ -31,16 +34,7 @@ Status: TypeAlias = Literal[
     "dtype",
     "sharding",
 ]
-_HARMLESS = (
-    "same",
-    "renamed",
-    "computed",
-    "cast",
-    "value",
-    "kept",
-    "ignored",
-    "changed",
-)
+_HARMLESS = get_args(Harmless)
 
 
 class LeafMatch(NamedTuple):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
 from .._storage.reading import opened
 from .._transfer.computing import Leaves, Transformed
@@ -22,15 +21,10 @@ def transformed(source: PathLike | Source, transform: Transform | None) -> Sourc
     return _Transformed(found, derive(found.manifest, "", transform))
 
 
-class _Transformed(Source):
+class _Transformed(Transformed):
     def __init__(self, source: Source, derived: Derived) -> None:
-        self._derived = derived
-        self._there = Transformed(source, derived)
+        super().__init__(source, derived)
         self._leaves = Leaves(source, derived, None)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._derived.manifest
 
     def read(
         self,
@@ -38,15 +32,13 @@ class _Transformed(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[np.ndarray]:
-        return [
-            array
-            for read in reads
-            for array in (
-                self._there.read([read], damage, report)
-                if self._derived.origins[read.name].output is None
-                else [self._computed(read)]
-            )
-        ]
+        arrays: list[np.ndarray] = []
+        for read in reads:
+            if self._derived.origins[read.name].output is None:
+                arrays += super().read([read], damage, report)
+            else:
+                arrays.append(self._computed(read))
+        return arrays
 
     def _computed(self, read: RegionRead) -> np.ndarray:
         origin = self._derived.origins[read.name]
@@ -54,6 +46,3 @@ class _Transformed(Source):
         leaf = Read(0, read.name, (), None, None, record, record, Place(None), origin)
         host = self._leaves.on_host(leaf)[read.region]
         return np.array(host, order="C").view(record.data_type)
-
-    def __str__(self) -> str:
-        return str(self._there)
