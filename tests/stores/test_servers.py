@@ -1,5 +1,6 @@
 """The object stores of the tests keep their word, and the proxy breaks it as told."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -171,8 +172,9 @@ def test_hang_ends_with_the_proxy(place: Place) -> None:
         assert rule.struck == 1
         client.settimeout(5)
         place.proxy.stop()
-        with pytest.raises(ConnectionError):
-            client.recv(1)
+        # An end or a reset: two threads of the proxy end the connection.
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
 
 
 def test_slow(kv: ts.KvStore, place: Place) -> None:
