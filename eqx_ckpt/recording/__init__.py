@@ -1,4 +1,4 @@
-"""Recording samples as they are drawn."""
+"""Record samples while a program draws them."""
 
 from ._buffer import SampleBuffer as SampleBuffer
 from ._recorder import Recorder as Recorder

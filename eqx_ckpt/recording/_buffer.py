@@ -1,4 +1,4 @@
-"""Samples that stay on the device."""
+"""Collect samples in device memory."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from ._leaves import checked_samples, leaves_of
 
 
 def put(buffer: Array, sample: Any, index: Any) -> Array:
-    """Put one sample for each leading axis into a row, if there is that row."""
+    """Write one sample per chain into its row; drop it if there is no such row."""
     lead = index.shape
     count = math.prod(lead)
     flat = buffer.reshape(count, *buffer.shape[len(lead) :])
@@ -23,16 +23,16 @@ def put(buffer: Array, sample: Any, index: Any) -> Array:
 
 
 class SampleBuffer(eqx.Module):
-    """A fixed number of samples on the device; nothing is written.
+    """A buffer of samples in device memory, with a fixed capacity; it writes no files.
 
     It is an `equinox.Module`: carry it through loops, under any transformation.
 
     **Attributes:**
 
-    - `samples`: arrays `(capacity, ...)`, of which the first `count` rows are samples,
-        and the others are zeros.
-    - `count`: how many samples it has; `int32[]`.
-    - `overflow`: how many more there were, which it does not have; `int32[]`.
+    - `samples`: arrays `(capacity, ...)`. The first `count` rows are samples, the
+        others zeros.
+    - `count`: the number of samples in the buffer; `int32[]`.
+    - `overflow`: the number of samples dropped because the buffer was full; `int32[]`.
 
     !!! example
 
@@ -62,7 +62,7 @@ class SampleBuffer(eqx.Module):
         """**Arguments:**
 
         - `like`: one sample: a PyTree of arrays, or of `jax.ShapeDtypeStruct`s.
-        - `capacity`: how many samples there is room for.
+        - `capacity`: the largest number of samples that the buffer holds.
         """
         if capacity < 1:
             raise ValueError(f"`capacity` is {capacity}. Pass a positive integer.")
@@ -73,16 +73,16 @@ class SampleBuffer(eqx.Module):
         self.count = self.overflow = jnp.int32(0)
 
     def save(self, sample: PyTree, keep: Any = True) -> "SampleBuffer":
-        """The buffer with one sample more.
+        """Return the buffer with one more sample.
 
         **Arguments:**
 
-        - `sample`: as `like`.
-        - `keep`: whether to take it; `bool[]`.
+        - `sample`: a PyTree like `like`.
+        - `keep`: whether to add the sample; `bool[]`.
 
         **Raises:**
 
-        - [`eqx_ckpt.LeafMismatchError`][]: the sample is not as `like`.
+        - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
         """
         checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]

@@ -1,4 +1,4 @@
-"""Zarr arrays that grow: one column for each leaf and each chain."""
+"""Write growing Zarr arrays: one column for each leaf and chain."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Column:
 
     **Attributes:**
 
-    - `leaf`: of which they are.
+    - `leaf`: the leaf whose samples it holds.
     """
 
     def __init__(
@@ -38,19 +38,20 @@ class Column:
         self._chains = chains
         self._chain = chain
         self._full, self._filled = divmod(draws, leaf.rows)
-        # A chunk up to this one may be what a commit refers to.
+        # The number of chunks that the last commit may refer to: replace these
+        # atomically.
         self._committed = -(-draws // leaf.rows)
         self._checksums: list[str] = []
         self._buffer: np.ndarray | None = None
 
     def go_on(self, checksums: Sequence[str], rows: np.ndarray | None) -> None:
-        """Take over what was committed: checksums of full chunks, and the last rows."""
+        """Continue after a commit: checksums of full chunks, rows of the last one."""
         self._checksums = list(checksums)
         if rows is not None:
             self._rest()[: self._filled] = rows
 
     def append(self, rows: np.ndarray) -> None:
-        """Add samples; those that fill a chunk are written."""
+        """Add samples, and write each chunk that is full."""
         size = self.leaf.rows
         if not self.leaf.row_bytes:
             return
@@ -69,7 +70,7 @@ class Column:
                 self._write(rest)
 
     def settle(self) -> str:
-        """Write the samples that fill no chunk; returns all checksums."""
+        """Write the last chunk even if it is not full; return all checksums."""
         if not self._filled:
             self._committed = self._full
             return "".join(self._checksums)
@@ -92,7 +93,7 @@ class Column:
         self._full += 1
 
     def _put(self, rows: np.ndarray) -> str:
-        """Write a chunk; returns what its file ends with."""
+        """Write a chunk; return the checksum at the end of its file."""
         key = chunk_key(self.leaf.chunk_at(self._chains, self._chain, self._full))
         key = f"{array_path(self.leaf)}/{key}"
         parts = self._encoded(rows)
@@ -114,7 +115,7 @@ class Column:
 
 
 def columns_of(files: SoleWriter, record: Record) -> list[list[Column]]:
-    """For each leaf, the columns of its chains."""
+    """The columns of each leaf, one per chain."""
     return [
         [
             Column(files, leaf, record.chains, chain, draws)
@@ -125,7 +126,7 @@ def columns_of(files: SoleWriter, record: Record) -> list[list[Column]]:
 
 
 def make_groups(files: SoleWriter, record: Record) -> None:
-    """Make the directories; readers of Zarr want each to say what it is."""
+    """Make the directories, each with the group metadata that Zarr readers need."""
     names = [leaf.name for leaf in record.leaves]
     inner = [f"{FOLDER}/{name}" for name in sorted(folders(names))]
     for folder in (FOLDER, *inner):
@@ -136,7 +137,7 @@ def make_groups(files: SoleWriter, record: Record) -> None:
 
 
 def show(files: SoleWriter, record: Record) -> None:
-    """Let readers of Zarr see what is committed: the samples that all chains have."""
+    """Show Zarr readers the committed samples, as far as all chains have them."""
     draws = min(record.draws)
     for leaf in record.leaves:
         metadata = zarr_metadata(leaf.array(record.chains, draws))
@@ -146,7 +147,7 @@ def show(files: SoleWriter, record: Record) -> None:
 
 
 def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
-    """The files of a leaf that a record refers to."""
+    """The keys of a leaf's files that belong to a record."""
     yield f"{array_path(leaf)}/{MANIFEST}"
     for chain, draws in enumerate(record.draws):
         for number in range(-(-draws // leaf.rows) if leaf.row_bytes else 0):

@@ -1,4 +1,4 @@
-"""What a commit says: the record of all processes, and what is safe if it fails."""
+"""Merge what the processes of a job commit; say what is safe if a commit fails."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ logger = logging.getLogger("eqx_ckpt")
 
 
 def merged(record: Record, parts: Sequence[Any], steps: int, where: str) -> Record:
-    """The next record, from what each process has written: draws and checksums."""
+    """Merge the draws and checksums of all processes into the next record."""
     draws = [*record.draws]
     checksums = {
         leaf.name: [*(record.checksums or {}).get(leaf.name, [""] * len(draws))]
@@ -47,12 +47,12 @@ def merged(record: Record, parts: Sequence[Any], steps: int, where: str) -> Reco
 def explained(
     failure: BaseException, leaf: str, record: Record, where: str
 ) -> BaseException:
-    """A failure, with the leaf, the recording, and how many draws are safe."""
+    """Add the leaf, the recording, and the number of safe draws to a failure."""
     if not isinstance(failure, Exception):
         return failure
     leaf = f"leaf {leaf!r}, " if leaf else ""
     safe = 0 if not record.is_committed else min(record.draws)
-    text = f"{leaf}recording {where}, of which {safe} draws are safe"
+    text = f"{leaf}recording {where}, {safe} draws are safe"
     if isinstance(failure, OSError) and failure.errno is not None:
         reason = f"{os.strerror(failure.errno)} ({text})"
         return OSError(failure.errno, reason, failure.filename)
@@ -61,7 +61,7 @@ def explained(
 
 @contextlib.contextmanager
 def warned(what: str) -> Generator[None, None, None]:
-    """Go on without what could not be cleaned up; the next writer does it."""
+    """Log a failed clean-up as a warning, and continue: the next writer cleans up."""
     try:
         yield
     except (OSError, CheckpointError) as e:
@@ -69,5 +69,5 @@ def warned(what: str) -> Generator[None, None, None]:
 
 
 def below(path: PathLike, place: str) -> PathLike:
-    """Where the states are."""
+    """The directory of the states below a recording."""
     return path / STATES if isinstance(path, Store) else f"{place}/{STATES}"

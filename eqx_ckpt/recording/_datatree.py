@@ -1,4 +1,4 @@
-"""Committed samples as a tree of xarray, which are read when they are used."""
+"""Committed samples as an xarray tree that reads lazily."""
 
 from collections import defaultdict
 from typing import Any
@@ -15,7 +15,7 @@ _AXES = ("chain", "draw")
 
 
 def to_datatree(recorded: Recorded) -> Any:
-    """The samples as lazy arrays, in an `xarray.DataTree` of groups by name."""
+    """The samples as lazy arrays; a `/` in a name opens a group."""
     try:
         import xarray
         from xarray.backends import BackendArray
@@ -26,7 +26,7 @@ def to_datatree(recorded: Recorded) -> Any:
         ) from None
 
     class Lazy(BackendArray):  # pyright: ignore[reportUntypedBaseClass]
-        """A leaf, of which xarray reads a region at a time."""
+        """The lazy array of a leaf: xarray reads a region at a time."""
 
         def __init__(self, leaf: Leaf) -> None:
             self._leaf = leaf
@@ -50,8 +50,8 @@ def to_datatree(recorded: Recorded) -> Any:
         group, _, name = leaf.name.rpartition("/")
         if name in _AXES:
             raise CheckpointError(
-                f"The leaf {leaf.name!r} is called as an axis of all leaves, which "
-                "xarray does not take. Read it by `read`."
+                f"The leaf {leaf.name!r} has the name of an axis of all leaves, "
+                "which xarray does not allow. Read it with `read`."
             )
         data = indexing.LazilyIndexedArray(Lazy(leaf))
         names = dimension_names(leaf, record.chains)
@@ -66,7 +66,7 @@ def to_datatree(recorded: Recorded) -> Any:
 
 
 def _part(recorded: Recorded, leaf: Leaf, key: tuple[Any, ...]) -> np.ndarray:
-    """A region, as integers and slices with positive steps."""
+    """Convert an index to integers and slices with positive steps."""
     record = recorded.record
     sizes = [record.draws[0]]
     if record.chains is not None:

@@ -1,4 +1,4 @@
-"""Committed samples in files of other formats, written in bounded memory."""
+"""Write committed samples to files of other formats, in bounded memory."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from .._storage.recorded import memory, Recorded
 from .._types import PathLike
 
 
-# Host memory for what is read at a time.
+# Host memory for one read.
 _WINDOW = 32 * 2**20
 
 
 def plain_dtype(leaf: Leaf) -> np.dtype:
-    """Of the array of a leaf, in the order of this machine; keys are their data."""
+    """The dtype of an exported leaf, in native byte order; keys become key data."""
     record = leaf.record
     if record.kind == "key":
         return np.dtype(record.data_type)
@@ -32,7 +32,7 @@ def plain_dtype(leaf: Leaf) -> np.dtype:
 def plain_samples(
     recorded: Recorded, leaf: Leaf, chains: range, draws: range
 ) -> np.ndarray:
-    """Samples of a leaf, of its `plain_dtype`."""
+    """Samples of a leaf, in its `plain_dtype`."""
     stored = recorded.samples(leaf, chains, draws)
     if leaf.record.kind == "key":
         return stored
@@ -42,18 +42,18 @@ def plain_samples(
 
 
 def common_draws(record: Record) -> int:
-    """How many draws the chains have, if that is the same number for each."""
+    """The number of draws of each chain; raise if these numbers differ."""
     if len(set(record.draws)) > 1:
         raise ValueError(
-            f"The chains have {min(record.draws)} to {max(record.draws)} draws, which "
-            "fit into no array. Nothing was written; `to_npz` writes a file for each "
-            "chain."
+            f"The chains have {min(record.draws)} to {max(record.draws)} draws, so "
+            "they do not form one array. Nothing was written; `to_npz` writes a file "
+            "for each chain."
         )
     return record.draws[0]
 
 
 def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Path]:
-    """Write an archive of NumPy for each chain."""
+    """Write one `.npz` archive per chain."""
     record = recorded.record
     _check_dtypes(record.leaves, "npz file", _in_npy)
     folder = os.fspath(directory)
@@ -76,7 +76,7 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
 
 
 def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
-    """Write an HDF5 file, with a dataset for each leaf."""
+    """Write an HDF5 file with one dataset per leaf."""
     try:
         import h5py
     except ImportError:
@@ -118,7 +118,7 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
 def _parts(
     recorded: Recorded, leaf: Leaf, chain: int
 ) -> Iterator[tuple[range, np.ndarray]]:
-    """The draws of a chain, as many at a time as fit into memory, in whole chunks."""
+    """Split the draws of a chain into ranges of whole chunks that fit into memory."""
     draws = recorded.record.draws[chain]
     size = max(1, _WINDOW // max(1, leaf.rows * leaf.row_bytes)) * leaf.rows
     for start in range(0, draws, size):
@@ -128,7 +128,7 @@ def _parts(
 
 
 def _in_npy(dtype: np.dtype) -> bool:
-    """Whether a dtype has a name in NumPy's files; those of JAX have none."""
+    """Whether `.npy` files can name the dtype; they cannot name `bfloat16`."""
     return np.dtype(dtype.str) == dtype
 
 

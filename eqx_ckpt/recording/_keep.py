@@ -1,4 +1,4 @@
-"""Which draws of a block are taken."""
+"""Select the draws of a block that are recorded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ import numpy as np
 def kept_of(
     keep: Any, taken: Sequence[int], draws: int, most: int | None
 ) -> tuple[list[Any], set[int]]:
-    """Which draws of each chain are taken, and the chains that get too many.
+    """Select the draws to record from each chain, and list the chains that are full.
 
-    `taken` says how many each chain has, and `most` how many it may have.
+    `taken` is the number of draws that each chain has already; `most` is the limit.
     """
     kept: list[Any] = []
     full: set[int] = set()
@@ -31,7 +31,7 @@ def count(some: Any, draws: int) -> int:
 
 
 def _masks(keep: Any, chains: int, draws: int) -> list[Any]:
-    """For each chain which draws to keep, or `None` for all."""
+    """The mask of each chain; `None` keeps all of its draws."""
     if keep is None:
         return [None] * chains
     mask = _on_host(keep)
@@ -44,7 +44,7 @@ def _masks(keep: Any, chains: int, draws: int) -> list[Any]:
 
 
 def _on_host(keep: Any) -> np.ndarray:
-    """What this process has of it; that of chains of other processes is not used."""
+    """Copy `keep` to the host; rows of other processes' chains stay `False`, unused."""
     if not isinstance(keep, jax.Array) or keep.is_fully_addressable:
         return np.asarray(keep)
     host = np.zeros(keep.shape, keep.dtype)

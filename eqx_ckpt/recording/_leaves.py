@@ -1,4 +1,4 @@
-"""The leaves of one sample, and the Zarr array that records each of them."""
+"""The leaves of one sample, and the Zarr array of each leaf."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from .._format.recorded import Leaf, Record
 from .._tree.compression import Compression
 
 
-# Each commit writes the last chunk of every array again, so chunks are small.
+# Small, because each commit rewrites the last chunk of every array.
 _CHUNK_BYTES = 2**20
 _MIN_CHUNK_BYTES = 2**16
-# For the last chunks of all chains together.
+# The limit for the last chunks of all chains together.
 _COMMIT_BYTES = 2**25
 _MAX_ROWS = 2**14
 
@@ -36,7 +36,7 @@ def leaves_of(
     compression: Compression,
     chunk_bytes: int | None,
 ) -> list[Leaf]:
-    """The leaves of `like`, in the order of its leaves; every problem in one error."""
+    """The leaves of `like`, in order; raise one error that lists every problem."""
     target = chunk_bytes
     if target is None:
         target = max(_MIN_CHUNK_BYTES, _COMMIT_BYTES // (chains or 1))
@@ -57,7 +57,7 @@ def leaves_of(
                 raise CannotSave(f"cannot be compressed by {codec!r}; pass 'zstd'")
             record = record._replace(compression=codec)
             leaf = Leaf(stored_name, record, 1)
-            # A chunk size that the user has chosen holds for scalars too.
+            # A chunk size that the user passes applies to scalars too.
             most = _MAX_ROWS if chunk_bytes is None else target
             rows = max(1, min(target // max(1, leaf.row_bytes), most))
             leaf = leaf._replace(rows=rows)
@@ -67,7 +67,7 @@ def leaves_of(
             problems.append(f"- `{jtu.keystr(path)}` {e}.")
     if problems or not found:
         raise CheckpointError(
-            "`like` is a PyTree of arrays, or of `jax.ShapeDtypeStruct`s, of the "
+            "`like` must be a PyTree of arrays or `jax.ShapeDtypeStruct`s with the "
             "shapes and dtypes of one sample of one chain:\n"
             + ("\n".join(problems) or "- It has no leaves.")
         )
@@ -75,7 +75,7 @@ def leaves_of(
 
 
 def _record(example: Any) -> LeafRecord:
-    """What a leaf of `like` is in one sample."""
+    """The record of a leaf of `like`, for one sample."""
     record = describe_like(example)
     if record is None or not isinstance(
         example, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic
@@ -105,12 +105,12 @@ def _record(example: Any) -> LeafRecord:
 
 
 class Block(NamedTuple):
-    """Samples that agree with the leaves of a recording, in the order of those.
+    """Samples that match the leaves of a recording, in the order of the leaves.
 
     **Attributes:**
 
-    - `arrays`: their leaves, with the axes `(chain, draw, ...)` or `(draw, ...)`.
-    - `draws`: how many there are for each chain.
+    - `arrays`: one for each leaf, with the axes `(chain, draw, ...)` or `(draw, ...)`.
+    - `draws`: the number of draws of each chain.
     """
 
     arrays: list[Any]
@@ -125,10 +125,10 @@ def checked_samples(
     one: bool = False,
     traced: bool = False,
 ) -> Block:
-    """The leaves of samples; every one that disagrees with `like`, in one error.
+    """The leaves of samples; raise one error for all that do not match `like`.
 
-    With `one`, it is a single sample, without an axis for draws. With `traced`, it may
-    be without data, inside `jit`.
+    `one` means a single sample, without an axis for draws. `traced` allows arrays
+    without data, inside `jit`.
     """
     found = {
         encode(typed(path)): x
@@ -152,7 +152,7 @@ def checked_samples(
         problems.append(f"- The leaves have different numbers of draws: {counts}.")
     if problems:
         raise LeafMismatchError(
-            "The samples do not agree with `like`, and none of them was taken:\n"
+            "The samples do not match `like`, and none of them was recorded:\n"
             + "\n".join(sorted(problems))
         )
     arrays = [found[name] for name in names]
@@ -160,7 +160,7 @@ def checked_samples(
 
 
 def _abstract(x: Any) -> Any:
-    """An array without its data."""
+    """The shape and dtype of an array, without its data."""
     is_array = isinstance(x, jax.Array | np.ndarray | np.generic)
     return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array else x
 
@@ -168,7 +168,7 @@ def _abstract(x: Any) -> Any:
 def _difference(
     x: Any, record: LeafRecord, chains: int | None, one: bool, traced: bool
 ) -> str:
-    """What is wrong with a leaf of samples; empty if nothing is."""
+    """Describe how a leaf of samples differs from its record; empty if it does not."""
     lead = [] if chains is None else [str(chains)]
     lead += [] if one else ["draws"]
     sizes = ", ".join([*lead, *map(str, record.shape)])
@@ -196,16 +196,13 @@ def _difference(
 
 
 def rows_of(array: Any, leaf: Leaf, chains: int | None) -> Iterator[tuple[int, Any]]:
-    """Each chain of an array of samples, as rows of the Zarr array, in host memory.
-
-    Of an array that is sharded over the chains, each shard is used as it is.
-    """
+    """Copy an array of samples to the host, as the rows of each chain."""
     record = leaf.record
     if record.kind == "key":
         array = jax.random.key_data(array)
     for first, host in _parts(array, chains):
         if isinstance(array, np.ndarray | np.generic):
-            # The caller may change it while it waits to be written.
+            # Copy: the caller may change the array before it is written.
             host = to_stored(np.array(host), record._replace(kind="numpy"))
         else:
             host = to_stored(host, record)
@@ -216,11 +213,11 @@ def rows_of(array: Any, leaf: Leaf, chains: int | None) -> Iterator[tuple[int, A
 
 
 def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
-    """A host array in the `data_type` of its Zarr array."""
+    """Convert a host array to the `data_type` of its Zarr array."""
     if not host.dtype.isnative:
         host = host.astype(host.dtype.newbyteorder("="))
     if record.kind == "numpy" and record.dtype == "bool":
-        # A byte other than 0 and 1 could be written, but not read back.
+        # TensorStore would write a byte other than 0 and 1, but refuse to read it.
         host = np.asarray(host.view(np.uint8) != 0)
     return host.view(record.data_type)
 
@@ -228,9 +225,9 @@ def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
 def chains_here(
     arrays: Sequence[Any], chains: int | None, *, is_first: bool
 ) -> set[int]:
-    """The chains of samples that this process writes, of a job with several.
+    """The chains that this process of a job writes.
 
-    What is not global is written by the first process, as in a save.
+    The first process writes the arrays that are not global, as in a save.
     """
     found: set[int] | None = None
     for array in arrays:
@@ -239,8 +236,8 @@ def chains_here(
         shard = array.sharding.shard_shape(array.shape)
         if chains is None or shard[1:] != array.shape[1:]:
             raise LeafMismatchError(
-                f"An array of samples {array.shape} is cut over several processes into "
-                f"parts of {shard}. Only the first axis may be, that of `chains`."
+                f"An array of samples {array.shape} is sharded over several processes "
+                f"into parts of {shard}. Shard only its first axis, that of `chains`."
             )
         here = {
             (part.index[0].start or 0) + i
@@ -252,7 +249,7 @@ def chains_here(
             raise LeafMismatchError(
                 "The leaves of the samples are not sharded over the same chains: this "
                 f"process has {sorted(here)} of one, and {sorted(found or ())} of "
-                "another one. None of them was taken."
+                "another one. None of them was recorded."
             )
         found = here
     if found is None:
@@ -261,13 +258,13 @@ def chains_here(
 
 
 def _is_spread(array: Any) -> bool:
-    """Whether no process has all of it."""
+    """Whether an array is spread over several processes."""
     is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
     return is_global and not array.is_fully_replicated
 
 
 def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:
-    """Host arrays of some chains, with the number of the first chain of each."""
+    """Host arrays of consecutive chains, each with the number of its first chain."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         for part in array.addressable_shards:
             if part.replica_id == 0 or array.is_fully_replicated:
@@ -293,7 +290,7 @@ def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def check_same(record: Record, wanted: Record, where: str, same: Callable) -> None:
-    """Raise if a recording is gone on with otherwise than it was begun."""
+    """Raise if a recording is continued with other leaves, chains or metadata."""
     before = {leaf.name: leaf for leaf in record.leaves}
     now = {leaf.name: leaf for leaf in wanted.leaves}
     problems = [f"- {n!r}: not in `like`." for n in before.keys() - now.keys()]
@@ -311,10 +308,10 @@ def check_same(record: Record, wanted: Record, where: str, same: Callable) -> No
             f"- `chains`: {record.chains} in the recording, {wanted.chains} now."
         )
     if wanted.metadata is not None and wanted.metadata != record.metadata:
-        problems.append("- `metadata`: others in the recording.")
+        problems.append("- `metadata`: differ from those in the recording.")
     if problems:
         raise CheckpointError(
             f"{where} is a recording of something else:\n"
             + "\n".join(sorted(problems))
-            + "\nGo on with what it was begun with, or choose another path."
+            + "\nPass what the recording was begun with, or choose another path."
         )

@@ -1,4 +1,4 @@
-"""What is committed of a recording, what is on its way, and how the two change."""
+"""The writer's side of a recording: committed samples, and samples being written."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ PENDING_BYTES = 256 * 2**20
 
 
 class _Rows(NamedTuple):
-    """Samples of one leaf and one chain on their way; `kept` says which, or all."""
+    """Samples of one leaf and chain to be written: the rows that `kept` selects."""
 
     column: Column
     rows: np.ndarray
@@ -48,9 +48,9 @@ class Log:
 
     **Attributes:**
 
-    - `record`: what is committed.
-    - `base`: where it is.
-    - `has_recorder`: whether compiled programs may hand samples over.
+    - `record`: the last committed record.
+    - `base`: the storage of the recording.
+    - `has_recorder`: whether a compiled program may still send samples.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Log:
         self._is_closed = self._is_reported = False
         self.has_recorder = False
         self._failure: BaseException | None = None
-        # Raised by the next call, but what was taken can be committed.
+        # The next call raises it, but the samples recorded before can be committed.
         self._full: CheckpointError | None = None
         self._leaf = ""
         self.team = Team(self.where, deadline)
         if not (self.team.is_alone or self.base.is_shared):
             raise CheckpointError(
-                f"{self.where} is in the memory of one process, and several record."
+                f"{self.where} is in the memory of one process, but several processes "
+                "record. Pass a directory or URL that all of them see."
             )
         self._states = Run(below(path, self.base.url()))
         self.record = wanted
@@ -87,14 +88,15 @@ class Log:
             self._files.release()
             raise
         self._taken = np.array(self.record.draws, np.int64)
-        # The chains that other processes have recorded since this began.
+        # The chains that other processes have recorded since this log began.
         self._elsewhere: set[int] = set()
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
-        # Samples from the beginning would follow those that are there.
+        # Otherwise a sampler that starts afresh would append to the samples of an old
+        # state.
         self.must_resume = self.record.state is not None
 
     def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
-        """Be the only writer, and delete what was written after the last commit."""
+        """Acquire the recording, and delete what was written after the last commit."""
         self._files.acquire()
         self.record = self._found_or_new(wanted, differs)
         make_groups(self._files, self.record)
@@ -105,15 +107,15 @@ class Log:
         self._forget_states()
 
     def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
-        """Write what this process has, while the first one holds the recording."""
+        """Join the recording that the first process has acquired."""
         if self.team.is_first:
             return
         self._files.join()
         data = self._files.read(RECORD)
         if data is None:
             raise CheckpointError(
-                f"This process does not see {self.where}, which process 0 has made. "
-                "All processes have to record to one shared place."
+                f"This process does not see {self.where}, which process 0 has "
+                "created. All processes must record to one shared directory or URL."
             )
         self.record = from_bytes(data, self.where)
         check_same(self.record, wanted, self.where, differs)
@@ -132,7 +134,7 @@ class Log:
         if strangers:
             explanation = self.base.explain()
             raise CheckpointExistsError(
-                f"{self.where} holds {strangers[0]!r}, and is no recording."
+                f"{self.where} holds {strangers[0]!r}, and is not a recording."
                 f"{explanation and ' '}{explanation} Choose another path."
             )
         self._files.commit(RECORD, wanted.to_bytes())
@@ -155,14 +157,14 @@ class Log:
         return columns
 
     def _forget_states(self) -> None:
-        """Delete the states before the last commit, and those after it."""
+        """Delete all states but the one of the last commit."""
         with warned(f"Old states of {self.where} could not be deleted"):
             others = [n for n in self._states.steps() if n != self.record.state]
             if others:
                 self._states.remove(others)
 
     def state_path(self) -> PathLike:
-        """Of the checkpoint of the last state."""
+        """The path of the checkpoint of the last state."""
         if self.record.state is None:
             raise CheckpointNotFoundError(
                 f"No state was committed with the last samples of {self.where}."
@@ -171,11 +173,11 @@ class Log:
 
     @property
     def draws(self) -> np.ndarray:
-        """How many samples each chain has, committed or not."""
+        """The number of samples of each chain, committed or not."""
         return self._taken.copy()
 
     def extend(self, block: Block, keep: Any = None) -> None:
-        """Take samples; they are written while the caller goes on."""
+        """Queue samples, for the writer thread to write."""
         with self._lock:
             self.check()
             here = self._chains_here(block)
@@ -211,12 +213,12 @@ class Log:
         return here
 
     def _wait_for_programs(self) -> None:
-        """Wait for the samples that running programs hand over."""
+        """Wait until running programs have sent their samples."""
         if self.has_recorder and not self._is_closed:
             jax.effects_barrier()
 
     def receive(self, chain: int, arrays: Sequence[np.ndarray], count: int) -> None:
-        """Take samples of one chain, as a compiled program hands them over."""
+        """Queue samples of one chain that a compiled program has sent."""
         with self._lock:
             self.check()
             most = self._max_samples
@@ -234,7 +236,7 @@ class Log:
                 self._full = self._is_full()
 
     def fail(self, error: BaseException) -> None:
-        """Let the next call raise."""
+        """Make the next call raise this error."""
         self._failure = self._failure or error
 
     @property
@@ -253,14 +255,14 @@ class Log:
             column.append(rows[kept])
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
-        """Make the samples so far, and the state, durable together."""
+        """Commit the samples so far together with the state."""
         self._wait_for_programs()
         with self._lock:
             number = self.record.commit + 1
             parts = self.team.gather(f"commit {number}", self._settled)
             record = merged(self.record, parts, steps, self.where)
             if state is not None:
-                # If this fails, all is as it was, and there may be another commit.
+                # If this fails, nothing has changed, and `commit` can be called again.
                 path, deadline = self._states.path(number), self.team.deadline
                 tree_serialise_leaves(path, state, deadline=deadline)
                 record = dataclasses.replace(record, state=number)
@@ -272,7 +274,7 @@ class Log:
                 self._committed(record)
 
     def _settled(self) -> list[Any]:
-        """Write what fills no chunk: the draws and the checksums of changed chains."""
+        """Write the last chunks; return draws and checksums of changed chains."""
         self.check()
         self._writer.drain()
         self._raise_failure()
@@ -291,7 +293,7 @@ class Log:
         return settled
 
     def _committed(self, record: Record) -> None:
-        """Go on from a record that is committed."""
+        """Continue from a record that has just been committed."""
         for chain, (before, now) in enumerate(
             zip(self._taken.tolist(), record.draws, strict=True)
         ):
@@ -306,7 +308,7 @@ class Log:
 
     @contextlib.contextmanager
     def _fatal(self) -> Any:
-        """Nothing can be taken after what fails in here."""
+        """Refuse further samples after a failure in this block."""
         try:
             yield
         except BaseException as e:
@@ -314,9 +316,9 @@ class Log:
             self._raise_failure()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Commit what needs no state, delete what was not committed; the end.
+        """Commit samples that need no state, delete uncommitted files, and release.
 
-        After an `error`, the other processes of a job are not waited for.
+        After an `error`, do not wait for the other processes of a job.
         """
         self._wait_for_programs()
         with self._lock:
@@ -343,8 +345,8 @@ class Log:
         elif rest and error is None:
             warnings.warn(
                 f"{rest} draws that were recorded in {self.where} after the last "
-                "`commit` are dropped, since no state comes after them. Call "
-                "`commit(state)` before the end.",
+                "`commit` are dropped, because no state was committed with them. "
+                "Call `commit(state)` before the end.",
                 stacklevel=5,
             )
 
@@ -352,7 +354,7 @@ class Log:
         self._is_closed = True
         self._writer.stop()
         try:
-            with warned(f"Not all of {self.where} could be tidied up"):
+            with warned(f"Could not clean up all of {self.where}"):
                 if not self.team.is_first:
                     return
                 trim(self._files, self.record)
@@ -361,17 +363,18 @@ class Log:
             self._files.release()
 
     def abandon(self) -> None:
-        """Let go of everything, without a word."""
+        """Release the recording, without a commit and without an error."""
         if not self._is_closed:
             self._is_closed = True
             self._writer.stop()
             self._files.release()
 
     def check(self) -> None:
-        """Raise if no more samples can be taken, or earlier ones were not."""
+        """Raise if no more samples can be recorded, or if earlier ones were lost."""
         if self._is_closed:
             raise CheckpointError(
-                f"The recording {self.where} is closed. Make a new `Recording` of it."
+                f"The recording {self.where} is closed. Open it again with "
+                "`Recording(path, like)`."
             )
         self._raise_failure()
         if self._full is not None:
@@ -379,8 +382,9 @@ class Log:
             raise full
         if self.must_resume:
             raise CheckpointError(
-                f"The recording {self.where} has a state, after which the next samples "
-                "come. Call `resume` first, or choose another path."
+                f"The recording {self.where} has a committed state, from which the "
+                "next samples must continue. Call `resume` first, or choose another "
+                "path."
             )
 
     def _raise_failure(self) -> None:

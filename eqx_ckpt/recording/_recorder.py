@@ -1,4 +1,4 @@
-"""Saving samples from inside a compiled program, whatever its loops are."""
+"""Record samples from inside a compiled program, through any loop or transformation."""
 
 import itertools
 import math
@@ -21,20 +21,21 @@ from ._leaves import checked_samples
 from ._log import Log
 
 
-# Before JAX 0.12, a callback with an argument of 100 KiB or more may wait for itself on
-# several CPU devices, so that arrays are passed in pieces.
+# Before JAX 0.12, a callback with an argument of 100 KiB or more can deadlock on
+# several CPU devices, so arrays are passed in pieces.
 _PIECE_BYTES = 96 * 2**10 if jax.__version_info__ < (0, 12) else 2**40
 _NUMBERS = itertools.count(1)
-# A compiled program knows a number only: it serves all recordings, and keeps none.
+# A compiled program holds only a number: so it works with any recording, and keeps no
+# recording alive.
 _receivers: "weakref.WeakValueDictionary[int, Receiver]" = weakref.WeakValueDictionary()
 
 
 class Receiver:
-    """What takes the samples of one recorder, on the host.
+    """The host's end of one recorder.
 
     **Attributes:**
 
-    - `number`: by which a compiled program calls it.
+    - `number`: by which compiled programs refer to it.
     """
 
     def __init__(self, log: Log) -> None:
@@ -46,7 +47,7 @@ class Receiver:
     def receive(
         self, due: Any, chain: Any, turn: Any, count: Any, pieces: Sequence[Any]
     ) -> bool:
-        """Take samples; whether any were lost. It never raises."""
+        """Queue samples; return whether any were lost. Never raises."""
         try:
             flat = [np.concatenate([np.asarray(p) for p in some], 1) for some in pieces]
             for i in map(int, np.flatnonzero(due)):
@@ -60,8 +61,8 @@ class Receiver:
     ) -> None:
         if turn != self._turns[chain]:
             raise RuntimeError(
-                f"An older recorder was used again, for chain {chain}. Carry on with "
-                "the one that `save` returns"
+                f"An older recorder was used again, for chain {chain}. Continue "
+                "with the one that `save` returns"
             )
         self._turns[chain] += 1
         leaves = self._log.record.leaves
@@ -89,10 +90,10 @@ def _receive(
 def _call_host(
     due: Array, number: Array, chain: Array, turn: Array, count: Array, rows: Any
 ) -> Array:
-    """Give the host the rows that are due; whether it has failed.
+    """Send the rows that are due to the host; return whether the host has failed.
 
-    All arguments have the same leading axes. Under `vmap` they get one more, so that
-    the `cond` is never one of a batched predicate, which callbacks cannot be in.
+    All arguments have the same leading axes; `vmap` adds one to each. So the predicate
+    of the `cond` is never batched: JAX allows no callback in a batched `cond`.
     """
     lead = due.shape
     size = math.prod(lead)
@@ -129,16 +130,16 @@ def _pieces(rows: Array) -> list[Array]:
 
 
 class Recorder(eqx.Module):
-    """Saves samples from inside a compiled program; made by `Recording.recorder`.
+    """Records samples from inside a compiled program; made by `Recording.recorder`.
 
-    It is an `equinox.Module` to carry through loops: under `jit`, `scan`, `while_loop`,
-    `cond` and `vmap`. If the recording has chains, all of its arrays have a first axis
-    for them: pass it through `vmap` with the states.
+    It is an `equinox.Module`: carry it through `jit`, `scan`, `while_loop`, `cond` and
+    `vmap`. If the recording has chains, the first axis of each of its arrays is the
+    chain: pass the recorder through `vmap` together with the states.
 
     **Attributes:**
 
-    - `failed`: whether the host could not take samples: end the loop. The next call of
-        the recording says why.
+    - `failed`: whether the host could not record samples. End the loop then; the next
+        call of the recording raises the reason.
     """
 
     failed: Array
@@ -167,21 +168,23 @@ class Recorder(eqx.Module):
         self._block = block
 
     def save(self, sample: PyTree, keep: Any = True) -> "Recorder":
-        """The recorder after one sample more.
+        """Return the recorder with one more sample.
 
         **Arguments:**
 
-        - `sample`: as the `like` of the recording.
+        - `sample`: a PyTree like the `like` of the recording.
         - `keep`: whether to record it; `bool[]`.
 
         **Raises:**
 
-        - [`eqx_ckpt.LeafMismatchError`][]: the sample is not as `like`.
+        - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
         """
         lead = self._count.shape
         chains = lead[0] if lead else None
         if len(lead) > 1:
-            raise ValueError("Pass the recorder through `vmap` as the states.")
+            raise ValueError(
+                "Pass the recorder through `vmap` together with the states."
+            )
         checked = checked_samples(sample, self._leaves, chains, one=True, traced=True)
         keep = jnp.broadcast_to(jnp.asarray(keep), lead)
         index = jnp.where(keep, self._count, self._block)
@@ -194,9 +197,10 @@ class Recorder(eqx.Module):
         return after._handed_over(count == self._block)
 
     def flush(self) -> "Recorder":
-        """The recorder after all of its samples have gone to the host.
+        """Return the recorder after sending all of its samples to the host.
 
-        Call it at the end: until then, up to a block of samples is on the device only.
+        Call it at the end of the program: until then, up to one block of samples is
+        only on the device.
         """
         return self._handed_over(self._count > 0)
 
@@ -217,7 +221,7 @@ def _dtype(leaf: Leaf) -> np.dtype:
 
 
 def _data(array: Any) -> Array:
-    """What is recorded of an array inside a program; keys are integers there."""
+    """The data of an array inside a program; those of PRNG keys are integers."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return jax.lax.stop_gradient(jnp.asarray(array))

@@ -1,4 +1,4 @@
-"""Samples that survive the death of the process that draws them."""
+"""A recording: samples that survive the process that draws them."""
 
 import operator
 import weakref
@@ -24,19 +24,20 @@ from ._recorder import Receiver, Recorder
 from ._samples import committed_of, open_samples, Samples
 
 
-# Of samples that a compiled program hands over at a time.
+# The default size of a block of samples that a compiled program sends.
 _BLOCK_BYTES = 2**20
 _MAX_BLOCK = 1024
 
 
 class Recording:
-    """Samples on a disk or in a store, to which a program adds; they survive its death.
+    """Append samples to a disk or a store while a program draws them.
 
-    Each leaf of a sample has a Zarr array of its own, which grows. `commit` makes the
-    samples so far durable, together with the state of the sampler that comes after
-    them. A program that is killed goes on from the last commit, with the same samples
-    as if it had not been. Its directory is `samples/`, which readers of Zarr take,
-    `states/` with the last state as a checkpoint, and the record `recording.json`.
+    Each leaf of a sample has its own Zarr array, which grows. `commit` makes the
+    samples so far durable, together with the state of the sampler. A program that is
+    killed resumes from the last commit, and draws the same samples as without the
+    interruption. The directory of a recording contains `samples/`, which any Zarr
+    reader opens; `states/`, with the last state as a checkpoint; and the record,
+    `recording.json`.
 
     !!! example
 
@@ -84,28 +85,28 @@ class Recording:
     ) -> None:
         """**Arguments:**
 
-        - `path`: a directory or URL where nothing is yet, or that of a recording to go
-            on with.
+        - `path`: the directory or URL of a new recording, or of one to continue.
         - `like`: one sample of one chain: a PyTree of arrays, or of
-            `jax.ShapeDtypeStruct`s. Typed PRNG keys and scalars of NumPy will do.
-        - `chains`: how many chains there are. The arrays of samples then have a first
-            axis for them; with `None`, they have none.
-        - `max_samples`: how many samples of each chain to take at most; more are an
-            error.
-        - `metadata`: anything that JSON can hold.
+            `jax.ShapeDtypeStruct`s. Typed PRNG keys and NumPy scalars are allowed.
+        - `chains`: the number of chains, which is then the first axis of the arrays of
+            samples. With `None`, the arrays have no such axis.
+        - `max_samples`: the most samples that each chain may have. Recording more
+            raises an error.
+        - `metadata`: any value that JSON can represent.
         - `compression`: as [`eqx_ckpt.tree_serialise_leaves`][].
-        - `chunk_bytes`: how large the files of an array are, about. The default is
-            1 MiB, and less for many chains: each commit writes the last file of each
-            leaf and chain again.
+        - `chunk_bytes`: the approximate size of each file of an array. The default is 1
+            MiB, and less for many chains, because each commit rewrites the last file of
+            each leaf and chain.
         - `deadline`: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointExistsError`][]: there is something else at `path`.
-        - [`eqx_ckpt.CheckpointError`][]: another process writes to the recording, it
-            was begun with another `like` or `chains`, or `like` cannot be recorded.
+        - [`eqx_ckpt.CheckpointExistsError`][]: `path` holds something else.
+        - [`eqx_ckpt.CheckpointError`][]: another process is writing to the recording,
+            the recording was begun with another `like` or `chains`, or `like` cannot be
+            recorded.
         - [`eqx_ckpt.CorruptCheckpointError`][]: the recording is damaged.
-        - `OSError`: the disk is full, or may not be written to, or fails.
+        - `OSError`: the disk is full, not writable, or failing.
         """
         for argument, value in (
             ("chains", chains),
@@ -125,10 +126,10 @@ class Recording:
 
         def differs(old: Leaf, new: Leaf) -> str:
             if chunk_bytes is not None and old.rows != new.rows:
-                return f"chunks of {old.rows} draws, and {new.rows} now"
+                return f"chunks of {old.rows} draws in the recording, {new.rows} now"
             before, now = old.record.compression, new.record.compression
             if compression is not None and before != now:
-                return f"compression {before!r}, and {now!r} now"
+                return f"compression {before!r} in the recording, {now!r} now"
             return ""
 
         self.log = Log(path, wanted, differs, max_samples, deadline)
@@ -139,15 +140,15 @@ class Recording:
 
     @staticmethod
     def open(path: PathLike) -> Samples:
-        """Read a recording, whether it is being written or not.
+        """Open a recording for reading, also while another process writes to it.
 
         **Arguments:**
 
-        - `path`: its directory or URL.
+        - `path`: the directory or URL of the recording.
 
         **Returns:**
 
-        The [`eqx_ckpt.Samples`][] that are committed, as nested dictionaries.
+        The committed [`eqx_ckpt.Samples`][], as nested dictionaries.
 
         **Raises:**
 
@@ -158,7 +159,7 @@ class Recording:
 
     @property
     def committed(self) -> int | np.ndarray | None:
-        """How many draws are safe: of each chain, if these differ.
+        """The number of committed draws; an array, one per chain, if these differ.
 
         `None` before the first commit.
         """
@@ -166,41 +167,40 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """How many steps [`eqx_ckpt.record_scan`][] has taken up to the last commit."""
+        """The number of steps of [`eqx_ckpt.record_scan`][] up to the last commit."""
         return self.log.record.steps
 
     @property
     def chains(self) -> int | None:
-        """As it was given."""
+        """The number of chains, or `None`."""
         return self.log.record.chains
 
     def extend(self, samples: PyTree, keep: Any = None) -> None:
-        """Take samples, and write them in the background.
+        """Add samples; they are written in the background.
 
-        Arrays of NumPy may be changed when this returns, and those of JAX be donated.
-        At most 256 MiB of samples, or one block, wait to be written; this waits for
-        room.
+        When this returns, you may change NumPy arrays and donate JAX arrays. If more
+        than 256 MiB of samples wait to be written, this waits first.
 
         **Arguments:**
 
-        - `samples`: as `like`, with arrays `(chain, draw, ...)`, or `(draw, ...)` if
-            there are no chains. Of arrays that are sharded over the chains, each shard
-            is written as it is.
-        - `keep`: which draws to take: `bool[draw]`, or `bool[chain, draw]`.
+        - `samples`: a PyTree like `like`, with an axis for draws in front of each
+            array, and before it one for chains, if there are chains. Arrays that are
+            sharded over the chains are not gathered.
+        - `keep`: which draws to record: `bool[draw]`, or `bool[chain, draw]`.
 
         **Raises:**
 
-        - [`eqx_ckpt.LeafMismatchError`][]: the samples are not as `like`.
-        - `ValueError`: `keep` is of another shape.
-        - [`eqx_ckpt.CheckpointError`][]: it has `max_samples`, is closed, or was not
-            resumed.
-        - `OSError`: samples taken earlier could not be written.
+        - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match `like`.
+        - `ValueError`: `keep` has another shape.
+        - [`eqx_ckpt.CheckpointError`][]: the recording has `max_samples` already, is
+            closed, or has a state and was not resumed.
+        - `OSError`: earlier samples could not be written.
         """
         record = self.log.record
         self.log.extend(checked_samples(samples, record.leaves, record.chains), keep)
 
     def append(self, sample: PyTree) -> None:
-        """Take one sample: as `extend`, of arrays without an axis for draws."""
+        """Add one sample: as `extend`, with arrays without an axis for draws."""
         record = self.log.record
         block = checked_samples(sample, record.leaves, record.chains, one=True)
         axis = 0 if record.chains is None else 1
@@ -208,22 +208,22 @@ class Recording:
         self.log.extend(block._replace(arrays=arrays))
 
     def recorder(self, *, block: int | None = None) -> Recorder:
-        """Make what saves samples from inside a compiled program.
+        """Make a recorder, which records samples from inside a compiled program.
 
         **Arguments:**
 
-        - `block`: how many samples of each chain to hand over at a time. The default
-            is about 1 MiB of them.
+        - `block`: the number of samples of each chain to send at a time. The default is
+            about 1 MiB of samples.
 
         **Returns:**
 
-        An [`eqx_ckpt.Recorder`][], to carry through the loop.
+        An [`eqx_ckpt.Recorder`][] to carry through the loop.
         """
         self.log.check()
         if not self.log.team.is_alone:
             raise CheckpointError(
-                "A recorder takes the samples of one process, and this job has "
-                "several. Use `record_scan`, or `extend` with arrays that are sharded "
+                "A recorder works in jobs of one process, and this job has several. "
+                "Use `record_scan`, or `extend` with arrays that are sharded "
                 "over the chains."
             )
         leaves = self.log.record.leaves
@@ -236,20 +236,21 @@ class Recording:
         return Recorder(self._receivers[-1], leaves, self.chains, block)
 
     def commit(self, state: PyTree = None) -> None:
-        """Make the samples so far durable, and the state that comes after them.
+        """Make the samples so far durable, together with the state that follows them.
 
-        When this returns, both survive a power cut. Until then, what was committed
-        before is as it was. Older states are deleted.
+        When this returns, both survive a power cut. If it fails, the previous commit
+        remains. Older states are deleted.
 
         **Arguments:**
 
-        - `state`: what `resume` is to give back: any PyTree that
-            [`eqx_ckpt.tree_serialise_leaves`][] saves. `None`: the samples alone, after
-            which no program can go on.
+        - `state`: what `resume` will return: any PyTree that
+            [`eqx_ckpt.tree_serialise_leaves`][] can save. With `None`, only the samples
+            are committed, and no program can resume from them.
 
         **Raises:**
 
-        - As `extend`, and as [`eqx_ckpt.tree_serialise_leaves`][] for `state`.
+        - The errors of `extend`, and those of [`eqx_ckpt.tree_serialise_leaves`][] for
+            `state`.
         """
         self.log.commit(state)
 
@@ -264,12 +265,12 @@ class Recording:
         return self.log.state_path()
 
     def resume(self, like_state: PyTree, *args: Any, **kwargs: Any) -> PyTree:
-        """The state that comes after the committed samples.
+        """Restore the state that follows the committed samples.
 
         **Arguments:**
 
-        - `like_state`: as the `like` of [`eqx_ckpt.tree_deserialise_leaves`][].
-        - The others: as of that function: `where`, `prefix`, `sharding`, ...
+        - `like_state`: like the `like` of [`eqx_ckpt.tree_deserialise_leaves`][].
+        - All others: as that function (`where`, `prefix`, `sharding`, ...).
 
         **Raises:**
 
@@ -289,7 +290,7 @@ class Recording:
         thin: int = 1,
         chain: int | None = None,
     ) -> PyTree:
-        """Committed samples, in the structure of `like`.
+        """Read committed samples, in the structure of `like`.
 
         **Arguments:**
 
@@ -300,10 +301,10 @@ class Recording:
         return samples.read(where=where, start=start, stop=stop, thin=thin, chain=chain)
 
     def close(self) -> None:
-        """Commit, and let others write; twice is once.
+        """Commit, and release the recording for other writers.
 
-        If states were committed, samples after the last of them are dropped, with a
-        warning: nothing can go on after them.
+        If a state was committed, samples after the last state are dropped with a
+        warning: no program could resume after them. Closing twice is harmless.
         """
         self.log.close()
 
@@ -328,13 +329,13 @@ class Recording:
 
 
 def _with_axis(array: Any, axis: int) -> Any:
-    """With an axis of length 1."""
+    """Add an axis of length 1."""
     shape = (*array.shape[:axis], 1, *array.shape[axis:])
     return array.reshape(shape)
 
 
 def check_positive(argument: str, value: Any) -> int:
-    """A positive integer, or an error that names the argument."""
+    """Validate a positive integer; the error names the argument."""
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The committed samples of a recording, for whoever reads them."""
+"""The reader's side of a recording: its committed samples."""
 
 import operator
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from ._exports import to_hdf5, to_npz
 
 
 class Samples:
-    """What was committed to a recording when this was made, by `Recording.open`.
+    """The samples that were committed when `Recording.open` was called.
 
-    A writer may go on: it only adds samples, and never changes those that are here.
+    A writer may continue meanwhile: it only adds samples, and never changes these.
 
     !!! example
 
@@ -49,14 +49,14 @@ class Samples:
         self._recorded = recorded
         self._record = recorded.record
         self._leaves = {leaf.name: leaf for leaf in recorded.record.leaves}
-        # A tree with the name of each leaf in its place.
+        # A tree with the name of each leaf in the leaf's place.
         if names is None:
             names = nested(recorded.manifest, "", lambda name, _: name)
         self._names = names
 
     @property
     def path(self) -> str:
-        """Of the recording, in words."""
+        """The path of the recording, for messages."""
         return str(self._recorded)
 
     @property
@@ -71,7 +71,7 @@ class Samples:
 
     @property
     def committed(self) -> int | np.ndarray | None:
-        """How many draws there are: of each chain, if these differ."""
+        """The number of draws; an array, one per chain, if these differ."""
         return committed_of(self._record)
 
     @property
@@ -88,25 +88,26 @@ class Samples:
         thin: int = 1,
         chain: int | None = None,
     ) -> PyTree:
-        """Read samples into host memory; all that is read is compared with checksums.
+        """Read samples into host memory, and verify their checksums.
 
         **Arguments:**
 
         - `where`: which leaves to read: a function of the tree, as in
-            `equinox.tree_at`. `where=lambda t: t["theta"]`, or a tuple of nodes.
-        - `start`, `stop`: which draws. The default of `stop` is all of them; if some
-            chains have more than others, pass one that all have, or a `chain`.
-        - `thin`: only each so many-th draw, from `start` on.
-        - `chain`: only this chain; its arrays have no axis for chains.
+            `equinox.tree_at`, such as `where=lambda t: t["theta"]`, or a tuple of
+            nodes.
+        - `start`, `stop`: which draws. The default is all of them. If some chains have
+            more draws than others, pass a `stop` that all chains have, or a `chain`.
+        - `thin`: read every `thin`-th draw, beginning with `start`.
+        - `chain`: read only this chain; the arrays then have no axis for chains.
 
         **Returns:**
 
-        What `where` picks, or the whole tree, with NumPy arrays `(chain, draw, ...)`,
-        or `(draw, ...)`; typed PRNG keys are JAX arrays.
+        What `where` picks, or the whole tree, as NumPy arrays `(chain, draw, ...)` or
+        `(draw, ...)`. Typed PRNG keys are JAX arrays.
 
         **Raises:**
 
-        - `ValueError`: draws or a chain that are not there.
+        - `ValueError`: the recording has no such draws or chain.
         - [`eqx_ckpt.LeafMismatchError`][]: `where` does not pick a part of the tree.
         - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
         """
@@ -127,81 +128,84 @@ class Samples:
 
     @property
     def source(self) -> Source:
-        """These samples as an [`eqx_ckpt.Source`][], in place of a checkpoint's path.
+        """An [`eqx_ckpt.Source`][] of these samples, to pass in place of a path.
 
-        It has an array `(chain, draw, ...)`, or `(draw, ...)`, for each leaf, with the
-        draws that all chains have.
+        The source has one array `(chain, draw, ...)` or `(draw, ...)` per leaf, with
+        the draws that all chains have.
         """
         return self._recorded
 
     def to_npz(self, directory: PathLike, *, overwrite: bool = False) -> list[Path]:
         """Write `chain_0.npz`, `chain_1.npz`, ..., which `numpy.load` opens.
 
-        Each has an array `(draw, ...)` under the name of each leaf; of PRNG keys, their
-        data. At most 32 MiB are in memory.
+        Each file contains an array `(draw, ...)` for each leaf, under the leaf's name;
+        PRNG keys are stored as their key data. At most 32 MiB are in memory at a time.
 
         **Arguments:**
 
-        - `directory`: where to write them.
-        - `overwrite`: whether files that exist may be replaced.
+        - `directory`: the directory to write to.
+        - `overwrite`: whether to replace existing files.
 
         **Returns:**
 
-        The files.
+        The paths of the files.
 
         **Raises:**
 
         - [`eqx_ckpt.CheckpointError`][]: NumPy cannot store the dtype of a leaf, such
             as `bfloat16`; nothing is written.
         - [`eqx_ckpt.CheckpointExistsError`][]: a file exists already.
-        - [`eqx_ckpt.CorruptCheckpointError`][]: samples are damaged; no file is made.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: samples are damaged; nothing is
+            written.
         """
         return to_npz(self._recorded, directory, overwrite)
 
     def to_hdf5(self, path: PathLike, *, overwrite: bool = False) -> Path:
-        """Write a file of HDF5; needs h5py.
+        """Write an HDF5 file; needs h5py.
 
-        It has a dataset `(chain, draw, ...)` or `(draw, ...)` under the name of each
-        leaf, in groups; of PRNG keys, their data. Its attribute `metadata` is that of
-        the recording, as JSON. At most 32 MiB are in memory.
+        The file contains a dataset `(chain, draw, ...)` or `(draw, ...)` for each leaf,
+        under the leaf's name, where each `/` opens a group; PRNG keys are stored as
+        their key data. The attribute `metadata` is the metadata of the recording, as
+        JSON. At most 32 MiB are in memory at a time.
 
         **Arguments:**
 
-        - `path`: the file.
-        - `overwrite`: whether a file that exists may be replaced.
+        - `path`: the file to write.
+        - `overwrite`: whether to replace an existing file.
 
         **Returns:**
 
-        The file.
+        The path of the file.
 
         **Raises:**
 
         - `ImportError`: h5py is not installed.
         - `ValueError`: some chains have more draws than others.
-        - As `to_npz`.
+        - The errors of `to_npz`.
         """
         return to_hdf5(self._recorded, path, overwrite)
 
     def to_datatree(self) -> Any:
         """The samples as an `xarray.DataTree`, for ArviZ and others; needs xarray.
 
-        Its arrays have the dimensions `("chain", "draw", "theta_dim_0")`, and are read,
-        and compared with their checksums, when they are used.
+        Its arrays have dimensions such as `("chain", "draw", "theta_dim_0")`. They are
+        read, and their checksums verified, when they are used.
 
         **Raises:**
 
         - `ImportError`: xarray is not installed.
         - `ValueError`: some chains have more draws than others.
-        - [`eqx_ckpt.CheckpointError`][]: a leaf is called `chain` or `draw`.
+        - [`eqx_ckpt.CheckpointError`][]: a leaf has the name `chain` or `draw`.
         """
         return to_datatree(self._recorded)
 
     def verify(self) -> None:
-        """Read all samples, and compare them with their checksums.
+        """Read all samples, and verify their checksums.
 
         **Raises:**
 
-        - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: samples are damaged; names every
+            damaged leaf.
         """
         self._recorded.verify()
 
@@ -221,8 +225,9 @@ class Samples:
         counts = {self._record.draws[chain] for chain in chains}
         if stop is None and len(counts) > 1:
             raise ValueError(
-                f"The chains have {min(counts)} to {max(counts)} draws, which fit into "
-                f"no array. Pass `stop={min(counts)}` or less, or read one `chain`."
+                f"The chains have {min(counts)} to {max(counts)} draws, so they do "
+                f"not form one array. Pass `stop={min(counts)}` or less, or read one "
+                "`chain`."
             )
         start, thin = operator.index(start), operator.index(thin)
         last = min(counts) if stop is None else operator.index(stop)
@@ -240,7 +245,7 @@ class Samples:
 
 
 def open_samples(path: PathLike) -> Samples:
-    """What is committed at a path."""
+    """Open the committed samples at a path."""
     base = locate(path)
     recorded = find_recorded(base)
     if recorded is None:
@@ -261,7 +266,7 @@ def committed_of(record: Record) -> int | np.ndarray | None:
 
 
 def _finished(stored: np.ndarray, leaf: Leaf) -> Any:
-    """Samples as a user gets them."""
+    """Convert samples to the form that users get."""
     if leaf.record.kind == "key":
         return jax.random.wrap_key_data(jnp.asarray(stored), impl=leaf.record.impl)
     return from_stored(stored, leaf.record)

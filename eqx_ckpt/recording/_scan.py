@@ -1,4 +1,4 @@
-"""Recording the samples of a scan: a block at a time, each block one program."""
+"""Record the samples of a scan, one compiled block of steps at a time."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from ._leaves import checked_samples
 from ._recording import check_positive, Recording
 
 
-# Of a block, unless the user says more: enough that a step hardly notices.
+# The default size of a block: large enough that recording hardly slows a step.
 _BLOCK_BYTES = 2**20
 _MAX_BLOCK = 1024
 
@@ -32,39 +32,43 @@ def record_scan(
     commit_every: int = 0,
     commit_every_seconds: float | None = None,
 ) -> PyTree:
-    """Scan over a step, and record the samples; commits at the end, with the state.
+    """Scan over a step, record its samples, and commit them with the last state.
 
-    As `jax.lax.scan`, but the samples go to a recording, a block of them at a time,
-    while the device computes the next block. Call it outside `jax.jit`: it compiles
-    blocks of steps itself. Inside, use `recording.recorder()`.
+    Like `jax.lax.scan`, but the samples go to a recording, one block at a time, while
+    the device computes the next block. Call it outside `jax.jit`: it compiles blocks of
+    steps itself. Inside `jax.jit`, use `recording.recorder()`.
 
     **Arguments:**
 
     - `step`: `step(state, x) -> state, sample`. If the recording has chains, the leaves
         of `sample` have a first axis for them.
     - `recording`: an [`eqx_ckpt.Recording`][].
-    - `state`: the first one: from `recording.resume`, if something was committed.
-    - `length`: how many steps to take. `recording.steps` says how many were taken up to
-        the last commit.
-    - `xs`: as that of `jax.lax.scan`; `None`: `x` is `None`.
-    - `thin`: record the last sample of each so many steps. It divides `length`.
-    - `keep`: `keep(state, sample)` says whether to record a sample, by a bool, or by
-        one for each chain. It is called with the state after the step.
-    - `block`: how many samples to hand over at a time.
-    - `commit_every`: commit the samples and the state after so many steps, at the end
-        of a block.
-    - `commit_every_seconds`: commit so often, at the end of a block.
+    - `state`: the state to start from: that of `recording.resume`, if a state was
+        committed.
+    - `length`: the number of steps to take now. `recording.steps` is the number of
+        steps up to the last commit.
+    - `xs`: as in `jax.lax.scan`. With `None`, `x` is `None`.
+    - `thin`: record one sample, the last one, of every `thin` steps. It must divide
+        `length`.
+    - `keep`: a function `keep(state, sample)` that returns whether to record the
+        sample, as a bool, or as one bool per chain. `state` is the state after the
+        step.
+    - `block`: the number of samples to send to the host at a time.
+    - `commit_every`: commit the samples and the state when at least this many steps
+        have been taken since the last commit, at the end of a block.
+    - `commit_every_seconds`: commit when this many seconds have passed since the last
+        commit, at the end of a block.
 
     **Returns:**
 
-    The last state, which is committed.
+    The last state, which has been committed.
 
     **Raises:**
 
-    - [`eqx_ckpt.LeafMismatchError`][]: the samples are not as the `like` of the
+    - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match the `like` of the
         recording; nothing was computed.
-    - `ValueError`: `thin` does not divide `length`, `block` is larger than it, ...
-    - As `extend` and `commit` of [`eqx_ckpt.Recording`][].
+    - `ValueError`: an argument is invalid, for example `thin` does not divide `length`.
+    - The errors of `extend` and `commit` of [`eqx_ckpt.Recording`][].
 
     !!! example
 
@@ -87,7 +91,9 @@ def record_scan(
     """
     rows = _checked_length(length, thin)
     if block is not None and check_positive("block", block) > rows > 0:
-        raise ValueError(f"`block` is {block}, and there are {rows} samples.")
+        raise ValueError(
+            f"`block` is {block}. Pass at most {rows}: `length / thin` samples."
+        )
     if commit_every < 0:
         raise ValueError(f"`commit_every` is {commit_every}. Pass 0 or more steps.")
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
@@ -118,7 +124,7 @@ def record_scan(
             xs,
         )
         arrays, *made = _block(loop, arrays, rest, some, count)
-        # While the device computes this block, the one before is taken.
+        # Record the previous block while the device computes this one.
         if waiting is not None:
             recording.extend(*waiting)
         waiting = (made[0], made[1])
@@ -135,17 +141,17 @@ def record_scan(
 
 
 def _row_bytes(recording: Recording) -> int:
-    """Bytes of one sample of all chains."""
+    """The bytes of one sample of all chains."""
     rows = sum(leaf.row_bytes for leaf in recording.log.record.leaves)
     return rows * (recording.chains or 1)
 
 
 class _Due:
-    """When to commit.
+    """Decides when to commit.
 
     **Attributes:**
 
-    - `steps`: how many were taken since the last commit.
+    - `steps`: the steps since the last commit.
     """
 
     def __init__(self, recording: Recording, every: int, seconds: float | None) -> None:
@@ -161,7 +167,7 @@ class _Due:
         seconds = self._seconds
         if by_steps or seconds is None:
             return by_steps
-        # Clocks differ: the first process decides.
+        # The first process decides, because clocks differ.
         waited = time.monotonic() - self._last
         return self._team.from_first("time", lambda: waited >= seconds)
 
@@ -172,12 +178,15 @@ class _Due:
 
 
 def _checked_length(length: int, thin: int) -> int:
-    """How many samples there are."""
+    """Validate `length` and `thin`; return the number of samples."""
     check_positive("thin", thin)
     if length != 0:
         check_positive("length", length)
     if length % thin:
-        raise ValueError(f"`length` is {length}, of which `thin`, {thin}, is no part.")
+        raise ValueError(
+            f"`length` is {length} and `thin` is {thin}. Pass a `length` that `thin` "
+            "divides."
+        )
     return length // thin
 
 
@@ -201,7 +210,7 @@ class _Loop(NamedTuple):
 def _block(
     loop: _Loop, arrays: PyTree, rest: PyTree, xs: PyTree, rows: int
 ) -> tuple[PyTree, PyTree, Any]:
-    """The state after `rows` samples, the samples, and which of them to keep."""
+    """Compute `rows` samples: the state after them, the samples, and which to keep."""
 
     def once(arrays: Any, x: Any) -> tuple[Any, Any]:
         state, sample = loop.step(eqx.combine(arrays, rest), x)

@@ -1,4 +1,4 @@
-"""The processes that write one recording together; mostly, there is one."""
+"""The processes that write one recording together; usually one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,13 @@ from .._distributed.meeting import check_deadline, from_json, to_json
 
 
 class Team:
-    """All processes of a job, which make the same calls, each within a deadline.
+    """The processes of a job, which make the same calls, each within a deadline.
 
     **Attributes:**
 
     - `is_alone`: whether there is one process.
     - `is_first`: whether this process begins and commits.
-    - `deadline`: how many seconds each may let the others wait.
+    - `deadline`: the seconds that a process waits for the others before it raises.
     """
 
     def __init__(self, where: str, deadline: float) -> None:
@@ -26,7 +26,7 @@ class Team:
         self.is_first = is_first()
 
     def from_first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What the first process makes; if it fails to, all of them raise."""
+        """Return to all processes what the first one makes; if it fails, all raise."""
         group = self._group(what)
         if group is None:
             return make()
@@ -36,7 +36,7 @@ class Team:
             group.close()
 
     def gather(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What each process makes; if one fails to, all of them raise."""
+        """Return to all processes what each one makes; if one fails, all raise."""
         group = self._group(what)
         if group is None:
             return [make()]

@@ -1,4 +1,4 @@
-"""A thread that writes samples while the next ones are computed."""
+"""A thread that writes samples while the device computes the next ones."""
 
 import os
 import threading
@@ -8,9 +8,10 @@ from typing import Any
 
 
 class Writer:
-    """A queue of bounded size, and the thread that empties it, in order.
+    """A bounded queue of jobs, and the thread that runs them in order.
 
-    The first failure ends it: what is in the queue is dropped, and `failure` is set.
+    The first failure ends the thread: it sets `failure`, and the rest of the queue is
+    dropped.
     """
 
     def __init__(self, write: Callable[[Any], None], limit: int, name: str) -> None:
@@ -26,9 +27,9 @@ class Writer:
         self.failure: BaseException | None = None
 
     def put(self, job: Any, nbytes: int) -> None:
-        """Hand a job to the thread, once there is room for it.
+        """Queue a job for the thread, once there is room.
 
-        There is for one job, however large, if nothing else is waiting.
+        A job of any size fits into an empty queue.
         """
         with self._changed:
             while self._nbytes and self._nbytes + nbytes > self._limit:
@@ -40,7 +41,8 @@ class Writer:
             self._jobs.append((job, nbytes))
             self._nbytes += nbytes
             if self._thread is None:
-                # A daemon: what is not committed may be lost, so nobody waits for it.
+                # A daemon thread: uncommitted samples may be lost, so the interpreter
+                # need not wait.
                 self._thread = threading.Thread(
                     target=self._run, name=self._name, daemon=True
                 )
@@ -48,13 +50,13 @@ class Writer:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Wait until all jobs are done, or one has failed."""
+        """Wait until all jobs have run, or one has failed."""
         with self._changed:
             while (self._jobs or self._busy) and self.failure is None:
                 self._changed.wait()
 
     def stop(self) -> None:
-        """Drop what is waiting, and end the thread."""
+        """Drop the queued jobs, and end the thread."""
         with self._changed:
             self._stopped = True
             self._jobs.clear()

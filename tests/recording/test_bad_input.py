@@ -111,7 +111,7 @@ def test_compression(tmp_path, unchecked):
 
 def test_what_is_there_already(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "checkpoint", {"w": jnp.ones(3)})
-    with refuses(eqx_ckpt.CheckpointExistsError, "is no recording"):
+    with refuses(eqx_ckpt.CheckpointExistsError, "is not a recording"):
         Recording(tmp_path / "checkpoint", LIKE)
     with refuses(eqx_ckpt.CheckpointNotFoundError, "It holds a checkpoint"):
         Recording.open(tmp_path / "checkpoint")
@@ -132,9 +132,13 @@ def test_going_on_with_something_else(tmp_path):
         "`chains`: 2 in the recording, None now",
     ):
         Recording(tmp_path, {"theta": jnp.ones(4), "n": np.int32(0), "new": np.ones(2)})
-    with refuses(eqx_ckpt.CheckpointError, "'n': chunks of 25 draws, and 2 now"):
+    with refuses(
+        eqx_ckpt.CheckpointError, "'n': chunks of 25 draws in the recording, 2 now"
+    ):
         Recording(tmp_path, LIKE, chains=2, chunk_bytes=8)
-    with refuses(eqx_ckpt.CheckpointError, "compression None, and 'zstd' now"):
+    with refuses(
+        eqx_ckpt.CheckpointError, "compression None in the recording, 'zstd' now"
+    ):
         Recording(tmp_path, LIKE, chains=2, compression="zstd")
     Recording(tmp_path, LIKE, chains=2).close()
 

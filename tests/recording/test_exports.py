@@ -197,7 +197,7 @@ def test_names_of_axes(tmp_path):
     pytest.importorskip("xarray")
     with Recording(tmp_path, {"draw": np.float32(0)}) as recording:
         recording.append({"draw": np.float32(0)})
-    with pytest.raises(eqx_ckpt.CheckpointError, match="leaf 'draw' is called as"):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="leaf 'draw' has the name"):
         Recording.open(tmp_path).to_datatree()
 
 

@@ -77,7 +77,7 @@ def test_what_is_local_is_of_the_first(zygote: Zygote, disk: pathlib.Path) -> No
     ("which", "texts"),
     [
         ("like", ["Process 1 failed", "is a recording of something else"]),
-        ("axis", ["Only the first axis may be"] * 2),
+        ("axis", ["Shard only its first axis"] * 2),
         ("recorder", ["this job has several"] * 2),
     ],
 )

@@ -155,8 +155,8 @@ def test_more_than_max_samples(tmp_path):
     ("kwargs", "words"),
     [
         ({"thin": 0}, "`thin` is 0"),
-        ({"thin": 7}, "`length` is 60, of which `thin`, 7, is no part"),
-        ({"block": 61}, "`block` is 61, and there are 60"),
+        ({"thin": 7}, "`length` is 60 and `thin` is 7"),
+        ({"block": 61}, "`block` is 61. Pass at most 60"),
         ({"block": 0}, "`block` is 0"),
         ({"length": -1}, "`length` is -1"),
         ({"commit_every": -1}, "`commit_every` is -1"),

@@ -198,7 +198,7 @@ def test_something_else_is_there(url):
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="notes.txt"):
         Recording(url, LIKE)
     eqx_ckpt.tree_serialise_leaves(f"{url}/ckpt", {"w": np.ones(3)})
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="is no recording"):
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="is not a recording"):
         Recording(f"{url}/ckpt", LIKE)
     assert base.read("notes.txt") == b"mine"
     assert base.read("writer.lock") is None
