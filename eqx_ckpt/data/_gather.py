@@ -1,17 +1,14 @@
 """Fetching rows from the host, inside `jit`."""
 
-import functools as ft
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Array, PyTree, UInt32
 
-from ._sources import Source
-
-
-# Before JAX 0.12, a callback with an argument of 100 KiB or more may deadlock on
-# several CPU devices, so the numbers of rows are passed in pieces.
-_PIECE = 2**14
+from ._sources import narrowed, Source
 
 
 class Host:
@@ -22,7 +19,7 @@ class Host:
         # As `jax.numpy.asarray` would: without x64, of 32 bits at most.
         self.like = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct(
-                s.shape, jax.dtypes.canonicalize_dtype(s.dtype)
+                s.shape, jax.dtypes.canonicalize_dtype(s.dtype.newbyteorder("="))
             ),
             source.like,
         )
@@ -41,32 +38,50 @@ class Host:
         rows = self.source.take(numbers.reshape(-1))
         return jax.tree.map(lambda x: x.reshape(*numbers.shape, *x.shape[1:]), rows)
 
-    def answer(self, shape: tuple[int, ...], *pieces: Array) -> PyTree[np.ndarray]:
-        """Rows of shape `shape`; under `vmap`, the pieces have more leading axes."""
-        numbers = np.concatenate([np.asarray(piece) for piece in pieces], axis=-1)
-        rows = self.take(numbers.reshape(*numbers.shape[:-1], *shape))
+    def answer(self, numbers: Any) -> PyTree[np.ndarray]:
+        """Rows of JAX's dtypes, by their numbers."""
+        rows = self.take(np.asarray(numbers))
         return jax.tree.map(lambda x, s: narrowed(x, s.dtype), rows, self.like)
 
-
-def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert an array to a dtype of JAX; raise if integers would change."""
-    if array.dtype == dtype:
-        return array
-    found = array.astype(dtype)
-    if array.dtype.kind in "iu" and not np.array_equal(found, array):
-        raise OverflowError(
-            f"A row has integers of {array.dtype} that do not fit into {dtype}, JAX's "
-            "integers without x64. Convert the data, or set `jax_enable_x64`."
-        )
-    return found
+    def fill(self, context: Any, out: PyTree[Any], numbers: Any) -> None:
+        """Write rows to the memory of a compiled program, which is that of the host."""
+        indices = np.asarray(numbers).reshape(-1)
+        leaves = zip(jax.tree.leaves(out), jax.tree.leaves(self.like), strict=True)
+        arrays = [
+            np.asarray(leaf).reshape(indices.size, *s.shape) for leaf, s in leaves
+        ]
+        self.source.fill(indices, arrays)
 
 
 def gather(host: Host, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
     """Fetch rows by their numbers, through a callback that only gathers."""
-    shapes = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct((*numbers.shape, *s.shape), s.dtype), host.like
-    )
-    flat = numbers.reshape(-1)
-    pieces = [flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE)]
-    answer = ft.partial(host.answer, numbers.shape)
-    return jax.pure_callback(answer, shapes, *pieces, vmap_method="broadcast_all")
+
+    def batches(dtypes: PyTree[np.dtype]) -> PyTree[jax.ShapeDtypeStruct]:
+        return jax.tree.map(
+            lambda s, dtype: jax.ShapeDtypeStruct((*numbers.shape, *s.shape), dtype),
+            host.like,
+            dtypes,
+        )
+
+    dtypes = jax.tree.map(lambda s: s.dtype, host.like)
+
+    def on_cpu(numbers: Array) -> PyTree[Array]:
+        shapes = batches(jax.tree.map(_of_whole_bytes, dtypes))
+        rows = buffer_callback(host.fill, shapes, vmap_method="broadcast_all")(numbers)
+        return jax.tree.map(lambda x, dtype: x.astype(dtype), rows, dtypes)
+
+    def elsewhere(numbers: Array) -> PyTree[Array]:
+        return jax.pure_callback(
+            host.answer, batches(dtypes), numbers, vmap_method="broadcast_all"
+        )
+
+    return jax.lax.platform_dependent(numbers, cpu=on_cpu, default=elsewhere)
+
+
+def _of_whole_bytes(dtype: Any) -> np.dtype:
+    """The dtype, or one that holds its values: a program packs those below 8 bits."""
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return np.dtype(np.int8)
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+        return np.dtype(np.float32)
+    return dtype

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from ._batching import Batching
 from ._cursor import Cursor
-from ._gather import narrowed
+from ._sources import narrowed
 
 
 # Small batches of a quick source are gathered in one group.

@@ -37,6 +37,18 @@ class Source(abc.ABC):
         - `indices`: integers of one axis, in any order.
         """
 
+    def fill(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Write rows to arrays, one for each leaf; raise if an integer does not fit.
+
+        **Arguments:**
+
+        - `indices`: as `take`. They and the arrays are valid only during the call.
+        - `out`: of the leaves' shapes and, but for their width, dtypes.
+        """
+        rows = jax.tree.leaves(self.take(indices.copy()))
+        for array, found in zip(out, rows, strict=True):
+            array[...] = narrowed(found, array.dtype)
+
     def close(self) -> None:  # noqa: B027 (most sources hold nothing)
         """Release what the source holds."""
 
@@ -89,6 +101,27 @@ class ArraySource(Source):
             name: np.asarray(array).take(indices, axis=0)
             for name, array in self._arrays.items()
         }
+
+    def fill(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        for array, rows in zip(out, jax.tree.leaves(self._arrays), strict=True):
+            if array.dtype == rows.dtype:
+                # With another mode, NumPy would copy the whole of `out`, and back.
+                rows.take(indices, axis=0, out=array, mode="clip")
+            else:
+                array[...] = narrowed(rows.take(indices, axis=0), array.dtype)
+
+
+def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Convert an array to a dtype of JAX; raise if integers would change."""
+    if array.dtype == dtype:
+        return array
+    found = array.astype(dtype)
+    if array.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise OverflowError(
+            f"A row has integers of {array.dtype} that do not fit into {dtype}, JAX's "
+            "integers without x64. Convert the data, or set `jax_enable_x64`."
+        )
+    return found
 
 
 def is_integer(value: Any) -> bool:

@@ -197,6 +197,21 @@ def test_zeros_have_the_shapes_of_a_batch():
     )
 
 
+def test_rows_of_any_dtype():
+    dtypes = ["bool", "int4", "uint4", "int8", "uint32", "float16", "complex64", ">f4"]
+    dtypes += ["bfloat16", "float8_e4m3fn", "float4_e2m1fn"]
+    rows = np.arange(40).reshape(10, 4) % 2 + np.arange(4) % 3
+    arrays = {f"x{i}": rows.astype(dtype) for i, dtype in enumerate(dtypes)}
+    arrays |= {"none": np.ones((10, 0), np.float32), "scalar": np.arange(10.0)}
+    loader = data.Loader(data.ArraySource(**arrays), 5, order="sequential", cache=2)
+    _, batch = loader.next(loader.start())
+    for name, array in arrays.items():
+        native = array.dtype.newbyteorder("=")
+        expected = array[:5].astype(jax.dtypes.canonicalize_dtype(native))
+        assert batch[name].dtype == expected.dtype
+        assert np.array_equal(batch[name], expected)
+
+
 def test_integers_that_do_not_fit_are_an_error():
     source = data.ArraySource(i=np.array([1, 2**40]))
     loader = data.Loader(source, 2, order="sequential")
