@@ -1,7 +1,7 @@
 """Checkpoints of Equinox models: each leaf under its own name. See README.md.
 
-A name is imported when it is first used: the command line, which only looks at
-checkpoints, is done before JAX would be imported.
+Each name is imported at its first use, so that the command line, which only inspects
+checkpoints, need not import JAX.
 """
 
 import importlib
@@ -75,7 +75,7 @@ if typing.TYPE_CHECKING:
     __version__: str
 
 
-# The same once more, for the interpreter. A test compares the two.
+# The same names, for the interpreter. A test compares the two lists.
 _NAMES = {
     "_errors": "CheckpointError CheckpointExistsError CheckpointNotFoundError "
     "CorruptCheckpointError LeafMismatchError LeafNameError",

@@ -1,4 +1,4 @@
-"""`python -m eqx_ckpt`, which is the command `eqx-ckpt`."""
+"""Run the command `eqx-ckpt` as `python -m eqx_ckpt`."""
 
 import sys
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ with its `errno`.
 
 
 class CheckpointError(Exception):
-    """The base of the errors here; raised itself if a leaf cannot be saved."""
+    """The base class; itself raised where no subclass fits."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -23,7 +23,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Something exists at this path already, and was not changed."""
+    """Something exists at this path already; it was not changed."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -35,4 +35,4 @@ class LeafNameError(CheckpointError, ValueError):
 
 
 class LeafMismatchError(CheckpointError, ValueError):
-    """The checkpoint does not match `like`, or an argument not its PyTree."""
+    """The checkpoint does not match `like`, or an argument does not match a PyTree."""

@@ -1,4 +1,4 @@
-"""Background saves, none of which is lost silently."""
+"""Background saves, whose failures are never lost."""
 
 import atexit
 import logging
@@ -14,16 +14,16 @@ from ._errors import CheckpointError
 logger = logging.getLogger("eqx_ckpt")
 _PATIENCE = 3.0  # seconds
 
-# Saves in progress, and failed ones whose error has not been raised to anybody.
+# Saves in progress, and failed saves whose error has not been raised yet.
 pending_saves: "set[Saving]" = set()
 
 
 class Saving(Future[None]):
-    """A save that its own thread finishes, after `start`.
+    """The future of a save, which runs in its own thread after `start`.
 
-    `what` is its path, for messages. `owner` identifies the manager that raises a
-    failure which nobody has asked for: see `raise_pending_failure`. `give_up` makes it
-    fail soon, with the given error.
+    `what` is the path, for messages. `owner` identifies the manager that raises the
+    failure if nobody calls `result`: see `raise_pending_failure`. `give_up` makes the
+    save fail soon with the given error.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class Saving(Future[None]):
         pending_saves.add(self)
 
     def start(self) -> None:
-        """Start the thread, unless it has been started."""
+        """Start the thread, unless it has started."""
         if self._thread is not None:
             return
-        # At exit, the interpreter would wait for a non-daemon thread without a message.
+        # A daemon, because the interpreter would wait for another thread without a
+        # message.
         name = f"eqx_ckpt saves {self.what}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
@@ -77,7 +78,7 @@ class Saving(Future[None]):
             pending_saves.discard(self)
 
     def is_run_here(self) -> bool:
-        """Whether the calling thread runs this save, and would wait for itself."""
+        """Whether the calling thread runs this save, so that waiting would deadlock."""
         return self._runner is threading.current_thread()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -91,7 +92,7 @@ class Saving(Future[None]):
             raise error
 
     def unseen_failure(self, verb: str) -> BaseException | None:
-        """How the save failed, if it did, with a note that says which save it was."""
+        """The exception of the save, if it failed, with a note that names the save."""
         error = self.exception()
         if error is not None:
             error.add_note(
@@ -102,7 +103,7 @@ class Saving(Future[None]):
 
 
 def saves_of(owner: object) -> list[Saving]:
-    """All saves of an owner, also those in progress."""
+    """All saves of an owner, including those in progress."""
     return [saving for saving in list(pending_saves) if saving.owner is owner]
 
 

@@ -1,4 +1,4 @@
-"""Looking at a checkpoint without restoring it."""
+"""Inspect a checkpoint without restoring it."""
 
 import functools as ft
 from collections import deque
@@ -20,21 +20,22 @@ from ._tree.nested import checked_prefix
 from ._types import PathLike
 
 
-# Host memory for what is read at a time.
+# Host memory for one read.
 _WINDOW = 32 * 2**20
 
 
 def read_manifest(source: PathLike | Source) -> Manifest:
-    """What a checkpoint says of itself; reads no array.
+    """Read the manifest of a checkpoint; reads no array.
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][]. As
-        everywhere, that of an [`eqx_ckpt.Recording`][] will do too.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][]. Here
+        and in all functions, it may also be that of an [`eqx_ckpt.Recording`][].
 
     **Returns:**
 
-    A [`eqx_ckpt.Manifest`][]: the leaves, the metadata, the versions that saved it.
+    A [`eqx_ckpt.Manifest`][]: the records of the leaves, the metadata, and the package
+    versions that saved them.
 
     **Raises:**
 
@@ -61,7 +62,7 @@ def read_manifest(source: PathLike | Source) -> Manifest:
 def leaves(
     source: PathLike | Source, prefix: str = ""
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
-    """Go through the leaves one by one; only one, or 32 MiB, are in memory.
+    """Iterate over the leaves; at most one leaf, or 32 MiB of leaves, is in memory.
 
     **Arguments:**
 
@@ -70,19 +71,19 @@ def leaves(
 
     **Returns:**
 
-    An iterator of `(name, record, array)`: the leaf's name, its
-    [`eqx_ckpt.LeafRecord`][], and what it is, on the host: a NumPy array of the shape
-    and dtype of the leaf; for typed PRNG keys, of their key data; for bytes that a
-    custom `filter_spec` wrote, of `uint8`. A Python scalar is there itself. Each leaf
-    is compared with its checksums before it is returned.
+    An iterator of `(name, record, value)`: the leaf's name, its
+    [`eqx_ckpt.LeafRecord`][], and its value in host memory. The value of an array is a
+    NumPy array; of typed PRNG keys, their key data; of bytes that a custom
+    `filter_spec` wrote, an array of `uint8`; of a Python scalar, the scalar. The
+    checksums of each leaf are verified before it is returned.
 
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing; raised when
-        it is that leaf's turn.
-    - [`eqx_ckpt.CheckpointError`][]: the checkpoint is replaced meanwhile.
+        the iterator reaches its leaf.
+    - [`eqx_ckpt.CheckpointError`][]: the checkpoint was replaced during the iteration.
     - `OSError`: the file system fails.
 
     !!! example
@@ -125,19 +126,18 @@ def _one_by_one(
 
 
 def _value(record: LeafRecord, arrays: deque[Array]) -> Any:
-    """What a leaf is, on the host; an array is the next one of `arrays`."""
+    """The value of a leaf in host memory; that of an array is the next of `arrays`."""
     if not record.is_array:
         return scalar_from_text(record.kind, record.value or "")
     return from_stored(arrays.popleft(), record)
 
 
 def verify(source: PathLike | Source) -> None:
-    """Read every byte of every leaf, and compare it with its checksum.
+    """Read every byte of every leaf, and verify the checksums.
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][], of
-        which every byte is read.
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
 
     **Returns:**
 
@@ -145,7 +145,8 @@ def verify(source: PathLike | Source) -> None:
 
     **Raises:**
 
-    - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged, and how.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: leaves are damaged; names each of them, and
+        the damage.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - `OSError`: the file system fails.
 
@@ -182,7 +183,7 @@ def _verify(source: Source) -> None:
 
 
 def _verify_state(source: Recorded) -> None:
-    """Verify the state that comes after the samples of a recording."""
+    """Verify the state that follows the samples of a recording."""
     state = source.record.state
     if state is None:
         return
@@ -190,7 +191,7 @@ def _verify_state(source: Recorded) -> None:
         _verify(Checkpoint(source.base / state_folder(state)))
     except (CorruptCheckpointError, CheckpointNotFoundError) as e:
         now = find_recorded(source.base)
-        # A writer has committed since, and has removed it.
+        # A writer has committed in the meantime, and removed the state.
         if now is None or now.record.commit == source.record.commit:
             raise CorruptCheckpointError(
                 f"The state of the recording {source} is damaged: {e}"

@@ -1,4 +1,4 @@
-"""What a checkpoint looks like, and whether a `like` fits it."""
+"""Make a `like` from a checkpoint, and compare a `like` with a checkpoint."""
 
 from typing import Unpack
 
@@ -15,7 +15,7 @@ from ._types import IsLeaf, PathLike
 
 
 def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
-    """The structure of a checkpoint: a `like` for when its code is not at hand.
+    """Make a `like` from a checkpoint, for when you do not have the code of its model.
 
     **Arguments:**
 
@@ -24,9 +24,10 @@ def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
 
     **Returns:**
 
-    Nested dictionaries of `jax.ShapeDtypeStruct`s, whose keys are the keys of the tree
-    that was saved. Python scalars are there themselves: they have no dtype. What a
-    custom `filter_spec` wrote as bytes needs that code, and cannot be restored so.
+    Nested dictionaries of `jax.ShapeDtypeStruct`s, with the keys of the saved tree.
+    Python scalars are returned themselves, since they have no dtype. Leaves that a
+    custom `filter_spec` wrote as bytes cannot be restored with this `like`: they need
+    that `filter_spec`.
 
     **Raises:**
 
@@ -58,7 +59,7 @@ def match(
     is_leaf: IsLeaf = None,
     **how: Unpack[How],
 ) -> Match:
-    """What [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
+    """Say what [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
     **Arguments:**
 
@@ -67,8 +68,8 @@ def match(
 
     **Returns:**
 
-    A [`eqx_ckpt.Match`][]: what would become of every leaf, and the bytes to read. It
-    prints well.
+    A [`eqx_ckpt.Match`][]: what would happen to each leaf, and how many bytes would be
+    read. Print it for an overview.
 
     **Raises:**
 

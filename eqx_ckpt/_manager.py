@@ -40,14 +40,14 @@ from ._when import checked_when, is_due, stop_watching, told_to_end, When
 
 
 class CheckpointManager:
-    """Saves the steps of a training run, keeps what it is to keep, and resumes.
+    """Saves the steps of a training run, removes old steps, and resumes the run.
 
-    Each step is a checkpoint of its own, `directory/000100`, which all the other
-    functions of this package take too. What is there is what the disk says: there is no
-    index that could disagree with it. Several managers may use one directory.
+    Each step is a checkpoint of its own, such as `directory/000100`, which all other
+    functions of this package can read. The manager lists the directory each time, and
+    keeps no index that could disagree with it. Several managers may use one directory.
 
-    At its start, a manager removes what saves that died have left. Use it in a `with`
-    statement: its end waits for the last save, and raises if that failed.
+    A new manager removes the remains of saves that were killed. Use it in a `with`
+    statement, whose end waits for the last save, and raises if that save failed.
 
     !!! example
 
@@ -83,22 +83,23 @@ class CheckpointManager:
     ) -> None:
         """**Arguments:**
 
-        - `directory`: of the run; the first save creates it. Or a place in an object
-            store, as [`eqx_ckpt.tree_serialise_leaves`][].
-        - `keep`: which steps to keep, after each save: [`eqx_ckpt.keep_last`][],
-            [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], any other function from
-            `{step: metadata}` to steps, or several, of which each keeps its own. The
-            newest step, the one just saved, and one that this process is reading are
-            never removed.
-        - `save`: when `should_save` is true: [`eqx_ckpt.every_steps`][],
-            [`eqx_ckpt.every_seconds`][], any other function `(step, last) -> bool`, or
-            several, of which one is enough. `last` is the newest step of the run.
-        - `layout`, `compression`, `staging_bytes`: of saves, as
+        - `directory`: the directory of the run; the first save creates it. Or a
+            location in an object store, as in [`eqx_ckpt.tree_serialise_leaves`][].
+        - `keep`: which steps to keep after each save: [`eqx_ckpt.keep_last`][],
+            [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], or any other function
+            from `{step: metadata}` to steps. With a list of functions, a step is kept
+            if one of them keeps it. The newest step, the step just saved, and a step
+            that this process is reading are never removed.
+        - `save`: when `should_save` returns `True`: [`eqx_ckpt.every_steps`][],
+            [`eqx_ckpt.every_seconds`][], or any other function `(step, last) -> bool`,
+            where `last` is the newest step of the run. With a list of functions, one
+            `True` is enough.
+        - `layout`, `compression`, `staging_bytes`: for saves, as in
             [`eqx_ckpt.tree_serialise_leaves_async`][].
-        - `progress`, `deadline`: of saves as [`eqx_ckpt.tree_serialise_leaves`][], and
-            of restores as [`eqx_ckpt.tree_deserialise_leaves`][].
-        - `check_finite`: do not save a step with NaNs or infinities; the error, which
-            comes like any other of a save in the background, names the leaves.
+        - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
+            and for restores, as in [`eqx_ckpt.tree_deserialise_leaves`][].
+        - `check_finite`: refuse to save a step with NaNs or infinities. The error names
+            the leaves, and is raised like other errors of a background save.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -130,28 +131,30 @@ class CheckpointManager:
         *,
         metadata: Any = None,
     ) -> Future[None]:
-        """Save a step while the training goes on.
+        """Save a step in the background, while the training continues.
 
-        When this returns, the tree may be donated, deleted or overwritten. If the save
-        before this one has not ended, this waits for it.
+        When this returns, you may donate, delete or overwrite the tree. If the previous
+        save is still running, this waits for it first.
 
         **Arguments:**
 
-        - `step`: a non-negative integer that has not been saved; NumPy's will do.
-        - `metadata`: anything that JSON can hold. Metrics go here: `{"loss": 0.31}`.
+        - `step`: a non-negative integer that has not been saved; a NumPy integer, too.
+        - `metadata`: any value that JSON can represent. Put metrics here: `{"loss":
+            0.31}`.
         - All others: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Returns:**
 
         A `concurrent.futures.Future`. When its `result()` returns, the step survives a
-        power cut, and the steps that `keep` does not keep are gone. It need not be
-        looked at: if the save fails, the next `save`, `wait` or `close` raises.
+        power cut, and the steps that `keep` does not keep are deleted. You can ignore
+        it: if the save fails, the next `save`, `wait` or `close` raises.
 
         **Raises:**
 
         - [`eqx_ckpt.CheckpointExistsError`][]: the step exists.
-        - [`eqx_ckpt.CheckpointError`][]: `step` is no step, or the manager is closed.
-        - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
+        - [`eqx_ckpt.CheckpointError`][]: `step` is not valid, or the manager is closed.
+        - The errors of [`eqx_ckpt.tree_serialise_leaves_async`][], and the error of an
+            earlier save.
         """
         self._check_thread()
         with self._one_at_a_time, contextlib.ExitStack() as stack:
@@ -170,7 +173,8 @@ class CheckpointManager:
                     self._layout,
                     self._progress,
                 )
-                # A restore fell back behind it; it would be in the way for ever.
+                # A restore fell back to an older step, so this damaged one may be
+                # replaced.
                 save.begin(group, overwrite=number in self._damaged)
                 save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group)
@@ -190,15 +194,15 @@ class CheckpointManager:
         on_damage: OnDamage = "raise",
         **how: Unpack[How],
     ) -> PyTree:
-        """Restore a step, or the newest one. Waits for a save that is going on.
+        """Restore a step, by default the newest. Waits for a running save.
 
         **Arguments:**
 
-        - `step`: which one; the default is the newest.
-        - `on_damage`: what to do if the newest step is damaged: `"raise"` an error that
-            says which older step is whole, or `"fallback"` to that one, with a warning.
-            A later save of the damaged step then replaces it. If you name a `step`,
-            damage is always an error.
+        - `step`: the step to restore; the default is the newest.
+        - `on_damage`: what to do if the newest step is damaged. `"raise"`: raise an
+            error that says which older step is undamaged. `"fallback"`: restore that
+            older step, with a warning; a later save of the damaged step then replaces
+            it. If you pass a `step`, damage is always an error.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**
@@ -207,8 +211,8 @@ class CheckpointManager:
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or none at all.
-            Whether to start at step 0 then is for the caller to say.
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or there are no
+            steps. The manager never starts a run anew by itself: call `latest()` first.
         - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
@@ -238,25 +242,25 @@ class CheckpointManager:
         return result
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in order. Anything else in there is ignored."""
+        """The saved steps, in order. Other entries of the directory are ignored."""
         return self._run.steps()
 
     def latest(self) -> int | None:
-        """The newest step that is saved, or `None` if there is none."""
+        """The newest saved step, or `None` if there are no steps."""
         return from_first(self._call("latest()"), self._run.latest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
-        """The step whose metric is best.
+        """The step with the best value of a metric.
 
         **Arguments:**
 
-        - `metric`: the name of a number in the `metadata` of the steps. Steps without
-            it, or with a NaN, are not considered.
+        - `metric`: the name of a number in the `metadata` of the steps. Steps where it
+            is missing or NaN are ignored.
         - `mode`: `"min"` if smaller is better, `"max"` if larger is.
 
         **Returns:**
 
-        The step; of several equal ones, the newest.
+        The step; among equal ones, the newest.
 
         **Raises:**
 
@@ -266,18 +270,18 @@ class CheckpointManager:
         return self._run.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
-        """The [`eqx_ckpt.Manifest`][] of a step. As [`eqx_ckpt.read_manifest`][]."""
+        """The [`eqx_ckpt.Manifest`][] of a step. See [`eqx_ckpt.read_manifest`][]."""
         return read_manifest(self._run.path(as_step(step)))
 
     def delete(self, step: SupportsIndex) -> None:
-        """Delete a step, with all that is in it. Waits for a save that is going on.
+        """Delete a step and all of its files. Waits for a running save.
 
-        It is never half there: a reader finds all of it or nothing, and so does whoever
-        comes after a power cut. In a job of several processes, call it in each of them.
+        The deletion is atomic: readers find the whole step or nothing, even after a
+        power cut. In a job of several processes, call this in each of them.
 
         **Arguments:**
 
-        - `step`: which one; it may be damaged, and it may be the newest.
+        - `step`: the step to delete; it may be damaged, or the newest.
 
         **Raises:**
 
@@ -299,19 +303,19 @@ class CheckpointManager:
             self._damaged.discard(number)
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether to save now: `save` says so, or the process was told to end.
+        """Whether to save now: because of `save`, or because of SIGTERM.
 
-        From the first call on, SIGTERM does not end the process; `close` changes that
-        back. Call it in each step, in the main thread; in a job, in each process.
+        From the first call until `close`, SIGTERM does not end the process. Call this
+        in each step, in the main thread; in a job, in each process.
 
         **Arguments:**
 
-        - `step`: that would be saved.
+        - `step`: the step that would be saved.
 
         **Returns:**
 
-        `True`, in all processes, if a function of `save` says so in one of them, or
-        SIGTERM came to one; `False` if this manager has saved `step`.
+        `True` in all processes if, in any of them, a function of `save` returned `True`
+        or SIGTERM arrived. `False` if this manager has saved `step` already.
         """
         self._check_open()
         why = 2 * told_to_end(self)
@@ -325,20 +329,17 @@ class CheckpointManager:
 
     @property
     def told_to_end(self) -> bool:
-        """Whether SIGTERM had come, in any process, at the last `should_save`.
-
-        Save, and leave the loop: the end of the `with` statement waits for the save.
-        """
+        """Whether SIGTERM had arrived in any process at the last `should_save`."""
         return self._told
 
     @ft.cached_property
     def _found(self) -> int | None:
-        """The newest step that was there, and whole as far as this manager knows."""
+        """The newest step that this manager does not know to be damaged."""
         newest = ft.partial(self._run.newest_except, self._damaged)
         return from_first(self._call("latest()"), newest, self._deadline)
 
     def _call(self, call: str) -> str:
-        """A call, as its errors name it when not all processes make it."""
+        """The text of a call, for errors when not all processes make it."""
         return f"{call} in {self._run.directory!r}"
 
     def _check_open(self) -> None:
@@ -356,9 +357,9 @@ class CheckpointManager:
         return f"CheckpointManager({self._run.directory!r})"
 
     def wait(self) -> None:
-        """Wait for the save that is going on; raises if it, or an earlier one, failed.
+        """Wait for the running save; raise if it, or an earlier one, failed.
 
-        A failure that you had from the future of that save is not raised again.
+        A failure that the future of the save has raised is not raised again.
         """
         self._check_thread()
         self._settle()
@@ -368,9 +369,9 @@ class CheckpointManager:
         wait([saving for saving in saves_of(self) if not saving.is_run_here()])
 
     def close(self) -> None:
-        """Wait for the save that is going on, as `wait` does, and save no more.
+        """Wait for the running save, as `wait` does, and refuse further saves.
 
-        SIGTERM does again what it did before `should_save`. One can still restore.
+        This restores the signal handler of SIGTERM. A closed manager can still restore.
         """
         self._check_thread()
         with self._one_at_a_time:
@@ -395,6 +396,6 @@ class CheckpointManager:
             error.add_note(f"Besides, a save failed: {e!r}")
 
     def _retain(self, saved: int, group: Together | Alone) -> None:
-        self._damaged.discard(saved)  # Now it is whole, and counts again.
+        self._damaged.discard(saved)  # The step is no longer damaged.
         tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
         group.from_first("retained", tidy_up, slow=True)

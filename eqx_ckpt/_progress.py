@@ -1,4 +1,4 @@
-"""Reporting the progress of a save or a restore."""
+"""Report the progress of a save or a restore."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -31,7 +31,7 @@ class Reporter:
         self._done = 0
 
     def __call__(self, phase: str, leaf: str = "", nbytes: int = 0) -> None:
-        """`nbytes` more bytes of a leaf are done."""
+        """Report that `nbytes` more bytes of a leaf are done."""
         self._done += nbytes
         self._report(phase, leaf, self._done, self._total)
 

@@ -1,4 +1,4 @@
-"""Restoring."""
+"""Restore the leaves of a PyTree from a checkpoint."""
 
 import functools as ft
 import io
@@ -63,54 +63,58 @@ def tree_deserialise_leaves(
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
 
-    All that does not agree with `like` is found before any array is read. Every byte
-    that is read is checked against its checksum.
+    All differences between the checkpoint and `like` are found before any array is
+    read. The checksum of everything that is read is verified.
 
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
     - `like`: a PyTree of the structure that was saved, with arrays or
         `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
-        dtypes. A leaf with a sharding is restored onto it; any other goes, uncommitted,
-        to the default device. Leaves that are not saved keep their value from `like`.
+        dtypes. A leaf with a sharding is restored onto that sharding; any other leaf
+        goes, uncommitted, to the default device. Leaves that are not saved keep their
+        value from `like`.
     - `filter_spec`: as that of `equinox.tree_deserialise_leaves`: a function
         `(f, leaf) -> leaf` that reads the leaf from the file `f`, or calls
         [`eqx_ckpt.default_deserialise_filter_spec`][] (or Equinox's), or returns `leaf`
         to keep it; or a PyTree prefix of such functions.
     - `is_leaf`: as [`eqx_ckpt.tree_serialise_leaves`][].
     - `where`: restore only this part of `like`, as in `equinox.tree_at`; no other leaf
-        is read. `where=lambda tree: tree["model"]`, or a tuple of nodes.
-    - `prefix`: where `like` is in the checkpoint: `prefix="model/encoder"` restores one
-        submodule from its own skeleton.
-    - `sharding`: where JAX arrays and PRNG keys go. `None`: each leaf as `like` has it,
-        see there. A `jax.sharding.Sharding`, or a device: all of them there. A mesh: as
-        they were sharded when they were saved, on this mesh; they are replicated over
-        the axes that it lacks or that do not divide them ([`eqx_ckpt.match`][] tells
-        which). A function `(name, struct)` that returns one of these for each leaf. Or
-        a PyTree prefix of `like` with any of these.
-    - `casting`: `"no"`, or what may be cast to the dtypes of `like`, in NumPy's words:
-        `"safe"` (bfloat16 to float32), `"same_kind"` (float32 to bfloat16 too), or
-        `"unsafe"` (floats to integers too). Python numbers count as `float64`, `int64`,
-        `complex128` and `bool`. PRNG keys are never cast.
-    - `missing`: `"raise"`, or `"keep"` what `like` has for leaves that are not in the
-        checkpoint. Or a function from the name of such a leaf to one of these.
-    - `unexpected`: `"raise"`, or `"ignore"` leaves of the checkpoint that are not in
-        `like`. Or a function from the name of such a leaf to one of these.
-    - `transform`: a pure function from the checkpoint as [`eqx_ckpt.tree_like`][] shows
-        it (with `prefix`, the part there) to the tree whose leaves are to be found in
-        `like`, by their names. It is traced once, before anything is read. What it
-        returns unchanged is read straight to its place; what it computes, in parts: at
-        no time is there more than the result and what one part is computed from.
-        Leaves that it does not use are not read.
-    - `read_once`: in a job of several processes that hold the same data, let one of
-        them read it and send it to the others, over the interconnect of the devices.
-        That is faster where the storage is slower than the interconnect. All processes
-        have to pass the same. Leaves of which there is one replica are read as usual,
-        and so are dtypes other than floats of 16 and 32 bits and integers.
-    - `progress`: a function `(phase, leaf, done, total)`, which is called with `"read"`
-        or `"place"` (on devices), the leaf's name, and bytes; `True` shows a bar.
-    - `deadline`: in a job, where processes read parts of the same arrays, how many
-        seconds each of them may let the others wait. Then all of them raise.
+        is read. For example `where=lambda tree: tree["model"]`, or a tuple of nodes.
+    - `prefix`: the name of the part of the checkpoint that `like` describes:
+        `prefix="model/encoder"` restores one submodule from its own skeleton.
+    - `sharding`: where to put JAX arrays and PRNG keys. `None`: as in `like`. A
+        `jax.sharding.Sharding` or a device: all leaves there. A mesh: with the
+        PartitionSpecs that were saved, on this mesh; axes that the mesh lacks, or that
+        do not divide a leaf, are replicated ([`eqx_ckpt.match`][] lists them). A
+        function `(name, struct)` that returns one of these for each leaf. Or a PyTree
+        prefix of `like` with any of these.
+    - `casting`: which leaves may be cast to the dtype in `like`, in NumPy's words:
+        `"no"` (none), `"safe"` (such as bfloat16 to float32), `"same_kind"` (also
+        float32 to bfloat16), or `"unsafe"` (also floats to integers). Python numbers
+        count as `float64`, `int64`, `complex128` and `bool`. PRNG keys are never cast.
+    - `missing`: what to do with leaves of `like` that are not in the checkpoint:
+        `"raise"`, or `"keep"` their value from `like`. Or a function from the name of
+        such a leaf to one of these.
+    - `unexpected`: what to do with leaves of the checkpoint that are not in `like`:
+        `"raise"`, or `"ignore"` them. Or a function from the name of such a leaf to one
+        of these.
+    - `transform`: a pure function that takes the checkpoint's tree, as
+        [`eqx_ckpt.tree_like`][] returns it (with `prefix`, that part), and returns a
+        tree whose leaves have the names of those in `like`. It is traced once, before
+        anything is read. Leaves that it returns unchanged are read straight to their
+        place. The others are computed part by part, so that memory holds only the
+        result and the inputs of one part. Leaves that it does not use are not read.
+    - `read_once`: in a job of several processes that hold the same data, let one
+        process read it and send it to the others over the interconnect of the devices.
+        This is faster if the storage is slower than the interconnect. All processes
+        must pass the same value. It has no effect on leaves with one replica, nor on
+        dtypes other than integers and floats of 16 or 32 bits.
+    - `progress`: a function `(phase, leaf, done, total)`, called with `"read"` or
+        `"place"` (on devices), the name of a leaf, and two numbers of bytes; or `True`,
+        to show a bar.
+    - `deadline`: in a job whose processes read parts of the same arrays, the seconds
+        that a process waits for the others. Then all of them raise.
 
     **Returns:**
 
@@ -186,7 +190,7 @@ def _restored(
 
 
 class _Arguments(How, total=False):
-    """What `restore_or_init` takes besides: see `tree_deserialise_leaves`."""
+    """The other arguments of `restore_or_init`: see `tree_deserialise_leaves`."""
 
     filter_spec: PyTree
     is_leaf: IsLeaf
@@ -203,28 +207,28 @@ def restore_or_init(
 ) -> PyTree:
     """Restore what a checkpoint has, and initialise only the rest.
 
-    For a pretrained model with a fresh head or an adapter: the leaves that are restored
-    are not initialised first, and the whole is never in memory twice.
+    Use this for a pretrained model with a new head or an adapter. Restored leaves are
+    not initialised first, so the tree is never in memory twice.
 
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
     - `init`: a function that makes the whole tree, such as a model. It is traced, and
-        only the leaves that were not restored are computed, under `jax.jit`: those that
-        the checkpoint does not have, and those that `where` does not pick.
-    - `args`: what `init` is called with.
-    - `how`: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where new
-        leaves go; with a mesh, which says "as saved", they are replicated. The default
-        of `missing` is `"keep"` here; let a function say which leaves may be missing.
+        `jax.jit` computes only the leaves that were not restored: those that the
+        checkpoint does not have, and those that `where` does not pick.
+    - `args`: the arguments of `init`.
+    - `how`: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where to
+        put new leaves; with a mesh, new leaves are replicated. The default of `missing`
+        is `"keep"` here; pass a function to say which leaves may be missing.
 
     **Returns:**
 
-    What `init` makes, with the leaves of the checkpoint in their places.
+    The tree of `init`, with the leaves of the checkpoint in their places.
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`. To
-        begin anew then is for the caller to decide.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`. This
+        function never falls back to `init` alone.
     - As [`eqx_ckpt.tree_deserialise_leaves`][].
 
     !!! example
@@ -277,7 +281,7 @@ def _carry_out(
 
 
 def _restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) -> Any:
-    """What a custom `filter_spec` makes of a leaf, which it may or may not read."""
+    """Call a custom `filter_spec` for a leaf, which it may or may not read."""
 
     def content() -> bytes:
         if _narrows(read):
@@ -318,7 +322,7 @@ def _narrows(read: Read) -> bool:
 
 
 def _changed(value: Any, like: Any) -> tuple[str, str] | None:
-    """The two in words if a leaf is not what `like` has, as Equinox checks it."""
+    """Describe both leaves if they differ by Equinox's check; `None` otherwise."""
     if isinstance(like, jax.ShapeDtypeStruct | jax.Array):
         same_type = isinstance(value, jax.Array) or not isinstance(like, jax.Array)
     else:
@@ -332,7 +336,7 @@ def _changed(value: Any, like: Any) -> tuple[str, str] | None:
 
 
 def _content(leaves: Leaves, read: Read) -> bytes:
-    """What Equinox would have written for a leaf: an `.npy` file, or its own bytes."""
+    """The bytes that Equinox would have written for a leaf, such as an `.npy` file."""
     f = io.BytesIO()
     if not read.record.is_array:
         eqx.default_serialise_filter_spec(
@@ -342,7 +346,7 @@ def _content(leaves: Leaves, read: Read) -> bytes:
     array = leaves.on_host(read)
     if read.record.kind == "bytes":
         return array.tobytes()
-    # Unlike `np.save`, by its name if the dtype is JAX's: it is a void otherwise.
+    # `np.save` would write JAX's dtypes as voids; write their names.
     is_user_defined = array.dtype.isbuiltin == 2
     descr = array.dtype.name if is_user_defined else array.dtype.str
     header = {"descr": descr, "fortran_order": False, "shape": array.shape}

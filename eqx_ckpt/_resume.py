@@ -1,4 +1,4 @@
-"""Restoring the newest step of a run, or an older one if it is damaged."""
+"""Restore the newest step of a run, or an older one if that is damaged."""
 
 import functools as ft
 import logging
@@ -28,7 +28,7 @@ def check_on_damage(on_damage: OnDamage) -> None:
 def resumed(
     run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, deadline: float
 ) -> tuple[PyTree, list[int]]:
-    """Restore the newest step that is not damaged; return it with those skipped.
+    """Restore the newest undamaged step; return it with the steps skipped.
 
     All processes of a job restore the same step.
     """
@@ -43,7 +43,7 @@ def resumed(
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
         step = from_first(newer, lambda: max(run.steps(), default=-1), deadline)
         if step > steps[-1]:
-            # Another job has saved a newer step, and removed this one.
+            # Another job has saved a newer step, and has removed this one.
             return restored(step), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
@@ -61,7 +61,7 @@ def resumed(
 
 def _steps(run: Run) -> list[int]:
     """The committed steps; raise if there are none."""
-    # Listed before the steps: one that is committed in between is not foreign.
+    # Listed before the steps, so that a step committed in between is not foreign.
     named = run.named()
     steps = run.steps()
     if not steps:
@@ -71,7 +71,7 @@ def _steps(run: Run) -> list[int]:
         )
     for stranger in named:
         if stranger > steps[-1]:
-            logger.warning("%s is no checkpoint.", run.path(stranger))
+            logger.warning("%s is not a checkpoint.", run.path(stranger))
     return steps
 
 

@@ -1,4 +1,4 @@
-"""Which steps of a run to keep: plain functions from steps to steps."""
+"""Choose the steps of a run to keep: plain functions from steps to steps."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -65,11 +65,11 @@ def keep_last(n: int) -> Keep:
 
 
 def keep_every(n: int) -> Keep:
-    """Keep the steps that `n` divides.
+    """Keep the steps that are multiples of `n`.
 
     **Arguments:**
 
-    - `n`: the distance of the steps to keep, at least 1.
+    - `n`: the distance between the steps to keep, at least 1.
 
     **Returns:**
 
@@ -95,7 +95,7 @@ def keep_every(n: int) -> Keep:
 def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
     """Keep the `n` steps whose metric is best.
 
-    A step without the metric, or with a NaN, is never among the best. If no step has
+    A step without the metric, or with a NaN, is never one of the best. If no step has
     the metric, all are kept, with a warning.
 
     **Arguments:**
@@ -147,7 +147,7 @@ def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
 
 
 def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
-    """The steps that have the metric, best first; of equal ones, the newest first."""
+    """The steps that have the metric, best first; among equal ones, newest first."""
     sign = 1 if mode == "min" else -1
     values = {step: _number(metadata, metric) for step, metadata in steps.items()}
     order = [

@@ -1,4 +1,4 @@
-"""Saving."""
+"""Save the leaves of a PyTree to a checkpoint."""
 
 import contextlib
 import importlib.metadata
@@ -61,34 +61,35 @@ def tree_serialise_leaves(
 ) -> None:
     """Save the leaves of a PyTree, each array in a directory of its own name.
 
-    When this returns, the checkpoint survives a power cut. When it raises, or the
-    process dies in it, there is no new checkpoint, and every older one is as it was.
+    When this returns, the checkpoint survives a power cut. If it raises, or the process
+    dies, there is no new checkpoint, and every older one is unchanged.
 
     **Arguments:**
 
-    - `path`: the directory to save to. It must not exist, or be empty; directories
-        above it are created. Or a place in an object store: `"s3://bucket/path"`,
+    - `path`: the directory to save to. It must not exist, or be empty; parent
+        directories are created. Or a location in an object store: `"s3://bucket/path"`,
         `"gs://bucket/path"`, or an [`eqx_ckpt.Store`][].
     - `pytree`: the PyTree to save. JAX arrays (typed PRNG keys too), NumPy arrays and
-        Python bool/int/float/complexes are saved; all other leaves are not. A warning
-        names those that have state, such as an `np.random.Generator`.
-    - `filter_spec`: as that of `equinox.tree_serialise_leaves`: a function `(f, leaf)`
-        that writes the leaf to the file `f`, or hands it on to
+        Python bool/int/float/complexes are saved; no other leaves are. A warning names
+        unsaved leaves that have state, such as an `np.random.Generator`.
+    - `filter_spec`: as in `equinox.tree_serialise_leaves`: a function `(f, leaf)` that
+        writes the leaf to the file `f`, calls
         [`eqx_ckpt.default_serialise_filter_spec`][] (or Equinox's), or does nothing to
-        leave it out; or a PyTree prefix of such functions. `f.name` and `f.path` say
-        which leaf it is. It is called once for each leaf.
+        leave the leaf out; or a PyTree prefix of such functions. It is called once for
+        each leaf; `f.name` and `f.path` are the leaf's name and key path.
     - `is_leaf`: called on every node of `pytree`; if `True`, the node is a leaf.
-    - `metadata`: anything that JSON can hold, such as `{"loss": 0.31}`.
-    - `overwrite`: replace a checkpoint that is at `path` already, in one atomic step.
-    - `layout`: `"zarr"`, a directory with files for each array, or `"ocdbt"`, a few
-        files for all of them, in TensorStore's database format: for thousands of small
-        arrays, above all in an object store.
+    - `metadata`: any value that JSON can represent, such as `{"loss": 0.31}`.
+    - `overwrite`: replace an existing checkpoint at `path`, in one atomic step.
+    - `layout`: `"zarr"`, a directory of files for each array, or `"ocdbt"`, a few files
+        for all arrays, in TensorStore's database format. Use `"ocdbt"` for thousands of
+        small arrays, above all in an object store.
     - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
-        of them for each array, of which it gets the [`eqx_ckpt.LeafRecord`][].
-    - `progress`: a function `(phase, leaf, done, total)`, which is called with
-        `"write"` or `"commit"`, the leaf's name, and bytes; `True` shows a bar.
-    - `deadline`: in a job of several processes, how many seconds each of them may let
-        the others wait. Then all of them raise, and the error says who was late.
+        of them for each array. `record` is the array's [`eqx_ckpt.LeafRecord`][].
+    - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
+        `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
+        bar.
+    - `deadline`: in a job of several processes, the seconds that a process waits for
+        the others. Then all of them raise, and the error names the late processes.
 
     **Returns:**
 
@@ -96,11 +97,11 @@ def tree_serialise_leaves(
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointExistsError`][]: there is something at `path`.
+    - [`eqx_ckpt.CheckpointExistsError`][]: `path` exists already.
     - [`eqx_ckpt.LeafNameError`][]: two leaves would have the same name.
     - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` is not a prefix of `pytree`.
     - [`eqx_ckpt.CheckpointError`][]: a leaf or `metadata` cannot be saved exactly.
-    - `OSError`: the disk is full, or may not be written to, or fails.
+    - `OSError`: the disk is full, not writable, or failing.
 
     !!! example
 
@@ -144,32 +145,32 @@ def tree_serialise_leaves_async(
     staging_bytes: int | None = None,
     deadline: float = DEADLINE,
 ) -> Future[None]:
-    """Save the leaves of a PyTree while the program goes on.
+    """Save the leaves of a PyTree in the background.
 
-    When this returns, the save does not depend on the tree any more: the next step may
-    donate, delete or overwrite every array. That takes as long as copying the tree to
-    the host; JAX arrays in host memory are not even copied. (JAX then gives a step that
-    is to donate one of them other memory, until that array is written.)
+    When this returns, the save no longer depends on the tree: the next step may donate,
+    delete or overwrite every array. This takes as long as a copy of the tree to the
+    host. JAX arrays that are in host memory already are not copied; if a step donates
+    such an array before it is written, JAX gives the step other memory.
 
     **Arguments:**
 
-    - `staging_bytes`: how much host memory the copies may take, in all saves together.
-        If they do not fit, this waits until enough of them is written; about 48 MiB are
-        always allowed. The default is half of the machine's memory.
+    - `staging_bytes`: the host memory for the copies of all saves together. If a copy
+        does not fit, this waits until enough has been written; about 48 MiB are always
+        allowed. The default is half of the machine's memory.
     - All others: as [`eqx_ckpt.tree_serialise_leaves`][]. `filter_spec` is called
-        before this returns, and `progress` by another thread.
+        before this returns, `progress` in another thread.
 
     **Returns:**
 
     A `concurrent.futures.Future`. When its `result()` returns, the checkpoint survives
-    a power cut. If the save fails, `result()` raises; and if nobody asks for it, the
-    next save does, or it is reported when the interpreter ends. The interpreter does
-    not end before the save has.
+    a power cut. If the save fails, `result()` raises. If you never call it, the next
+    save raises the error instead, or the interpreter prints it at exit. The interpreter
+    does not exit before the save has ended.
 
     **Raises:**
 
-    - As [`eqx_ckpt.tree_serialise_leaves`][]. What is wrong with the arguments is
-        raised at once, and a failure of the disk by the future.
+    - The errors of [`eqx_ckpt.tree_serialise_leaves`][]. Errors in the arguments are
+        raised at once, failures of the disk by the future.
 
     !!! example
 
@@ -205,7 +206,7 @@ def save_in_background(
 ) -> Saving:
     """Stage the data of a save that has begun; a thread does the rest.
 
-    It ends with `afterwards`, and closes what is `held`.
+    The thread calls `afterwards` after the commit, and closes `held` at the end.
     """
     staging = Staging(save.arrays, limit)
 
@@ -228,19 +229,21 @@ def save_in_background(
     save.arrays.clear()
     saving.start()
     if not group.in_background:
-        wait([saving])  # Its messages must not meet the programs of the main thread.
+        wait(
+            [saving]
+        )  # The save's messages must not overlap with programs of the main thread.
     return saving
 
 
 class Alone(contextlib.ExitStack):
-    """One process, as a group: what `Together` is for several."""
+    """A group of one process; `Together` is a group of several."""
 
     in_background = True
 
     def begin(
         self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
     ) -> tuple[Attempt, list[Write]]:
-        """The attempt to save all of `writes`, and those of them that have data."""
+        """Begin the attempt; return it with the writes that have data."""
         arrays = [write for write in writes if write.leaf is not None]
         return target.begin(layout, overwrite=overwrite), arrays
 
@@ -249,12 +252,12 @@ class Alone(contextlib.ExitStack):
 
 
 class Save:
-    """A save: it is planned, then begun, then run.
+    """A save, which is planned, begun, and run.
 
     **Attributes:**
 
-    - `arrays`: the leaves of which this process writes the data, or a part.
-    - `finite`: what refuses to commit NaNs and infinities; `None` to save them.
+    - `arrays`: the leaves whose data this process writes, wholly or in part.
+    - `finite`: the check that refuses to commit NaNs and infinities, or `None`.
     """
 
     arrays: list[Write]
@@ -269,7 +272,7 @@ class Save:
         layout: Layout,
         progress: Progress,
     ) -> None:
-        """Find everything that is wrong before anything is written."""
+        """Plan the save; raise all errors that can be found without writing."""
         self.path = os.fspath(path)
         self._writes = plan.writes
         if compression is not None:
@@ -290,10 +293,10 @@ class Save:
         self._manifest = Manifest(
             self._leaves, plan.unsaved, metadata, VERSIONS, layout=layout
         )
-        to_bytes(self._manifest)  # It says now whether it is too large.
+        to_bytes(self._manifest)  # Raises now if the manifest is too large.
 
     def begin(self, group: "Together | Alone", overwrite: bool) -> None:
-        """Agree with the other processes, and let the attempt begin."""
+        """Agree with the other processes, and begin the attempt."""
         writes, self._writes = self._writes, []
         self._attempt, self.arrays = group.begin(
             self._target, self._manifest.layout, overwrite, writes
@@ -306,7 +309,7 @@ class Save:
     ) -> None:
         """Write the data of all leaves, and commit.
 
-        `release` is called with the bytes of each piece that is written.
+        Call `release` with the size of each piece that has been written.
         """
         attempt, report = self._attempt, self._report
 

@@ -19,23 +19,23 @@ from ._tree.nested import checked_prefix
 from ._types import PathLike
 
 
-# Host memory for what is read at a time; what was read before is still looked at.
+# Host memory for one read, while the statistics of the previous one are computed.
 _WINDOW = 32 * 2**20
-# What one thread looks at, at a time.
+# The size of the pieces that one thread computes statistics of.
 _TASK = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class LeafStats:
-    """Statistics of one leaf; those without meaning for its dtype are `None`.
+    """Statistics of one leaf; `None` where its dtype has no such statistic.
 
     **Attributes:**
 
-    - `count`: the number of elements: numbers, keys, dates, or bytes.
-    - `nan`, `inf`: how many of them are NaN (a date: NaT), and positive or negative
-        infinity. All other statistics are of the finite numbers only.
-    - `min`, `max`: exact, as Python's `int` or `float`, or as NumPy's dates; `None` for
-        complex numbers.
+    - `count`: the number of elements (numbers, keys, dates, or bytes).
+    - `nan`, `inf`: the number of NaNs (of NaTs among dates), and of positive and
+        negative infinities. All other statistics are of the finite numbers only.
+    - `min`, `max`: exact, as an `int`, a `float`, or a NumPy date; `None` for complex
+        numbers.
     - `mean`, `std`, `norm`: the average, the standard deviation, and the square root of
         the sum of squares, in 64 bits, where booleans are 0 and 1.
     """
@@ -51,10 +51,10 @@ class LeafStats:
 
 
 def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
-    """Minimum, maximum, mean, norm, NaNs and infinities of each leaf.
+    """Compute minimum, maximum, mean, norm, NaNs and infinities of each leaf.
 
-    Everything is read once, chunk by chunk, and compared with its checksums; at most
-    64 MiB are in memory, however large a leaf is.
+    Everything is read once, chunk by chunk, and its checksums are verified. At most 64
+    MiB are in memory, however large a leaf is.
 
     **Arguments:**
 
@@ -69,7 +69,8 @@ def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
-    - [`eqx_ckpt.CorruptCheckpointError`][]: names every leaf that is damaged, and how.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: leaves are damaged; names each of them, and
+        the damage.
     - `OSError`: the file system fails.
 
     !!! example
@@ -99,7 +100,7 @@ def _stats(source: Source, prefix: str) -> dict[str, LeafStats]:
 def stats_and_damage(
     source: Source, prefix: str, damage: dict[str, str]
 ) -> dict[str, LeafStats]:
-    """As `stats`, without the leaves that are damaged, which are put into `damage`."""
+    """As `stats`, but put damaged leaves into `damage` instead of raising."""
     manifest = source.manifest
     prefix = checked_prefix(prefix, manifest)
     records = {n: r for n, r in manifest.leaves.items() if is_below(prefix, n)}
@@ -116,7 +117,7 @@ def stats_and_damage(
 def _pieces(
     source: Source, records: dict[str, LeafRecord], damage: dict[str, str]
 ) -> Iterator[tuple[str, Moments]]:
-    """The moments of each piece, in order, computed while others are read."""
+    """The moments of each piece, in order, computed while the next pieces are read."""
     reads = (
         RegionRead(name, record, piece)
         for name, record in records.items()

@@ -17,12 +17,12 @@ from ._types import PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
-# At most so many characters of an invalid step are shown.
+# The most characters of an invalid step that errors show.
 _LONGEST = 80
 
 
 def as_step(value: Any) -> int:
-    """A step as an `int`, from an integer of Python, NumPy or JAX."""
+    """Convert a step to an `int`, from an integer of Python, NumPy or JAX."""
     try:
         is_bool = isinstance(value, bool | np.bool_)
         step = -1 if is_bool else operator.index(value)
@@ -30,13 +30,13 @@ def as_step(value: Any) -> int:
         step = -1
     if not 0 <= step < 2**63:
         raise CheckpointError(
-            f"{in_words(value)} is no step. Pass a non-negative integer below 2**63."
+            f"{in_words(value)} is not a step. Pass a non-negative integer below 2**63."
         )
     return step
 
 
 def in_words(step: Any) -> str:
-    """A step as text, whatever was passed; equal for equal integers."""
+    """A step as text, whatever its type; equal for equal integers."""
     try:
         text = repr(step) if isinstance(step, str) else str(step)
     except ValueError:  # Python does not write integers of more than 4300 digits.
@@ -45,7 +45,7 @@ def in_words(step: Any) -> str:
 
 
 class Run:
-    """The steps of a run, listed anew each time; nothing cached can be stale."""
+    """The steps of a run, listed anew each time, so that nothing is stale."""
 
     def __init__(self, directory: PathLike) -> None:
         self._location = locate(directory)
@@ -66,7 +66,7 @@ class Run:
         return self._steps.named()
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in order, damaged or not."""
+        """The saved steps, in order, damaged or not."""
         return self._steps.saved()
 
     def latest(self) -> int | None:
@@ -78,7 +78,7 @@ class Run:
         return newest
 
     def explain(self) -> str:
-        """A sentence about what the directory is instead of a run."""
+        """A sentence that says what the directory is, if it is not a run."""
         return self._location.explain_run()
 
     def metadata(self, step: int) -> Any:
@@ -92,7 +92,7 @@ class Run:
         )
 
     def idle(self, step: int) -> int:
-        """The step; raise if this process is reading it."""
+        """Return the step; raise if this process is reading it."""
         if self.is_read(step):
             raise CheckpointError(
                 f"Step {step} is being read, and was not deleted. Delete it when that "
@@ -114,15 +114,15 @@ class Run:
         self._steps.remove(steps)
 
     def sweep(self, *, starting: bool) -> None:
-        """Remove what dead attempts left."""
+        """Remove the remains of dead attempts."""
         self._steps.sweep(starting=starting)
 
     def clean_up(self) -> None:
-        """Remove what dead attempts left, where this process may."""
+        """Remove the remains of dead attempts, as far as this process is allowed to."""
         try:
             self.sweep(starting=True)
         except (OSError, CheckpointError) as e:
-            # A process that may only read, or has no locks there, can still restore.
+            # A process with read-only access, or without locks, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
 
     def newest_except(self, damaged: set[int]) -> int | None:
@@ -130,7 +130,7 @@ class Run:
         return max({*self.steps()} - damaged, default=None)
 
     def best(self, metric: str, mode: Mode) -> int:
-        """The step with the best value of a metric; raise if no step has it."""
+        """The step with the best value of a metric; raise if no step has the metric."""
         check_mode(mode)
         steps = {step: self.metadata(step) for step in self.steps()}
         best = ranked(steps, metric, mode)
@@ -163,7 +163,7 @@ class Candidates(Mapping[int, Any]):
         try:
             return self._run.metadata(step)
         except (CorruptCheckpointError, CheckpointNotFoundError) as e:
-            # It cannot be told to be worse, so it stays.
+            # Keep it: its metadata cannot show that it is worse.
             logger.warning("The metadata of step %d cannot be read: %s", step, e)
             self.unreadable.add(step)
             return None
@@ -176,7 +176,7 @@ class Candidates(Mapping[int, Any]):
 
 
 def _chosen(answer: Any) -> list[int]:
-    """The steps that a function chose; raise if it returned anything else."""
+    """Validate the steps that a function of `keep` returned."""
     try:
         return [as_step(step) for step in answer]
     except (TypeError, CheckpointError) as e:
@@ -187,7 +187,7 @@ def _chosen(answer: Any) -> list[int]:
 
 
 def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> None:
-    """Remove the steps that nothing keeps, now that `saved` is committed."""
+    """Remove the steps that no function keeps, after `saved` was committed."""
     try:
         removed = _steps_to_remove(run, keep, damaged, saved)
         run.remove(removed)

@@ -14,9 +14,9 @@ Layout: TypeAlias = Literal["zarr", "ocdbt"]
 """How a checkpoint stores its arrays: as files, or in one database."""
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Spec: TypeAlias = Callable[[Any, Any], Any]
-# Called with the name of a leaf, and how many more bytes of it are done.
+# Called with the name of a leaf, and the number of its bytes that have just been done.
 Report: TypeAlias = Callable[[str, int], None]
-# For each leaf, the checksums of chunks, by their positions.
+# The checksums of each leaf's chunks, by chunk position.
 Checksums: TypeAlias = dict[str, dict[int, str]]
 
 

@@ -1,4 +1,4 @@
-"""When to save: functions of a step and the last saved step; and SIGTERM."""
+"""Decide when to save: functions of a step and the last saved step; and SIGTERM."""
 
 import signal
 import threading
@@ -22,13 +22,13 @@ _told = threading.Event()
 
 
 def every_steps(n: int) -> When:
-    """Save the steps that `n` divides.
+    """Save the steps that are multiples of `n`.
 
-    If the loop skips such a step, the next one is saved instead.
+    If the loop skips such a step, the next step is saved instead.
 
     **Arguments:**
 
-    - `n`: the distance of the steps to save, at least 1.
+    - `n`: the distance between saved steps, at least 1.
 
     **Returns:**
 
@@ -54,16 +54,16 @@ def every_steps(n: int) -> When:
 
 
 def every_seconds(seconds: int | float) -> When:
-    """Save when this much time has passed since the first call after the last save.
+    """Save when `seconds` have passed since the first call after the last save.
 
     **Arguments:**
 
-    - `seconds`: the time between two saves, positive.
+    - `seconds`: the time between two saves, a positive number.
 
     **Returns:**
 
-    A function for the `save` of [`eqx_ckpt.CheckpointManager`][]. It has a clock of its
-    own: make one for each manager.
+    A function for the `save` of [`eqx_ckpt.CheckpointManager`][]. It has its own clock:
+    make one for each manager.
 
     **Raises:**
 
@@ -106,7 +106,7 @@ def checked_when(save: When | Iterable[When]) -> list[When]:
 
 
 def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
-    """Whether any of the functions says so; all of them are called."""
+    """Whether any function returns `True`; all of them are called."""
     answers: list[Any] = [function(step, last) for function in functions]
     for answer in answers:
         if not isinstance(answer, bool | np.bool_):
@@ -118,7 +118,7 @@ def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
 
 
 def told_to_end(watcher: object) -> bool:
-    """Whether SIGTERM came since the first call; it no longer ends the process."""
+    """Catch SIGTERM from the first call on; return whether it has arrived."""
     if not _watchers:
         try:
             _previous[:] = [signal.signal(signal.SIGTERM, _note)]
@@ -133,7 +133,7 @@ def told_to_end(watcher: object) -> bool:
 
 
 def stop_watching(watcher: object) -> None:
-    """Restore the previous handler of SIGTERM once nobody watches."""
+    """Restore the previous handler of SIGTERM when the last watcher has stopped."""
     if watcher in _watchers:
         _watchers.discard(watcher)
         if not _watchers:

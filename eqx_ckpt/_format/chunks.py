@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 
-# The fastest size, since a chunk is encoded and verified through a buffer of its own
-# size: see docs/performance.md.
+# The fastest size: a chunk is encoded and verified in a buffer of its own size. See
+# docs/performance.md.
 TARGET_BYTES = 8 * 2**20
 _PART_BYTES = 2**20
 
 _T = TypeVar("_T")
 
-# One slice for each axis, with start and stop, without step.
+# One slice for each axis, with a start and a stop, without a step.
 Region: TypeAlias = tuple[slice, ...]
 Start: TypeAlias = tuple[int, ...]
 
@@ -34,7 +34,7 @@ def shape_of(region: Region) -> tuple[int, ...]:
 def distinct_regions(
     indices: Mapping[_T, Sequence[slice] | None], shape: Sequence[int]
 ) -> list[tuple[Region, list[_T]]]:
-    """Each distinct region, with its devices, from JAX's map of indices."""
+    """Each distinct region with its devices, from JAX's map of devices to indices."""
     regions: dict[str, tuple[Region, list[_T]]] = {}
     for device, index in indices.items():
         region = region_of(index or (), shape)
@@ -55,9 +55,9 @@ def chunk_shape(
 ) -> tuple[int, ...]:
     """The chunk shape of an array whose shards have the shape `shard_shape`.
 
-    The sharded axes are split first, into at most four parts together, of a MiB or
-    more: then a mesh of two or four times as many shards reads no chunk twice. After
-    that the other axes are split, until a chunk has at most about `TARGET_BYTES`. No
+    First, the sharded axes of a shard are split, into at most four parts of 1 MiB or
+    more, so that a mesh with two or four times as many shards reads no chunk twice.
+    Then the other axes are split until a chunk has at most about `TARGET_BYTES`. No
     chunk crosses the edge of a shard.
     """
     if 0 in shard_shape:
@@ -92,12 +92,12 @@ def _split(size: int, most: int, *, divide: bool) -> int:
 
 
 def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
-    """How many chunks there are along each axis."""
+    """The number of chunks along each axis."""
     return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
 def chunk_keys(shape: Sequence[int], chunk: Sequence[int]) -> list[str]:
-    """The keys of all chunks below their array, in C order: `c.0.0`, `c.0.1`, ..."""
+    """The keys of all chunks of an array, in C order: `c.0.0`, `c.0.1`, ..."""
     if 0 in shape:
         return []
     axes = [map(str, range(-(-n // c))) for n, c in zip(shape, chunk, strict=True)]

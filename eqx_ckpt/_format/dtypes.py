@@ -1,4 +1,4 @@
-"""The dtypes of the format, known by name: to look takes no NumPy."""
+"""The dtypes of the format by name, so that a look-up need not import NumPy."""
 
 import re
 
@@ -11,7 +11,7 @@ STORED = frozenset(
     "float32 float64 complex64 complex128 float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn".split()
 )
-# Other dtypes, stored as bytes, with the true dtype in the manifest.
+# Other dtypes: the array has bytes, and the manifest the true dtype.
 VIEWED = frozenset(
     "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
 )
@@ -32,7 +32,7 @@ class _DataTypes(dict[str, str]):
 
 
 class _Sizes(dict[str, int]):
-    """The bytes of one element; known, so that a reader need not import NumPy."""
+    """The bytes of one element, from a table so that a reader need not import NumPy."""
 
     def __missing__(self, data_type: str) -> int:
         return np.dtype(data_type).itemsize

@@ -1,7 +1,7 @@
-"""JAX, Equinox and NumPy, imported at their first use: reading a manifest takes none.
+"""Import JAX, Equinox and NumPy at their first use: reading a manifest needs none.
 
-Their import takes a second, in which `eqx-ckpt ls` is done. What is light, which is all
-that `_format`, `_storage`, `_inspect`, `_stats`, `_steps` and `cli` import, takes them
+Their import takes a second, longer than `eqx-ckpt ls` takes as a whole. The light
+modules (`_format`, `_storage`, `_inspect`, `_stats`, `_steps` and `cli`) import them
 from here.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, TYPE_CHECKING, TypeAlias
 
 
 class _Later:
-    """A module that is imported when something of it is asked for."""
+    """Stands for a module, which is imported when one of its attributes is accessed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,7 +23,7 @@ class _Later:
 
 
 def _loaded(name: str) -> Any:
-    # It gives NumPy the dtypes of JAX, such as bfloat16.
+    # Registers JAX's dtypes, such as bfloat16, with NumPy.
     importlib.import_module("ml_dtypes")
     return importlib.import_module(name)
 

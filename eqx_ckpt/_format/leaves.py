@@ -30,11 +30,12 @@ class LeafRecord(NamedTuple):
 
     - `kind`: `"jax"`, `"key"`, `"numpy"`, `"numpy_scalar"`, `"bytes"` (written by a
         custom `filter_spec`), or `"bool"`, `"int"`, `"float"`, `"complex"`.
-    - `dtype`, `shape`: those of the leaf; the dtype of a typed PRNG key is `"key"`.
+    - `dtype`, `shape`: of the leaf. The dtype of a typed PRNG key is `"key"`.
     - `impl`: the implementation of a typed PRNG key, else `None`.
-    - `weak_type`: that of the `jax.Array`.
-    - `data_type`, `data_shape`, `chunk_shape`: those of the Zarr array.
-    - `compression`: that of its chunks: `"zstd"`, or `None`.
+    - `weak_type`: whether the `jax.Array` was weakly typed.
+    - `data_type`, `data_shape`, `chunk_shape`: the dtype, shape and chunk shape of the
+        Zarr array.
+    - `compression`: the compression of its chunks: `"zstd"`, or `None`.
     - `sharding`: axis names, mesh shape, PartitionSpec and memory kind of the array
         when it was saved; `None` for an array on one device.
     - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
@@ -69,12 +70,12 @@ class LeafRecord(NamedTuple):
 
         **Arguments:**
 
-        - `shape`, `dtype`: of the array.
-        - `path`, `kind`: see above.
+        - `shape`, `dtype`: those of the array.
+        - `path`, `kind`: the attributes of the same name.
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointError`][]: there is no such dtype in this format.
+        - [`eqx_ckpt.CheckpointError`][]: the format does not support the dtype.
         """
         try:
             record = _array_record(kind, tuple(shape), np.dtype(dtype))
@@ -88,12 +89,12 @@ class LeafRecord(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data that a restore reads, without checksums."""
+        """The bytes of data that a restore reads, without checksums."""
         return math.prod(self.data_shape) * self.itemsize if self.is_array else 0
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element of the Zarr array."""
+        """The bytes of one element of the Zarr array."""
         return SIZES[self.data_type]
 
     def __str__(self) -> str:
@@ -114,7 +115,7 @@ class LeafRecord(NamedTuple):
 
 
 class Written(bytes):
-    """The bytes that a custom `filter_spec` wrote, in place of the leaf."""
+    """Stands for a leaf for which a custom `filter_spec` wrote these bytes."""
 
 
 class Skipped:
@@ -150,7 +151,7 @@ def describe(leaf: Any) -> LeafRecord | None:
     for kind in (bool, int, float, complex):
         if isinstance(leaf, kind):
             return LeafRecord(kind.__name__, value=scalar_to_text(leaf))
-    # Equinox skips these silently, although they hold data.
+    # Equinox skips these objects silently, although they hold data.
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise CannotSave("is a `jax.ShapeDtypeStruct`, which has no data")
     if isinstance(leaf, jax.Ref):
@@ -186,7 +187,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
         return LeafRecord("unknown", value=str(e))
 
 
-# Many leaves are alike, and share one record.
+# Cached, because many leaves have equal records.
 @ft.lru_cache(maxsize=4096)
 def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
     if kind == "numpy":
@@ -247,7 +248,7 @@ def _array_record(
 
 
 def split(spec: "PartitionSpec") -> tuple[Any, ...]:
-    """How each dimension is sharded, without unreduced and reduced axes."""
+    """The mesh axes of each dimension, without unreduced and reduced axes."""
     return tuple(spec.update(unreduced=frozenset(), reduced=frozenset()))
 
 
@@ -278,7 +279,7 @@ def _describe_sharding(sharding: "Sharding") -> dict[str, Any] | None:
 def tag_and_data_type(dtype: DType) -> tuple[str, str]:
     """The name of a dtype in the manifest, and the `data_type` of its Zarr array.
 
-    The first is `">f4"` or `"<M8[ns]"` where a name such as `"float32"` is ambiguous.
+    The name is `">f4"` or `"<M8[ns]"` where one such as `"float32"` would be ambiguous.
     """
     tag = dtype.str if dtype.kind in "mM" or not dtype.isnative else dtype.name
     try:
@@ -295,7 +296,7 @@ def dtype_from_tag(tag: str) -> DType:
 
 
 def start_transfer(leaf: Any) -> None:
-    """Start to copy an array from its devices, so that `shards` need not wait."""
+    """Start to copy an array to the host, so that `shards` waits less."""
     if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
         return
     devices = leaf.sharding.device_set
@@ -314,8 +315,9 @@ def shards(
 ) -> Iterator[tuple[Region, Array]]:
     """The data of a leaf as host arrays, each with its region of the Zarr array.
 
-    They are split along the chunk grid into pieces that can be written separately; with
-    `owned`, only the pieces that start there. Those of a NumPy array are views.
+    The pieces are split along the chunk grid, so that each can be written separately.
+    `owned` selects the pieces that start at these positions. Pieces of a NumPy array
+    are views.
     """
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
@@ -336,7 +338,7 @@ def shards(
         if not host.dtype.isnative:
             host = host.astype(host.dtype.newbyteorder("="))
         if record.kind == "numpy" and record.dtype == "bool":
-            # A byte other than 0 and 1 could be written, but not read back.
+            # TensorStore would write a byte other than 0 and 1, but refuse to read it.
             host = np.asarray(host.view(np.uint8) != 0)
         host = host.view(dtype)
         for piece in pieces:

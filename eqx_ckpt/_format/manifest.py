@@ -24,8 +24,9 @@ from .screen import first_lines, in_bytes, tree_html
 
 FORMAT_VERSION = 1
 MANIFEST = "zarr.json"
-# Limits of readers, so writers check them too: about two million leaves. Each JSON
-# value follows one of these tokens, and costs a reader up to 100 bytes of memory.
+# Readers enforce these limits, so writers check them too. They allow about two million
+# leaves. Each JSON value follows one of the tokens, and costs a reader up to 100 bytes
+# of memory.
 MAX_BYTES = 256 * 2**20
 MAX_TOKENS = 16_000_000
 # TensorStore's limit.
@@ -34,12 +35,13 @@ _MAX_RANK = 32
 _MAX_ARRAY_BYTES = 2**62
 NO_DIGEST = "0" * 64
 
-# The keys of an OCDBT database, or of one per process.
+# The keys of an OCDBT database, or of one database per process.
 DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
 COMPRESSIONS = ("zstd",)
 _COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
     None: [],
-    # TensorStore's default level. No checksum by zstd: crc32c follows.
+    # TensorStore's default level. Without zstd's own checksum, because a crc32c
+    # follows.
     "zstd": [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}],
 }
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
@@ -51,14 +53,14 @@ class Manifest:
 
     **Attributes:**
 
-    - `leaves`: the record of each saved leaf, including Python scalars, by name.
+    - `leaves`: the record of each saved leaf by name, including Python scalars.
     - `unsaved`: a fingerprint of each leaf that is not saved (functions, strings, ...),
-        by name.
-    - `metadata`: what was passed as `metadata` when the checkpoint was saved.
+        by name. A restore compares it with `like`.
+    - `metadata`: the `metadata` that the save was given.
     - `versions`: the versions of the packages that saved it.
-    - `root`: the prefix of the arrays below the checkpoint's path.
-    - `layout`: how they are stored there: `"zarr"`, each in a directory of its own
-        name, or `"ocdbt"`, all in one database.
+    - `root`: the directory or key prefix of the arrays, below the checkpoint's path.
+    - `layout`: how the arrays are stored there: `"zarr"`, each in a directory of its
+        own name, or `"ocdbt"`, all in one database.
     - `format_version`: the version of the format, see `docs/format.md`.
     """
 
@@ -72,7 +74,7 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data in all arrays."""
+        """The bytes of data in all arrays."""
         return sum(record.nbytes for record in self.leaves.values())
 
     def _head(self) -> str:
@@ -140,7 +142,7 @@ def _is_file(manifest: Manifest) -> Callable[[str], object]:
     return keys.__contains__
 
 
-# By layout: what tells whether a key belongs to a checkpoint.
+# For each layout, a test of whether a key belongs to a checkpoint.
 _OWN_KEYS: dict[Layout, Callable[[Manifest], Callable[[str], object]]] = {
     "zarr": _is_file,
     "ocdbt": _is_in_database,
@@ -190,7 +192,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def _type_to_json(record: LeafRecord) -> dict[str, Any]:
-    """The properties that leaves share, without those that follow from others."""
+    """The properties that leaves share, without those that can be derived."""
     if record.value is not None:
         return {"kind": record.kind}
     entry: dict[str, Any] = {
@@ -210,7 +212,7 @@ def _type_to_json(record: LeafRecord) -> dict[str, Any]:
 
 
 def excess(manifest: bytes) -> str:
-    """By what a manifest would take a reader too much memory; empty if it does not."""
+    """Say why a manifest would take readers too much memory; empty if it would not."""
     if len(manifest) > MAX_BYTES:
         return f"it has {len(manifest)} bytes, and readers take {MAX_BYTES}"
     tokens = sum(map(manifest.count, (b"[", b"{", b",", b":")))
@@ -220,7 +222,7 @@ def excess(manifest: bytes) -> str:
 
 
 def check_array(record: LeafRecord) -> None:
-    """Raise `CannotSave` for what readers refuse of an array."""
+    """Raise `CannotSave` for an array that readers would refuse."""
     rank = len(record.data_shape)
     if rank > _MAX_RANK:
         raise CannotSave(

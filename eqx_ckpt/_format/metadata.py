@@ -1,4 +1,4 @@
-"""The user's metadata: values that JSON holds exactly, and the floats that it lacks."""
+"""The user's metadata as JSON, which must hold each value exactly."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _MAX_INT_BITS = 14_000
 def exactly(metadata: Any) -> Any:
     """Copy metadata to values that JSON returns exactly; array scalars become numbers.
 
-    Raises `CheckpointError` for what JSON would change.
+    Raise `CheckpointError` for a value that JSON would change.
     """
     found = _plain(metadata, "metadata", MAX_DEPTH)
     text = json.dumps(pack(found), allow_nan=False)
@@ -74,7 +74,7 @@ def _refused(where: str, problem: str) -> CheckpointError:
 
 
 def pack(value: Any) -> Any:
-    """Encode nan and inf, which JSON lacks and diverged losses have."""
+    """Encode NaN and infinities, which JSON lacks but a diverged loss has."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"@float": repr(value)}
     if type(value) is dict:

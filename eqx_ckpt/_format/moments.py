@@ -1,4 +1,4 @@
-"""Statistics of numbers that arrive piece by piece."""
+"""Statistics of numbers, merged from those of their pieces."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,17 +7,18 @@ from typing import Any
 from .lazy import Array, np
 
 
-# What is converted to 64 bits at a time fits in the cache of a core.
+# Convert so much to 64 bits at a time: it fits into the cache of a core.
 _BLOCK = 2**16
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of numbers so far; `plus` adds those of others.
+    """Statistics of some numbers; `plus` merges those of others.
 
     **Attributes:**
 
-    - `count`: how many are finite. All others but `nan` and `inf` are of these.
+    - `count`: the number of finite ones. Except `nan` and `inf`, all statistics are of
+        these.
     - `squares`: the sum of the squared distances from the mean.
     """
 
@@ -30,14 +31,14 @@ class Moments:
     squares: float = 0.0
 
     def plus(self, other: "Moments") -> "Moments":
-        """Of both; the means are combined without cancellation."""
+        """Merge the statistics of two sets of numbers, without cancellation."""
         nan, inf = self.nan + other.nan, self.inf + other.inf
         if self.count == 0 or other.count == 0:
             known = self if other.count == 0 else other
             return replace(known, nan=nan, inf=inf)
         count = self.count + other.count
         gap = other.mean - self.mean
-        # A power would raise where a product becomes infinite.
+        # A product overflows to infinity; a power of Python floats would raise.
         between = abs(gap) * abs(gap) * (self.count * other.count / count)
         return Moments(
             count,
@@ -60,7 +61,7 @@ class Moments:
 
 
 def moments(array: Array) -> Moments:
-    """The moments of numbers of any dtype, computed in 64 bits."""
+    """Compute the statistics of an array of any dtype, in 64 bits."""
     flat, found = array.reshape(-1), Moments()
     with np.errstate(all="ignore"):
         for start in range(0, flat.size, _BLOCK):
@@ -85,7 +86,7 @@ def _of_block(block: Array) -> Moments:
     low, high = _limits(block, wide)
     wide -= mean
     parts = wide.view(np.float64)
-    # Not `np.vdot`, whose threads of its own would wait for each other.
+    # Not `np.vdot`, because the threads of BLAS would compete with each other.
     squares = float(np.square(parts, out=parts).sum())
     return Moments(wide.size, nan, inf, low, high, mean.item(), squares)
 
@@ -94,7 +95,7 @@ def _limits(block: Array, wide: Array) -> tuple[Any, Any]:
     """The smallest and the largest number; complex ones have no order."""
     if wide.dtype.kind == "c":
         return None, None
-    if block.dtype.kind in "iu":  # 64 bits of them do not fit in a float.
+    if block.dtype.kind in "iu":  # A float cannot hold all integers of 64 bits.
         return int(block.min()), int(block.max())
     low, high = float(wide.min()), float(wide.max())
     is_whole = block.dtype.kind == "b" or "int" in block.dtype.name

@@ -1,4 +1,4 @@
-"""One key path, one name: the only place that turns JAX key paths into text.
+"""Turn JAX key paths into names; no other module does.
 
 The encoding is injective, readable, and safe on every file system and object store;
 `docs/format.md` describes it for readers in other languages.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = "@root"
 EMPTY = "@empty"
-# By the names of JAX's classes of keys.
+# By the name of JAX's class of the key.
 _KINDS = {
     "GetAttrKey": ("attr", "name"),
     "SequenceKey": ("index", "idx"),
@@ -37,7 +37,7 @@ _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
-# A capital letter, or what is escaped already.
+# A capital letter, or a sequence that is escaped already.
 _CAPITAL = re.compile(r"%[0-9A-F]{2}|[A-Z]")
 _ESCAPED = re.compile(r"%(?:4[1-9A-F]|5[0-9A])")
 _DEVICES = {"con", "prn", "aux", "nul"} | {
@@ -63,7 +63,7 @@ def key_paths(tree: "PyTree", is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any
         for is_one in (is_state, is_transient)
     )
     if is_plain:
-        # Without a function that is called on every node, this takes half as long.
+        # Twice as fast without a function that is called on every node.
         return jtu.tree_flatten_with_path(tree)[0]
     return list(_key_paths(tree, is_leaf))
 
@@ -99,10 +99,10 @@ def _typed(key: Any, path: KeyPath) -> tuple[str, str | int]:
 
 
 class Namer:
-    """Names the leaves of one tree, of which many are in one folder."""
+    """Names the leaves of one tree; fast if many leaves are in one folder."""
 
     def __init__(self) -> None:
-        # The keys of the folder of the last leaf, and what each of them leads to.
+        # The keys of the last leaf's folder, each with the node below it.
         self._keys: KeyPath = ()
         self._folders: list[tuple[str, TypedPath]] = [("", ())]
 
@@ -148,12 +148,12 @@ def encode(path: TypedPath, *, uncut: bool = False) -> str:
 
 
 def is_cut(name: str) -> bool:
-    """Whether a name has a shortened component, so that its keys are lost."""
+    """Whether a component of a name was shortened, so that its keys are lost."""
     return _CUT.search(name) is not None
 
 
 def decode(name: str, kinds: str) -> TypedPath:
-    """The key path with an uncut name and keys of the given kinds, as initials.
+    """The key path of an uncut name; `kinds` has the initial of each key's kind.
 
     `ValueError` if no key path has this name.
     """
@@ -164,7 +164,7 @@ def decode(name: str, kinds: str) -> TypedPath:
 
 
 class Decoder:
-    """As `decode`, for the names of one checkpoint, of which many are in one folder."""
+    """Decodes the names of one checkpoint; fast if many leaves are in one folder."""
 
     def __init__(self) -> None:
         self._folder = "", ""
@@ -189,7 +189,7 @@ def _decoded(kind: str, part: str) -> tuple[str, str | int]:
         text = "" if part == EMPTY else part
         token = unquote_to_bytes(text).decode("utf-8", "surrogatepass")
     if _component(token, True) not in (part, unescaped(part)) or kind not in _LETTERS:
-        raise ValueError(f"{part[:50]!r} is no part of a name")
+        raise ValueError(f"{part[:50]!r} is not part of a name")
     return _LETTERS[kind], token
 
 
@@ -216,10 +216,12 @@ def folders(names: Iterable[str]) -> set[str]:
 
 
 def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
-    """How to store names that differ only by letter case, by the names.
+    """Map names that differ only by letter case to the names under which they are
+    stored.
 
-    Not every file system can tell them apart. Of components of one folder that differ
-    so, the capital letters are escaped: `{"Wq": "%57q"}` for `["Wq", "wq"]`.
+    Some file systems ignore letter case. So, where two components of one folder differ
+    only by case, their capital letters are escaped: `{"Wq": "%57q"}` for `["Wq",
+    "wq"]`.
 
     **Raises:**
 
@@ -249,7 +251,7 @@ def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
 
 
 def _escaped(names: Iterable[str], nodes: Iterable[str]) -> dict[str, str]:
-    """The names below nodes that differ from a sibling only in letter case."""
+    """Escape the names below nodes that differ from a sibling only by letter case."""
     alike: dict[str, list[str]] = {}
     for node in nodes:
         folder, slash, last = node.rpartition("/")
@@ -275,12 +277,12 @@ def _escape_letter(match: re.Match[str]) -> str:
 
 
 def unescaped(name: str) -> str:
-    """A stored name with the capital letters that `distinct` escaped restored."""
+    """Restore the capital letters that `distinct` escaped in a stored name."""
     return _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
 
 
 def stored_names(names: Iterable[str]) -> dict[str, str]:
-    """The stored names, and the folders above them, of which letters are escaped."""
+    """The stored names, and their parent folders, that contain escaped letters."""
     escaped = [name for name in names if "%" in name and _ESCAPED.search(name)]
     nodes = folders(escaped).union(escaped)
     return {unescaped(node): node for node in nodes if unescaped(node) != node}

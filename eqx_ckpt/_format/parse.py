@@ -1,7 +1,7 @@
-"""Reading a manifest is reading untrusted input.
+"""Read a manifest, which is untrusted input.
 
-Everything is checked here, in Python, before TensorStore sees any of it: it can abort
-the process on hostile metadata.
+This module checks everything in Python before TensorStore sees any of it, because
+hostile metadata can make TensorStore abort the process.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ HEAD = re.compile(
     rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
     rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
 )
-# The parts that follow it, in order, and how each of them begins.
+# The parts that follow the head, in order, and how each of them begins.
 _PARTS = {
     "root": b'"',
     "layout": b'"',
@@ -89,7 +89,8 @@ def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[s
 
 
 def metadata_from_bytes(data: bytes, where: str) -> Any:
-    """Only the metadata of a manifest: forty times faster if there are many leaves.
+    """Read only the metadata of a manifest: forty times faster if there are many
+    leaves.
 
     The digest is checked, but not the records of the leaves.
     """
@@ -146,7 +147,7 @@ def _reading(where: str) -> Generator[None, None, None]:
 
 
 def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
-    """The JSON of each part. Strings have no line break, so none can fake a part."""
+    """The JSON of each part. No string has a line break, so none can fake a part."""
     ends = [b',\n"%b": %b' % (name.encode(), _PARTS[name]) for name in _PARTS]
     for name, marker, end in zip(_PARTS, ends, [*ends[1:], _TAIL], strict=True):
         stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
@@ -164,7 +165,7 @@ def _loads(text: str) -> Any:
 
 
 def is_foreign(data: bytes) -> bool:
-    """Whether `data` is valid JSON of something else: damage is not absence."""
+    """Whether `data` is valid JSON of something else, not a damaged manifest."""
     if b"eqx_ckpt" in data or len(data) > 2**20:
         return False
     try:
@@ -231,7 +232,7 @@ def _is_root(root: str) -> bool:
 
 
 class _Type(NamedTuple):
-    """The properties that leaves share: all fields of their records but the last three.
+    """The properties that leaves share: all fields of a record but the last three.
 
     `chunks` is the number of checksums of each leaf, and `None` for scalars.
     """
@@ -257,7 +258,7 @@ def _checked_type(entry: Any) -> _Type:
             is_shape = type(sizes) is list and all(
                 type(n) is int and n >= 0 for n in sizes
             )
-            _require(is_shape, f"its {name} is no shape")
+            _require(is_shape, f"its {name} is not a shape")
             fields[name] = tuple(sizes)
         record = LeafRecord(**fields)
         _check_array(record)
@@ -273,18 +274,18 @@ def _checked_leaf(
     try:
         number, keys, text = entry
         if type(number) is not int or number < 0:
-            raise _Wrong("its type is no number")
+            raise _Wrong("its type is not a number")
         fields, chunks = types[number]
         kinds, _, uncut = keys.partition(" ")
         path = path_of(uncut or name, kinds)
         if uncut and encode(path) not in (name, unescaped(name)):
             raise _Wrong("its path is another leaf's")
         if chunks is None:
-            _require(type(text) is str, "its value is no text")
+            _require(type(text) is str, "its value is not text")
             scalar_from_text(fields[0], text)
             return LeafRecord._make((*fields, path, text, ()))
         if len(text) != 8 * chunks or _HEX.match(text) is None:
-            raise _Wrong("it has not one checksum for each chunk")
+            raise _Wrong("it does not have one checksum for each chunk")
         if chunks == 1:
             return LeafRecord._make((*fields, path, None, (text,)))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
@@ -310,14 +311,16 @@ def _check_array(record: LeafRecord) -> None:
             and (record.kind != "jax" or record.dtype in STORED | VIEWED),
             "its array has another dtype or shape",
         )
-    _require(len(chunk) == len(shape) and 0 not in chunk, "its chunks are no grid")
+    _require(
+        len(chunk) == len(shape) and 0 not in chunk, "its chunks do not form a grid"
+    )
     check_array(record)
 
 
 _OPTIONAL = (dict, type(None))
 
 
-# JAX's own implementations, for which it need not be asked.
+# JAX's own implementations; JAX need not be imported to look them up.
 _KEY_SHAPES = {"threefry2x32": (2,), "rbg": (4,), "unsafe_rbg": (4,)}
 
 
@@ -340,7 +343,7 @@ def _check_key(record: LeafRecord) -> None:
         and record.data_type == "uint32"
         and type(record.impl) is str
         and record.impl.isascii(),
-        "it is no PRNG key",
+        "it is not a PRNG key",
     )
     expected = key_shape(record.impl or "")
     _require(

@@ -1,4 +1,4 @@
-"""The record of a recording: the one small file whose replacement is the commit."""
+"""The record of a recording: a small file; replacing it is the commit."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from .names import encode, unescaped
 
 
 RECORD = "recording.json"
-# Where the arrays are, below the recording.
+# The folder of the arrays, below the recording.
 FOLDER = "samples"
 STATES = "states"
 _FORMAT = "eqx_ckpt recording"
@@ -33,9 +33,9 @@ class Leaf(NamedTuple):
 
     **Attributes:**
 
-    - `name`: of its Zarr array.
-    - `record`: what it is, in one sample of one chain; without chunks.
-    - `rows`: how many samples a chunk has.
+    - `name`: the name of its Zarr array.
+    - `record`: its record in one sample of one chain, without chunks.
+    - `rows`: the number of samples in a chunk.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Leaf(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample of one chain."""
+        """The bytes of one sample of one chain."""
         return math.prod(self.record.data_shape) * self.record.itemsize
 
     def array(self, chains: int | None, draws: int) -> LeafRecord:
-        """The record of the Zarr array that holds so many samples of each chain."""
+        """The record of the Zarr array that holds `draws` samples of each chain."""
         lead = (draws,) if chains is None else (chains, draws)
         chunk = (self.rows,) if chains is None else (1, self.rows)
         shape = self.record.data_shape
@@ -59,37 +59,38 @@ class Leaf(NamedTuple):
         )
 
     def chunk_at(self, chains: int | None, chain: int, number: int) -> tuple[int, ...]:
-        """Which chunk of the array, along each axis, is one of a chain's chunks."""
+        """The index in the array's chunk grid of a chunk of one chain."""
         lead = (number,) if chains is None else (chain, number)
         return (*lead, *(0 for _ in self.record.data_shape))
 
 
 def dimension_names(leaf: Leaf, chains: int | None) -> list[str]:
-    """As those of ArviZ: `("chain", "draw", "theta_dim_0")`."""
+    """Dimension names as ArviZ has them: `("chain", "draw", "theta_dim_0")`."""
     name = leaf.name.rpartition("/")[2]
     own = [f"{name}_dim_{i}" for i in range(len(leaf.record.data_shape))]
     return ["draw", *own] if chains is None else ["chain", "draw", *own]
 
 
 def state_folder(number: int) -> str:
-    """Where a state is, below the recording."""
+    """The folder of a state, below the recording."""
     return f"{STATES}/{number:06d}/"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What of a recording is safe.
+    """The committed part of a recording.
 
     **Attributes:**
 
-    - `leaves`, `chains`, `metadata`: what was given when it was made.
-    - `commit`: how many commits there were.
-    - `draws`: how many samples each chain has.
-    - `state`: which checkpoint is the state that comes after them, if there is one.
-    - `steps`: how many steps `record_scan` has taken.
-    - `writer`: another text for each writer, where there are no locks.
-    - `checksums`: for each leaf and each chain, the crc32c of each chunk, as its file
-        ends with it; of a last chunk that is not full, that of its samples.
+    - `leaves`, `chains`, `metadata`: those that the recording was made with.
+    - `commit`: the number of commits.
+    - `draws`: the number of samples of each chain.
+    - `state`: the number of the checkpoint with the state that follows the samples, or
+        `None`.
+    - `steps`: the number of steps that `record_scan` has taken.
+    - `writer`: a random text for each writer, in storages without locks.
+    - `checksums`: for each leaf and chain, the crc32c at the end of each chunk's file;
+        for a last chunk that is not full, the crc32c of its samples.
     """
 
     leaves: tuple[Leaf, ...]
@@ -107,12 +108,12 @@ class Record:
         return self.commit > 0
 
     def checksum(self, leaf: Leaf, chain: int, number: int) -> str:
-        """The checksum of one of the chunks of a chain."""
+        """The checksum of one chunk of a chain."""
         assert self.checksums is not None
         return self.checksums[leaf.name][chain][_CRC * number : _CRC * (number + 1)]
 
     def checksums_of(self, leaf: Leaf, chain: int, full: int) -> list[str]:
-        """The checksums of the first chunks of a chain, which are full."""
+        """The checksums of the full chunks of a chain."""
         assert self.checksums is not None
         return [self.checksums[leaf.name][chain][: _CRC * full]]
 
@@ -155,7 +156,7 @@ def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
 
 
 def from_bytes(data: bytes, where: str) -> Record:
-    """Read a record; `where` names it in errors. It may hold anything."""
+    """Read a record, which is untrusted input; `where` names it in errors."""
     try:
         fields = json.loads(data)
         is_ours = fields["format"] == _FORMAT
@@ -176,7 +177,7 @@ def from_bytes(data: bytes, where: str) -> Record:
     try:
         return _parsed(fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        raise _corrupt(where, f"it says what no writer says ({e!r})") from None
+        raise _corrupt(where, f"its contents are invalid ({e!r})") from None
     except CannotSave as e:
         raise _corrupt(where, f"a leaf {e}") from None
 
@@ -228,7 +229,7 @@ def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...
 def _leaf(name: str, entry: dict[str, Any]) -> Leaf:
     path = tuple((str(kind), _token(token)) for kind, token in entry["path"])
     _require({kind for kind, _ in path} <= {"attr", "index", "key"}, "a path")
-    # No other name is safe to be a directory.
+    # Any other name would be unsafe as a directory.
     _require(encode(path) in (name, unescaped(name)), "a name")
     shape = tuple(_number(n) for n in entry["shape"])
     data_shape = tuple(_number(n) for n in entry["data_shape"])

@@ -1,4 +1,4 @@
-"""Leaves as HTML and as text that fits a screen, for notebooks and the REPL."""
+"""Show leaves as HTML in notebooks, and as text that fits a screen in the REPL."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -10,7 +10,7 @@ _MOST_LEAVES = 5000
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes, as people say it."""
+    """A number of bytes for people to read, such as `1.5 GiB`."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -20,7 +20,7 @@ def in_bytes(count: int) -> str:
 
 
 def first_lines(head: str, lines: Sequence[str]) -> str:
-    """A head, and the first of the lines below it."""
+    """A head, and the first few lines below it."""
     shown = [head, *(f"  {line}" for line in lines[:_MOST_LINES])]
     if len(lines) > _MOST_LINES:
         shown.append(f"  ... and {len(lines) - _MOST_LINES} more")
@@ -28,7 +28,7 @@ def first_lines(head: str, lines: Sequence[str]) -> str:
 
 
 def tree_html(head: str, leaves: Mapping[str, tuple[str, int]]) -> str:
-    """A tree of leaves, of which each has a description and a size; it unfolds."""
+    """A tree of leaves that unfolds; each leaf has a description and a size."""
     chosen = list(leaves.items())[:_MOST_LEAVES]
     nested: dict[str, Any] = {}
     for name, leaf in chosen:
@@ -36,7 +36,7 @@ def tree_html(head: str, leaves: Mapping[str, tuple[str, int]]) -> str:
         node = nested
         for parent in parents:
             node = node.setdefault(parent, {})
-        # A leaf may have the name of a part; no leaf's name has a slash in it.
+        # A leaf and a folder can have one name; a slash keeps their keys apart.
         node[f"{last}/"] = leaf
     left = len(leaves) - len(chosen)
     more = f"<p>... and {left} more leaves</p>" if left else ""
@@ -67,7 +67,7 @@ def _nbytes(node: Any) -> int:
 
 
 def table_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts."""
+    """An HTML table of texts."""
     cells = "".join(f"<th>{escape(text)}</th>" for text in head)
     lines = [
         f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>"

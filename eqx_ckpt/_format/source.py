@@ -1,4 +1,4 @@
-"""What leaves are read from: named records, and their data, region by region."""
+"""A source: named records, and their data, region by region."""
 
 import abc
 import math
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class RegionRead(NamedTuple):
-    """A region of the array of a leaf, as a [`eqx_ckpt.Source`][] is asked for it.
+    """A request to a [`eqx_ckpt.Source`][] for a region of the array of a leaf.
 
     **Attributes:**
 
-    - `name`, `record`: of the leaf, as in the `leaves` of the manifest.
+    - `name`, `record`: those of the leaf, as in the manifest's `leaves`.
     - `region`: a `slice` with a start and a stop for each axis of `record.data_shape`.
     """
 
@@ -44,9 +44,9 @@ class RegionRead(NamedTuple):
 class Source(abc.ABC):
     """Named records, and their data, region by region.
 
-    A checkpoint is one. Derive from this class to restore from anything else: whatever
-    takes the path of a checkpoint takes a source too. `str(source)` is what error
-    messages call it.
+    A checkpoint is a source. To restore from anything else, derive from this class:
+    every function that takes the path of a checkpoint takes a source too. Error
+    messages call the source `str(source)`.
 
     !!! example
 
@@ -86,7 +86,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def manifest(self) -> Manifest:
-        """The [`eqx_ckpt.Manifest`][]: all leaves, known before any data are read."""
+        """The [`eqx_ckpt.Manifest`][]: all leaves, before any data are read."""
 
     @abc.abstractmethod
     def read(
@@ -100,27 +100,29 @@ class Source(abc.ABC):
         **Arguments:**
 
         - `reads`: the [`eqx_ckpt.RegionRead`][]s.
-        - `damage`: a dictionary to put in what is wrong with a leaf, under its name.
-            Its arrays are not used then, and the caller raises for all of them.
-        - `report`: call `report(name, nbytes)` with how many more bytes of a leaf have
-            been read.
+        - `damage`: a dictionary. If a leaf is damaged, add a description under the
+            leaf's name: the caller then ignores the leaf's arrays, and raises one error
+            for all damaged leaves.
+        - `report`: if not `None`, call `report(name, nbytes)` when `nbytes` more bytes
+            of a leaf have been read.
 
         **Returns:**
 
-        A new array for each region, in order, of its shape and of the dtype
-        `record.data_type`.
+        A new array for each region, in order, with the shape of the region and the
+        dtype `record.data_type`.
         """
 
     def held(self, name: str) -> "jax.Array | None":
-        """A leaf as it is, if it is a JAX array in memory: it is not read then.
+        """The JAX array of a leaf, if the source holds it in memory; it is not read
+        then.
 
         **Arguments:**
 
-        - `name`: of the leaf.
+        - `name`: the name of the leaf.
 
         **Returns:**
 
-        The array, or a PRNG key, or `None`.
+        The array (of PRNG keys, too), or `None` if the leaf has to be read.
         """
         return None
 
@@ -131,9 +133,9 @@ class Source(abc.ABC):
 def read_regions(
     source: Source, reads: Sequence[RegionRead], report: Report | None = None
 ) -> list[Array]:
-    """Read regions; raise for all leaves that are damaged."""
+    """Read regions; raise one error for all damaged leaves."""
     damage: dict[str, str] = {}
-    # NumPy makes a scalar of a region of an array without axes.
+    # NumPy returns a scalar, not an array, for a region of an array without axes.
     arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
     raise_damage(damage, source)
     if len(arrays) != len(reads):

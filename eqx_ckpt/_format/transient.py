@@ -1,4 +1,4 @@
-"""Nodes of a tree that are not saved, and that a restore creates anew."""
+"""Nodes of a tree that a save skips and a restore creates anew."""
 
 import abc
 import functools as ft

@@ -61,7 +61,7 @@ class Store(os.PathLike[str]):
     def __post_init__(self) -> None:
         if self.url.partition("://")[0] not in SCHEMES or "://" not in self.url:
             raise CheckpointError(
-                f"{censored(self.url)!r} is no URL of an object store. Pass "
+                f"{censored(self.url)!r} is not a URL of an object store. Pass "
                 "`s3://bucket/path` or `gs://bucket/path`."
             )
 
@@ -121,7 +121,7 @@ def _s3_options(store: Store) -> dict[str, Any]:
     if endpoint:
         if not _ENDPOINT.fullmatch(endpoint):
             raise CheckpointError(
-                f"The endpoint {censored(endpoint)!r} is no URL. Pass "
+                f"The endpoint {censored(endpoint)!r} is not a URL. Pass "
                 "`https://host:port`. Who may use it is said by the environment, such "
                 "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             )

@@ -29,7 +29,8 @@ _SENT = frozenset(
 
 
 class Stack(NamedTuple):
-    """All replicas of a leaf along a new first axis; only the first replica has data.
+    """All replicas of a leaf, along a new first axis; only the first replica holds
+    data.
 
     Each device holds one block of the stack, of the size of its shard of the leaf.
     """
@@ -56,7 +57,7 @@ class Stack(NamedTuple):
         return host.view(self.integers)[None]
 
     def spread(self, first: list[jax.Array]) -> jax.Array:
-        """The leaf on all devices, given the arrays of `pieces`."""
+        """Send the arrays of `pieces` to all devices; return the leaf."""
         if not self.target.addressable_devices:
             # JAX computes only on meshes that include a device of this process.
             return jax.make_array_from_single_device_arrays(
@@ -92,7 +93,7 @@ def _sum(target: NamedSharding, dtype: np.dtype) -> Callable[[jax.Array], jax.Ar
 
 
 def stack_of(target: Sharding | None, record: LeafRecord) -> Stack | None:
-    """`None` if no other process needs the same data, or its dtype cannot be summed."""
+    """The stack of a leaf; `None` if it does not help, or cannot sum the dtype."""
     if (
         not isinstance(target, NamedSharding)
         or not isinstance(target.mesh, Mesh)

@@ -1,4 +1,4 @@
-"""Leaves that a `transform` returns: as they are, or computed from others."""
+"""The leaves that a `transform` returns, unchanged or computed from other leaves."""
 
 import functools as ft
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Check: TypeAlias = Callable[[Exception | None], None]
 
 
 class Transformed(Source):
-    """The leaves of another source that a `transform` returned as they are."""
+    """A source of the leaves that a `transform` returned unchanged."""
 
     def __init__(self, source: Source, derived: Derived) -> None:
         self._source = source
@@ -69,14 +69,14 @@ class Transformed(Source):
 
 
 def _stored(value: Any, read: RegionRead) -> np.ndarray:
-    """A region of an array that the `transform` had, as a source returns it."""
+    """A region of an array that `transform` closes over, as sources return regions."""
     host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
     return native.view(read.record.data_type)
 
 
 class Leaves:
-    """The leaves of a source, as a `transform` shows them if there is one."""
+    """The leaves of a source, seen through a `transform` if there is one."""
 
     def __init__(
         self, source: Source, derived: Derived | None, report: Announce | None
@@ -87,10 +87,12 @@ class Leaves:
         self._report = report
 
     def arrived(self, plan: ReadPlan, read_once: bool, check: Check) -> Arrived:
-        """Read all that no custom `filter_spec` restores, and compute, part by part.
+        """Read all leaves but those of a custom `filter_spec`, and compute part by
+        part.
 
-        Processes compute together only if all have read what that needs: `check` is
-        called with what failed here, and raises what failed on any of them.
+        Processes compute a part together only if each of them has read its inputs. So
+        `check` is called with the error of this process, and raises if any process has
+        one.
         """
         direct = [r for r in plan.reads if r.spec is None and not r.is_computed]
         held = {r.position: x for r in direct if (x := self._held(r)) is not None}
@@ -119,7 +121,7 @@ class Leaves:
         return arrived
 
     def _held(self, read: Read) -> jax.Array | None:
-        """A leaf that is on devices already, where it is to be."""
+        """The array of a leaf that the source has in memory, on its new devices."""
         name = read.name
         if self._derived is not None:
             origin = self._derived.origins.get(name)
@@ -141,7 +143,7 @@ class Leaves:
         return compute(part, assembled(inputs))
 
     def value(self, read: Read) -> Any:
-        """One leaf, for a custom `filter_spec`."""
+        """Read or compute one leaf, for a custom `filter_spec`."""
         if self._derived is None or not read.is_computed:
             arrived = read_leaves(self._shown, [read], self._report)
             return assembled(arrived)[read.position]
@@ -150,7 +152,7 @@ class Leaves:
         return self._computed(part, inputs)[read.position]
 
     def on_host(self, read: Read) -> np.ndarray:
-        """The data of one leaf; of keys, their key data."""
+        """The data of one leaf in host memory; key data for PRNG keys."""
         if read.is_computed:
             kind = "key" if read.record.kind == "key" else "numpy"
             host = read.record._replace(kind=kind)
@@ -163,7 +165,7 @@ class Leaves:
 
 
 def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
-    """Leaves by their position, from what they are computed from."""
+    """Compute the outputs of a part from its inputs, both by position."""
     if not part.has_devices:
         # JAX computes only on meshes that include a device of this process.
         return {read.position: _nothing_here(read) for read in part.outputs}
@@ -205,11 +207,11 @@ def _nothing_here(read: Read) -> jax.Array:
 
 
 def _as_wanted(result: jax.Array, read: Read) -> Any:
-    """A leaf that was computed, as `like` has it."""
+    """Convert a computed leaf to the type, dtype and sharding that `like` asks for."""
     if read.becomes.kind in ("jax", "key"):
         sharding = read.place.sharding
         if isinstance(read.place.target, Mesh) and sharding is None:
-            # XLA chose how it is sharded.
+            # XLA chose the sharding.
             chosen: Any = result.sharding
             sharding = NamedSharding(read.place.target, chosen.spec)
         if sharding is not None and sharding != result.sharding:

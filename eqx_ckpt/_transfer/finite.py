@@ -1,4 +1,4 @@
-"""Looking for NaNs and infinities in what a save writes."""
+"""Find NaNs and infinities in the data of a save."""
 
 import functools as ft
 import math
@@ -20,13 +20,13 @@ _EXPONENT = {np.dtype(ml_dtypes.bfloat16): 0x7F80, np.dtype(np.float16): 0x7C00}
 
 
 class FiniteCheck:
-    """Counts the NaNs and infinities of each leaf, while its data are written."""
+    """Counts the NaNs and infinities of each leaf while its data are written."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[int]] = {}
 
     def watch(self, arrays: Sequence[ArrayWrite]) -> list[ArrayWrite]:
-        """The same arrays, which are looked at when they are written."""
+        """Wrap the arrays so that their data are checked when they are written."""
         return [write._replace(shards=self._watched(write)) for write in arrays]
 
     def _watched(self, write: ArrayWrite) -> Iterable[tuple[Region, np.ndarray]]:
@@ -75,7 +75,7 @@ def _is_finite_number(value: Any) -> bool:
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    """Whether an array has neither a NaN nor an infinity; other dtypes have none."""
+    """Whether an array is free of NaNs and infinities, which only floats can have."""
     dtype = array.dtype.newbyteorder("=")
     if (mask := _EXPONENT.get(dtype)) is not None and array.dtype.isnative:
         return not ((array.view(np.uint16) & mask) == mask).any()
@@ -87,7 +87,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 @ft.cache
 def _not_finite(dtype: np.dtype) -> np.ndarray:
-    """Which of the 256 values of a small float are not finite; else none."""
+    """For an 8-bit float, which of its 256 codes are not finite; no code for others."""
     if dtype.itemsize != 1 or "float" not in dtype.name:
         return np.zeros(256, bool)
     return ~np.isfinite(np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32))

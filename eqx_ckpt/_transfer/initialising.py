@@ -1,4 +1,4 @@
-"""Computing the leaves that a checkpoint does not have."""
+"""Compute the leaves that a checkpoint does not have."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from .._types import IsLeaf
 def initialised(
     tree: PyTree, is_leaf: IsLeaf, init: Callable[..., PyTree], args: tuple[Any, ...]
 ) -> PyTree:
-    """A tree with what `init` computes in the place of each `jax.ShapeDtypeStruct`."""
+    """Replace each `jax.ShapeDtypeStruct` by the leaf that `init` computes there."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf)
     on: dict[frozenset[Any], list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -29,7 +29,7 @@ def initialised(
             return [made[i] for i in positions]
 
         structs = [leaves[i] for i in positions]
-        # What is not returned is not computed: XLA drops it.
+        # XLA computes only the leaves that `make` returns.
         for i, leaf in zip(positions, _computed(make, dynamic, structs), strict=True):
             leaves[i] = leaf
     return treedef.unflatten(leaves)

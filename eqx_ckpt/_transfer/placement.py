@@ -1,4 +1,4 @@
-"""Which regions to read for a sharding, and how to put them on devices."""
+"""Choose the regions to read for a sharding, and put them on devices."""
 
 import functools as ft
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def put(parts: Sequence[Part]) -> list[list[Any]]:
 
 
 def _is_free(part: Part) -> bool:
-    """Whether the part goes, uncommitted, to the default device."""
+    """Whether the part goes to the default device, uncommitted."""
     return part.sharding is None and part.record.kind in ("jax", "key")
 
 
@@ -93,7 +93,7 @@ def _as_weak(array: jax.Array) -> jax.Array:
     is_placed = not isinstance(array, Tracer) and array.committed
     home = array.sharding if is_placed else None
     wide = array.dtype.itemsize > (8 if kind == "c" else 4)
-    # A NaN that was saved is not one that a computation of the user has made.
+    # A saved NaN is not an error of a computation, so `jax_debug_nans` must not raise.
     with jax.enable_x64(wide), jax.debug_nans(False), jax.debug_infs(False):
         if home is None:
             return _weak_copy(kind, None)(array)

@@ -1,4 +1,4 @@
-"""Reading leaves, and putting them on devices."""
+"""Read leaves, and put them on devices."""
 
 import functools as ft
 from collections import deque
@@ -18,14 +18,14 @@ from .broadcast import Stack, stack_of
 from .placement import assemble, finished, Part, pieces, put
 
 
-# Host memory for regions on their way to another device.
+# Host memory for regions that are being copied to devices.
 _WINDOW = 2**30
-# Called with the phase, and with the name of a leaf and how many more bytes are done.
+# Called with the phase; optionally with the name of a leaf and its newly read bytes.
 Announce = Callable[..., None]
 
 
 class Arrived(NamedTuple):
-    """What was read: values by position, and arrays of which leaves are assembled."""
+    """What was read: values by position, and arrays to be assembled into leaves."""
 
     values: dict[int, Any]
     arrays: list[tuple[Read, Stack | None, list[Any]]]
@@ -37,7 +37,7 @@ def read_leaves(
     report: Announce | None,
     read_once: bool = False,
 ) -> Arrived:
-    """Read each leaf, and put what was read on devices; waits for nobody."""
+    """Read each leaf, and put its data on devices; do not wait for other processes."""
     heard = report and ft.partial(report, "read")
     values = {
         r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
@@ -78,7 +78,7 @@ def read_leaves(
 
 
 def cast(array: np.ndarray, read: Read) -> np.ndarray:
-    """A part of a leaf in the dtype that it becomes, in memory that JAX takes over."""
+    """Cast a part of a leaf to its new dtype, in memory that JAX can take over."""
     dtype = cast_dtype(read.record, read.becomes)
     if dtype is None or dtype == array.dtype:
         return array
@@ -88,7 +88,7 @@ def cast(array: np.ndarray, read: Read) -> np.ndarray:
 
 
 def assembled(arrived: Arrived) -> dict[int, Any]:
-    """The value of each leaf, by its position."""
+    """Assemble the value of each leaf, by position."""
     values = arrived.values
     while arrived.arrays:
         read, stack, found = arrived.arrays.pop()
@@ -104,7 +104,7 @@ def assembled(arrived: Arrived) -> dict[int, Any]:
 
 
 def _on_devices(value: Any, read: Read) -> Any:
-    """A Python number of the checkpoint, or the array that it becomes."""
+    """Return a Python number, or put the array that it becomes on devices."""
     if not read.becomes.is_array:
         return value
     sharding = read.place.sharding

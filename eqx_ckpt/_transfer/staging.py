@@ -29,7 +29,7 @@ class _Held:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.nbytes = 0
-        # Only one save stages at a time: two could wait for each other's bytes.
+        # Only one save stages at a time: two could wait for each other.
         self.turn = threading.Lock()
 
 
@@ -37,7 +37,7 @@ _held = _Held()
 
 
 class Staging:
-    """A bounded queue of pieces of arrays, which belong to the save alone.
+    """A bounded queue of copied pieces of arrays, which only the save uses.
 
     The caller of the save fills it. The writer takes the pieces through `arrays`, calls
     `release` for what it has written, and `end` when it takes no more.
@@ -57,7 +57,8 @@ class Staging:
     def fill(self, writes: Sequence[Write], before_waiting: Callable[[], None]) -> None:
         """Stage all leaves; on return, the save no longer depends on them.
 
-        Call `before_waiting` if they do not fit, so that the writer makes room.
+        If they do not fit, call `before_waiting`, which starts the writer, and wait for
+        room.
         """
         with _held.turn:
             for write in _first(writes, self._limit):
@@ -78,12 +79,12 @@ class Staging:
                 self._put(None, 0)
 
     def _has_room(self, nbytes: int) -> bool:
-        # The writer may hold `MAX_IN_FLIGHT` until it gets more.
+        # The writer may hold `MAX_IN_FLIGHT` bytes until it gets more.
         limit = max(self._limit, MAX_IN_FLIGHT + nbytes)
         return nbytes == 0 or _held.nbytes + nbytes <= limit
 
     def _put(self, piece: Piece | None, nbytes: int) -> None:
-        """Add a piece once there is room, or `None` after the last piece of a leaf."""
+        """Add a piece when there is room, or `None` after the last piece of a leaf."""
         with _held.changed:
             _held.changed.wait_for(lambda: self._ended or self._has_room(nbytes))
             if not self._ended:
@@ -106,13 +107,13 @@ class Staging:
             _held.changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Make the writer fail when it asks for more."""
+        """Make the writer raise this error when it asks for the next piece."""
         with _held.changed:
             self._failure = error
             _held.changed.notify_all()
 
     def end(self) -> None:
-        """Discard the rest: the writer takes no more."""
+        """Discard the remaining pieces, because the writer takes no more."""
         with _held.changed:
             self._ended = True
             self._pieces.clear()
@@ -132,7 +133,7 @@ def checked_limit(staging_bytes: int | None) -> int:
 
 
 def _first(writes: Iterable[Write], limit: int) -> Iterable[Write]:
-    """The writes whose data fit into `limit` bytes together."""
+    """The first writes whose data together fit into `limit` bytes."""
     for write in writes:
         limit -= write.record.nbytes
         if limit < 0:

@@ -24,7 +24,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
     """
     if not isinstance(prefix, str):
         raise LeafMismatchError(
-            f"`prefix` is {prefix!r}, which is no string. Pass the beginning of a "
+            f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "
             'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
         )
     prefix = prefix.strip("/")

@@ -81,7 +81,7 @@ def named_leaves(
         raise
     except ValueError as e:
         raise LeafMismatchError(
-            f"`filter_spec` does not fit `{argument}`, or that is no PyTree: {e} Pass "
+            f"`filter_spec` does not fit `{argument}`, or is not a PyTree: {e} Pass "
             "one function `(f, leaf)` for all leaves, or a PyTree of such functions "
             f"whose structure is that of the upper part of `{argument}`."
         ) from e

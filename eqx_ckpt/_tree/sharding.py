@@ -68,9 +68,9 @@ def targets_of(
         nodes = jtu.tree_structure(sharding, _is_target).flatten_up_to(like)
     except ValueError as e:
         raise LeafMismatchError(
-            f"`sharding` is no prefix of `like`: {str(e)[:300]} Pass one sharding for "
-            "all leaves, a function that is no PyTree itself, or a PyTree whose "
-            "structure is that of the upper part of `like`."
+            f"`sharding` is not a prefix of `like`: {str(e)[:300]} Pass one "
+            "sharding for all leaves, a function that is not itself a PyTree, or a "
+            "PyTree whose structure is that of the upper part of `like`."
         ) from e
     return [
         target

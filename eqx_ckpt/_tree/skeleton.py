@@ -120,7 +120,7 @@ def _compiled(rule: Any, mesh: Any) -> list[tuple[re.Pattern[str], PartitionSpec
             compiled.append((re.compile(expression), spec))
         except (re.error, TypeError) as e:
             raise LeafMismatchError(
-                f"The key {expression!r} of `rule` is no regular expression: {e}. "
+                f"The key {expression!r} of `rule` is not a regular expression: {e}. "
                 'All names are found by `".*"`, those that end in it by `"weight$"`.'
             ) from e
     return compiled

@@ -238,7 +238,7 @@ def _made(
             named.append((path, name))
     if problems:
         raise LeafMismatchError(
-            "`transform` returned what is no array and no Python number:\n"
+            "`transform` returned leaves that are neither arrays nor Python numbers:\n"
             + "\n".join(problems)
         )
     _check_distinct(named)

@@ -1,1 +1,1 @@
-"""The command line: each command is a door to a public function."""
+"""The command line: each command calls a public function."""

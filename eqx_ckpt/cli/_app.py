@@ -124,13 +124,13 @@ def _finish(status: int) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status. A mistake is a line, not a traceback."""
+    """Run a command; return its exit status. A mistake prints a line, no traceback."""
     try:
         status = app(arguments, standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except BrokenPipeError:
-        # Nobody reads on; Python would complain again at its end.
+        # The reader of the pipe has gone; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, typer.Abort):

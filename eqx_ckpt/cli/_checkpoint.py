@@ -79,7 +79,8 @@ def show(path: str, text: str, as_json: bool) -> int:
 
 
 def _histogram(wide: Array) -> tuple[list[int], list[float]]:
-    """Counts and edges of ten bins, or of one if there is no room for more."""
+    """Counts and edges of ten bins, or of one if the range is too small or too
+    large."""
     if wide.size == 0:
         return [], []
     low, high = float(wide.min()), float(wide.max())
@@ -90,7 +91,7 @@ def _histogram(wide: Array) -> tuple[list[int], list[float]]:
 
 
 def _finite(part: Array) -> Array:
-    """What a histogram can be made of."""
+    """The finite numbers of an array, as floats."""
     if part.dtype.kind in "cmM":
         return np.empty(0)
     wide = part.astype(np.float64).reshape(-1)

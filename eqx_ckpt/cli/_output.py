@@ -1,4 +1,4 @@
-"""How commands answer: text for people and pipes, or JSON."""
+"""Print the results of commands: text for people and pipes, or JSON."""
 
 import json
 import math
@@ -12,12 +12,12 @@ from .._format.lazy import np
 
 
 def say(text: str = "") -> None:
-    """Print a line; colours go to terminals only, and nowhere if `NO_COLOR` is set."""
+    """Print a line; in colour only to a terminal, and not if `NO_COLOR` is set."""
     typer.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON document; NaN and infinities are strings there."""
+    """Print one JSON document; NaN and infinities become strings."""
     typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
@@ -37,19 +37,19 @@ def _plain(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """A text that cannot move the cursor of a terminal."""
+    """Escape control characters, which could move the cursor of a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def number(value: Any) -> str:
-    """A number in a column."""
+    """Format a number for a column."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Lines of aligned columns; the first and the last begin at the left."""
+    """Align columns: the first and the last to the left, the others to the right."""
     lines = [list(head), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -13,7 +13,7 @@ from .._format.screen import in_bytes
 
 @dataclass
 class Node:
-    """A leaf, or what is below a name."""
+    """A leaf, or a folder of leaves."""
 
     nbytes: int = 0
     numbers: int = 0
@@ -23,12 +23,12 @@ class Node:
 
 
 def parameters(record: eqx_ckpt.LeafRecord) -> int:
-    """How many numbers a leaf holds."""
+    """The number of numbers in a leaf."""
     return math.prod(record.shape) if record.kind != "bytes" else 0
 
 
 def grown(manifest: eqx_ckpt.Manifest, prefix: str) -> Node:
-    """The tree of the leaves below a name."""
+    """Build the tree of the leaves below a name."""
     root = Node()
     for name, record in manifest.leaves.items():
         if prefix and name != prefix and not name.startswith(prefix + "/"):
@@ -58,7 +58,7 @@ def lines(node: Node, depth: int | None, indent: str = "") -> Iterator[str]:
 
 
 def label(node: Node) -> str:
-    """What there is to say of a node, beside its name."""
+    """The text beside the name of a node."""
     record = node.record
     if record is None or node.children:
         size = typer.style(in_bytes(node.nbytes), fg="cyan")

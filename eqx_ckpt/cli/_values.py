@@ -1,4 +1,4 @@
-"""Reading parts of leaves, and comparing two checkpoints."""
+"""Read parts of leaves, and compare two checkpoints."""
 
 import difflib
 import re
@@ -19,7 +19,7 @@ _INDEX = re.compile(r"(?P<name>.*?)(\[(?P<index>[-0-9:, ]*)\])?\Z", re.S)
 
 
 def split_index(text: str) -> tuple[str, tuple[Any, ...]]:
-    """The name and the index of `NAME[0:3, :]`, as in NumPy."""
+    """Split `NAME[0:3, :]` into the name and the index, which is as in NumPy."""
     found = _INDEX.match(text)
     assert found is not None
     name, index = found["name"], found["index"] or ""
@@ -38,7 +38,7 @@ def _slice(text: str) -> int | slice:
 
 
 def leaf_named(path: PathLike, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
-    """The record and the value of one leaf."""
+    """Read the record and the value of one leaf."""
     names = eqx_ckpt.read_manifest(path).leaves
     if name not in names:
         close = difflib.get_close_matches(name, names, 3, 0.4)
@@ -54,7 +54,7 @@ def leaf_named(path: PathLike, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
 def differences(
     a: PathLike, b: PathLike, values: bool, damage: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """What differs, leaf by leaf: in the manifests, and in the data if asked for."""
+    """The differences of each leaf: in the manifests and, if asked for, in the data."""
     first, second = opened(a), opened(b)
     left, right = first.manifest.leaves, second.manifest.leaves
     for name in dict.fromkeys([*left, *right]):
@@ -89,7 +89,7 @@ def _compare(
     x: eqx_ckpt.LeafRecord,
     y: eqx_ckpt.LeafRecord,
 ) -> dict[str, Any]:
-    """How far the data of two leaves are apart; nothing if they are equal."""
+    """Measure how much the data of two leaves differ; nothing if they are equal."""
     apart, relative, count = 0.0, 0.0, 0
     for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
         (a,) = read_regions(first, [eqx_ckpt.RegionRead(name, x, piece)])
@@ -104,7 +104,7 @@ def _compare(
         with np.errstate(all="ignore"):
             wide, other = a.astype(kind), b.astype(kind)
             distance = np.abs(wide - other)
-            # Infinities of one sign are equal, and so are NaNs.
+            # Equal infinities do not differ, and NaNs do not differ from NaNs.
             both = (a == b) | (np.isnan(wide) & np.isnan(other))
             distance[both] = 0
             distance[np.isnan(distance)] = np.inf

@@ -125,7 +125,7 @@ class _Member:
             if checked == start:
                 checked, crc = start + len(target), zlib.crc32(target, crc)
                 if checked == self.nbytes and crc != self.crc32:
-                    raise CorruptCheckpointError("it has not the checksum of the zip")
+                    raise CorruptCheckpointError("its checksum is not that of the zip")
             position = start + len(target)
 
         return read

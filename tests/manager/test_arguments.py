@@ -73,7 +73,7 @@ def test_what_is_no_step(tmp_path, method, step):
     args = {"save": (step, 1.0), "restore": (1.0, step)}.get(method, (step,))
     if method == "restore" and step is None:
         return
-    with pytest.raises(Exception, match="is no step|parameter step=") as raised:
+    with pytest.raises(Exception, match="is not a step|parameter step=") as raised:
         getattr(manager, method)(*args)
     assert len(str(raised.value)) < 200 or "parameter step=" in str(raised.value)
     assert list(tmp_path.iterdir()) == []

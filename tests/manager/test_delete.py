@@ -64,7 +64,7 @@ def test_a_step_that_is_not_there(run):
     manager = CheckpointManager(run)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 1, 2, 3"):
         manager.delete(4)
-    with pytest.raises(Exception, match="-1 is no step"):
+    with pytest.raises(Exception, match="-1 is not a step"):
         manager.delete(-1)
     assert manager.steps() == [1, 2, 3]
 

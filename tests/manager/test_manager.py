@@ -98,7 +98,7 @@ def test_a_step_without_its_manifest_does_not_vanish_in_silence(run, caplog):
     manager = CheckpointManager(run)
     assert manager.latest() == 200
     assert_same(manager.restore(state(200)), state(200))
-    assert f"{run}/000300 is no checkpoint" in caplog.text
+    assert f"{run}/000300 is not a checkpoint" in caplog.text
 
 
 def test_a_step_that_is_saved_meanwhile_is_no_stranger(run, caplog, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_step_that_is_saved_meanwhile_is_no_stranger(run, caplog, monkeypatch)
 
     monkeypatch.setattr(committed, "is_checkpoint", look)
     assert CheckpointManager(run).restore(tree_like(300))["step"] == 300
-    assert "is no checkpoint" not in caplog.text
+    assert "is not a checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize("manifest", [b"", b"{}}", b'{"eqx_ckpt": 1}', b"\0" * 500])
@@ -155,9 +155,9 @@ def test_a_mismatch_is_no_damage(run):
 @pytest.mark.parametrize("step", [-1, True])
 def test_a_step_that_is_none(tmp_path, step):
     manager = CheckpointManager(tmp_path)
-    with pytest.raises(eqx_ckpt.CheckpointError, match="is no step"):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
         manager.save(step, state(1))
-    with pytest.raises(eqx_ckpt.CheckpointError, match="is no step"):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
         manager.restore(state(1), step)
     assert not list(tmp_path.iterdir())
 

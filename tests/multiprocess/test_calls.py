@@ -70,7 +70,7 @@ def test_delete(zygote: Zygote, disk: pathlib.Path) -> None:
         for process, step in enumerate((1, 3)):
             line = f"\n- process {process}: delete({step}) in "
             assert line in errors["different"][1]
-        assert "-1 is no step" in errors["no step"][1]
+        assert "-1 is not a step" in errors["no step"][1]
         assert "Step 3 is being read, and was not deleted" in errors["read"][1]
         is_told = errors["read"][1].startswith("Process 1 failed: ")
         assert is_told == (who == 0)
@@ -91,7 +91,7 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
         else:
             assert "No answer from process 0 and process 1" in errors["alone"][1]
             # Its own error is not lost.
-            assert "-1 is no step" in errors["wrong"][1]
+            assert "-1 is not a step" in errors["wrong"][1]
 
 
 def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:

@@ -199,7 +199,7 @@ def test_layer_by_layer():
 
 @pytest.mark.parametrize("prefix", [None, 0, Path("model"), b"model"])
 def test_a_prefix_that_is_no_string(saved, skeleton, prefix, unchecked):
-    match = "`prefix` is .*, which is no string"
+    match = "`prefix` is .*, which is not a string"
     with pytest.raises(unchecked.LeafMismatchError, match=match):
         unchecked.tree_deserialise_leaves(saved, skeleton["model"], prefix=prefix)
     with pytest.raises(unchecked.LeafMismatchError, match=match):

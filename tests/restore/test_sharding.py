@@ -246,7 +246,7 @@ def test_what_is_no_sharding(path, tree, bad):
 
 def test_what_is_no_prefix(path, tree):
     bad = {"w": None, "c": None}
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match="is no prefix of `like`"):
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="is not a prefix of `like`"):
         eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=bad)
 
 
@@ -351,8 +351,8 @@ def test_no_chunk_crosses_the_edge_of_a_shard(rows):
         ({"head/w": P("b")}, "'head/w'.*by the rule 'head/w': .*b.* not found in mesh"),
         ({"head/w": P("a", "a")}, "'head/w'.*by the rule 'head/w': .*duplicate"),
         ({"head/w": P("a", None, None)}, "'head/w'.*more dimensions than it has"),
-        ({"*": P("a")}, r"The key '\*' of `rule` is no regular expression"),
-        ({3: P("a")}, "The key 3 of `rule` is no regular expression"),
+        ({"*": P("a")}, r"The key '\*' of `rule` is not a regular expression"),
+        ({3: P("a")}, "The key 3 of `rule` is not a regular expression"),
         ({"head/w": "a"}, "`rule` has 'a' for 'head/w'"),
         ([P("a")], "`rule` is .*a dictionary"),
         (lambda name, struct: {}[name], "raised `KeyError` for leaf 'head/w'"),

@@ -619,7 +619,9 @@ def test_a_store_that_is_none(url):
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
 def test_an_endpoint_that_is_none(s3, endpoint):
     for reader in readers(Store(s3.url, endpoint=endpoint)):
-        with pytest.raises(eqx_ckpt.CheckpointError, match="is no URL. Pass `https:"):
+        with pytest.raises(
+            eqx_ckpt.CheckpointError, match="is not a URL. Pass `https:"
+        ):
             reader()
 
 
