@@ -42,9 +42,9 @@ from ._when import checked_when, is_due, stop_watching, told_to_end, When
 class CheckpointManager:
     """Saves the steps of a training run, removes old steps, and resumes the run.
 
-    Each step is a checkpoint of its own, such as `directory/000100`, which all other
-    functions of this package can read. The manager lists the directory each time, and
-    keeps no index that could disagree with it. Several managers may use one directory.
+    Each step is a checkpoint of its own, such as `directory/000100`. The manager lists
+    the directory each time: it has no index that could disagree with the disk. Several
+    managers may use one directory.
 
     A new manager removes the remains of saves that were killed. Use it in a `with`
     statement, whose end waits for the last save, and raises if that save failed.
@@ -87,13 +87,13 @@ class CheckpointManager:
             location in an object store, as in [`eqx_ckpt.tree_serialise_leaves`][].
         - `keep`: which steps to keep after each save: [`eqx_ckpt.keep_last`][],
             [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], or any other function
-            from `{step: metadata}` to steps. With a list of functions, a step is kept
-            if one of them keeps it. The newest step, the step just saved, and a step
-            that this process is reading are never removed.
+            from `{step: metadata}` to steps. Of several functions, each keeps its own
+            steps. The newest step, the step just saved, and a step that this process is
+            reading are never removed.
         - `save`: when `should_save` returns `True`: [`eqx_ckpt.every_steps`][],
             [`eqx_ckpt.every_seconds`][], or any other function `(step, last) -> bool`,
-            where `last` is the newest step of the run. With a list of functions, one
-            `True` is enough.
+            where `last` is the newest step of the run. Of several, one `True` is
+            enough.
         - `layout`, `compression`, `staging_bytes`: for saves, as in
             [`eqx_ckpt.tree_serialise_leaves_async`][].
         - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
