@@ -139,8 +139,7 @@ class CheckpointManager:
         **Arguments:**
 
         - `step`: a non-negative integer that has not been saved; a NumPy integer, too.
-        - `metadata`: any value that JSON can represent. Put metrics here: `{"loss":
-            0.31}`.
+        - `metadata`: any JSON value. Put metrics here: `{"loss": 0.31}`.
         - All others: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Returns:**
@@ -153,8 +152,7 @@ class CheckpointManager:
 
         - [`eqx_ckpt.CheckpointExistsError`][]: the step exists.
         - [`eqx_ckpt.CheckpointError`][]: `step` is not valid, or the manager is closed.
-        - The errors of [`eqx_ckpt.tree_serialise_leaves_async`][], and the error of an
-            earlier save.
+        - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
         self._check_thread()
         with self._one_at_a_time, contextlib.ExitStack() as stack:
@@ -211,8 +209,8 @@ class CheckpointManager:
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or there are no
-            steps. The manager never starts a run anew by itself: call `latest()` first.
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or no step. To
+            start a new run then, call `latest()` first.
         - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
@@ -329,7 +327,10 @@ class CheckpointManager:
 
     @property
     def told_to_end(self) -> bool:
-        """Whether SIGTERM had arrived in any process at the last `should_save`."""
+        """Whether SIGTERM had arrived in any process at the last `should_save`.
+
+        If so, save, and leave the loop: `close` waits for the save.
+        """
         return self._told
 
     @ft.cached_property
