@@ -197,10 +197,9 @@ class CheckpointManager:
         **Arguments:**
 
         - `step`: the step to restore; the default is the newest.
-        - `on_damage`: what to do if the newest step is damaged. `"raise"`: raise an
-            error that says which older step is undamaged. `"fallback"`: restore that
-            older step, with a warning; a later save of the damaged step then replaces
-            it. If you pass a `step`, damage is always an error.
+        - `on_damage`: if the newest step is damaged, `"raise"` an error that names the
+            newest undamaged step, or `"fallback"` to that step, with a warning; a later
+            save then replaces the damaged one. A damaged `step` is always an error.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**
@@ -327,10 +326,7 @@ class CheckpointManager:
 
     @property
     def told_to_end(self) -> bool:
-        """Whether SIGTERM had arrived in any process at the last `should_save`.
-
-        If so, save, and leave the loop: `close` waits for the save.
-        """
+        """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
 
     @ft.cached_property
