@@ -17,11 +17,12 @@ import eqx_ckpt
 from helpers import assert_same, files_below
 
 
-GOLDEN = Path(__file__).parents[1] / "data" / "v1"
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = DATA / "v1"
 
 
 def golden_tree():
-    """What `tests/data/v1` holds. It was saved once, and is never saved again."""
+    """What `tests/data/v1*` hold. They were saved once, and are never saved again."""
     model, state = eqx.nn.make_with_state(
         lambda key: [
             eqx.nn.Linear(2, 3, key=key),
@@ -50,13 +51,15 @@ def golden_tree():
     }
 
 
-def test_the_golden_checkpoint_restores():
-    eqx_ckpt.verify(GOLDEN)
+@pytest.mark.parametrize(("name", "layout"), [("v1", "zarr"), ("v1-ocdbt", "ocdbt")])
+def test_the_golden_checkpoints_restore(name, layout):
+    golden = DATA / name
+    eqx_ckpt.verify(golden)
     like = golden_tree()
-    assert_same(eqx_ckpt.tree_deserialise_leaves(GOLDEN, like), like)
-    assert eqx_ckpt.match(GOLDEN, like).ok
-    manifest = eqx_ckpt.read_manifest(GOLDEN)
-    assert manifest.format_version == 1
+    assert_same(eqx_ckpt.tree_deserialise_leaves(golden, like), like)
+    assert eqx_ckpt.match(golden, like).ok
+    manifest = eqx_ckpt.read_manifest(golden)
+    assert (manifest.format_version, manifest.layout) == (1, layout)
     assert manifest.metadata == {"loss": 0.25}
 
 
