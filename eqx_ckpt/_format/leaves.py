@@ -182,6 +182,8 @@ def describe_like(leaf: Any) -> LeafRecord | None:
             return _like("jax", leaf.shape, leaf.dtype)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return _like("struct", leaf.shape, leaf.dtype)
+        if isinstance(leaf, np.generic):
+            return _like("numpy_scalar", (), leaf.dtype)
         return describe(leaf)
     except CannotSave as e:
         return LeafRecord("unknown", value=str(e))
@@ -190,7 +192,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 # Cached, because many leaves have equal records.
 @ft.lru_cache(maxsize=4096)
 def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
-    if kind == "numpy":
+    if kind in ("numpy", "numpy_scalar"):
         return _array_record(kind, shape, dtype)
     if impl := _key_impl(dtype):
         return LeafRecord("key", "key", shape, impl=impl)

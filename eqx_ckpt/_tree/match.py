@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import get_args, Literal, NamedTuple, TypeAlias
+from typing import Any, get_args, Literal, NamedTuple, TypeAlias
 
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.screen import table_html
@@ -322,12 +322,13 @@ def explain(match: Match, is_transformed: bool = False) -> str:
 
 def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
-    pairs = {(leaf.status, _kind(leaf.expected), _kind(leaf.found)) for leaf in leaves}
-    return {hint for pair in pairs for hint in _hints_of(*pair)}
-
-
-def _kind(leaf: LeafRecord | str) -> str:
-    return leaf.kind if isinstance(leaf, LeafRecord) else leaf
+    # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
+    found: set[tuple[str, Any, Any]] = {
+        (leaf.status, getattr(e, "kind", e), getattr(f, "kind", f))
+        for leaf in leaves
+        for e, f in [leaf[1:3]]
+    }
+    return {hint for some in found for hint in _hints_of(*some)}
 
 
 def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:

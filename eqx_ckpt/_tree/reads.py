@@ -205,7 +205,9 @@ def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
 
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
     """A missing leaf, which may keep its value from `like` if it has one."""
-    if match.status != "missing" or request.answer("missing", leaf.name) == "raise":
+    if match.status != "missing" or request.missing == "raise":
+        return match
+    if request.answer("missing", leaf.name) == "raise":
         return match
     has_value = not any(
         isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)
@@ -353,7 +355,6 @@ def _with_suggestions(
     unmatched = [n for n, m in matches.items() if m.status == "unexpected"]
     names = unmatched or [n for n in manifest.leaves if n not in matches]
     nearest = similar(missing, names)
-    for name in nearest:
-        status, expected, found, *_ = matches[name]
-        matches[name] = LeafMatch(status, expected, found, nearest[name])
+    for name, others in nearest.items():
+        matches[name] = LeafMatch(*matches[name][:3], others)
     return matches
