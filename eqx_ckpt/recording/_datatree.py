@@ -1,5 +1,6 @@
 """Committed samples as an xarray tree that reads lazily."""
 
+import json
 from collections import defaultdict
 from typing import Any
 
@@ -60,9 +61,12 @@ def to_datatree(recorded: Recorded) -> Any:
     root["draw"] = ("draw", np.arange(draws))
     if record.chains is not None:
         root["chain"] = ("chain", np.arange(record.chains))
-    return xarray.DataTree.from_dict(
+    tree = xarray.DataTree.from_dict(
         {group: xarray.Dataset(variables) for group, variables in groups.items()}
     )
+    if record.metadata is not None:
+        tree.attrs["metadata"] = json.dumps(record.metadata)
+    return tree
 
 
 def _part(recorded: Recorded, leaf: Leaf, key: tuple[Any, ...]) -> np.ndarray:

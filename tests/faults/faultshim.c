@@ -7,7 +7,8 @@
  *   - lets it fail with an errno, once or from then on for ever, or
  *   - lets a write write only its first half, or
  *   - stops the process with SIGSTOP before the operation, so that another one can do
- *     something then; after a SIGCONT the operation is done, or fails with EIO.
+ *     something then; after a SIGCONT the operation is done, or fails with EIO, or
+ *   - waits 20 ms before the operation, as a slow disk does.
  * With `faultshim_log` it appends every operation that succeeded, and the bytes of every
  * write, to a file, from which replay.py computes what a power cut could have left.
  *
@@ -41,7 +42,7 @@ static const char *const NAMES[] = {"create", "write", "sync", "rename",
                                     "unlink", "mkdir", "truncate", "link",
                                     "open", "read", "lock"};
 
-enum { KILL = -1, SHORT = -2, STOP = -3, STOP_EIO = -4 }; /* instead of an errno */
+enum { KILL = -1, SHORT = -2, STOP = -3, STOP_EIO = -4, SLOW = -5 }; /* instead of an errno */
 enum { GO_ON = 0, FAIL = 1, WRITE_HALF = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -125,7 +126,8 @@ static int enter(enum kind kind, const char *path) {
         for (;;) pause();
     }
     if (fault == STOP || fault == STOP_EIO) raise(SIGSTOP);
-    if (fault == STOP) return GO_ON;
+    if (fault == SLOW) usleep(20000);
+    if (fault == STOP || fault == SLOW) return GO_ON;
     if (fault == SHORT) return kind == WRITE ? WRITE_HALF : GO_ON;
     pthread_mutex_unlock(&lock);
     errno = fault == STOP_EIO ? EIO : fault;

@@ -26,7 +26,7 @@ KINDS = (
 )
 # What changes a disk: all but opening, reading and locking what is there.
 CHANGES = KINDS[:8]
-_NOT_ERRNO = {"KILL": -1, "SHORT": -2, "STOP": -3, "STOP_EIO": -4}
+_NOT_ERRNO = {"KILL": -1, "SHORT": -2, "STOP": -3, "STOP_EIO": -4, "SLOW": -5}
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Fault:
     """At the `nth` operation below `root` of one of `kinds`, do `what`.
 
     `what` is an errno's name, "KILL" (before the operation), "SHORT" (a write writes
-    its first half), "STOP" (before the operation, see races.py), or "STOP_EIO" (and
-    then it fails). `nth=0`: only count. `log`: a file that receives all operations.
+    its first half), "STOP" (before the operation, see races.py), "STOP_EIO" (and
+    then it fails), or "SLOW" (it takes 20 ms more). `nth=0`: only count. `log`: a file
+    that receives all operations.
     """
 
     root: str

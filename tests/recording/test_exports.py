@@ -160,6 +160,7 @@ def test_datatree(found):
     np.testing.assert_array_equal(theta.sel(chain=0, draw=[9, 5]), expected[0, [9, 5]])
     mean = theta.mean(("chain", "draw"))
     np.testing.assert_allclose(mean, expected.mean((0, 1)))
+    assert json.loads(tree.attrs["metadata"]) == {"eps": 0.5}
 
 
 def test_a_tree_is_read_when_it_is_used(found, tmp_path):

@@ -2,8 +2,10 @@
 
 import errno
 import itertools
+import os
 import pathlib
 
+import jax
 import numpy as np
 
 import eqx_ckpt
@@ -114,3 +116,29 @@ def test_the_loop_stops_within_two_blocks(zygote: Zygote, disk: pathlib.Path) ->
     count, message = outcome.value
     assert count <= 3
     assert "0 draws are safe" in message
+
+
+def extend_a_lot(path: str) -> int:
+    """Record 384 MiB in blocks of 32; by how many bytes the process grew at most."""
+    like = {"x": np.zeros(2**18, np.float32)}
+    block = {"x": np.ones((32, 2**18), np.float32)}
+    page = os.sysconf("SC_PAGE_SIZE")
+    sizes = []
+    with eqx_ckpt.Recording(path, like, chunk_bytes=2**20) as recording:
+        for _ in range(12):
+            sizes.append(
+                page * int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+            )
+            recording.extend(jax.tree.map(np.copy, block))
+    return max(sizes) - sizes[0]
+
+
+def test_memory_is_bounded_when_the_disk_is_slow(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    path = str(disk / "run")
+    fault = Fault(path + "/samples", 1, "SLOW", ("write",), for_ever=True)
+    outcome = zygote.run(extend_a_lot, path, fault=fault)
+    assert outcome.error is None
+    # What waits, and a block on its way to the disk.
+    assert 128 * 2**20 < outcome.value < (256 + 64) * 2**20
