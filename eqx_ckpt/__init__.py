@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from ._like import match as match, tree_like as tree_like
     from ._manager import CheckpointManager as CheckpointManager
     from ._progress import Progress as Progress
+    from ._report.write import write_report as write_report
     from ._restore import (
         restore_or_init as restore_or_init,
         tree_deserialise_leaves as tree_deserialise_leaves,
@@ -86,6 +87,7 @@ _NAMES = {
     "_like": "match tree_like",
     "_manager": "CheckpointManager",
     "_progress": "Progress",
+    "_report.write": "write_report",
     "_restore": "restore_or_init tree_deserialise_leaves",
     "_retention": "Keep keep_all keep_best keep_every keep_last",
     "_save": "tree_serialise_leaves tree_serialise_leaves_async",

@@ -108,7 +108,7 @@ def stats_and_damage(
     for name, piece in _pieces(source, records, damage):
         found[name] = found[name].plus(piece) if name in found else piece
     return {
-        name: _of_leaf(record, found.get(name, Moments()))
+        name: stats_of(record, found.get(name, Moments()))
         for name, record in records.items()
         if name not in damage
     }
@@ -147,10 +147,11 @@ def _pieces(
 def _moments_of(
     items: Sequence[tuple[RegionRead, Array]],
 ) -> list[tuple[str, Moments]]:
-    return [(read.name, _of_piece(read.record, array)) for read, array in items]
+    return [(read.name, moments_of(read.record, array)) for read, array in items]
 
 
-def _of_piece(record: LeafRecord, array: Array) -> Moments:
+def moments_of(record: LeafRecord, array: Array) -> Moments:
+    """The moments of a piece of a leaf, as it is stored."""
     if record.kind in ("key", "bytes"):
         return Moments()
     array = from_stored(array, record)
@@ -163,7 +164,8 @@ def _of_piece(record: LeafRecord, array: Array) -> Moments:
     return Moments(dates.size, array.size - dates.size, 0, low, high)
 
 
-def _of_leaf(record: LeafRecord, found: Moments) -> LeafStats:
+def stats_of(record: LeafRecord, found: Moments) -> LeafStats:
+    """The statistics of a leaf, from its moments; those of a scalar are its own."""
     if not record.is_array:
         value = scalar_from_text(record.kind, record.value or "")
         if isinstance(value, int) and abs(value) >= 2**63:

@@ -9,7 +9,7 @@ import typer
 
 import eqx_ckpt
 
-from . import _checkpoint, _run
+from . import _checkpoint, _report, _run
 from ._output import printable
 
 
@@ -107,6 +107,27 @@ def verify(
     Example: eqx-ckpt verify runs/a
     """
     _finish(_run.verify(path, json))
+
+
+@app.command()
+def report(
+    path: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[OTHER]", help="A checkpoint to compare with."),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The page to write.")
+    ] = "report.html",
+    steps: Annotated[
+        int, typer.Option(min=1, help="Of a run, show at most so many, evenly spread.")
+    ] = 50,
+) -> None:
+    """Write an HTML page to look at. The status is 1 if it has something to shout.
+
+    Example: eqx-ckpt report runs/a -o report.html
+    """
+    _finish(_report.report(path, other, output, steps))
 
 
 @app.command()

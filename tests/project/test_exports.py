@@ -38,6 +38,7 @@ FUNCTIONS = [
     "tree_serialise_leaves",
     "tree_serialise_leaves_async",
     "verify",
+    "write_report",
 ]
 CLASSES = [
     "CheckpointManager",

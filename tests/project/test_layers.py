@@ -32,7 +32,7 @@ LAYERS = [
     "_futures _progress _retention _when",
     "_inspect _restore _save _stats",
     "_like _steps",
-    "_resume",
+    "_report _resume",
     "_manager",
     "data interop recording",
     "__init__",

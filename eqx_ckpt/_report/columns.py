@@ -1,0 +1,145 @@
+"""The versions of a checkpoint that a report compares: its columns."""
+
+import contextlib
+import errno
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.lazy import Array, np
+from .._format.source import RegionRead, Source
+from .._steps import Run
+from .._storage.reading import Reading
+from .._types import PathLike
+
+
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
+
+
+class Column:
+    """One version: a step of a run, or one of two checkpoints.
+
+    **Attributes:**
+
+    - `label`: what the page calls it.
+    - `damage`: what is wrong with leaves that were read, by name.
+    """
+
+    def __init__(self, label: str, path: PathLike | Source) -> None:
+        self.label = label
+        self._reading = Reading(path)
+        self._source = self._reading.open()
+        self.manifest = self._source.manifest
+        self.damage: dict[str, str] = {}
+
+    def read(self, reads: Sequence[RegionRead]) -> list[Array | None]:
+        """The arrays of regions; `None` for those of leaves that are damaged."""
+        try:
+            arrays: Sequence[Any] = self._source.read(reads, self.damage)
+        except OSError as e:
+            if e.errno not in _REFUSED:
+                raise
+            arrays = [self._read_alone(read) for read in reads]
+        found = zip(reads, arrays, strict=True)
+        # NumPy makes a scalar of a region of an array without axes.
+        return [None if r.name in self.damage else np.asarray(a) for r, a in found]
+
+    def _read_alone(self, read: RegionRead) -> Array | None:
+        try:
+            return self._source.read([read], self.damage)[0]
+        except OSError as e:
+            if e.errno not in _REFUSED:
+                raise
+            self.damage[read.name] = f"cannot be read: {e.strerror}"
+            return None
+
+    def announced(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads of this process from removing it."""
+        return self._reading.announced()
+
+    def has_changed(self) -> bool:
+        """Whether it was replaced or removed since it was opened."""
+        return self._reading.has_changed()
+
+    def __str__(self) -> str:
+        return str(self._reading)
+
+
+class Columns(NamedTuple):
+    """What a report is about.
+
+    **Attributes:**
+
+    - `kind`: `"checkpoint"`, `"comparison"` or `"run"`.
+    - `title`: the paths.
+    - `found`: the versions, of which the last one is described in full.
+    - `problems`: why steps are missing, in sentences.
+    """
+
+    kind: str
+    title: str
+    found: list[Column]
+    problems: list[str]
+
+
+def find_columns(
+    source: PathLike | Source, other: PathLike | Source | None, most: int
+) -> Columns:
+    """The checkpoint at a path, or the steps of the run there, at most so many."""
+    if other is not None:
+        pair = [_newest("A", source), _newest("B", other)]
+        return Columns("comparison", f"{source} → {other}", pair, [])
+    try:
+        column = Column("", source)
+    except CheckpointNotFoundError as e:
+        run = _run_at(source)
+        if run is None:
+            raise e
+        found, problems = _of_run(run, most)
+        return Columns("run", str(source), found, problems)
+    return Columns("checkpoint", str(source), [column], [])
+
+
+def _run_at(path: PathLike | Source) -> Run | None:
+    if isinstance(path, Source):
+        return None
+    run = Run(path)
+    return run if run.steps() else None
+
+
+def _newest(label: str, path: PathLike | Source) -> Column:
+    """A checkpoint, or the newest step of a run."""
+    try:
+        return Column(label, path)
+    except CheckpointNotFoundError:
+        run = _run_at(path)
+        if run is None:
+            raise
+        return Column(label, run.path(run.steps()[-1]))
+
+
+def _of_run(run: Run, most: int) -> tuple[list[Column], list[str]]:
+    found: list[Column] = []
+    problems: list[str] = []
+    for step in evenly(run.steps(), most):
+        try:
+            found.append(Column(str(step), run.path(step)))
+        except CheckpointNotFoundError:
+            problems.append(f"Step {step} was removed while the steps were listed.")
+        except (CheckpointError, OSError) as e:
+            problems.append(f"Step {step} cannot be read. {e}")
+    if not found:
+        listed = "\n".join(problems)
+        raise CheckpointError(
+            f"No step of {run.directory!r} can be read, so there is nothing to "
+            f"report.\n{listed}"
+        )
+    return found, problems
+
+
+def evenly(steps: Sequence[int], most: int) -> Iterator[int]:
+    """At most so many of the steps, the first and the last one among them."""
+    count = min(most, len(steps))
+    last = len(steps) - 1
+    places = {round(i * last / max(1, count - 1)) for i in range(count)}
+    yield from (steps[last - place] for place in sorted(places, reverse=True))

@@ -1,0 +1,154 @@
+"""What the page knows, as one JSON value."""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .._format.lazy import np
+from .._format.leaves import LeafRecord
+from .._stats import LeafStats
+from .._types import is_real
+from .columns import Column, Columns
+from .histogram import Histogram
+from .series import in_all, Seen
+from .shouts import shouts
+
+
+_STATS = ("count", "nan", "inf", "min", "max", "mean", "std", "norm")
+
+
+def facts_of(columns: Columns) -> dict[str, Any]:
+    """Everything that is shown; reads all leaves of all columns."""
+    found = columns.found
+    leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
+    metrics = _metrics(found)
+    return {
+        "kind": columns.kind,
+        "title": columns.title,
+        "columns": [_column(column) for column in found],
+        "shouts": shouts(columns, leaves, metrics),
+        "metrics": {name: [*map(_number, line)] for name, line in metrics.items()},
+        "leaves": leaves,
+    }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    manifest = column.manifest
+    return {
+        "label": column.label,
+        "path": str(column),
+        "leaves": len(manifest.leaves),
+        "nbytes": manifest.nbytes,
+        "numbers": sum(math.prod(r.shape) for r in manifest.leaves.values()),
+        "metadata": _json(manifest.metadata),
+        "versions": dict(manifest.versions),
+    }
+
+
+def _leaf(kind: str, name: str, versions: Sequence[Seen | None]) -> dict[str, Any]:
+    there = [seen for seen in versions if seen is not None]
+    first, last = there[0], there[-1]
+    record, stats = last.record, last.stats
+    numbers = [None if v is None else v.stats for v in versions]
+    leaf: dict[str, Any] = {
+        "name": name,
+        "type": str(record),
+        "dtype": record.dtype or f"Python {record.kind}",
+        "shape": record.data_shape,
+        "nbytes": record.nbytes,
+        "status": _status(kind, versions),
+        "sharding": record.sharding,
+        "value": record.value,
+        "stats": None if stats is None else _stats(stats),
+        "histogram": _bins(last.histogram),
+        "bad": [0 if n is None else n.nan + n.inf for n in numbers],
+    }
+    if len(versions) == 1:
+        return leaf
+    moved = [None if seen is None else seen.change for seen in versions[1:]]
+    return leaf | {
+        "first": _bins(first.histogram) if first is not last else None,
+        "norms": [None if n is None else _number(n.norm) for n in numbers],
+        "changes": [None if c is None else _number(c.norm) for c in moved],
+        "differ": None if moved[-1] is None else moved[-1].count,
+        "largest": None if moved[-1] is None else _number(moved[-1].largest),
+    }
+
+
+def _status(kind: str, versions: Sequence[Seen | None]) -> str:
+    last = versions[-1]
+    if last is None:
+        return "only in A" if kind == "comparison" else "not in the last step"
+    if last.stats is None and _holds_numbers(last.record):
+        return "damaged"
+    if last.stats is not None and last.stats.nan + last.stats.inf:
+        return "not finite"
+    if kind != "comparison":
+        return ""
+    before = versions[0]
+    if before is None:
+        return "only in B"
+    if str(before.record) != str(last.record):
+        return f"was {before.record}"
+    if before.stats is None:
+        return "damaged in A"
+    return "equal" if last.change is None or not last.change.count else "changed"
+
+
+def _holds_numbers(record: LeafRecord) -> bool:
+    return record.kind != "unknown"
+
+
+def _stats(stats: LeafStats) -> dict[str, Any]:
+    return {name: _number(getattr(stats, name)) for name in _STATS}
+
+
+def _bins(found: Histogram | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    width = math.ldexp(1.0, found.exponent)
+    # A bin may begin before the smallest float.
+    low = max(found.first * width, -sys.float_info.max)
+    return {"low": low, "width": width, "counts": found.counts}
+
+
+def _number(value: Any) -> Any:
+    """A number with the digits that are shown; `None` if it is not finite."""
+    if isinstance(value, np.generic):
+        return str(value)
+    if isinstance(value, complex):
+        return f"{value:.6g}"
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return float(value) if abs(value) < 2**1023 else str(value)
+    return value
+
+
+def _json(value: Any) -> Any:
+    """Metadata, as JSON has them: NaN and infinities as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return value
+
+
+def _metrics(columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """The numbers in the metadata, over the steps; nested ones as `eval/loss`."""
+    found: dict[str, list[Any]] = {}
+    for i, column in enumerate(columns):
+        for name, value in _numbers_in(column.manifest.metadata, ""):
+            found.setdefault(name, [None] * len(columns))[i] = value
+    return found
+
+
+def _numbers_in(metadata: Any, name: str) -> Iterable[tuple[str, Any]]:
+    if is_real(metadata) and name:
+        yield name, metadata
+    elif isinstance(metadata, dict):
+        for key, value in metadata.items():
+            yield from _numbers_in(value, f"{name}/{key}" if name else str(key))

@@ -1,0 +1,96 @@
+"""Writing the page."""
+
+import contextlib
+
+from .._errors import CheckpointError
+from .._format.source import Source
+from .._storage.new_files import NewFiles
+from .._types import PathLike
+from .columns import find_columns
+from .facts import facts_of
+from .page import page
+
+
+_TRIES = 3
+
+
+def write_report(
+    source: PathLike | Source,
+    path: PathLike,
+    other: PathLike | Source | None = None,
+    *,
+    steps: int = 50,
+) -> list[str]:
+    """Write a page about a checkpoint, or a run, or what two checkpoints differ in.
+
+    It is one HTML file that needs no network: a map of the bytes, a table of the leaves
+    with their statistics and histograms, their shardings; of a run, the metrics, and
+    how each leaf changed from step to step. Needs plotly:
+    `pip install 'eqx-ckpt[report]'`.
+
+    Each version is read once, chunk by chunk, and compared with its checksums; how much
+    memory that takes does not depend on the size of a leaf. What is damaged is listed.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, of a run, or of a
+        [`eqx_ckpt.Recording`][], or a [`eqx_ckpt.Source`][].
+    - `path`: of the page, which is replaced if it exists.
+    - `other`: a checkpoint to compare with `source`. A run stands for its newest step.
+    - `steps`: of a run, show at most so many, evenly spread, with the newest one.
+
+    **Returns:**
+
+    What stands in red at the top of the page, as sentences: leaves with NaNs or
+    infinities, damaged leaves, steps that cannot be read. Empty if all is well.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint and no run.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a checkpoint is damaged.
+    - [`eqx_ckpt.CheckpointError`][]: what is read is replaced again and again.
+    - `ImportError`: plotly is not installed.
+    - `OSError`: the page cannot be written, or the file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.array([1.0, 2.0, jnp.nan]), "step": 5}
+        eqx_ckpt.tree_serialise_leaves("ckpt", tree)
+        shouts = eqx_ckpt.write_report("ckpt", "report.html")
+        assert shouts == ["1 leaf has NaNs or infinities"]
+        ```
+    """
+    plotly = _plotly()
+    if steps < 1:
+        raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
+    with NewFiles([path], overwrite=True) as files, files.next() as f:
+        replaced: list[str] = []
+        for _ in range(_TRIES):
+            columns = find_columns(source, other, steps)
+            with contextlib.ExitStack() as stack:
+                for column in columns.found:
+                    stack.enter_context(column.announced())
+                facts = facts_of(columns)
+            replaced = [str(c) for c in columns.found if c.has_changed()]
+            if not replaced:
+                f.write(page(facts, plotly).encode(errors="replace"))
+                return [shout["text"] for shout in facts["shouts"]]
+    raise CheckpointError(
+        f"{', '.join(replaced)} was replaced or removed while it was read, "
+        f"{_TRIES} times. Report a checkpoint that nobody overwrites or removes."
+    )
+
+
+def _plotly() -> str:
+    """The plotting library, as JavaScript."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as e:
+        raise ImportError(
+            "A report needs plotly: `pip install 'eqx-ckpt[report]'`."
+        ) from e
+    return get_plotlyjs()

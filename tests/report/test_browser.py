@@ -1,0 +1,167 @@
+"""The page in a real browser: it draws, sorts, searches, descends, and asks nobody."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+
+from .test_report import InMemory
+
+
+pytest.importorskip("plotly")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="Install it: pip install playwright"
+)
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="Install a browser: apt-get install chromium"
+)
+EVIL = "<script>window.hacked=1<"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens the page about something; it may not complain, nor ask for anything."""
+    noise = []
+
+    def opened(*sources, **options):
+        eqx_ckpt.write_report(sources[0], tmp_path / "page.html", *sources[1:])
+        page = browser.new_page(viewport={"width": 1440, "height": 1200}, **options)
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        url = (tmp_path / "page.html").as_uri()
+        page.on("request", lambda r: r.url == url or noise.append(r.url))
+        page.goto(url)
+        page.wait_for_selector("html[data-drawn]")
+        return page
+
+    yield opened
+    assert noise == []
+    for context in browser.contexts:
+        context.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("y", "x"))
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 2, 3):
+            w = jax.device_put(jnp.arange(64.0).reshape(8, 8) + step, sharding)
+            b = jnp.array([1.0, jnp.nan]) if step == 3 else jnp.ones(2)
+            tree = {"model": {"w": w, "b": b}, EVIL: jnp.ones(3), "step": step}
+            manager.save(step, tree, metadata={"loss": 1 / step, EVIL: step})
+    return tmp_path / "run"
+
+
+def names(page):
+    return page.locator("#rows tr.leaf td:first-child").all_inner_texts()
+
+
+def sort_by(page, title):
+    page.locator("#rows th button", has_text=title).first.click()
+
+
+def test_a_run(run, opened):
+    page = opened(run)
+    shout = page.locator(".shout")
+    assert "1 leaf has NaNs or infinities, in 3" in shout.inner_text()
+    shout.locator("button").click()
+    assert page.inner_text("#leaf h2") == "model/b"
+    assert page.locator("#metrics .scatterlayer .trace").count() == 2
+    assert page.locator("#parts .scatterlayer .trace").count() == 1
+    page.locator("#rows tr.leaf", has_text="model/w").click()
+    assert page.inner_text("#leaf h2") == "model/w"
+    assert page.locator("#histogram .bars path").count() > 10
+    assert page.locator("#way .scatterlayer .trace").count() == 2
+    # The array in four times two blocks, then the mesh of two times four devices.
+    array, mesh = page.locator("#leaf svg.mesh").all()
+    assert array.locator("rect").count() == mesh.locator("rect").count() == 8
+    assert mesh.locator("title").nth(1).text_content() == "x=0, y=1: block 2"
+    numbers = mesh.locator("text[text-anchor]").all_text_contents()
+    assert numbers == ["0", "2", "4", "6", "1", "3", "5", "7"]
+    assert page.evaluate("window.hacked") is None
+    assert any("script" in name for name in names(page))
+
+
+def test_the_table(opened):
+    arrays = {
+        f"part{i % 3}/layer{i}": np.full(i + 1, i, np.int8 if i % 2 else np.float32)
+        for i in range(12)
+    }
+    page = opened(InMemory(arrays))
+    assert page.locator(".shout").count() == 0
+    assert len(names(page)) == 12
+    sort_by(page, "bytes")
+    assert names(page)[0] == "part1/layer10"
+    sort_by(page, "bytes")
+    assert names(page)[0] == "part1/layer1" or names(page)[0] == "part0/layer0"
+    sort_by(page, "name")
+    assert names(page)[:2] == ["part0/layer0", "part0/layer3"]
+    assert names(page)[3] == "part0/layer9"
+    page.fill("#search", "PART1 float32")
+    assert names(page) == ["part1/layer4", "part1/layer10"]
+    assert page.inner_text("#count") == "2 of 12 leaves"
+    page.focus("#rows")
+    page.locator("#rows tr.leaf").first.click()
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#leaf h2") == "part1/layer10"
+    page.fill("#search", "")
+    page.select_option("#dtype", "int8")
+    assert len(names(page)) == 6
+    page.select_option("#only", "only damaged or not finite")
+    assert names(page) == []
+
+
+def test_the_map_descends_and_comes_back(run, opened):
+    page = opened(run / "000001")
+    page.click("#map g.slice:has-text('model')", position={"x": 20, "y": 8})
+    assert page.inner_text("#crumbs") == "all leaves / model"
+    assert names(page) == ["model/b", "model/w"]
+    page.click("#map g.slice:has-text('w')", position={"x": 40, "y": 60})
+    page.select_option("#colour", "sharding")
+    assert "mesh (x=2, y=4)" in page.inner_text("#legend")
+    page.locator("#crumbs button").first.click()
+    assert len(names(page)) == 4
+    assert page.locator("#map g.slice").count() == 5
+
+
+def test_two_checkpoints_in_the_dark(run, opened):
+    page = opened(run / "000001", run / "000002", color_scheme="dark")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    assert set(names(page)) == {"model/w", "step"}
+    page.select_option("#only", "all leaves")
+    assert "equal" in page.inner_text("#rows")
+    page.select_option("#colour", "change")
+    assert "of the norm" in page.inner_text("#legend")
+
+
+def test_thousands_of_leaves_are_drawn_in_parts(opened):
+    arrays = {f"layers/{i}/w": np.ones(2, np.float32) * i for i in range(5000)}
+    page = opened(InMemory(arrays))
+    assert page.inner_text("#count") == "5,000 leaves"
+    assert len(names(page)) < 60
+    assert page.locator("#map g.slice").count() < 200
+    page.evaluate("document.getElementById('rows').scrollTop = 60000")
+    page.wait_for_function("document.querySelector('#rows td').offsetHeight > 50000")
+    assert "layers/2000/w" in names(page)
+    page.click("#map g.slice:has-text('layers')", position={"x": 20, "y": 8})
+    page.click("#map g.slice:has-text('0 …')", position={"x": 20, "y": 8})
+    assert " … " in page.inner_text("#crumbs")
+    assert 0 < len(names(page)) < 5000

@@ -1,0 +1,320 @@
+"""The page about a checkpoint or a run: what it says, whatever it is given."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt.__main__ import main
+
+
+pytest.importorskip("plotly")
+
+
+def facts(page):
+    text = page.read_text()
+    (found,) = re.findall(r'<script type="application/json" id="facts">(.*?)<', text)
+    return json.loads(found, parse_constant=pytest.fail)
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Writes a page: what it shouts, what it knows, and its leaves by name."""
+
+    def report(*arguments, **keywords):
+        page = tmp_path / "out/a page.html"
+        source, *other = arguments
+        shouts = eqx_ckpt.write_report(source, page, *other, **keywords)
+        found = facts(page)
+        assert shouts == [shout["text"] for shout in found["shouts"]]
+        return shouts, found, {leaf["name"]: leaf for leaf in found["leaves"]}
+
+    return report
+
+
+class InMemory(eqx_ckpt.Source):
+    """Arrays by name; counts what is read."""
+
+    def __init__(self, arrays, refused=()):
+        self.arrays, self.refused = arrays, refused
+        self.reads, self.most = [], 0
+
+    @property
+    def manifest(self):
+        records = {
+            name: eqx_ckpt.LeafRecord.of_array(
+                array.shape,
+                array.dtype,
+                path=[("key", part) for part in name.split("/")],
+            )
+            for name, array in self.arrays.items()
+        }
+        return eqx_ckpt.Manifest(records)
+
+    def read(self, reads, damage, report=None):
+        if any(read.name in self.refused for read in reads):
+            raise PermissionError(13, "Permission denied")
+        self.reads += [(read.name, str(read.region)) for read in reads]
+        self.most = max(self.most, sum(read.nbytes for read in reads))
+        return [self.arrays[read.name][read.region].copy() for read in reads]
+
+    def __str__(self):
+        return "arrays in memory"
+
+
+def state(step):
+    w = jnp.arange(6.0).reshape(2, 3) * step
+    return {"model": {"w": w, "b": jnp.ones(3)}, "step": step, "key": jax.random.key(0)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    with eqx_ckpt.CheckpointManager(tmp_path / "a run ü") as manager:
+        for step in (1, 2, 4):
+            metadata = {"loss": 1 / step, "eval": {"ok": True, "f1": step}, "n": "x"}
+            manager.save(step, state(step), metadata=metadata)
+    return tmp_path / "a run ü"
+
+
+def test_a_checkpoint(run, report):
+    shouts, found, leaves = report(run / "000002")
+    assert shouts == []
+    assert found["kind"] == "checkpoint"
+    assert list(leaves) == ["key", "model/b", "model/w", "step"]
+    stats = eqx_ckpt.stats(run / "000002")["model/w"]
+    assert leaves["model/w"]["stats"]["max"] == stats.max == 10
+    assert leaves["model/w"]["stats"]["norm"] == pytest.approx(stats.norm, rel=1e-5)
+    assert sum(leaves["model/w"]["histogram"]["counts"]) == 6
+    assert leaves["step"]["value"] == "2"
+    assert leaves["key"]["histogram"] is None
+    assert found["columns"][0]["metadata"]["n"] == "x"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_histograms_count_every_number_once(dtype, report):
+    """In pieces or at once: the bins are those of the whole."""
+    draw = np.random.default_rng(0).normal(size=2**21) * 30
+    draw[2**20 :] *= 100 / 30
+    draw = draw > 0 if dtype == "bool" else draw.clip(-128, 127)
+    array = draw.astype(jnp.dtype(dtype))
+    source = InMemory({"w": np.concatenate([array] * 4)})
+    found = report(source)[2]["w"]["histogram"]
+    counts, low, width = found["counts"], found["low"], found["width"]
+    wide = (np.abs(array) if dtype == "complex64" else array).astype(np.float64)
+    edges = low + width * np.arange(len(counts) + 1)
+    assert edges[0] <= wide.min() < wide.max() < edges[-1]
+    assert 4 * np.histogram(wide, edges)[0] == pytest.approx(counts, abs=0)
+    assert 2 <= len(counts) <= 48
+    assert dtype != "bool" or counts[0] + counts[-1] == 2**23
+
+
+def test_histograms_of_extremes(report):
+    arrays = {
+        "zero": np.zeros(5),
+        "huge": np.array([-1.7e308, 1.7e308, np.inf]),
+        "tiny": np.array([5e-324, 0.0]),
+        "close": np.array([1.0, np.nextafter(1, 2)]),
+        "all bad": np.array([np.nan, np.inf], np.float32),
+        "empty": np.zeros((0, 3)),
+        "one": np.array(-7),
+        "big": np.array([2**63 - 1, -(2**63)]),
+        "dates": np.array(["2026-01-02", "NaT"], "M8[D]"),
+    }
+    shouts, _, leaves = report(InMemory(arrays))
+    assert len(shouts) == 1
+    counted = {
+        name: sum(leaf["histogram"]["counts"]) if leaf["histogram"] else None
+        for name, leaf in leaves.items()
+    }
+    assert [*counted.values()] == [5, 2, 2, 2, None, None, 1, 2, None]
+    assert leaves["dates"]["stats"]["min"] == "2026-01-02"
+
+
+def test_a_run(run, report):
+    shouts, found, leaves = report(run)
+    assert shouts == []
+    assert [column["label"] for column in found["columns"]] == ["1", "2", "4"]
+    assert found["metrics"] == {"loss": [1, 0.5, 0.25], "eval/f1": [1, 2, 4]}
+    norm = np.linalg.norm(np.arange(6))
+    expected = [pytest.approx(norm * step, rel=1e-5) for step in (1, 2, 4)]
+    assert leaves["model/w"]["norms"] == expected
+    assert leaves["model/w"]["changes"] == expected[:2]
+    assert leaves["model/b"]["changes"] == [0, 0]
+    assert leaves["step"]["changes"] == [1, 2]
+    assert leaves["model/w"]["first"] != leaves["model/w"]["histogram"]
+    assert report(run, steps=2)[2]["model/w"]["changes"] == [
+        pytest.approx(norm * 3, rel=1e-5)
+    ]
+    labels = [column["label"] for column in report(run, steps=1)[1]["columns"]]
+    assert labels == ["4"]
+
+
+def test_a_run_whose_leaves_change(tmp_path, report):
+    trees = [
+        {"a": jnp.ones(2), "b": jnp.ones(3)},
+        {"a": jnp.ones(4)},
+        {"a": jnp.ones(4)},
+    ]
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step, tree in enumerate(trees):
+            manager.save(step, tree)
+    _, _, leaves = report(tmp_path / "run")
+    assert leaves["a"]["changes"] == [None, 0]
+    assert leaves["b"]["status"] == "not in the last step"
+    assert leaves["b"]["norms"][1:] == [None, None]
+
+
+def test_what_is_wrong_is_shouted(run, report):
+    bad = state(5)
+    bad["model"]["b"] = jnp.array([1, jnp.nan, jnp.inf])
+    with eqx_ckpt.CheckpointManager(run) as manager:
+        manager.save(5, bad, metadata={"loss": float("nan")})
+        manager.save(6, state(6))
+    (run / "000001/model/w/c.0.0").write_bytes(b"\1" * 28)
+    manifest = run / "000002/zarr.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
+    shouts, found, leaves = report(run)
+    broken, damaged, numbers, metric = shouts
+    assert broken.startswith("Step 2 cannot be read")
+    assert damaged.startswith("1 leaf is damaged, in 1: model/w: ")
+    assert numbers == "1 leaf has NaNs or infinities, in 5"
+    assert metric == "The metric 'loss' is not finite, in 5"
+    assert found["shouts"][2]["leaves"] == ["model/b"]
+    assert leaves["model/b"]["bad"] == [0, 0, 2, 0]
+    assert leaves["model/w"]["norms"][0] is None
+    assert leaves["model/w"]["changes"][0] is None
+    assert leaves["model/w"]["changes"][1] > 0
+    shouts, _, leaves = report(run / "000001")
+    assert leaves["model/w"]["status"] == "damaged"
+    assert leaves["model/w"]["stats"] is None
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError):
+        report(run / "000002")
+
+
+def test_steps_that_vanish(run, report, monkeypatch):
+    from eqx_ckpt._steps import Run
+
+    monkeypatch.setattr(Run, "steps", lambda self: [1, 2, 3, 4])
+    shouts, found, _ = report(run)
+    assert shouts == ["Step 3 was removed while the steps were listed."]
+    assert len(found["columns"]) == 3
+    monkeypatch.setattr(Run, "steps", lambda self: [3])
+    with pytest.raises(eqx_ckpt.CheckpointError, match="No step of .* can be read"):
+        report(run)
+
+
+def test_what_is_replaced_meanwhile_is_read_again(tmp_path, report, monkeypatch):
+    from eqx_ckpt._report import write
+
+    path, facts_of = tmp_path / "ckpt", write.facts_of
+    eqx_ckpt.tree_serialise_leaves(path, {"w": jnp.zeros(3)})
+
+    def replaced(columns):
+        eqx_ckpt.tree_serialise_leaves(path, {"w": jnp.ones(3)}, overwrite=True)
+        monkeypatch.setattr(write, "facts_of", facts_of)
+        return facts_of(columns)
+
+    monkeypatch.setattr(write, "facts_of", replaced)
+    shouts, _, leaves = report(path)
+    assert shouts == []
+    assert leaves["w"]["stats"]["min"] == 1
+
+
+def test_two_checkpoints(run, tmp_path, report):
+    other = {"model": {"w": state(4)["model"]["w"], "c": jnp.ones(3)}, "step": 1.0}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "other", other)
+    _, found, leaves = report(run, tmp_path / "other")
+    assert found["kind"] == "comparison"
+    assert {name: leaf["status"] for name, leaf in leaves.items()} == {
+        "model/c": "only in B",
+        "model/w": "equal",
+        "step": "was Python int",
+        "key": "only in A",
+        "model/b": "only in A",
+    }
+    _, _, leaves = report(run / "000001", run / "000002")
+    assert leaves["model/w"]["status"] == "changed"
+    assert leaves["model/w"]["differ"] == 5
+    assert leaves["model/w"]["largest"] == 5
+    assert leaves["step"]["status"] == "changed"
+    assert leaves["key"]["status"] == "equal"
+
+
+def test_nans_in_the_same_places_are_equal(report):
+    a = InMemory({"w": np.array([np.nan, 1.0]), "v": np.array([np.nan, 1.0])})
+    b = InMemory({"w": np.array([np.nan, 1.0]), "v": np.array([1.0, np.nan])})
+    leaves = report(a, b)[2]
+    assert [leaves[name]["differ"] for name in "wv"] == [0, 2]
+
+
+def test_each_byte_is_read_once_and_little_at_a_time(report):
+    arrays = {f"w{i}": np.ones((2**20, 5), np.float32) for i in range(3)}
+    sources = InMemory(arrays), InMemory(arrays)
+    report(*sources)
+    for source in sources:
+        assert len(source.reads) == len(set(source.reads)) >= 9
+        assert source.most <= 16 * 2**20
+
+
+def test_a_leaf_that_may_not_be_read(report):
+    source = InMemory({"a": np.ones(3), "b": np.ones(3)}, refused=["a"])
+    shouts, _, leaves = report(source)
+    assert shouts == ["1 leaf is damaged: a: cannot be read: Permission denied"]
+    assert leaves["b"]["stats"]["norm"] > 0
+
+
+def test_names_and_metadata_are_text(tmp_path, report):
+    evil = "</script><script>alert(1)</script><!--\u2028"
+    source = InMemory({evil: np.array([1.0, np.nan])})
+    _, _, leaves = report(source)
+    assert evil in leaves
+    metadata = {evil: evil, "deep": [{evil: float("nan")}]}
+    path = tmp_path / "<script>alert(1)<"
+    eqx_ckpt.tree_serialise_leaves(path, {"w": jnp.ones(2)}, metadata=metadata)
+    assert report(path)[1]["columns"][0]["metadata"][evil] == evil
+    text = (tmp_path / "out/a page.html").read_text()
+    assert "<script>alert" not in text
+    assert "<title>" + str(tmp_path) + "/&lt;script&gt;" in text
+
+
+def test_without_plotly(run, tmp_path, monkeypatch, capsys):
+    for name in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install 'eqx-ckpt\[report\]'"):
+        eqx_ckpt.write_report(run, tmp_path / "page.html")
+    pytest.importorskip("typer")
+    assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 2
+    assert "pip install" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_nothing_is_written_without_a_page(run, tmp_path):
+    for missing in (tmp_path / "missing", tmp_path):
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+            eqx_ckpt.write_report(missing, tmp_path / "pages/page.html")
+    assert list((tmp_path / "pages").iterdir()) == []
+    with pytest.raises(eqx_ckpt.CheckpointExistsError):
+        eqx_ckpt.write_report(run, tmp_path)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="at least one step"):
+        eqx_ckpt.write_report(run, tmp_path / "page.html", steps=0)
+
+
+def test_the_command(run, tmp_path, capsys):
+    pytest.importorskip("typer")
+    page = tmp_path / "p.html"
+    assert main(["report", str(run), "-o", str(page)]) == 0
+    assert "wrote" in capsys.readouterr().out
+    assert facts(page)["kind"] == "run"
+    first, second = str(run / "000001"), str(run / "000002")
+    assert main(["report", first, second, "-o", str(page)]) == 0
+    assert facts(page)["kind"] == "comparison"
+    (run / "000004/model/w/c.0.0").write_bytes(b"\1" * 28)
+    assert main(["report", str(run), "-o", str(page), "--steps", "2"]) == 1
+    assert "is damaged" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "no"), "-o", str(page)]) == 2
+    assert main(["report", str(run), "-o", str(tmp_path)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
