@@ -42,3 +42,16 @@ def structs(tree: PyTree) -> PyTree:
 
 def files_below(path: Path) -> set[str]:
     return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+
+
+def keep_compiled(directory: Path) -> dict[str, str]:
+    """The environment of processes that compile once for all of them.
+
+    A half-written entry is a warning of JAX, which then compiles: this is not for
+    processes in which warnings are errors.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

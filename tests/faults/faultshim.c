@@ -58,7 +58,10 @@ static int log_fd = -1, report_fd = -1, reported;
 /* ---- what Python calls ---- */
 
 /* Report each operation that is hit as a line "kind path" to `fd`. */
-void faultshim_report_to(int fd) { report_fd = fd; }
+void faultshim_report_to(int fd) {
+    report_fd = fd;
+    reported = 0;
+}
 
 /* Append every successful operation to the file at `path`, in replay.py's format. */
 int faultshim_log(const char *path) {

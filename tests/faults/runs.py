@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -81,6 +83,13 @@ class Struck(NamedTuple):
     found: dict[str, int | None]
     debris: set[str]
     warnings: list[str]  # from the log
+    directory: str
+    hits: list[str] = []  # "kind path" of the operations
+
+    @property
+    def kind(self) -> str:
+        """The kind of the first operation that was hit, or ''."""
+        return self.hits[0].split(" ", 1)[0] if self.hits else ""
 
 
 def strike(function: Callable[..., None], directory: str, *args: Any) -> Struck:
@@ -94,7 +103,45 @@ def strike(function: Callable[..., None], directory: str, *args: Any) -> Struck:
     except Exception as e:
         error = e
     shim.disarm()
-    return Struck(error, workloads.load_all(directory), hidden(directory), warnings)
+    logging.getLogger("eqx_ckpt").removeHandler(handler)
+    found = workloads.load_all(directory)
+    return Struck(error, found, hidden(directory), warnings, directory)
+
+
+def strike_each(
+    function: Callable[..., None], template: str, fault: shim.Fault, *args: Any
+) -> list[Struck]:
+    """Call a function in one copy of a directory after the other.
+
+    The fault hits the first operation below the first copy, the second one below the
+    second, and so on. In the last copy there is no such operation. The copies stay.
+    """
+    struck: list[Struck] = []
+    for n in range(1, 1000):
+        directory = shutil.copytree(template, f"{template} {n}")
+        report = os.memfd_create("report")
+        shim.arm(dataclasses.replace(fault, root=directory, nth=n), report)
+        one = strike(function, directory, *args)
+        text = os.pread(report, os.fstat(report).st_size, 0)
+        os.close(report)
+        hits = text.decode(errors="surrogateescape").splitlines()
+        struck.append(one._replace(hits=hits))
+        if not hits:
+            return struck
+    raise AssertionError("Nothing here needs a thousand operations.")
+
+
+def each(function: Callable[..., Any], directories: list[str], *args: Any) -> list[Any]:
+    """What a function returns in one directory after the other."""
+    return [_in(function, directory, *args) for directory in directories]
+
+
+def _in(function: Callable[..., Any], directory: str, *args: Any) -> Any:
+    try:
+        return function(directory, *args)
+    except Exception as e:
+        e.add_note(f"In {directory}.")
+        raise
 
 
 METHODS: dict[str, Callable[[eqx_ckpt.CheckpointManager], object]] = {

@@ -3,15 +3,15 @@
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import eqx_ckpt
 
 from . import runs, workloads
 from .shim import Fault
-from .zygote import Outcome, Zygote
+from .zygote import OF_MANY, Outcome, Zygote
 
 
 # The seeds of the checkpoint that a save must leave alone, of the one that it replaces,
@@ -40,13 +40,23 @@ class Place:
     def copies(
         self, zygote: Zygote, disk: pathlib.Path
     ) -> Iterator[tuple[int, pathlib.Path]]:
-        """1, 2, ..., each with a directory in this state."""
+        """1, 2, ..., each with a directory in this state, which stays."""
         self.prepare(zygote, disk / "scenario")
         for n in range(1, 1000):
-            shutil.copytree(disk / "scenario", disk / "copy")
-            yield n, disk / "copy"
-            shutil.rmtree(disk / "copy")
+            yield n, shutil.copytree(disk / "scenario", disk / f"scenario {n}")
         raise AssertionError("Nothing here needs a thousand operations.")
+
+    def _strikes(
+        self,
+        zygote: Zygote,
+        disk: pathlib.Path,
+        function: Callable[..., None],
+        *args: Any,
+    ) -> list[runs.Struck]:
+        """What a function does in copies of such a directory: see `runs`."""
+        self.prepare(zygote, disk / "scenario")
+        call = (function, str(disk / "scenario"), *args)
+        return zygote.call(runs.strike_each, *call, deadline=OF_MANY)
 
 
 @dataclass(frozen=True)
@@ -89,11 +99,12 @@ class Scenario(Place):
         args = (str(directory / "new"), WRITTEN, self.overwrite, self.layout)
         return zygote.run(workloads.save, *args, fault=fault)
 
-    def save_and_look(
-        self, zygote: Zygote, directory: pathlib.Path, fault: Fault
-    ) -> Outcome:
-        args = (str(directory), "new", WRITTEN, self.overwrite, self.layout)
-        return zygote.run(workloads.save_and_look, *args, fault=fault)
+    def strikes(
+        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
+    ) -> list[runs.Struck]:
+        """What a save does, of which another operation is hit each time."""
+        args = (fault, WRITTEN, self.overwrite, self.layout)
+        return self._strikes(zygote, disk, workloads.save_new, *args)
 
 
 AnyPlace = TypeVar("AnyPlace", bound=Place)
@@ -169,6 +180,13 @@ class RunScenario(Place):
         args = (str(directory), self.step, self.keep, None, self.layout)
         return zygote.run(runs.save, *args, fault=fault)
 
+    def strikes(
+        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
+    ) -> list[runs.Struck]:
+        """As those of a `Scenario`."""
+        args = (fault, self.step, self.keep, None, self.layout)
+        return self._strikes(zygote, disk, runs.save, *args)
+
 
 def kept(found: dict[str, int], keep: int) -> dict[str, int]:
     """The newest ones."""
@@ -243,6 +261,12 @@ class Debris(Place):
         super().prepare(zygote, directory)
         for death in self.deaths:
             death.leave(zygote, directory)
+
+    def strikes(
+        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
+    ) -> list[runs.Struck]:
+        """What a clean-up does, of which another operation is hit each time."""
+        return self._strikes(zygote, disk, runs.start, fault)
 
 
 DEBRIS = Debris("debris", steps(1, 2))

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import eqx_ckpt
-from faults import scenarios, workloads
+from faults import runs, scenarios, workloads
 from faults.failures import assert_says_why, ERRORS
 from faults.scenarios import Scenario
 from faults.shim import CHANGES, Fault
@@ -30,40 +30,32 @@ LAYOUTS = ["zarr", "ocdbt"]
 def test_fail_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario, name: str, for_ever: bool
 ) -> None:
-    raised = 0
-    for n, directory in scenario.copies(zygote, disk):
-        fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        outcome = scenario.save_and_look(zygote, directory, fault)
-        where = f"{name} at operation {n}, {outcome.hits[:1]}"
-        assert not outcome.signal, where
-        error, there, names = outcome.value
-        if error is None:
-            assert there == scenario.after, where
-            assert outcome.kind != "sync", f"a failed sync is no success: {where}"
+    fault = Fault("", 0, name, ERRORS[name], for_ever)
+    strikes = scenario.strikes(zygote, disk, fault)
+    for struck in strikes:
+        where = f"{name} at {struck.hits[:1]}"
+        if struck.error is None:
+            assert struck.found == scenario.after, where
+            assert struck.kind != "sync", f"a failed sync is no success: {where}"
         else:
-            raised += 1
-            assert_says_why(error, name)
-            assert there in scenario.outcomes, where
+            assert_says_why(struck.error, name)
+            assert struck.found in scenario.outcomes, where
             # If it could, the package has put everything back as it was.
-            assert for_ever or (there, names) == (scenario.before, {*there}), where
-        if not outcome.hits:
-            assert names == {*there}
-            break
-    assert raised > 10
+            if not for_ever:
+                assert struck.found == scenario.before, where
+                assert not struck.debris, where
+    assert not strikes[-1].debris
+    assert sum(struck.error is not None for struck in strikes) > 10
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_every_write_is_short(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
-    for n, directory in scenario.copies(zygote, disk):
-        fault = Fault(str(directory), n, "SHORT", ("write",))
-        outcome = scenario.save_and_look(zygote, directory, fault)
-        error, there, _ = outcome.value
-        assert there == (scenario.before if error else scenario.after)
-        if not outcome.hits:
-            break
-    assert n > 4
+    strikes = scenario.strikes(zygote, disk, Fault("", 0, "SHORT", ("write",)))
+    for struck in strikes:
+        assert struck.found == (scenario.before if struck.error else scenario.after)
+    assert len(strikes) > 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -101,16 +93,15 @@ def test_what_is_replaced_stays_until_its_successor_is_safe(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
     """The new names cannot be made durable, nor the old ones be put back."""
-    for n, directory in scenario.copies(zygote, disk):
-        fault = Fault(str(directory), n, "EIO", ("sync", "rename"), for_ever=True)
-        outcome = scenario.save_and_look(zygote, directory, fault)
-        error, _, names = outcome.value
-        seeds = [zygote.call(workloads.load, str(directory / name)) for name in names]
+    fault = Fault("", 0, "EIO", ("sync", "rename"), for_ever=True)
+    strikes = scenario.strikes(zygote, disk, fault)
+    directories = [struck.directory for struck in strikes]
+    found = zygote.call(runs.each, workloads.load_each, directories)
+    for struck, seeds in zip(strikes, found, strict=True):
         assert scenarios.BYSTANDER in seeds
-        if error is None:
-            break
-        assert scenarios.REPLACED in seeds, f"at operation {n}: {outcome.hits}"
-    assert n > 3
+        if struck.error is not None:
+            assert scenarios.REPLACED in seeds, f"at {struck.hits}"
+    assert len(strikes) > 3
 
 
 def test_a_save_warns_of_nothing(

@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from faults import scenarios, workloads
+from faults import runs, scenarios, workloads
 from faults.scenarios import Scenario
 from faults.shim import Fault
-from faults.zygote import Zygote
+from faults.zygote import OF_MANY, Outcome, Zygote
 
 
 SCENARIOS = [
@@ -25,26 +25,23 @@ SCENARIOS = [
 def test_kill_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
-    seen = set()
+    outcomes: dict[str, Outcome] = {}
     for n, directory in scenario.copies(zygote, disk):
         outcome = scenario.save(zygote, directory, Fault(str(directory), n))
         assert outcome.error is None
-        seen.add(outcome.kind)
-        there, later = zygote.call(
-            workloads.load_all_and_save,
-            str(directory),
-            "new",
-            scenarios.LATER,
-            scenario.overwrite,
-            scenario.layout,
-        )
-        where = f"killed before operation {n}: {outcome.hits}"
+        outcomes[str(directory)] = outcome
+        if not outcome.signal:
+            break
+    args = ("new", scenarios.LATER, scenario.overwrite, scenario.layout)
+    call = (runs.each, workloads.load_all_and_save, [*outcomes], *args)
+    found = zygote.call(*call, deadline=OF_MANY)
+    for outcome, (there, later) in zip(outcomes.values(), found, strict=True):
+        where = f"killed before an operation: {outcome.hits}"
         assert there in scenario.outcomes, where
         assert later == {**scenario.before, "new": scenarios.LATER}, where
-        if not outcome.signal:
-            assert there == scenario.after
-            break
+        assert there == scenario.after or outcome.signal
     # Each step of the commit was among them: the shim sees what the package calls.
+    seen = {outcome.kind for outcome in outcomes.values()}
     assert seen >= {"mkdir", "create", "write", "sync", "rename"}
 
 

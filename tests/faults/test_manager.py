@@ -9,9 +9,10 @@ import pytest
 
 from faults import runs, scenarios, workloads
 from faults.failures import assert_says_why, ERRORS
+from faults.runs import Struck
 from faults.scenarios import RunScenario
 from faults.shim import Fault
-from faults.zygote import Outcome, Zygote
+from faults.zygote import OF_MANY, Outcome, Zygote
 
 
 _ONLY_REMOVING_FAILED = "Step {} was saved. Removing older steps failed."
@@ -29,20 +30,31 @@ SCENARIOS = [
 def test_kill_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: RunScenario
 ) -> None:
+    outcomes: dict[str, Outcome] = {}
     for n, directory in scenario.copies(zygote, disk):
         outcome = scenario.save(zygote, directory, Fault(str(directory), n))
         assert outcome.error is None
+        outcomes[str(directory)] = outcome
         if n % 2:
             # The next process dies too, while it cleans up.
             zygote.run(runs.start, str(directory), fault=Fault(str(directory), n % 7))
-        resumed = zygote.call(runs.resume, str(directory), scenario.keep)
-        where = f"killed before operation {n}: {outcome.hits}"
+        if not outcome.signal:
+            break
+    found = _resume_each(zygote, [*outcomes], scenario.keep)
+    for outcome, resumed in zip(outcomes.values(), found, strict=True):
+        where = f"killed before an operation: {outcome.hits}"
         assert resumed.found in scenario.outcomes, where
         scenarios.check_resumed(resumed, scenario.keep, where)
-        if not outcome.signal:
-            assert resumed.found == scenario.after
-            break
-    assert n > 20
+        assert resumed.found == scenario.after or outcome.signal
+    assert len(outcomes) > 20
+
+
+def _resume_each(
+    zygote: Zygote, directories: list[str], keep: int
+) -> list[runs.Resumed]:
+    """What a fresh process finds in each directory, and leaves."""
+    call = (runs.each, runs.resume, directories, keep)
+    return zygote.call(*call, deadline=OF_MANY)
 
 
 @pytest.mark.slow
@@ -56,17 +68,19 @@ def test_kill_at_every_operation_of_a_clean_up(
         assert outcome.error is None
         if not outcome.signal:
             break
+        killed: dict[str, list[str]] = {}
         for m in range(1 + n % 12, 1000, 12):
-            copy = shutil.copytree(directory, disk / "again")
-            again = zygote.run(runs.start, str(copy), fault=Fault(str(copy), m))
-            resumed = zygote.call(runs.resume, str(copy), 2)
-            where = f"killed at {outcome.hits}, and then at {again.hits}"
-            assert resumed.found == scenarios.DEBRIS.before, where
-            scenarios.check_resumed(resumed, 2, where)
-            shutil.rmtree(copy)
-            second += 1
+            copy = str(shutil.copytree(directory, disk / f"{n}, {m}"))
+            again = zygote.run(runs.start, copy, fault=Fault(copy, m))
+            killed[copy] = again.hits
             if not again.signal:
                 break
+        found = _resume_each(zygote, [*killed], 2)
+        for hits, resumed in zip(killed.values(), found, strict=True):
+            where = f"killed at {outcome.hits}, and then at {hits}"
+            assert resumed.found == scenarios.DEBRIS.before, where
+            scenarios.check_resumed(resumed, 2, where)
+        second += len(killed)
     assert n > 30
     assert second > 80
 
@@ -86,28 +100,28 @@ def test_kill_at_every_operation_of_a_clean_up(
 def test_fail_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: RunScenario, name: str, for_ever: bool
 ) -> None:
-    for n, directory in scenario.copies(zygote, disk):
-        fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        args = (str(directory), scenario.step, scenario.keep, None, scenario.layout)
-        outcome = zygote.run(runs.strike, runs.save, *args, fault=fault)
-        where = f"{name} at operation {n}, {outcome.hits[:1]}"
-        assert not outcome.signal, where
-        _check_struck(scenario, outcome, name, for_ever, where)
-        if outcome.value.debris or n % 5 == 0 or not outcome.hits:
-            resumed = zygote.call(runs.resume, str(directory), scenario.keep)
-            assert resumed.found == outcome.value.found, where
-            scenarios.check_resumed(resumed, scenario.keep, where)
-        if not outcome.hits:
-            assert not outcome.value.debris
-            assert outcome.value.found == scenario.after
-            break
-    assert n > 20
+    fault = Fault("", 0, name, ERRORS[name], for_ever)
+    strikes = scenario.strikes(zygote, disk, fault)
+    for struck in strikes:
+        where = f"{name} at {struck.hits[:1]}"
+        _check_struck(scenario, struck, name, for_ever, where)
+    # Where nothing is left over, one in five will do.
+    some = [s for n, s in enumerate(strikes[::-1]) if s.debris or n % 5 == 0]
+    directories = [struck.directory for struck in some]
+    found = _resume_each(zygote, directories, scenario.keep)
+    for struck, resumed in zip(some, found, strict=True):
+        where = f"{name} at {struck.hits[:1]}"
+        assert resumed.found == struck.found, where
+        scenarios.check_resumed(resumed, scenario.keep, where)
+    assert not strikes[-1].debris
+    assert strikes[-1].found == scenario.after
+    assert len(strikes) > 20
 
 
 def _check_struck(
-    scenario: RunScenario, outcome: Outcome, name: str, for_ever: bool, where: str
+    scenario: RunScenario, struck: Struck, name: str, for_ever: bool, where: str
 ) -> None:
-    error, found, debris, _ = outcome.value
+    error, found, debris, *_ = struck
     saved = error is None or _ONLY_REMOVING_FAILED.format(scenario.step) in getattr(
         error, "__notes__", []
     )
@@ -116,7 +130,7 @@ def _check_struck(
         assert found in scenario.outcomes, where
     else:
         assert found == scenario.after, where
-        assert outcome.kind != "sync", f"a failed sync is no success: {where}"
+        assert struck.kind != "sync", f"a failed sync is no success: {where}"
     if saved:
         assert found != scenario.before, where
     elif not for_ever:
@@ -125,7 +139,7 @@ def _check_struck(
     # durably removed. All else is put back as it was.
     if debris and not for_ever:
         assert saved, where
-        assert outcome.kind in ("unlink", "open", "sync"), where
+        assert struck.kind in ("unlink", "open", "sync"), where
 
 
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
@@ -134,20 +148,19 @@ def test_fail_at_every_operation_of_a_clean_up(
     zygote: Zygote, disk: pathlib.Path, name: str, for_ever: bool
 ) -> None:
     """A run goes on in spite of that, with a warning, and the next one cleans up."""
-    for n, directory in scenarios.DEBRIS.copies(zygote, disk):
-        fault = Fault(str(directory), n, name, ERRORS[name], for_ever)
-        outcome = zygote.run(runs.strike, runs.start, str(directory), fault=fault)
-        where = f"{name} at operation {n}, {outcome.hits[:1]}"
-        error, found, debris, warnings = outcome.value
-        assert error is None, where
-        assert found == scenarios.DEBRIS.before, where
-        assert warnings or not debris, where
-        zygote.call(runs.start, str(directory))
-        assert not runs.hidden(str(directory)), where
-        if not outcome.hits:
-            assert not warnings
-            break
-    assert n > 1
+    fault = Fault("", 0, name, ERRORS[name], for_ever)
+    strikes = scenarios.DEBRIS.strikes(zygote, disk, fault)
+    for struck in strikes:
+        where = f"{name} at {struck.hits[:1]}"
+        assert struck.error is None, where
+        assert struck.found == scenarios.DEBRIS.before, where
+        assert struck.warnings or not struck.debris, where
+    directories = [struck.directory for struck in strikes]
+    zygote.call(runs.each, runs.start, directories, deadline=OF_MANY)
+    for struck in strikes:
+        assert not runs.hidden(struck.directory), struck.hits[:1]
+    assert not strikes[-1].warnings
+    assert len(strikes) > 1
 
 
 def test_a_file_system_without_locks(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -157,7 +170,7 @@ def test_a_file_system_without_locks(zygote: Zygote, disk: pathlib.Path) -> None
     fault = Fault(str(disk), 1, "ENOLCK", ("lock",), for_ever=True)
     args = (runs.save, str(disk / "run"), 3, 2)
     outcome = zygote.run(runs.strike, *args, fault=fault)
-    error, found, debris, warnings = outcome.value
+    error, found, debris, warnings, *_ = outcome.value
     assert error is None
     assert found == scenarios.steps(2, 3)
     assert debris == before

@@ -121,21 +121,15 @@ def _load_or_damaged(path: pathlib.Path) -> int | None:
         return DAMAGED
 
 
-def save_and_look(
-    directory: str,
-    name: str,
-    seed: int,
-    overwrite: bool,
-    layout: eqx_ckpt.Layout = "zarr",
-) -> tuple[Exception | None, dict[str, int | None], set[str]]:
-    """What a save raises, what is there then, and all names, hidden ones too."""
-    error = None
-    try:
-        save(os.path.join(directory, name), seed, overwrite, layout)
-    except Exception as e:
-        error = e
-    shim.disarm()
-    return error, load_all(directory), set(os.listdir(directory))
+def save_new(
+    directory: str, seed: int, overwrite: bool, layout: eqx_ckpt.Layout = "zarr"
+) -> None:
+    save(os.path.join(directory, "new"), seed, overwrite, layout)
+
+
+def load_each(directory: str) -> list[int | None]:
+    """The seed of everything, whatever its name."""
+    return [load(os.path.join(directory, name)) for name in os.listdir(directory)]
 
 
 def load_all_and_save(

@@ -18,10 +18,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from helpers import keep_compiled
+
 from . import shim
 
 
 DEADLINE = 60  # seconds; a child that takes longer dies by SIGALRM
+OF_MANY = 300  # seconds, for a child that does the same in many directories
 DEADLINE_MARGIN = 10  # seconds more, for a child that hangs before it has set its alarm
 _MAIN = f"import sys, {__name__}; {__name__}.serve(int(sys.argv[1]))"
 
@@ -45,11 +48,12 @@ class Outcome:
 class Zygote:
     """The process, seen from the tests."""
 
-    def __init__(self, library: pathlib.Path) -> None:
+    def __init__(self, library: pathlib.Path, compiled: pathlib.Path) -> None:
         ours, theirs = Pipe()
         here = pathlib.Path(__file__).resolve().parent
         self.environment = {
             **os.environ,
+            **keep_compiled(compiled),
             "LD_PRELOAD": str(library),
             "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
         }
@@ -75,9 +79,11 @@ class Zygote:
             raise TimeoutError(f"The zygote hangs:\n{_threads(self._process.pid)}")
         return self._pipe.recv()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(
+        self, function: Callable[..., Any], *args: Any, deadline: int = DEADLINE
+    ) -> Any:
         """Call a function in a fresh child; what it raises is raised here."""
-        outcome = self.run(function, *args)
+        outcome = self.run(function, *args, deadline=deadline)
         if outcome.error is not None:
             raise outcome.error
         assert not outcome.signal, f"signal {outcome.signal} in {function}{args}"

@@ -6,11 +6,7 @@ import threading
 import urllib.parse
 from typing import Any
 
-from moto.moto_server.werkzeug_app import (
-    create_backend_app,
-    DomainDispatcherApplication,
-    MotoRequestHandler,
-)
+from moto.moto_server.werkzeug_app import create_backend_app, MotoRequestHandler
 from werkzeug.serving import make_server
 
 
@@ -20,13 +16,13 @@ GIVEN = os.environ.get("EQX_CKPT_TEST_BUCKET", "")
 
 
 class Server:
-    """As `moto.server.ThreadedMotoServer`, but silent, and atomic.
+    """As `moto.server.ThreadedMotoServer`, but silent, atomic, and S3 only.
 
     moto looks at a condition and then writes, so it gets one request after the other.
     """
 
     def __init__(self) -> None:
-        app = DomainDispatcherApplication(create_backend_app)
+        app = create_backend_app("s3")
         self._server = make_server("127.0.0.1", 0, app, request_handler=_Silent)
         self.port = self._server.port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
