@@ -19,11 +19,13 @@ from eqx_ckpt._storage.atomic import exchange
 from eqx_ckpt._storage.directory_steps import DirectorySteps
 from eqx_ckpt._storage.reading import Checkpoint
 
+from .dying_jobs import wait_for
 from .failing_jobs import caught, state
 from .programs import assert_same, DEADLINE
 
 
 Errors = dict[str, tuple[str, str]]
+LONG_MARGIN = 15.0  # seconds; a process that waits for as long was not told
 
 
 def caused(call: Callable[[], Any]) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -90,8 +92,7 @@ def read_two_versions(directory: str) -> tuple[str, str]:
         eqx_ckpt.tree_serialise_leaves(f"{path}{step}", state(step), deadline=DEADLINE)
     if jax.process_index() == 0:
         os.rename(f"{path}1", path)
-    while not path.exists():
-        time.sleep(0.01)
+    wait_for([path])
     restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
     read = Checkpoint.read
 
@@ -101,8 +102,7 @@ def read_two_versions(directory: str) -> tuple[str, str]:
             done.touch()
             return found
         Checkpoint.read = read
-        while not done.exists():
-            time.sleep(0.01)
+        wait_for([done])
         exchange(f"{path}2", str(path))
         return read(*args)
 
@@ -134,10 +134,17 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
         reading.opened = opened
     meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
     read = Checkpoint.read
+    given_up = pathlib.Path(f"{directory}/given up")
+
+    def late_and_damaged(*args: Any) -> Any:
+        wait_for([given_up])
+        raise eqx_ckpt.CorruptCheckpointError("This is damaged.")
+
     if index == 1:
-        Checkpoint.read = _late_and_damaged
-    late = ft.partial(restore, path, state(0), read_once=True, deadline=1.0)
+        Checkpoint.read = late_and_damaged
+    late = ft.partial(restore, path, state(0), read_once=True, deadline=2.0)
     errors["late"], errors["late because"] = caused(late)
+    given_up.touch()
     Checkpoint.read = read
     assert_same(restore(path, state(0), read_once=True), state(1))
     return errors
@@ -178,6 +185,7 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
     """The others wait for process 2, which then calls what they do not call."""
     index, errors = jax.process_index(), dict[str, tuple[str, str, float]]()
     marks = [pathlib.Path(f"{directory}.{i}") for i in range(3)]
+    begun = pathlib.Path(f"{directory}.begun")
     manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
     manager.save(1, {"step": 1}).result()
 
@@ -185,20 +193,21 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
         begin = time.monotonic()
         errors[name] = (*caught(call), time.monotonic() - begin)
 
-    manager._deadline = 0.5
     if index < 2:
+        manager._deadline, meeting.DEADLINE_MARGIN = 2.0, LONG_MARGIN
+        if index == 0:
+            wait_for([begun])
+        begun.touch()
         timed("late", manager.latest)
     else:
-        while not (marks[0].exists() and marks[1].exists()):
-            time.sleep(0.01)
-        meeting.DEADLINE_MARGIN = 0.1
+        wait_for(marks[:2])
+        manager._deadline, meeting.DEADLINE_MARGIN = 0.5, 0.1
         for step in range(20):
             timed("alone", ft.partial(manager.should_save, step))
             manager._deadline = 0.01
         errors["wrong"] = (*caused(ft.partial(manager.delete, -1))[1], 0.0)
     marks[index].touch()
-    while not marks[2].exists():
-        time.sleep(0.01)
+    wait_for([marks[2]])
     manager._deadline = DEADLINE
     meeting.DEADLINE_MARGIN = 5.0
     for step in (2, 3):
@@ -246,9 +255,17 @@ def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
 
 def _initialise(place: pathlib.Path, index: int) -> None:
     if index == 0:
+        # Held until JAX listens there: see `jobs.Job`.
         with socket.socket() as reserved:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             reserved.bind(("127.0.0.1", 0))
             _write(place, "{}:{}".format(*reserved.getsockname()))
+            _join(place, index)
+    else:
+        _join(place, index)
+
+
+def _join(place: pathlib.Path, index: int) -> None:
     address = _read(place)
     jax.distributed.initialize(
         address, 2, index, coordinator_bind_address=address, heartbeat_timeout_seconds=5
@@ -263,18 +280,12 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 def _read(path: pathlib.Path) -> str:
     """What another process writes, as soon as it has."""
-    while not path.exists():
-        time.sleep(0.01)
+    wait_for([path])
     return path.read_text()
 
 
 def _not_found(path: Any) -> Any:
     raise eqx_ckpt.CheckpointNotFoundError(f"Nothing at {path} yet.")
-
-
-def _late_and_damaged(*args: Any) -> Any:
-    time.sleep(3)
-    raise eqx_ckpt.CorruptCheckpointError("This is damaged.")
 
 
 def retain_slowly(directory: str) -> list[int]:
@@ -283,13 +294,13 @@ def retain_slowly(directory: str) -> list[int]:
     remove = DirectorySteps.remove
 
     def slowly(*args: Any) -> Any:
-        time.sleep(2)
+        time.sleep(4)
         return remove(*args)
 
     keep = eqx_ckpt.keep_last(1)
     manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
     manager.save(1, state(1)).result()
-    manager._deadline = 1.0
+    manager._deadline = 3.0
     DirectorySteps.remove = slowly
     manager.save(2, state(2)).result()
     DirectorySteps.remove = remove

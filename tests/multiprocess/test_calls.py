@@ -47,7 +47,7 @@ def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
             assert first[name + once][1].startswith("Process 1 failed: ")
     for kind, text in (first["late"], second["late"]):
         assert kind == "CheckpointError"
-        assert "No answer from process 1 of 2 within 1 seconds" in text
+        assert "No answer from process 1 of 2 within 2 seconds" in text
     assert second["late because"] == ("CorruptCheckpointError", "This is damaged.")
 
 
@@ -86,8 +86,8 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
         if who < 2:
             kind, text, seconds = errors["late"]
             assert kind == "CheckpointError"
-            assert text.startswith("No answer from process 2 of 3 within 0.5 seconds")
-            assert seconds < 4
+            assert text.startswith("No answer from process 2 of 3 within 2 seconds")
+            assert seconds < calls.LONG_MARGIN
         else:
             assert "No answer from process 0 and process 1" in errors["alone"][1]
             # Its own error is not lost.
@@ -108,7 +108,7 @@ def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:
 
 
 SCRIPT = """
-import sys, time
+import sys, threading, time
 import jax
 address, index, directory, ending = sys.argv[1:]
 jax.config.update("jax_num_cpu_devices", 2)
@@ -118,9 +118,11 @@ jax.distributed.initialize(
 import eqx_ckpt, numpy as np
 from eqx_ckpt._storage.kvstore import ChunkFiles
 
-write = ChunkFiles.write
+write, shut_down = ChunkFiles.write, threading.Event()
 
 def slowly(*args, **kwargs):
+    if ending == "shutdown":
+        shut_down.wait()
     time.sleep(1)
     return write(*args, **kwargs)
 
@@ -129,6 +131,7 @@ manager = eqx_ckpt.CheckpointManager(directory)
 manager.save(3, {"w": np.arange(4)})
 if ending == "shutdown":
     jax.distributed.shutdown()
+    shut_down.set()
 """
 
 

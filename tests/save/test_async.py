@@ -288,8 +288,22 @@ def test_what_is_wrong_with_the_arguments_is_raised_at_once(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new"]
 
 
-PENDING = """
-    import sys, time
+# What is logged while the interpreter waits for a save also sets `said`.
+LISTENING = """
+    import logging, threading
+
+    class Listener(logging.StreamHandler):
+        def emit(self, record):
+            super().emit(record)
+            said.set()
+
+    said = threading.Event()
+    logging.getLogger("eqx_ckpt").addHandler(Listener())
+"""
+
+PENDING = f"""
+    {LISTENING}
+    import sys
     import jax.numpy as jnp
     import eqx_ckpt
     from eqx_ckpt import _futures
@@ -298,9 +312,7 @@ PENDING = """
 
     def slowly(phase, leaf, done, total):
         if phase == "commit":
-            print("committing", flush=True)
-            time.sleep({seconds})
-            {then}
+            {{then}}
 
     path = sys.argv[1]
     eqx_ckpt.tree_serialise_leaves_async(path, jnp.ones(3), progress=slowly)
@@ -308,14 +320,14 @@ PENDING = """
 
 
 def test_the_interpreter_waits_for_a_save_and_says_so(tmp_path):
-    done = run_python(PENDING.format(seconds=0.5, then=""), str(tmp_path / "new"))
+    done = run_python(PENDING.format(then="said.wait(50)"), str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
     assert "Waiting for the save of" in done.stderr
     eqx_ckpt.verify(tmp_path / "new")
 
 
 def test_a_failure_that_nobody_saw_is_shown_at_the_end(tmp_path):
-    program = PENDING.format(seconds=0, then="raise OSError('the disk is gone')")
+    program = PENDING.format(then="raise OSError('the disk is gone')")
     done = run_python(program, str(tmp_path / "new"))
     assert "OSError: the disk is gone" in done.stderr
     assert "nobody had asked" in done.stderr
@@ -324,25 +336,33 @@ def test_a_failure_that_nobody_saw_is_shown_at_the_end(tmp_path):
 
 def test_ctrl_c_at_the_end_gives_up_and_leaves_nothing(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "old", jnp.ones(3))
-    program = """
-        import os, signal, sys, time
-        import numpy as np
-        import eqx_ckpt
-        from eqx_ckpt import _futures
+    program = (
+        LISTENING
+        + """
+    import os, signal, sys
+    import numpy as np
+    import eqx_ckpt
+    from eqx_ckpt import _futures
 
-        def interrupt(phase, leaf, done, total):
-            if not hits:
-                hits.append(leaf)
-                time.sleep(1)
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(1)
+    def interrupt(phase, leaf, done, total):
+        if not hits:
+            hits.append(leaf)
+            said.wait(50)
+            os.kill(os.getpid(), signal.SIGINT)
+            given_up.wait(50)
 
-        hits = []
-        _futures._PATIENCE = 0.1
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        tree = {str(i): np.ones(2**20) for i in range(64)}
-        eqx_ckpt.tree_serialise_leaves_async(sys.argv[1], tree, progress=interrupt)
+    def give_up(error):
+        give_up_first(error)
+        given_up.set()
+
+    hits, given_up = [], threading.Event()
+    _futures._PATIENCE = 0.1
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tree = {str(i): np.ones(2**20) for i in range(64)}
+    saving = eqx_ckpt.tree_serialise_leaves_async(sys.argv[1], tree, progress=interrupt)
+    give_up_first, saving.give_up = saving.give_up, give_up
     """
+    )
     done = run_python(program, str(tmp_path / "new"))
     assert "The save was given up" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["old"]

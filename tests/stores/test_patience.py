@@ -138,8 +138,13 @@ def test_a_store_that_freezes_in_a_restore(server, run: str, layout) -> None:
 def test_a_slow_request_is_waited_for(place: Place, monkeypatch) -> None:
     """As long as the store answers another one meanwhile."""
     asked = threading.Event()
-    place.proxy.add(proxy.slow(1.5), path=r"(?:/|%2F)c\.")
-    monkeypatch.setattr(patience, "PROBE_AFTER", 0.5)
+
+    def wait(exchange: proxy.Exchange) -> None:
+        assert asked.wait(BOUND)
+        proxy.passed(exchange)
+
+    place.proxy.add(wait, path=r"(?:/|%2F)c\.")
+    monkeypatch.setattr(patience, "PROBE_AFTER", 0.1)
     ask = patience._ask
 
     def spied(*args: Any) -> None:
@@ -148,6 +153,7 @@ def test_a_slow_request_is_waited_for(place: Place, monkeypatch) -> None:
 
     monkeypatch.setattr(patience, "_ask", spied)
     eqx_ckpt.tree_serialise_leaves(place.url, STATE)
+    asked.clear()
     restored = eqx_ckpt.tree_deserialise_leaves(place.url, STATE)
     assert asked.is_set()
     assert restored["w"].tolist() == STATE["w"].tolist()
