@@ -46,6 +46,7 @@ if typing.TYPE_CHECKING:
         tree_serialise_leaves_async as tree_serialise_leaves_async,
     )
     from ._stats import LeafStats as LeafStats, stats as stats
+    from ._steps import orphans as orphans, sweep as sweep
     from ._storage.url import Store as Store
     from ._tree.compression import Compression as Compression
     from ._tree.filter_spec import (
@@ -92,6 +93,7 @@ _NAMES = {
     "_retention": "Keep keep_all keep_best keep_every keep_last",
     "_save": "tree_serialise_leaves tree_serialise_leaves_async",
     "_stats": "LeafStats stats",
+    "_steps": "orphans sweep",
     "_storage.url": "Store",
     "_tree.compression": "Compression",
     "_tree.filter_spec": "default_deserialise_filter_spec "

@@ -1,20 +1,25 @@
 """Run the command `eqx-ckpt` as `python -m eqx_ckpt`."""
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    try:
-        from .cli._app import run
-    except ModuleNotFoundError as e:
-        if e.name not in ("typer", "rich"):
-            raise
+    if importlib.util.find_spec("typer") is None:
         needed = "The command line needs typer: `pip install 'eqx-ckpt[cli]'`."
         print(needed, file=sys.stderr)
         return 2
-    return run(arguments)
+    from .cli._quick import quickly
+
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    status = quickly(words)
+    if status is not None:
+        return status
+    from .cli._app import run
+
+    return run(words)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ._format.names import is_below
 from ._format.parse import scalar_from_text
 from ._format.recorded import state_folder
 from ._format.source import raise_damage, read_regions, RegionRead, Source
+from ._progress import check_progress, Progress, reporting
 from ._storage.reading import Checkpoint, opened, read_consistently, Reading
 from ._storage.recorded import find_recorded, Recorded
 from ._tree.nested import checked_prefix
@@ -132,12 +133,13 @@ def _value(record: LeafRecord, arrays: deque[Array]) -> Any:
     return from_stored(arrays.popleft(), record)
 
 
-def verify(source: PathLike | Source) -> None:
+def verify(source: PathLike | Source, *, progress: Progress = False) -> None:
     """Read every byte of every leaf, and verify the checksums.
 
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][]; its phase is `"verify"`.
 
     **Returns:**
 
@@ -160,10 +162,11 @@ def verify(source: PathLike | Source) -> None:
         eqx_ckpt.verify("ckpt")
         ```
     """
-    read_consistently(source, ft.partial(ft.partial, _verify))
+    check_progress(progress)
+    read_consistently(source, lambda found: ft.partial(_verify, found, progress))
 
 
-def _verify(source: Source) -> None:
+def _verify(source: Source, progress: Progress) -> None:
     damage: dict[str, str] = {}
     reads = (
         RegionRead(name, record, piece)
@@ -173,8 +176,10 @@ def _verify(source: Source) -> None:
             whole(record.data_shape), record.chunk_shape, record.itemsize
         )
     )
-    for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-        source.read(window, damage)
+    with reporting(progress, source.manifest.nbytes) as report:
+        heard = report and ft.partial(report, "verify")
+        for window in batches(reads, lambda read: read.nbytes, _WINDOW):
+            source.read(window, damage, heard)
     if isinstance(source, Checkpoint | Recorded):
         source.check_the_rest(damage)
     raise_damage(damage, source)
@@ -188,7 +193,7 @@ def _verify_state(source: Recorded) -> None:
     if state is None:
         return
     try:
-        _verify(Checkpoint(source.base / state_folder(state)))
+        _verify(Checkpoint(source.base / state_folder(state)), False)
     except (CorruptCheckpointError, CheckpointNotFoundError) as e:
         now = find_recorded(source.base)
         # A writer has committed in the meantime, and removed the state.

@@ -143,6 +143,70 @@ class Run:
         return best[0]
 
 
+def orphans(directory: PathLike) -> dict[str, int | None]:
+    """What saves that died have left in a run; changes nothing.
+
+    **Arguments:**
+
+    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
+        an object store.
+
+    **Returns:**
+
+    By path, the bytes of it. In a store, they are `None`, and a save that is going on
+    is listed too: whether it lives is seen over time only, as [`eqx_ckpt.sweep`][]
+    does.
+
+    **Raises:**
+
+    - `OSError`: the file system or the store fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        for path, nbytes in eqx_ckpt.orphans("runs/a").items():
+            print(path, nbytes)
+        ```
+    """
+    return locate(directory).steps().orphans()
+
+
+def sweep(directory: PathLike) -> dict[str, int | None]:
+    """Remove what saves that died have left in a run, as a new manager does.
+
+    A save that lives is never touched, of whatever process and machine. In an object
+    store, this watches each of them for ten minutes, unless there is none.
+
+    **Arguments:**
+
+    - `directory`: as [`eqx_ckpt.orphans`][].
+
+    **Returns:**
+
+    What was removed, as [`eqx_ckpt.orphans`][].
+
+    **Raises:**
+
+    - `OSError`: the file system or the store fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        removed = eqx_ckpt.sweep("runs/a")
+        assert eqx_ckpt.orphans("runs/a") == {}
+        ```
+    """
+    steps = locate(directory).steps()
+    before = steps.orphans()
+    steps.sweep_all()
+    left = steps.orphans()
+    return {path: nbytes for path, nbytes in before.items() if path not in left}
+
+
 class Candidates(Mapping[int, Any]):
     """The metadata of the steps that may be removed, read on access.
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,8 @@ from .storage import is_step, step_name, Steps
 logger = logging.getLogger("eqx_ckpt")
 # Manifests read from a store at a time.
 _AT_ONCE = 16
+# Seconds between two looks at what may be dead.
+_PAUSE = 30.0
 _STEP_ATTEMPT = re.compile(r"[0-9]{6,}/@[0-9a-f]{32}/")
 
 
@@ -114,6 +117,17 @@ class BucketSteps(Steps):
     def sweep(self, *, starting: bool) -> None:
         self._orphans.sweep()
 
+    def orphans(self) -> dict[str, int | None]:
+        return dict.fromkeys(map(self._run.url, self._orphans.candidates()))
+
+    def sweep_all(self) -> None:
+        """Watch for as long as an attempt may be silent, unless there is none."""
+        start = heartbeat.clock()
+        while self._orphans.sweep():
+            if heartbeat.clock() - start > heartbeat.ORPHANED_AFTER:
+                return
+            time.sleep(_PAUSE)
+
     def _step(self, step: int) -> KeyValues:
         return self._run / step_name(step)
 
@@ -135,8 +149,12 @@ class OrphanSweeper:
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
 
-    def sweep(self) -> None:
-        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`."""
+    def candidates(self) -> list[str]:
+        """The prefixes of attempts that no manifest refers to, alive or not."""
+        return [prefix for prefix in self._unknown() if not self._is_in_use(prefix)]
+
+    def _unknown(self) -> dict[str, list[str]]:
+        """The keys of each attempt that is not known to be in use, by its prefix."""
         found: dict[str, list[str]] = {}
         everything = self._run.list_keys()
         manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
@@ -144,6 +162,14 @@ class OrphanSweeper:
         for key in everything:
             if (m := _STEP_ATTEMPT.match(key)) and m[0] not in self._in_use:
                 found.setdefault(m[0], []).append(key)
+        return found
+
+    def sweep(self) -> bool:
+        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`.
+
+        Returns whether there are others, of which that is not known yet.
+        """
+        found = self._unknown()
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
         for prefix, keys in found.items():
@@ -158,6 +184,7 @@ class OrphanSweeper:
             else:
                 logger.info("Removing %s, which a dead process left.", prefix)
                 self._run.delete_below(prefix)
+        return bool(self._seen)
 
     def _is_in_use(self, prefix: str) -> bool:
         manifest = self._run.read(_manifest_of(prefix))

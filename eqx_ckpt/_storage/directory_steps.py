@@ -30,7 +30,7 @@ class DirectorySteps(Steps):
     def named(self) -> list[int]:
         try:
             names = os.listdir(self._run.spec["path"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(int(name) for name in names if is_step(name))
 
@@ -55,20 +55,65 @@ class DirectorySteps(Steps):
     def sweep(self, *, starting: bool) -> None:
         """On a disk, sweeping once is enough."""
         if starting:
-            with contextlib.suppress(FileNotFoundError):
-                _sweep(self._run.spec["path"])
+            _sweep(self._run.spec["path"])
+
+    def orphans(self) -> dict[str, int | None]:
+        directory = self._run.spec["path"]
+        stems = [os.path.join(directory, name) for name in _claims(directory)]
+        dead = [f"{stem}.tmp" for stem in stems if _is_dead(stem)]
+        return {path: _nbytes(path) for path in dead}
+
+    def sweep_all(self) -> None:
+        self.sweep(starting=True)
 
     def _step(self, step: int) -> Storage:
         return self._run / step_name(step)
 
 
+def _claims(directory: str) -> list[str]:
+    """The hidden names of attempts in a directory, without `.tmp` or `.lock`."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted({m[1] for name in names if (m := _CLAIM.fullmatch(name))})
+
+
+def _is_dead(stem: str) -> bool:
+    """Whether no process holds the lock of an attempt; changes nothing."""
+    # The lock is held before there is a directory.
+    if not os.path.lexists(f"{stem}.tmp"):
+        return False
+    try:
+        lock = os.open(f"{stem}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.path.lexists(f"{stem}.tmp")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _nbytes(path: str) -> int:
+    """Bytes of the files below a path, some of which may vanish meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
 def _sweep(directory: str) -> None:
     """Remove what dead attempts left in a directory, and nothing of a live one."""
-    names = {m[1] for name in os.listdir(directory) if (m := _CLAIM.fullmatch(name))}
+    names = _claims(directory)
     if names:
         # What a dead process exchanged or hid must not reappear half deleted.
         fsync(directory)
-    for name in sorted(names):
+    for name in names:
         _sweep_one(os.path.join(directory, name))
 
 

@@ -10,7 +10,16 @@ from .._format.recorded import RECORD
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
 _JAX = ("manifest.ocdbt", "pytreedef.json")
+_INDEX = ".safetensors.index.json"
 _MOST_SHOWN = 5
+_WORDS = {
+    "eqx": "It is a file of Equinox",
+    "flax": "It seems to be msgpack of flax",
+    "jax_arrays": "It seems to have arrays of JAX or Levanter",
+    "npz": "It seems to be an archive of NumPy",
+    "orbax": "It is of Orbax",
+    "safetensors": "It is a file of safetensors",
+}
 
 
 def what_is_at(path: str) -> str:
@@ -25,6 +34,8 @@ def what_is_at(path: str) -> str:
 
 def instead_of_a_run(path: str) -> str:
     """A sentence, if a directory is something else and so cannot be a run."""
+    if os.path.isfile(path):
+        return "It is a file, and a run is a directory."
     if not os.path.isdir(path):
         return ""
     if _is_ours(path):
@@ -58,36 +69,67 @@ def _around(path: str) -> str:
     return ""
 
 
-def _file(path: str) -> str:
+def format_at(path: str) -> str:
+    """The function of `eqx_ckpt.interop` that opens what is at a path, or `''`."""
+    try:
+        return _of_file(path) if os.path.isfile(path) else _of_folder(path)
+    except OSError:
+        return ""
+
+
+def _of_file(path: str) -> str:
     with open(path, "rb") as f:
         head = f.read(9)
     if head.startswith(b"\x93NUMPY"):
-        opened = f"eqx_ckpt.interop.eqx({path!r}, like)"
-        return f"It is a file of Equinox: pass `{opened}` in place of the path."
+        return "eqx"
     if head.startswith(b"PK"):
-        opened = f"eqx_ckpt.interop.npz({path!r})"
-        return f"It seems to be an archive of NumPy: pass `{opened}`."
-    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
-        opened = f"eqx_ckpt.interop.safetensors({path!r})"
-        return f"It is a file of safetensors: pass `{opened}` in place of the path."
-    if path.endswith(".msgpack"):
-        opened = f"eqx_ckpt.interop.flax({path!r})"
-        return f"It seems to be msgpack of flax: pass `{opened}`."
-    return "It is a file, and a checkpoint is a directory."
+        return "npz"
+    is_header = head[8:] == b"{"
+    if is_header and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
+        return "safetensors"
+    if path.endswith(_INDEX):
+        return "safetensors"
+    return "flax" if path.endswith(".msgpack") else ""
 
 
-def _orbax(path: str) -> str:
+def _of_folder(path: str) -> str:
+    return (_of_arrays(path) or _of_shards(path)) if os.path.isdir(path) else ""
+
+
+def _of_arrays(path: str) -> str:
     steps = (
         f.path for f in os.scandir(path) if f.is_dir() and re.search(r"\d", f.name)
     )
     folders = [path, *steps]
     if any(os.path.exists(f"{f}/{name}") for f in folders for name in _ORBAX):
-        opened = f"eqx_ckpt.interop.orbax({path!r})"
-        return f"It is of Orbax: pass `{opened}` in place of the path."
+        return "orbax"
     if any(os.path.exists(f"{path}/{name}") for name in _JAX):
-        opened = f"eqx_ckpt.interop.jax_arrays({path!r})"
-        return f"It seems to have arrays of JAX or Levanter: pass `{opened}`."
+        return "jax_arrays"
     return ""
+
+
+def _of_shards(path: str) -> str:
+    suffixes = (".safetensors", _INDEX)
+    has_shards = any(name.endswith(suffixes) for name in os.listdir(path))
+    return "safetensors" if has_shards else ""
+
+
+def _explained(format: str, path: str) -> str:
+    """A sentence about what is at a path: how to open it."""
+    if not format:
+        return ""
+    like = ", like" if format == "eqx" else ""
+    opened = f"eqx_ckpt.interop.{format}({path!r}{like})"
+    return f"{_WORDS[format]}: pass `{opened}` in place of the path."
+
+
+def _file(path: str) -> str:
+    explained = _explained(_of_file(path), path)
+    return explained or "It is a file, and a checkpoint is a directory."
+
+
+def _orbax(path: str) -> str:
+    return _explained(_of_arrays(path), path)
 
 
 def _holds(path: str) -> str:

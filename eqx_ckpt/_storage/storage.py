@@ -283,6 +283,17 @@ class Steps(abc.ABC):
     def sweep(self, *, starting: bool) -> None:
         """Remove what dead attempts left; `starting`: called by a new manager."""
 
+    @abc.abstractmethod
+    def orphans(self) -> dict[str, int | None]:
+        """What attempts left that seem dead, and its bytes if the storage tells them.
+
+        An attempt in a store may still live: whether it does is seen over time only.
+        """
+
+    @abc.abstractmethod
+    def sweep_all(self) -> None:
+        """Remove what dead attempts left, however long it takes to know that."""
+
 
 class SoleWriter(abc.ABC):
     """Writes values below keys, as the only one; a commit refers to some of them.

@@ -1,22 +1,21 @@
 """The commands, their arguments, and their exit statuses."""
 
-import os
-import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-import eqx_ckpt
-
-from . import _checkpoint, _report, _run
-from ._output import printable
+from .._retention import Mode
+from .._types import Layout, Target
+from . import _checkpoint, _convert, _ls, _report, _run, _tree
+from ._guard import complain, guarded, INTERRUPTED, TROUBLE
 
 
 app = typer.Typer(
     name="eqx-ckpt",
     help="Look at checkpoints and recordings. A path is a directory, `s3://...` or "
-    "`gs://...`.",
+    "`gs://...`; or what safetensors, Equinox, Orbax, flax, JAX, Levanter or NumPy "
+    "have saved.",
     epilog="Exit status: 0 yes, 1 no (damaged, different, not finite), 2 trouble.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,6 +26,10 @@ _Path = Annotated[
     str, typer.Argument(metavar="CKPT", help="A checkpoint, or a recording.")
 ]
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
+_Source = Annotated[
+    str, typer.Argument(metavar="SRC", help="A checkpoint, or a file of a library.")
+]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
 _Prefix = Annotated[
     str, typer.Argument(metavar="[PREFIX]", help="Only what is below this name.")
 ]
@@ -36,14 +39,14 @@ _Prefix = Annotated[
 def ls(
     run: _Run,
     best: Annotated[str, typer.Option(help="Mark the step that is best in this.")] = "",
-    mode: Annotated[str, typer.Option(help="Whether `min` or `max` is best.")] = "min",
+    mode: Annotated[Mode, typer.Option(help="Which value is best.")] = "min",
     json: _Json = False,
 ) -> None:
     """List the steps of a run.
 
     Example: eqx-ckpt ls runs/a --best loss
     """
-    _finish(_run.ls(run, best, mode, json))
+    _finish(_ls.ls(run, best, mode, json))
 
 
 @app.command()
@@ -59,7 +62,7 @@ def tree(
 
     Example: eqx-ckpt tree runs/a/000100 model --depth 2
     """
-    _finish(_checkpoint.tree(path, prefix, depth, json))
+    _finish(_tree.tree(path, prefix, depth, json))
 
 
 @app.command()
@@ -110,6 +113,75 @@ def verify(
 
 
 @app.command()
+def gc(
+    run: _Run,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")
+    ] = False,
+    json: _Json = False,
+) -> None:
+    """Remove what saves that died have left, and nothing of one that lives.
+
+    In an object store, this watches for ten minutes which of them live, and
+    `--dry-run` lists those that live too, without their sizes.
+
+    Example: eqx-ckpt gc runs/a --dry-run
+    """
+    _finish(_run.gc(run, dry_run, json))
+
+
+@app.command()
+def copy(
+    source: _Source,
+    target: Annotated[str, typer.Argument(metavar="DST", help="A new checkpoint.")],
+    layout: Annotated[Layout, typer.Option(help="Files, or a database.")] = "zarr",
+    compression: Annotated[
+        Literal["none", "zstd"], typer.Option(help="Of all arrays.")
+    ] = "none",
+    overwrite: _Overwrite = False,
+) -> None:
+    """Copy a checkpoint, or what another library has saved, into a new checkpoint.
+
+    Example: eqx-ckpt copy runs/a/000100 s3://bucket/a --compression zstd
+    """
+    how = {
+        "layout": layout,
+        "compression": None if compression == "none" else compression,
+    }
+    _finish(_convert.copy(source, target, how | {"overwrite": overwrite}))
+
+
+@app.command()
+def convert(
+    source: _Source,
+    target: Annotated[str, typer.Argument(metavar="DST", help="What to write.")],
+    to: Annotated[
+        Target | None,
+        typer.Option(help="The format; without it, the suffix of DST decides."),
+    ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The model, or a function that makes it; files of Equinox need it.",
+        ),
+    ] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if the format does not keep all.")
+    ] = False,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Write a checkpoint in another format, or the other way round.
+
+    Example: eqx-ckpt convert runs/a/000100 model.safetensors
+
+    Example: eqx-ckpt convert model.eqx ckpt --to checkpoint --like my_code:make_model
+    """
+    how = {"to": to, "strict": strict, "overwrite": overwrite}
+    _finish(_convert.convert(source, target, like, how))
+
+
+@app.command()
 def report(
     path: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
     other: Annotated[
@@ -144,25 +216,21 @@ def _finish(status: int) -> None:
         raise typer.Exit(status)
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status. A mistake prints a line, no traceback."""
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; returns its exit status."""
+    return guarded(lambda: _run_app(arguments))
+
+
+def _run_app(arguments: Sequence[str]) -> int:
     try:
-        status = app(arguments, standalone_mode=False)
-        sys.stdout.flush()
-        return status or 0
-    except BrokenPipeError:
-        # The reader of the pipe has gone; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (eqx_ckpt.CheckpointError, OSError) as e:
-        is_damage = isinstance(e, eqx_ckpt.CorruptCheckpointError)
-        lines = [printable(line) for line in str(e).splitlines()]
-        print("eqx-ckpt: " + "\n".join(lines), file=sys.stderr)
-        return 1 if is_damage else 2
+        return app(arguments, standalone_mode=False) or 0
+    except typer.Abort:
+        return INTERRUPTED
     except Exception as e:
+        # What the parser of typer raises, which is of other packages in other versions.
         if not hasattr(e, "format_message"):
             raise
-        print(f"eqx-ckpt: {e.format_message()}", file=sys.stderr)  # pyright: ignore
-        return 2
+        context: Any = getattr(e, "ctx", None)
+        command = context.command_path if context else "eqx-ckpt"
+        complain(f"{e.format_message()} Try `{command} --help`.")  # pyright: ignore
+        return TROUBLE

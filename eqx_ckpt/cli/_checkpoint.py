@@ -1,6 +1,8 @@
 """Commands for checkpoints."""
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import eqx_ckpt
@@ -8,53 +10,35 @@ import eqx_ckpt
 from .._format.lazy import Array, np
 from .._format.screen import in_bytes
 from .._stats import stats_and_damage
-from .._storage.reading import opened
-from .._tree.nested import checked_prefix
-from ._output import number, printable, say, say_json, table
-from ._tree import grown, label, lines, parameters
+from ._output import (
+    columns,
+    columns_of,
+    number,
+    printable,
+    say,
+    say_json,
+    styled,
+    table,
+)
+from ._sources import source_at
 from ._values import differences, leaf_named, split_index
 
 
 _MOST_VALUES = 1000
-
-
-def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
-    manifest = eqx_ckpt.read_manifest(path)
-    root = grown(manifest, prefix := checked_prefix(prefix, manifest))
-    if not as_json:
-        say(f"{printable(path)}{'/' if prefix else ''}{prefix}  {label(root)}")
-        for line in lines(root, depth):
-            say(line)
-        return 0
-    below = prefix + "/" if prefix else ""
-    leaves = [
-        {
-            "name": name,
-            "kind": record.kind,
-            "dtype": record.dtype,
-            "shape": list(record.shape),
-            "nbytes": record.nbytes,
-            "numbers": parameters(record),
-            "sharding": record.sharding,
-            "value": record.value,
-        }
-        for name, record in manifest.leaves.items()
-        if name == prefix or name.startswith(below)
-    ]
-    totals = {"nbytes": root.nbytes, "numbers": root.numbers}
-    about = {"metadata": manifest.metadata, "versions": dict(manifest.versions)}
-    say_json({"path": path, "prefix": prefix} | totals | about | {"leaves": leaves})
-    return 0
+# Where the output is no terminal.
+_WIDTH = 80
+_COLORS = {"only in a": "red", "only in b": "green"}
 
 
 def show(path: str, text: str, as_json: bool) -> int:
     name, index = split_index(text)
-    record, value = leaf_named(path, name)
+    source = source_at(path)
+    record, value = leaf_named(source, name)
     try:
         part = np.asarray(value)[index] if index else np.asarray(value)
     except IndexError as e:
         raise eqx_ckpt.CheckpointError(f"{name!r} is {record}: {e}.") from None
-    found = eqx_ckpt.stats(path, prefix=name)[name]
+    found = eqx_ckpt.stats(source, prefix=name)[name]
     counts, edges = _histogram(_finite(part))
     if as_json:
         shown = part if part.size <= _MOST_VALUES else None
@@ -67,15 +51,27 @@ def show(path: str, text: str, as_json: bool) -> int:
         about = {"path": path, "name": name, "type": str(record), "values": values}
         say_json(about | {"stats": dataclasses.asdict(found), "histogram": histogram})
         return 0
-    say(f"{name}  {record}  {in_bytes(record.nbytes)}")
+    say(f"{styled(printable(name), 'bold')}  {record}  {in_bytes(record.nbytes)}")
     for key, stat in dataclasses.asdict(found).items():
-        say(f"{key:>6}  {number(stat)}")
-    say(np.array2string(part, threshold=100))
-    most = max(counts, default=0)
-    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        bar = "█" * round(30 * count / most)
-        say(f"{number(low):>12} .. {number(high):>12}  {count:>9}  {bar}")
+        is_bad = key in ("nan", "inf") and stat
+        say(f"{key:>6}  {styled(number(stat), 'red') if is_bad else number(stat)}")
+    width = columns() or _WIDTH
+    say(np.array2string(part, threshold=100, max_line_width=width))
+    for line in _bars(counts, edges, width):
+        say(line)
     return 0
+
+
+def _bars(counts: list[int], edges: list[float], width: int) -> Iterator[str]:
+    """A histogram: where each bin begins, how many are in it, and a bar."""
+    longest = max(10, min(60, width - 24))
+    for count, low in zip(counts, edges[:-1], strict=True):
+        # Eighths of a character, so that few of many can be seen.
+        eighths = math.ceil(8 * longest * count / max(counts))
+        bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+        yield f"{number(low):>12} {count:>9} {styled(bar, 'cyan')}".rstrip()
+    if edges:
+        yield f"{number(edges[-1]):>12}"
 
 
 def _histogram(wide: Array) -> tuple[list[int], list[float]]:
@@ -100,24 +96,39 @@ def _finite(part: Array) -> Array:
 
 def stats(path: str, prefix: str, as_json: bool) -> int:
     damage: dict[str, str] = {}
-    found = stats_and_damage(opened(path), prefix, damage)
+    found = stats_and_damage(source_at(path), prefix, damage)
     bad = [name for name, leaf in found.items() if leaf.nan or leaf.inf]
     if as_json:
         leaves = [{"name": n} | dataclasses.asdict(leaf) for n, leaf in found.items()]
         say_json({"path": path, "leaves": leaves, "damage": damage})
     else:
-        fields = [field.name for field in dataclasses.fields(eqx_ckpt.LeafStats)]
-        rows = [
-            [n, *(number(getattr(leaf, field)) for field in fields), ""]
-            for n, leaf in found.items()
-        ]
-        for line in table(["leaf", *fields, ""], rows):
+        for line in _stats_lines(found):
             say(line)
         for name in bad:
-            say(f"NaN or infinity: {name}")
+            say(styled(printable(f"NaN or infinity: {name}"), "red"))
         for name, problem in damage.items():
-            say(printable(f"damaged: {name}: {problem}"))
+            print(styled(printable(f"damaged: {name}: {problem}"), "red"))
     return 1 if bad or damage else 0
+
+
+def _stats_lines(found: dict[str, eqx_ckpt.LeafStats]) -> Iterator[str]:
+    """A table, or a paragraph for each leaf where that is too wide for the terminal."""
+    fields = [field.name for field in dataclasses.fields(eqx_ckpt.LeafStats)]
+    rows = [
+        [printable(name), *(number(getattr(leaf, field)) for field in fields), ""]
+        for name, leaf in found.items()
+    ]
+    lines = list(table(["leaf", *fields, ""], rows))
+    width = columns()
+    if width is None or max(map(columns_of, lines)) <= width:
+        yield styled(lines[0], "dim")
+        yield from lines[1:]
+        return
+    for name, *values, _ in rows:
+        yield styled(name, "bold")
+        for field, value in zip(fields, values, strict=True):
+            if value != "-":
+                yield f"{field:>7}  {value}"
 
 
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
@@ -134,11 +145,14 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
         if "count" in entry:
             far = f"at most {number(entry['max_abs'])}"
             share = f"relative {number(entry['max_rel'])}"
-            say(f"{text}: {entry['count']} differ, {far}, {share}")
+            text += f": {entry['count']} differ, {far}, {share}"
         elif entry["a"] and entry["b"]:
-            say(f"{text}: {entry['a']}, {entry['b']}")
+            text += f": {entry['a']}, {entry['b']}"
         else:
-            say(f"{text}: {entry['a'] or entry['b']}")
+            text += f": {entry['a'] or entry['b']}"
+        color = _COLORS.get(entry["status"])
+        # It may be longer than a line, and none of it is left out.
+        print(styled(printable(text), color) if color else printable(text))
     for problem in damage.values():
-        say(printable(problem))
+        print(styled(printable(problem), "red"))
     return 1 if found or damage else 0

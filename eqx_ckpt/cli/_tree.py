@@ -4,11 +4,42 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import typer
-
 import eqx_ckpt
 
 from .._format.screen import in_bytes
+from .._tree.nested import checked_prefix
+from ._output import printable, say, say_json, styled
+from ._sources import source_at
+
+
+def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
+    manifest = source_at(path).manifest
+    root = grown(manifest, prefix := checked_prefix(prefix, manifest))
+    if not as_json:
+        top = f"{path.rstrip('/')}/{prefix}" if prefix else path
+        say(f"{styled(printable(top), 'bold')}  {label(root)}")
+        for line in lines(root, depth):
+            say(line)
+        return 0
+    below = prefix + "/" if prefix else ""
+    leaves = [
+        {
+            "name": name,
+            "kind": record.kind,
+            "dtype": record.dtype,
+            "shape": list(record.shape),
+            "nbytes": record.nbytes,
+            "numbers": parameters(record),
+            "sharding": record.sharding,
+            "value": record.value,
+        }
+        for name, record in manifest.leaves.items()
+        if name == prefix or name.startswith(below)
+    ]
+    totals = {"nbytes": root.nbytes, "numbers": root.numbers}
+    about = {"metadata": manifest.metadata, "versions": dict(manifest.versions)}
+    say_json({"path": path, "prefix": prefix} | totals | about | {"leaves": leaves})
+    return 0
 
 
 @dataclass
@@ -51,22 +82,30 @@ def lines(node: Node, depth: int | None, indent: str = "") -> Iterator[str]:
     last = len(node.children) - 1
     for i, (name, child) in enumerate(node.children.items()):
         corner, below = ("└── ", "    ") if i == last else ("├── ", "│   ")
-        yield f"{indent}{corner}{typer.style(name, bold=True)}  {label(child)}"
+        shown = styled(printable(name), "bold")
+        yield f"{indent}{corner}{shown}  {label(child)}"
         if depth is None or depth > 1:
             deeper = None if depth is None else depth - 1
             yield from lines(child, deeper, indent + below)
 
 
 def label(node: Node) -> str:
-    """The text beside the name of a node."""
+    """The text beside the name of a node, the most important first."""
     record = node.record
     if record is None or node.children:
-        size = typer.style(in_bytes(node.nbytes), fg="cyan")
-        return f"{node.numbers:,} numbers in {node.leaves:,} leaves, {size}"
+        size = styled(in_bytes(node.nbytes), "cyan")
+        return (
+            f"{size}  {_count(node.numbers, 'number')} in {_count(node.leaves, 'leaf')}"
+        )
     if record.value is not None:
         return f"{record} = {record.value}"
-    text = f"{typer.style(str(record), fg='green')}  {in_bytes(record.nbytes)}"
-    return f"{text}  {sharded}" if (sharded := sharding(record)) else text
+    text = f"{styled(str(record), 'green')}  {styled(in_bytes(record.nbytes), 'cyan')}"
+    return f"{text}  {styled(where, 'dim')}" if (where := sharding(record)) else text
+
+
+def _count(number: int, word: str) -> str:
+    plural = {"leaf": "leaves"}.get(word, f"{word}s")
+    return f"{number:,} {word if number == 1 else plural}"
 
 
 def sharding(record: eqx_ckpt.LeafRecord) -> str:

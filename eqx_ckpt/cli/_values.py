@@ -11,8 +11,7 @@ from .._format.chunks import blocks, whole
 from .._format.lazy import np
 from .._format.leaves import from_stored
 from .._format.source import read_regions
-from .._storage.reading import opened
-from .._types import PathLike
+from ._sources import source_at
 
 
 _INDEX = re.compile(r"(?P<name>.*?)(\[(?P<index>[-0-9:, ]*)\])?\Z", re.S)
@@ -37,9 +36,9 @@ def _slice(text: str) -> int | slice:
     return slice(*(int(part) if part.strip() else None for part in text.split(":")))
 
 
-def leaf_named(path: PathLike, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
+def leaf_named(source: eqx_ckpt.Source, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
     """Read the record and the value of one leaf."""
-    names = eqx_ckpt.read_manifest(path).leaves
+    names = source.manifest.leaves
     if name not in names:
         close = difflib.get_close_matches(name, names, 3, 0.4)
         below = [other for other in names if other.startswith(name + "/")][:3]
@@ -47,15 +46,15 @@ def leaf_named(path: PathLike, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
         raise eqx_ckpt.LeafMismatchError(
             f"There is no leaf {name!r}.{hint if below or close else ''}"
         )
-    leaves = eqx_ckpt.leaves(path, prefix=name)
+    leaves = eqx_ckpt.leaves(source, prefix=name)
     return next((record, value) for found, record, value in leaves if found == name)
 
 
 def differences(
-    a: PathLike, b: PathLike, values: bool, damage: dict[str, str]
+    a: str, b: str, values: bool, damage: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
     """The differences of each leaf: in the manifests and, if asked for, in the data."""
-    first, second = opened(a), opened(b)
+    first, second = source_at(a), source_at(b)
     left, right = first.manifest.leaves, second.manifest.leaves
     for name in dict.fromkeys([*left, *right]):
         x, y = left.get(name), right.get(name)

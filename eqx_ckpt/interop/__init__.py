@@ -1,9 +1,11 @@
 """Other formats: sources to restore from, exports, and copies."""
 
+from ._convert import convert as convert
 from ._eqx import eqx as eqx
 from ._flax import flax as flax
 from ._jax_arrays import jax_arrays as jax_arrays
 from ._npz import npz as npz
+from ._open import open_source as open_source
 from ._optax import optax_transform as optax_transform
 from ._orbax import orbax as orbax
 from ._safetensors import safetensors as safetensors

@@ -1,6 +1,5 @@
 """The command line: what it prints, and with which status it ends."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,50 +12,13 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt.__main__ import main
+
+from .conftest import state
 
 
 pytest.importorskip("typer")
 
 DOCS = Path(__file__).parents[2] / "docs/usage/commandline.md"
-
-
-def state(step):
-    tree = {"model": {"w": jnp.arange(6.0).reshape(2, 3) + step, "b": jnp.ones(3)}}
-    return tree | {"step": step, "key": jax.random.key(0)}
-
-
-@pytest.fixture
-def run(tmp_path):
-    with eqx_ckpt.CheckpointManager(tmp_path / "a run") as manager:
-        for step in (1, 2, 3):
-            metadata = {"loss": abs(2 - step) + 0.5, "note": "<b>\x1b[31m"}
-            manager.save(step, state(step), metadata=metadata)
-    return tmp_path / "a run"
-
-
-@pytest.fixture
-def ask(capsys):
-    """Runs a command: its status, and what it prints."""
-
-    def ask(*arguments):
-        status = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return status, out + err
-
-    return ask
-
-
-@pytest.fixture
-def data(ask):
-    """Runs a command with `--json`: its status, and what that says."""
-
-    def data(*arguments):
-        status, text = ask(*arguments, "--json")
-        return status, json.loads(text, parse_constant=pytest.fail)
-
-    return data
 
 
 def damage(run, step, name="model/w/c.0.0"):
@@ -92,7 +54,7 @@ def test_a_damaged_manifest_is_listed(run, ask, data):
 def test_tree(run, ask, data):
     status, text = ask("tree", run / "000001")
     assert status == 0
-    assert "model  9 numbers in 2 leaves, 36 B" in text
+    assert "model  36 B  9 numbers in 2 leaves" in text
     assert "│   └── w  float32[2, 3]  24 B" in text
     assert "step  Python int = 1" in text
     shallow = ask("tree", run / "000001", "--depth", 1)[1]

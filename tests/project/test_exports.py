@@ -27,11 +27,13 @@ FUNCTIONS = [
     "keep_last",
     "leaves",
     "match",
+    "orphans",
     "read_manifest",
     "record_scan",
     "restore_or_init",
     "shard_like",
     "stats",
+    "sweep",
     "to_state_dict",
     "tree_deserialise_leaves",
     "tree_like",
@@ -57,10 +59,12 @@ CLASSES = [
 ]
 DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
 INTEROP = [
+    "convert",
     "eqx",
     "flax",
     "jax_arrays",
     "npz",
+    "open_source",
     "optax_transform",
     "orbax",
     "safetensors",

@@ -666,6 +666,25 @@ def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
         eqx_ckpt.verify(f"{run}/{step:06d}")
 
 
+def test_sweep_watches_what_may_live(run: str, clock: Clock, monkeypatch) -> None:
+    """What changes meanwhile lives; the rest is removed, and nothing else."""
+    assert eqx_ckpt.sweep(run) == {}
+    dead, alive = leave_debris(run, 400), leave_debris(run, 300)
+    numbers = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        bucket_at(run).write(f"{alive}alive.{next(numbers)}", b"1")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    both = {f"{run}/{prefix}" for prefix in (dead, alive)}
+    assert eqx_ckpt.orphans(run).keys() == both
+    assert eqx_ckpt.sweep(run).keys() == {f"{run}/{dead}"}
+    assert not keys(run, dead)
+    assert keys(run, alive)
+    assert CheckpointManager(run).steps() == [*STEPS]
+
+
 def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
     CheckpointManager(run)
     debris = leave_debris(run, 400)

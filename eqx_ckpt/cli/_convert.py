@@ -1,0 +1,49 @@
+"""Commands that write checkpoints, and files of other formats."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import eqx_ckpt
+
+from ._output import printable, say
+from ._progress import bar
+
+
+def copy(source: str, target: str, how: dict[str, Any]) -> int:
+    with bar() as progress:
+        found = eqx_ckpt.interop.open_source(source)
+        eqx_ckpt.copy(found, target, **how, progress=progress(target))
+    say(printable(f"copied to {target}"))
+    return 0
+
+
+def convert(source: str, target: str, like: str, how: dict[str, Any]) -> int:
+    made = _named(like) if like else None
+    eqx_ckpt.interop.convert(source, target, like=made, **how)
+    say(printable(f"written to {target}"))
+    return 0
+
+
+def _named(text: str) -> Any:
+    """The PyTree of `MODULE:NAME`, or what the function of that name returns."""
+    module, _, name = text.partition(":")
+    if not (module and name):
+        raise eqx_ckpt.CheckpointError(
+            f"{text!r} is not `MODULE:NAME`. Pass such as `--like my_code:make_model`."
+        )
+    # As `python -m` does, and a script does not.
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise eqx_ckpt.CheckpointError(f"`--like {text}`: {e}.") from e
+    import equinox as eqx
+
+    # The weights are not needed, so they are not computed.
+    if isinstance(found, eqx.Module) or not callable(found):
+        return found
+    make: Callable[[], Any] = found
+    return eqx.filter_eval_shape(make)

@@ -1,0 +1,53 @@
+"""What becomes of the errors and warnings of a command: lines, and exit statuses."""
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import eqx_ckpt
+
+from ._output import printable
+
+
+DAMAGED, TROUBLE, INTERRUPTED = 1, 2, 130
+
+
+def guarded(command: Callable[[], int | None]) -> int:
+    """Run a command; returns its exit status. A mistake is a line, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        # What the encoding of a terminal lacks is written as `\u2502`.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", category=UserWarning)
+        warnings.showwarning = _show_warning
+        try:
+            status = command()
+            sys.stdout.flush()
+            return status or 0
+        except BrokenPipeError:
+            # Nobody reads on; Python would complain again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except eqx_ckpt.CorruptCheckpointError as e:
+            complain(e)
+            return DAMAGED
+        except (eqx_ckpt.CheckpointError, ImportError, OSError) as e:
+            complain(e)
+            return TROUBLE
+
+
+def complain(problem: object) -> None:
+    """Print what is wrong, where it does not disturb the answer."""
+    lines = [printable(line) for line in str(problem).splitlines()]
+    print("eqx-ckpt: " + "\n".join(lines), file=sys.stderr)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    complain(message)

@@ -1,0 +1,105 @@
+"""Converting from any format into any other."""
+
+import os
+from collections.abc import Callable
+from typing import Any, get_args
+
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError
+from .._format.source import Source
+from .._types import PathLike, Target
+from ._copy import copy
+from ._open import check_format, open_source
+from ._to_eqx import to_eqx
+from ._to_flax import to_flax
+from ._to_npz import to_npz
+from ._to_orbax import to_orbax
+from ._to_safetensors import to_safetensors
+
+
+_SUFFIXES = {
+    ".eqx": "eqx",
+    ".msgpack": "flax",
+    ".npz": "npz",
+    ".safetensors": "safetensors",
+}
+_WRITE: dict[str, Callable[..., Any]] = {
+    "flax": to_flax,
+    "npz": to_npz,
+    "orbax": to_orbax,
+    "safetensors": to_safetensors,
+}
+
+
+def convert(
+    source: PathLike | Source,
+    path: PathLike,
+    *,
+    to: Target | None = None,
+    like: PyTree = None,
+    strict: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Write what is in one format in another one.
+
+    **Arguments:**
+
+    - `source`: as [`eqx_ckpt.interop.open_source`][], or an [`eqx_ckpt.Source`][].
+    - `path`: where to write.
+    - `to`: `"checkpoint"`, `"orbax"`, `"safetensors"`, `"npz"`, `"flax"` or `"eqx"`.
+        Without it, the suffix of `path` decides: `.safetensors`, `.npz`, `.msgpack` of
+        flax, or `.eqx`; any other one is an error.
+    - `like`: the PyTree that was saved, or is to be restored, if the source or the
+        target is a file of Equinox, which has no names.
+    - `strict`: raise, instead of warning once, if the format does not keep something,
+        such as metadata or shardings. A checkpoint keeps everything.
+    - `overwrite`: replace what exists.
+
+    **Returns:**
+
+    Nothing.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: there is no such format, it cannot be told from
+        `path`, it cannot hold a leaf, or it needs `like`; nothing is written.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something exists at `path`.
+    - What [`eqx_ckpt.interop.open_source`][] and the function that writes raise.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        eqx_ckpt.interop.convert("ckpt", "model.safetensors")
+        eqx_ckpt.interop.convert("model.safetensors", "again", to="checkpoint")
+        ```
+    """
+    format = _target(path) if to is None else to
+    check_format(format, get_args(Target))
+    if format == "eqx" and like is None:
+        raise CheckpointError(
+            "A file of Equinox has no names: its leaves are in the order of a PyTree. "
+            "Pass that, or one of `jax.ShapeDtypeStruct`s, as `like`."
+        )
+    found = source if isinstance(source, Source) else open_source(source, like=like)
+    if format == "checkpoint":
+        copy(found, path, overwrite=overwrite)
+    elif format == "eqx":
+        to_eqx(found, path, like, strict=strict, overwrite=overwrite)
+    else:
+        _WRITE[format](found, path, strict=strict, overwrite=overwrite)
+
+
+def _target(path: PathLike) -> str:
+    suffix = os.path.splitext(os.fspath(path))[1].lower()
+    if suffix not in _SUFFIXES:
+        raise CheckpointError(
+            f"The suffix of {os.fspath(path)!r} names no format. Choose one of "
+            f"{', '.join(_SUFFIXES)}, or pass `to`: one of "
+            f"{', '.join(map(repr, get_args(Target)))}."
+        )
+    return _SUFFIXES[suffix]

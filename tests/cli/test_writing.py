@@ -1,0 +1,154 @@
+"""Commands that write: `copy`, `convert`, `gc`."""
+
+import fcntl
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from helpers import assert_same
+
+
+pytest.importorskip("typer")
+
+
+def make_model():
+    """What `--like` names."""
+    return eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(7))
+
+
+@pytest.fixture
+def ckpt(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", make_model(), metadata={"n": 1})
+    return tmp_path / "c"
+
+
+def arrays(source):
+    """The leaves as arrays, by what all formats keep of their names."""
+    found = eqx_ckpt.interop.open_source(source)
+    return {name: np.asarray(value) for name, _, value in eqx_ckpt.leaves(found)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("m.safetensors", []),
+        ("m.npz", []),
+        ("m.msgpack", []),
+        ("m.st", ["--to", "safetensors"]),
+        ("orbax", ["--to", "orbax"]),
+        ("other", ["--to", "checkpoint"]),
+    ],
+)
+def test_there_and_back(tmp_path, ckpt, ask, data, name, options):
+    if "orbax" in options:
+        pytest.importorskip("orbax.checkpoint")
+    status, text = ask("convert", ckpt, tmp_path / name, *options)
+    assert status == 0, text
+    assert f"written to {tmp_path / name}" in text
+    assert ("does not keep" in text) == ("checkpoint" not in options)
+    assert ask("tree", tmp_path / name)[0] == 0
+    assert data("stats", tmp_path / name)[0] == 0
+    assert ask("convert", tmp_path / name, tmp_path / "b", "--to", "checkpoint")[0] == 0
+    assert_same(arrays(tmp_path / "b"), arrays(ckpt))
+    assert ask("diff", ckpt, tmp_path / "b", "--values")[0] in (0, 1)
+    assert ask("verify", tmp_path / name)[0] == 0
+
+
+def test_files_of_equinox(tmp_path, ckpt, ask):
+    like = ["--like", f"{__name__}:make_model"]
+    assert ask("convert", ckpt, tmp_path / "m.eqx", *like)[0] == 0
+    again = eqx.tree_deserialise_leaves(tmp_path / "m.eqx", make_model())
+    assert_same(again, make_model())
+    back = ["convert", tmp_path / "m.eqx", tmp_path / "b", "--to", "checkpoint"]
+    assert ask(*back, *like)[0] == 0
+    assert_same(arrays(tmp_path / "b"), arrays(ckpt))
+    for arguments in (back, ["tree", tmp_path / "m.eqx"]):
+        status, text = ask(*arguments)
+        assert status == 2
+        assert "file of Equinox, which has no names" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["m.unknown"], "The suffix of 'm.unknown' names no format"),
+        (["m"], "pass `to`"),
+        (["m.npz", "--to", "zip"], "'zip'"),
+        (["m.npz", "--strict"], "would lose"),
+        (["m.eqx"], "Pass that, or one of"),
+        (["m.eqx", "--like", "nonsense"], "is not `MODULE:NAME`"),
+        (["m.eqx", "--like", "no_such_module:f"], "No module named"),
+        (["m.eqx", "--like", f"{__name__}:missing"], "no attribute 'missing'"),
+        (["there.npz"], "exists already"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_mistakes_of_convert(ckpt, ask, monkeypatch, options, problem):
+    monkeypatch.chdir(ckpt.parent)
+    (ckpt.parent / "there.npz").write_bytes(b"mine")
+    before = sorted(path.name for path in ckpt.parent.iterdir())
+    status, text = ask("convert", "c", *options)
+    assert status == 2
+    assert problem in text
+    assert sorted(path.name for path in ckpt.parent.iterdir()) == before
+    assert (ckpt.parent / "there.npz").read_bytes() == b"mine"
+
+
+def test_overwrite(ckpt, ask, monkeypatch):
+    monkeypatch.chdir(ckpt.parent)
+    for _ in range(2):
+        assert ask("convert", "c", "m.npz", "--overwrite")[0] == 0
+        assert ask("copy", "c", "d", "--overwrite")[0] == 0
+    assert ask("copy", "c", "d")[0] == 2
+
+
+def test_copy(tmp_path, ckpt, ask):
+    options = ["--layout", "ocdbt", "--compression", "zstd"]
+    assert ask("copy", ckpt, tmp_path / "d", *options)[0] == 0
+    manifest = eqx_ckpt.read_manifest(tmp_path / "d")
+    assert (manifest.layout, manifest.metadata) == ("ocdbt", {"n": 1})
+    assert ask("diff", ckpt, tmp_path / "d", "--values") == (0, "")
+    status, text = ask("copy", ckpt, tmp_path / "e", "--layout", "tar")
+    assert status == 2
+    assert "'tar'" in text
+
+
+def dead_save(run, step):
+    """What a save leaves when its process is killed: nobody holds its lock."""
+    stem = run / f".{step:06d}.{step:032x}"
+    stem.with_name(f"{stem.name}.lock").touch()
+    folder = stem.with_name(f"{stem.name}.tmp")
+    (folder / "w").mkdir(parents=True)
+    (folder / "w/c.0").write_bytes(bytes(1000))
+    return folder
+
+
+def test_gc(run, ask, data):
+    assert ask("gc", run) == (0, "0 attempts removed, 0 B\n")
+    dead, alive = dead_save(run, 4), dead_save(run, 5)
+    with open(alive.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, text = ask("gc", run, "--dry-run")
+        assert status == 0
+        assert str(dead) in text
+        assert "1 attempt would be removed, 1000 B" in text
+        found = data("gc", run, "--dry-run")[1]
+        assert found["orphans"] == [{"path": str(dead), "nbytes": 1000}]
+        assert dead.exists()
+        assert "1 attempt removed, 1000 B" in ask("gc", run)[1]
+        assert not dead.exists()
+        assert alive.exists()
+    assert data("gc", run)[1]["orphans"] == [{"path": str(alive), "nbytes": 1000}]
+    assert not alive.exists()
+    assert ask("verify", run)[0] == 0
+
+
+def test_gc_of_nothing(tmp_path, ask):
+    assert ask("gc", tmp_path / "none")[1] == "0 attempts removed, 0 B\n"
+    (tmp_path / "file").touch()
+    status, text = ask("gc", tmp_path / "file")
+    assert status == 2
+    assert "is not a directory" in text
