@@ -44,10 +44,9 @@ class CheckpointManager:
 
     Each step is a checkpoint of its own, such as `directory/000100`. The manager lists
     the directory each time: it has no index that could disagree with the disk. Several
-    managers may use one directory.
-
-    A new manager removes the remains of saves that were killed. Use it in a `with`
-    statement, whose end waits for the last save, and raises if that save failed.
+    managers may use one directory. A new manager removes the remains of saves that were
+    killed. Use it in a `with` statement, whose end waits for the last save, and raises
+    if that save failed.
 
     !!! example
 
@@ -251,8 +250,7 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `metric`: the name of a number in the `metadata` of the steps. Steps where it
-            is missing or NaN are ignored.
+        - `metric`: a number in the `metadata`; steps without it, or NaN, are ignored.
         - `mode`: `"min"` if smaller is better, `"max"` if larger is.
 
         **Returns:**
@@ -352,6 +350,9 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._run.directory!r})"
+
+    def _repr_html_(self) -> str:
+        return self._run.as_html(repr(self))
 
     def wait(self) -> None:
         """Wait for the running save; raise if it, or an earlier one, failed.

@@ -4,10 +4,12 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.lazy import np
+from ._format.screen import table_html
 from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
 from ._storage.directory import locate
@@ -19,6 +21,8 @@ from ._types import PathLike
 logger = logging.getLogger("eqx_ckpt")
 # The most characters of an invalid step that errors show.
 _LONGEST = 80
+# So many steps are shown in a notebook.
+_SHOWN = 50
 
 
 def as_step(value: Any) -> int:
@@ -103,6 +107,30 @@ class Run:
     def is_read(self, step: int) -> bool:
         """Whether this process is reading a step."""
         return str(self.location(step)) in being_read
+
+    def as_html(self, head: str) -> str:
+        """A table of the newest steps and their metadata, for notebooks."""
+        try:
+            steps = self.steps()
+            rows = [
+                (str(step), self._words(step)) for step in steps[: -_SHOWN - 1 : -1]
+            ]
+        except (OSError, CheckpointError) as e:
+            return f"<p>{escape(head)}: {escape(str(e))}</p>"
+        more = f"<p>... and {len(steps) - _SHOWN} older ones</p>"
+        counted = f"{head}: {len(steps)} step{'s' * (len(steps) != 1)}"
+        table = table_html(("step", "metadata"), rows) if rows else ""
+        return f"<p>{escape(counted)}</p>{table}{more * (len(steps) > _SHOWN)}"
+
+    def _words(self, step: int) -> str:
+        """The metadata of a step as text, or what is wrong with it."""
+        try:
+            metadata = self.metadata(step)
+        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+            return str(e)
+        if not isinstance(metadata, dict):
+            return "" if metadata is None else repr(metadata)
+        return ", ".join(f"{key}={value!r}" for key, value in metadata.items())
 
     def delete(self, step: int) -> None:
         if step not in self.steps():

@@ -4,12 +4,14 @@ import functools as ft
 import math
 import struct
 from collections.abc import Collection, Iterator, Sequence
+from html import escape
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError
 from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
 from .dtypes import DATA_TYPES, SIZES
 from .lazy import Array, DType, eqx, jax, jnp, jtu, np
+from .screen import in_bytes, table_html
 
 
 if TYPE_CHECKING:
@@ -112,6 +114,15 @@ class LeafRecord(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<LeafRecord: {self}>"
+
+    def _repr_html_(self) -> str:
+        about = {"sharding": self.sharding, "compression": self.compression}
+        about |= {"value": self.value, "chunks of": self.chunk_shape or None}
+        rows = [(name, str(value)) for name, value in about.items() if value]
+        head = (
+            f"<code>{escape(str(self))}</code> <small>{in_bytes(self.nbytes)}</small>"
+        )
+        return f"{head}{table_html(('', ''), rows) if rows else ''}"
 
 
 class Written(bytes):

@@ -123,7 +123,8 @@ class BucketSteps(Steps):
     def sweep_all(self) -> None:
         """Watch for as long as an attempt may be silent, unless there is none."""
         start = heartbeat.clock()
-        while self._orphans.sweep():
+        while self._orphans.candidates():
+            self._orphans.sweep()
             if heartbeat.clock() - start > heartbeat.ORPHANED_AFTER:
                 return
             time.sleep(_PAUSE)
@@ -151,7 +152,9 @@ class OrphanSweeper:
 
     def candidates(self) -> list[str]:
         """The prefixes of attempts that no manifest refers to, alive or not."""
-        return [prefix for prefix in self._unknown() if not self._is_in_use(prefix)]
+        unknown = self._unknown()
+        self._in_use.update(filter(self._is_in_use, unknown))
+        return [prefix for prefix in unknown if prefix not in self._in_use]
 
     def _unknown(self) -> dict[str, list[str]]:
         """The keys of each attempt that is not known to be in use, by its prefix."""
@@ -164,11 +167,8 @@ class OrphanSweeper:
                 found.setdefault(m[0], []).append(key)
         return found
 
-    def sweep(self) -> bool:
-        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`.
-
-        Returns whether there are others, of which that is not known yet.
-        """
+    def sweep(self) -> None:
+        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`."""
         found = self._unknown()
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
@@ -184,7 +184,6 @@ class OrphanSweeper:
             else:
                 logger.info("Removing %s, which a dead process left.", prefix)
                 self._run.delete_below(prefix)
-        return bool(self._seen)
 
     def _is_in_use(self, prefix: str) -> bool:
         manifest = self._run.read(_manifest_of(prefix))

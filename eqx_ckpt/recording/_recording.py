@@ -18,6 +18,7 @@ from .._restore import tree_deserialise_leaves
 from .._storage.recorded import Recorded
 from .._tree.compression import check_compression, Compression
 from .._types import PathLike
+from ._html import record_html
 from ._leaves import checked_samples, leaves_of
 from ._log import Log
 from ._recorder import Receiver, Recorder
@@ -326,6 +327,9 @@ class Recording:
 
     def __repr__(self) -> str:
         return f"Recording({self.log.where}, chains={self.chains})"
+
+    def _repr_html_(self) -> str:
+        return record_html(repr(self), self.log.record)
 
 
 def _with_axis(array: Any, axis: int) -> Any:

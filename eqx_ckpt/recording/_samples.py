@@ -23,6 +23,7 @@ from .._tree.where import picked_by
 from .._types import PathLike
 from ._datatree import to_datatree
 from ._exports import to_hdf5, to_npz
+from ._html import record_html
 
 
 class Samples:
@@ -242,6 +243,9 @@ class Samples:
 
     def __repr__(self) -> str:
         return f"<{self.committed} samples of {self.path}, chains={self.chains}>"
+
+    def _repr_html_(self) -> str:
+        return record_html(repr(self), self._record)
 
 
 def open_samples(path: PathLike) -> Samples:

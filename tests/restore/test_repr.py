@@ -2,9 +2,11 @@
 
 import html.parser
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 import eqx_ckpt
 
@@ -76,3 +78,48 @@ def test_a_match(manifest, tmp_path):
     assert "b" not in document.tags
     same = eqx_ckpt.match(tmp_path / "c", eqx_ckpt.tree_like(tmp_path / "c"))
     assert "table" not in Document(same._repr_html_()).tags
+
+
+def test_a_record_in_a_notebook(tmp_path):
+    mesh = jax.make_mesh((2,), ("<b>",))
+    w = jax.device_put(jnp.zeros(4), NamedSharding(mesh, jax.P("<b>")))
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": w, "n": 5})
+    leaves = eqx_ckpt.read_manifest(tmp_path / "c").leaves
+    document = Document(leaves["w"]._repr_html_())
+    assert "float32[4] 16 B" in document.text
+    assert "'axis_names': ['<b>']" in document.text
+    assert "b" not in document.tags
+    assert "Python int" in Document(leaves["n"]._repr_html_()).text
+
+
+def test_a_manager(tmp_path):
+    manager = eqx_ckpt.CheckpointManager(tmp_path / "a")
+    assert Document(manager._repr_html_()).text == f"{manager!r}: 0 steps"
+    for step in range(60):
+        metadata = {"loss": step / 2, "note": "<script>alert(1)</script>"}
+        manager.save(step, {"n": step}, metadata=metadata)
+    manager.close()
+    file = tmp_path / "a/000058/zarr.json"
+    file.write_bytes(file.read_bytes()[:-9])
+    document = Document(manager._repr_html_())
+    assert "60 steps" in document.text
+    assert "59loss=29.5, note='<script>" in document.text
+    assert "is damaged" in document.text
+    assert "... and 10 older ones" in document.text
+    assert document.tags.count("tr") == 51
+    assert "script" not in document.tags
+
+
+def test_a_recording(tmp_path):
+    like = {"<script>": jax.ShapeDtypeStruct((5,), jnp.float32)}
+    with eqx_ckpt.Recording(
+        tmp_path / "r", like, chains=2, metadata="<b>"
+    ) as recording:
+        recording.extend({"<script>": np.zeros((2, 10, 5), np.float32)})
+        recording.commit()
+        texts = [recording._repr_html_()]
+    texts.append(eqx_ckpt.Recording.open(tmp_path / "r")._repr_html_())
+    for document in map(Document, texts):
+        assert "%3Cscript%3E float32[5] 400 B" in document.text
+        assert "10, 10 draws" in document.text
+        assert not {"script", "b"} & {*document.tags}

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+import types
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage import heartbeat
+from eqx_ckpt._storage import bucket_steps, heartbeat
 from eqx_ckpt._storage.directory import locate
 from eqx_ckpt._storage.kvstore import open_kvstore
 from faults.zygote import Zygote
@@ -676,7 +677,8 @@ def test_sweep_watches_what_may_live(run: str, clock: Clock, monkeypatch) -> Non
         clock.now += seconds
         bucket_at(run).write(f"{alive}alive.{next(numbers)}", b"1")
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    # Servers sleep too.
+    monkeypatch.setattr(bucket_steps, "time", types.SimpleNamespace(sleep=sleep))
     both = {f"{run}/{prefix}" for prefix in (dead, alive)}
     assert eqx_ckpt.orphans(run).keys() == both
     assert eqx_ckpt.sweep(run).keys() == {f"{run}/{dead}"}
