@@ -102,9 +102,10 @@ def tree_deserialise_leaves(
     - `transform`: a pure function that takes the checkpoint's tree, as
         [`eqx_ckpt.tree_like`][] returns it (with `prefix`, that part), and returns a
         tree whose leaves have the names of those in `like`. It is traced once, before
-        anything is read. Leaves that it returns unchanged are read straight to their
-        place. The others are computed part by part, so that memory holds only the
-        result and the inputs of one part. Leaves that it does not use are not read.
+        anything is read. Leaves that it returns unchanged, or stacks or concatenates
+        along the first axis, are read straight to their place. The others are computed
+        part by part, so that memory holds only the result and the inputs of one part.
+        Leaves that it does not use are not read.
     - `read_once`: in a job of several processes that hold the same data, let one
         process read it and send it to the others over the interconnect of the devices.
         This is faster if the storage is slower than the interconnect. All processes

@@ -7,7 +7,7 @@ from typing import NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._types import Report
-from .chunks import Region, shape_of
+from .chunks import batches, Region, shape_of
 from .lazy import Array, np
 from .leaves import LeafRecord
 from .manifest import Manifest
@@ -15,6 +15,10 @@ from .manifest import Manifest
 
 if TYPE_CHECKING:
     import jax
+
+
+# Bytes read before they are copied.
+_BATCH = 32 * 2**20
 
 
 class RegionRead(NamedTuple):
@@ -112,6 +116,32 @@ class Source(abc.ABC):
         dtype `record.data_type`.
         """
 
+    def read_into(
+        self,
+        reads: Sequence[RegionRead],
+        targets: Sequence[Array],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> None:
+        """Read regions into arrays that are there, such as parts of a larger one.
+
+        A source that can do so without a copy overrides this.
+
+        **Arguments:**
+
+        - `reads`, `damage`, `report`: as for `read`.
+        - `targets`: contiguous arrays, as `read` returns them.
+        """
+        pairs = zip(reads, targets, strict=True)
+        for batch in batches(pairs, lambda pair: pair[0].nbytes, _BATCH):
+            asked = [read for read, _ in batch]
+            arrays = self.read(asked, damage, report)
+            if damage:
+                return
+            _check(self, asked, arrays)
+            for (_, target), array in zip(batch, arrays, strict=True):
+                target[...] = array
+
     def held(self, name: str) -> "jax.Array | None":
         """The JAX array of a leaf, if the source holds it in memory; it is not read
         then.
@@ -138,6 +168,14 @@ def read_regions(
     # NumPy returns a scalar, not an array, for a region of an array without axes.
     arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
     raise_damage(damage, source)
+    _check(source, reads, arrays)
+    return arrays
+
+
+def _check(
+    source: Source, reads: Sequence[RegionRead], arrays: Sequence[Array]
+) -> None:
+    """Raise unless a source returned what it was asked for."""
     if len(arrays) != len(reads):
         raise CheckpointError(
             f"{source} returned {len(arrays)} arrays for {len(reads)} regions."
@@ -149,7 +187,6 @@ def read_regions(
                 f"{source} returned {array.dtype}{list(array.shape)} for a region of "
                 f"leaf {name!r} that is {record.data_type}{list(shape)}."
             )
-    return arrays
 
 
 def raise_damage(damage: dict[str, str], source: Source) -> None:

@@ -34,13 +34,15 @@ def read_chunks(
     reads: Sequence[RegionRead],
     damage: dict[str, str],
     arrived: Report | None = None,
+    targets: Sequence[Array] | None = None,
 ) -> list[Array]:
     """Read regions of arrays into buffers that JAX takes over without a copy.
 
     The problem with a damaged leaf is put into `damage` under its name; its array must
-    not be used. `arrived` is called with what was read.
+    not be used. `arrived` is called with what was read. `targets`: contiguous arrays to
+    read into, in place of new ones.
     """
-    reading = _Reading(reads, damage)
+    reading = _Reading(reads, damage, targets or [None] * len(reads))
     problem = chunks.problem()
     if problem:
         damage.update({read.name: problem for read in reads})
@@ -70,10 +72,15 @@ class _Reading:
     - `nbytes_packed`: about how many bytes `unpack` has to decode.
     """
 
-    def __init__(self, reads: Sequence[RegionRead], damage: dict[str, str]) -> None:
+    def __init__(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        targets: Sequence[Array | None],
+    ) -> None:
         self._reads = reads
         self._damage = damage
-        self._arrays: list[Array | None] = [None] * len(reads)
+        self._arrays = [*targets]
         self._lock = threading.Lock()
         self._packed: list[tuple[Wanted, bytes]] = []
         self.nbytes_packed = 0

@@ -63,6 +63,15 @@ class Checkpoint(Source):
     ) -> list[Array]:
         return read_chunks(self.chunks, reads, damage, report)
 
+    def read_into(
+        self,
+        reads: Sequence[RegionRead],
+        targets: Sequence[Array],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> None:
+        read_chunks(self.chunks, reads, damage, report, targets)
+
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for damage to files that no restore reads, and for all other damage."""
         arrays = self._manifest.leaves.items()

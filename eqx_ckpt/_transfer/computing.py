@@ -10,69 +10,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._format.chunks import whole
 from .._format.leaves import from_stored, is_key, SCALAR_KINDS
-from .._format.manifest import Manifest
 from .._format.source import read_regions, RegionRead, Source
 from .._tree.parts import Part, parts_of, Read
 from .._tree.reads import of_type, ReadPlan
 from .._tree.sharding import Place
 from .._tree.tracing import without_mesh
 from .._tree.transform import Derived
-from .._types import Report
 from .placement import dtype_of, finished
 from .reading import Announce, Arrived, assembled, cast, read_leaves
+from .transformed import Transformed
 
 
 Check: TypeAlias = Callable[[Exception | None], None]
-
-
-class Transformed(Source):
-    """A source of the leaves that a `transform` returned unchanged."""
-
-    def __init__(self, source: Source, derived: Derived) -> None:
-        self._source = source
-        self._derived = derived
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._derived.manifest
-
-    def read(
-        self,
-        reads: Sequence[RegionRead],
-        damage: dict[str, str],
-        report: Report | None = None,
-    ) -> list[np.ndarray]:
-        origins = [self._derived.origins[read.name] for read in reads]
-        asked: list[RegionRead] = []
-        names: dict[str, str] = {}
-        for read, origin in zip(reads, origins, strict=True):
-            for name in origin.names:
-                names[name] = read.name
-                record = self._derived.inputs[name]
-                asked.append(RegionRead(name, record, read.region))
-
-        def told(name: str, nbytes: int) -> None:
-            if report is not None:
-                report(names[name], nbytes)
-
-        found = self._source.read(asked, damage, told)
-        if len(found) != len(asked):
-            return found
-        arrays = iter(found)
-        return [
-            next(arrays) if origin.names else _stored(origin.value, read)
-            for read, origin in zip(reads, origins, strict=True)
-        ]
-
-    def __str__(self) -> str:
-        return str(self._source)
-
-
-def _stored(value: Any, read: RegionRead) -> np.ndarray:
-    """A region of an array that `transform` closes over, as sources return regions."""
-    host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
-    native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
-    return native.view(read.record.data_type)
 
 
 class Leaves:
@@ -125,7 +74,7 @@ class Leaves:
         name = read.name
         if self._derived is not None:
             origin = self._derived.origins.get(name)
-            if origin is None or not origin.names:
+            if origin is None or origin.is_made:
                 return None
             name = origin.names[0]
         array = self._source.held(name)
@@ -172,7 +121,8 @@ def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
     inputs = [arrays.pop(read.position) for read in part.inputs]
     try:
         with without_mesh():
-            results = _compiled(part)(part.constants, inputs)
+            # The next part is not read before the inputs of this one are dropped.
+            results = jax.block_until_ready(_compiled(part)(part.constants, inputs))
     except Exception as e:
         names = ", ".join(repr(read.name) for read in part.outputs[:3])
         e.add_note(f"This was raised when `transform` computed {names}, ...")

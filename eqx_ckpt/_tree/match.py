@@ -35,6 +35,8 @@ Status: TypeAlias = Literal[
     "sharding",
 ]
 _HARMLESS = get_args(Harmless)
+# What is found for a leaf that a `transform` does not return.
+UNRETURNED = "nothing that `transform` returns"
 
 
 class LeafMatch(NamedTuple):
@@ -57,7 +59,8 @@ class LeafMatch(NamedTuple):
         that were renamed together, and the first ones of the others.
     - `replicated`: the axes of its saved sharding over which it would be replicated,
         because the mesh lacks them or they do not divide it.
-    - `origin`: the names in the checkpoint, if a `transform` renamed or computed it.
+    - `origin`: the names in the checkpoint, if a `transform` renamed or computed it;
+        if it returns no such leaf, similar names of what it does not use.
     - `computed`: whether the `transform` computed it.
     """
 
@@ -191,10 +194,13 @@ def _renamed(
     for change, names in renamed(nearest):
         name, other = next(iter(names.items()))
         from_below = other == f"{change.after}/{name}"
+        way = f"Pass `prefix={change.after!r}`." if from_below else _BY_PARTS
+        place = "the checkpoint"
+        if leaves[name].found == UNRETURNED:
+            place, way = "what `transform` returns", "Return them under these names."
         lines.append(
             f"- {len(names)} leaves seem to be renamed: {name!r} in `like`, {other!r} "
-            "in the checkpoint, and so on. "
-            + (f"Pass `prefix={change.after!r}`." if from_below else _BY_PARTS)
+            f"in {place}, and so on. {way}"
         )
         told |= names.keys() | {*names.values()}
     return lines, {n: leaf for n, leaf in leaves.items() if n not in told}
@@ -202,13 +208,11 @@ def _renamed(
 
 def _sentence(leaf: LeafMatch) -> str:
     if leaf.status == "missing":
-        found = f" ({leaf.found})" if leaf.found != "nothing" else ""
-        missing = f"{leaf.expected} in `like`, not in the checkpoint{found}."
-        return missing + did_you_mean(leaf.nearest)
+        return f"{leaf.expected} in `like`, {_absent(leaf)}"
     if leaf.status == "abstract":
-        return f"{leaf.expected} without a value in `like`, not in the checkpoint."
+        return f"{leaf.expected} without a value in `like`, {_absent(leaf)}"
     if leaf.status == "kept":
-        return f"{leaf.expected} kept from `like`, not in the checkpoint."
+        return f"{leaf.expected} kept from `like`, {_absent(leaf)}"
     if leaf.status in ("unexpected", "ignored"):
         expected = "not" if leaf.expected == "nothing" else leaf.expected
         ignored = "ignored: " if leaf.status == "ignored" else ""
@@ -227,6 +231,18 @@ def _sentence(leaf: LeafMatch) -> str:
     differs = leaf.status in ("dtype", "kind")
     way = _allowed_by(leaf.expected, leaf.found) if differs else ""
     return f"{words}: {leaf.expected} in `like`, {_found(leaf)}.{way}"
+
+
+def _absent(leaf: LeafMatch) -> str:
+    """That there is no such leaf, and what there is instead."""
+    meant = did_you_mean(leaf.nearest)
+    if leaf.found != UNRETURNED:
+        found = f" ({leaf.found})" if leaf.found != "nothing" else ""
+        return f"not in the checkpoint{found}.{meant}"
+    if leaf.origin:
+        names = ", ".join(map(repr, leaf.origin))
+        meant += f" The checkpoint has {names}, which `transform` does not use."
+    return f"not in what `transform` returns.{meant}"
 
 
 def _found(leaf: LeafMatch) -> str:
@@ -285,7 +301,7 @@ WAYS_OUT: Mapping[Status, str] = {
 
 
 _STATUS: Mapping[Status, str] = {
-    "missing": "not in the checkpoint",
+    "missing": "missing",
     "unexpected": "not in `like`",
     "kind": "of another kind",
     "shape": "of another shape",

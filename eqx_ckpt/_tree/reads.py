@@ -39,7 +39,7 @@ from .parts import Part, parts_of, Read
 from .plan import named_leaves, NamedLeaf
 from .sharding import Place, place, targets_of
 from .similar import similar
-from .transform import derive, Derived, described, Transform
+from .transform import derive, Derived, described, Transform, unreturned
 from .where import chosen_by
 
 
@@ -181,6 +181,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             match = with_place(match, where_to)
             if origin is not None and origin.output is not None:
                 where_to = where_to.left_to_xla
+                origin = origin.going_to(where_to.target)
         read = Read(index, *leaf[:4], record, becomes, where_to, origin)
         matches[leaf.name] = match
         reads.append(read)
@@ -189,6 +190,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         if derived is not None:
             extra = {n: described(derived, m, n)[0] for n, m in extra.items()}
         matches |= extra
+    if derived is not None:
+        matches |= unreturned(derived, matches)
     matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
     match = Match(matches, _nbytes(reads, parts))
@@ -356,5 +359,5 @@ def _with_suggestions(
     names = unmatched or [n for n in manifest.leaves if n not in matches]
     nearest = similar(missing, names)
     for name, others in nearest.items():
-        matches[name] = LeafMatch(*matches[name][:3], others)
+        matches[name] = matches[name]._replace(nearest=others)
     return matches

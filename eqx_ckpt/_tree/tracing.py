@@ -88,6 +88,28 @@ class Traced:
         number = self._outputs[output]
         return number if number < self._count else None
 
+    def joined(self, output: int) -> list[int]:
+        """The inputs that an output is, one after another along its first axis.
+
+        Each is some rows of it, or one row; none if it is anything else.
+        """
+        return self._rows(self._outputs[output])
+
+    def _rows(self, number: int) -> list[int]:
+        if number < self._count:
+            return [number]
+        if number not in self._maker:
+            return []
+        step = self._steps[self._maker[number]]
+        if len(step.inputs) < len(step.equation.invars):
+            return []
+        if _is_stack(step.equation):
+            return [*step.inputs] if max(step.inputs) < self._count else []
+        if not _is_concatenation(step.equation):
+            return []
+        parts = [self._rows(i) for i in step.inputs]
+        return [i for part in parts for i in part] if all(parts) else []
+
     def inputs_of(self, output: int) -> list[int]:
         """The inputs that an output is computed from."""
         needs = self._needs[self._outputs[output]]
@@ -149,6 +171,21 @@ def _variables(equation: Any) -> list[Any]:
     """What an equation depends on, each once, without what is written in it."""
     atoms = (atom for atom in equation.invars if not isinstance(atom, jex.Literal))
     return [*dict.fromkeys(atoms)]
+
+
+def _is_stack(equation: Any) -> bool:
+    """Whether its inputs are the rows of its output."""
+    shape = equation.invars[0].aval.shape
+    if equation.primitive.name == "broadcast_in_dim":
+        dimensions = tuple(equation.params["broadcast_dimensions"])
+        is_row = dimensions == tuple(range(1, len(shape) + 1))
+        return is_row and equation.params["shape"] == (1, *shape)
+    return equation.primitive.name == "stack" and equation.params["axis"] == 0
+
+
+def _is_concatenation(equation: Any) -> bool:
+    is_one = equation.primitive.name == "concatenate"
+    return is_one and equation.params["dimension"] == 0
 
 
 def _is_plain_jit(equation: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
@@ -20,17 +21,17 @@ from .._format.manifest import fingerprint, Manifest
 from .._format.names import (
     below,
     distinct,
-    encode,
     is_below,
     key_paths,
-    typed,
+    Namer,
     unescaped,
 )
 from .._format.parse import key_shape
 from .._types import KeyPath
 from .casting import would_narrow
-from .match import LeafMatch
+from .match import LeafMatch, UNRETURNED
 from .nested import nested, struct_of
+from .similar import similar
 from .state import STATIC
 from .tracing import Traced
 
@@ -53,16 +54,26 @@ class Origin(NamedTuple):
     `names`: the leaves of the checkpoint that it is, or is computed from.
     `output`: if it is computed, its number among what is.
     `value`: if it was there at once, such as a NumPy array.
+    `is_joined`: whether it is these leaves, one after another along its first axis.
     """
 
     names: tuple[str, ...] = ()
     output: int | None = None
     value: Any = None
+    is_joined: bool = False
 
     @property
     def is_made(self) -> bool:
         """Whether the checkpoint does not have it as it is."""
         return self.output is not None or not self.names
+
+    def going_to(self, target: Any) -> "Origin":
+        """The same without an `output` if it is read to its place.
+
+        On a mesh, XLA shards what is joined as the leaves that it is computed from.
+        """
+        is_read = self.is_joined and not isinstance(target, Mesh)
+        return self._replace(output=None) if is_read else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +108,28 @@ def described(
     elif match.status == "same":
         match = match._replace(status="computed" if origin.is_made else "renamed")
     return match, origin
+
+
+def unreturned(
+    derived: Derived, matches: Mapping[str, LeafMatch]
+) -> dict[str, LeafMatch]:
+    """The matches of leaves that `like` has, but not what a `transform` returned.
+
+    They say what the checkpoint has of similar names, if that is not used.
+    """
+    absent = [
+        name
+        for name, match in matches.items()
+        if match.status in ("missing", "abstract", "kept") and match.found == "nothing"
+    ]
+    used = {name for origin in derived.origins.values() for name in origin.names}
+    skip = len(derived.prefix) + 1 if derived.prefix else 0
+    left = [name[skip:] for name in derived.inputs if name not in used]
+    nearest = similar(absent, left)
+    return {
+        name: matches[name]._replace(found=UNRETURNED, origin=nearest.get(name, ()))
+        for name in absent
+    }
 
 
 def _obstacle(derived: Derived, origin: Origin) -> str:
@@ -136,7 +169,10 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         returned.extend(_called(transform, tree, [*records]))
         return [leaf for _, leaf in returned if isinstance(leaf, Tracer)]
 
-    traced = Traced(run, [_seen(record) for record in inputs.values()])
+    # Many arrays are alike, and share one type: JAX takes long to make each.
+    seen = {record[:5]: record for record in inputs.values()}
+    types = {key: jax.typeof(_seen(record)) for key, record in seen.items()}
+    traced = Traced(run, [types[record[:5]] for record in inputs.values()])
     if traced.effects:
         raise LeafMismatchError(
             f"`transform` has effects: it uses `{'`, `'.join(traced.effects)}`. It has "
@@ -216,15 +252,14 @@ def _made(
     unsaved: dict[str, str] = {}
     named: list[tuple[KeyPath, str]] = []
     problems: list[str] = []
-    names = [*inputs]
+    named_inputs = [*inputs.items()]
+    name_of = Namer()
     output = 0
     for path, leaf in returned:
-        keys = typed(path)
-        name = encode(keys)
+        name, keys = name_of(path)
         try:
             if isinstance(leaf, Tracer):
-                record, origin = _of_output(output, leaf, traced, names)
-                record = inputs[origin.names[0]] if record is None else record
+                record, origin = _of_output(output, leaf, traced, named_inputs)
                 output += 1
             else:
                 record, origin = _of_value(leaf)
@@ -253,12 +288,16 @@ def _check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
 
 
 def _of_output(
-    output: int, leaf: Tracer, traced: Traced, names: Sequence[str]
-) -> tuple[LeafRecord | None, Origin]:
-    """A leaf that the checkpoint has, without a record, or one that is computed."""
+    output: int,
+    leaf: Tracer,
+    traced: Traced,
+    inputs: Sequence[tuple[str, LeafRecord]],
+) -> tuple[LeafRecord, Origin]:
+    """A leaf that the checkpoint has, or one that is computed."""
     same = traced.unchanged(output)
     if same is not None:
-        return None, Origin((names[same],))
+        name, record = inputs[same]
+        return record, Origin((name,))
     record = describe_like(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     if record is None or record.kind == "unknown":
         raise CannotSave(f"has the dtype `{leaf.dtype}`, which no leaf has")
@@ -268,7 +307,11 @@ def _of_output(
     else:
         record = LeafRecord.of_array(leaf.shape, leaf.dtype, path=())
         record = record._replace(weak_type=leaf.weak_type)
-    return record, Origin(tuple(names[i] for i in traced.inputs_of(output)), output)
+    joined = traced.joined(output)
+    types = {(inputs[i][1].dtype, inputs[i][1].data_type) for i in joined}
+    is_joined = types == {(record.dtype, record.data_type)}
+    used = joined if is_joined else traced.inputs_of(output)
+    return record, Origin(tuple(inputs[i][0] for i in used), output, None, is_joined)
 
 
 def _of_value(leaf: Any) -> tuple[LeafRecord | None, Origin | None]:

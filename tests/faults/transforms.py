@@ -49,6 +49,11 @@ def transform(old: Any) -> Any:
     }
 
 
+def computed(old: Any) -> Any:
+    """The same, with blocks that are computed, so that each process reads its rows."""
+    return jax.tree.map(lambda x: x * 1, transform(old))
+
+
 def like() -> Any:
     last = [d for d in jax.devices() if d.process_index == jax.process_count() - 1]
     theirs = NamedSharding(Mesh(np.array(last), ("z",)), P())
@@ -164,6 +169,6 @@ def damaged(path: str) -> tuple[str, str]:
         eqx_ckpt.tree_deserialise_leaves,
         path,
         like(),
-        transform=transform,
+        transform=computed,
         deadline=DEADLINE,
     )

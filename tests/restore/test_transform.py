@@ -244,6 +244,33 @@ def test_missing_and_unexpected():
     assert_same(found, {"x": jnp.ones(2), "new": jnp.zeros(1)})
 
 
+def test_missing_is_said_in_words_of_both_trees():
+    old = {"enc": {"w": jnp.ones(3)}, "head": jnp.ones(2)}
+    like = {"encoder": {"w": jnp.zeros(3)}}
+    absent = "'encoder/w': float32[3] in `like`, not in what `transform` returns."
+    error = refused(old, like, lambda old: {"encoder": {"weight": old["enc"]["w"]}})
+    assert f"- {absent} Did you mean 'encoder/weight'?\n" in error
+    assert "- 'encoder/weight': not in `like`, float32[3]" in error
+    assert "in the checkpoint, as 'enc/w'.\n" in error
+    error = refused(old, like, lambda old: {"head": old["head"]}, unexpected="ignore")
+    assert f"- {absent} The checkpoint has 'enc/w', which `transform` does not" in error
+    error = refused(
+        {"model": old}, like, lambda old: {"b": old["head"]}, prefix="model"
+    )
+    assert "The checkpoint has 'enc/w', which" in error
+    error = refused({"a": jnp.ones(3)}, like, lambda old: old)
+    assert f"- {absent}\n" in error
+    two = {"new": [jnp.zeros(3), jnp.zeros(3)]}
+    error = refused(
+        {"a": jnp.ones(3), "b": jnp.ones(3)}, two, lambda o: {"old": [*o.values()]}
+    )
+    assert "'new/0' in `like`, 'old/0' in what `transform` returns, and so on." in error
+    found = eqx_ckpt.match(
+        PATH, two, transform=lambda o: {} | o, missing="keep", unexpected="ignore"
+    )
+    assert "kept from `like`, not in what `transform` returns." in str(found)
+
+
 def test_equinox_modules():
     key = jax.random.key(0)
     old = eqx.nn.MLP(2, 2, 8, 1, key=key)
@@ -332,7 +359,7 @@ class Twice:
         (lambda old: Twice(old["a"], old["a"]), ["`transform`", "distinct", "'a'"]),
         (lambda old: {}, ["returned no leaf", "`return`"]),
         (lambda old: None, ["returned no leaf", "`return`"]),
-        (lambda old: {"a": {1, 2}}, ["'a'", "is a `set`", "no array"]),
+        (lambda old: {"a": {1, 2}}, ["'a'", "is a `set`", "neither arrays"]),
         (lambda old: {"a": jax.ShapeDtypeStruct((2,), "f4")}, ["'a'", "has no data"]),
         (lambda old: {"a": np.array([None])}, ["'a'", "`object`"]),
         (with_effect, ["has effects", "debug", "pure function"]),
