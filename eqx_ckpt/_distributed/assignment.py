@@ -6,13 +6,23 @@ from typing import Any
 
 import jax
 
-from .._format.chunks import blocks, distinct_regions, Region, shape_of, Start, start_of
+from .._format.chunks import (
+    blocks,
+    distinct_regions,
+    Region,
+    shape_of,
+    Start,
+    start_of,
+    whole,
+)
 from .._format.leaves import LeafRecord
 from .._tree.plan import Write
 
 
 def place_of(leaf: Any) -> set[int]:
-    """The processes whose devices hold a leaf; all processes, if it has no devices."""
+    """The processes that hold a leaf: all of them, if it is the record of a source."""
+    if isinstance(leaf, LeafRecord):
+        return set(range(jax.process_count()))
     if not isinstance(leaf, jax.Array):
         return {jax.process_index()}
     return {device.process_index for device in leaf.sharding.device_set}
@@ -49,8 +59,12 @@ def assign(
     return [w for w in local if index == 0 or w.owned or w.owned is None]
 
 
-def _holders(leaf: jax.Array, record: LeafRecord) -> Iterable[tuple[Region, list[int]]]:
+def _holders(
+    leaf: jax.Array | LeafRecord, record: LeafRecord
+) -> Iterable[tuple[Region, list[int]]]:
     """Every distinct region of an array, with the processes that hold it."""
+    if isinstance(leaf, LeafRecord):
+        return [(whole(record.data_shape), sorted(place_of(leaf)))]
     if record.kind == "key":
         leaf = jax.random.key_data(leaf)
     shape = record.data_shape

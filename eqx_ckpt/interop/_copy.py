@@ -1,11 +1,15 @@
-"""Copying a source into a checkpoint."""
+"""Copy a source into a checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format.chunks import blocks, Region, whole
+from .._distributed.group import from_first, gather_errors
+from .._distributed.joint import all_saving
+from .._distributed.meeting import DEADLINE
+from .._errors import CheckpointError
+from .._format.chunks import blocks, Region, Start, start_of, whole
 from .._format.leaves import LeafRecord
 from .._format.manifest import Manifest
 from .._format.names import distinct, stored_names
@@ -27,16 +31,18 @@ def copy(
     layout: Layout = "zarr",
     compression: Compression = None,
     progress: Progress = False,
+    deadline: float = DEADLINE,
 ) -> None:
     """Copy a checkpoint, or any other source, into a new checkpoint.
 
     The records of the leaves and the metadata are kept. A few chunks are in memory at a
-    time, each compared with its checksum if the source has one. Call it in one process.
+    time, each compared with its checksum if the source has one. In a job of several
+    processes, call it in each of them: each copies a part of the chunks.
 
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
-    - `path`, `overwrite`, `layout`, `compression`, `progress`: as
+    - `path`, `overwrite`, `layout`, `compression`, `progress`, `deadline`: as
         [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
 
     **Returns:**
@@ -65,25 +71,33 @@ def copy(
         ```
     """
     reading = Reading(source)
+    call = f"copy({reading})"
     with reading.announced():
-        opened = reading.open()
-        manifest = opened.manifest
-        # Data are read by the names that leaves have in the source.
-        names: dict[str, str] = {}
+        opened, error = gather_errors(call, reading.open, deadline)
+        if error is not None:
+            raise error
+        assert opened is not None
+        version = from_first(f"{call}: its version", reading.digest, deadline)
+        with all_saving(path, deadline) or Alone() as group:
+            if reading.digest() != version:
+                raise CheckpointError(
+                    f"{reading} was replaced meanwhile, or is not the same for all "
+                    "processes. Nothing was written. Begin again."
+                )
+            plan, names = _plan(opened.manifest)
+            metadata = opened.manifest.metadata
+            save = Save(path, plan, compression, metadata, layout, progress)
+            save.begin(group, overwrite)
+            arrays = [
+                ArrayWrite(w.name, w.record, _pieces(opened, names[w.name], w.owned))
+                for w in save.arrays
+            ]
+            with reading.unless_replaced():
+                save.run(arrays)
 
-        plan = WritePlan(_writes(manifest, names), dict(manifest.unsaved))
-        save = Save(path, plan, compression, manifest.metadata, layout, progress)
-        save.begin(Alone(), overwrite)
-        arrays = [
-            ArrayWrite(write.name, write.record, _pieces(opened, names[write.name]))
-            for write in save.arrays
-        ]
-        with reading.unless_replaced():
-            save.run(arrays)
 
-
-def _writes(manifest: Manifest, names: dict[str, str]) -> list[Write]:
-    """Plan the writes; `names` gets the name of each leaf in the source."""
+def _plan(manifest: Manifest) -> tuple[WritePlan, dict[str, str]]:
+    """Plan the writes; also return the name of each leaf in the source."""
     unescaped = {stored: name for name, stored in stored_names(manifest.leaves).items()}
     paths = {
         unescaped.get(name, name): tuple(jtu.DictKey(key) for _, key in record.path)
@@ -91,19 +105,24 @@ def _writes(manifest: Manifest, names: dict[str, str]) -> list[Write]:
     }
     stored = distinct([(path, name) for name, path in paths.items()])
     writes: list[Write] = []
+    names: dict[str, str] = {}
     for name, record in manifest.leaves.items():
         plain = unescaped.get(name, name)
         target = stored.get(plain, plain)
         names[target] = name
         record = record._replace(crc32c=(), compression=None)
         writes.append(Write(target, record, record if record.is_array else None))
-    return writes
+    return WritePlan(writes, dict(manifest.unsaved)), names
 
 
-def _pieces(source: Source, name: str) -> Iterator[tuple[Region, np.ndarray]]:
-    """A leaf in pieces, one for each chunk."""
+def _pieces(
+    source: Source, name: str, owned: Container[Start] | None
+) -> Iterator[tuple[Region, np.ndarray]]:
+    """A leaf in pieces along its chunks; with `owned`, only those that start there."""
     record: LeafRecord = source.manifest.leaves[name]
     region = whole(record.data_shape)
     for piece in blocks(region, record.chunk_shape, record.itemsize):
+        if owned is not None and start_of(piece) not in owned:
+            continue
         (array,) = read_regions(source, [RegionRead(name, record, piece)])
         yield piece, array

@@ -1,20 +1,26 @@
-"""Writing checkpoints of Orbax, by Orbax."""
+"""Write checkpoints of Orbax, with Orbax, one leaf at a time."""
 
+import asyncio
 import contextlib
 import os
+import shutil
+import uuid
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._errors import CheckpointExistsError
-from .._format.leaves import LeafRecord
+from .._format.leaves import LeafRecord, SCALAR_KINDS
+from .._format.parse import scalar_from_text
 from .._format.source import Source
-from .._inspect import read_manifest
-from .._like import tree_like
-from .._restore import tree_deserialise_leaves
+from .._storage.reading import opened
+from .._tree.nested import nested
 from .._types import PathLike
-from ._out import check_leaves, losses, plain_dtype
+from ._out import check_leaves, in_order, losses, plain_dtype
 
 
 def to_orbax(
@@ -24,10 +30,10 @@ def to_orbax(
     strict: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Write a checkpoint, or any source, by `orbax.checkpoint.StandardCheckpointer`.
+    """Write a checkpoint, or any source, for `orbax.checkpoint.StandardCheckpointer`.
 
-    The tree becomes nested dictionaries, and lists where there are positions. Unlike
-    the other ways out, it is in memory as a whole: Orbax takes PyTrees of arrays.
+    The tree becomes nested dictionaries, and lists where there are positions. Orbax
+    gets one leaf at a time; a few copies of it are in memory.
 
     **Arguments:**
 
@@ -44,6 +50,7 @@ def to_orbax(
     **Raises:**
 
     - `ImportError`: Orbax is not installed.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf is damaged; nothing is written.
     - [`eqx_ckpt.CheckpointError`][]: Orbax cannot hold a leaf; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: something already exists at `path`.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
@@ -68,12 +75,9 @@ def to_orbax(
         raise ImportError(
             "`to_orbax` needs Orbax: `pip install 'eqx-ckpt[orbax]'`."
         ) from None
+    found = opened(source)
     check_leaves(
-        read_manifest(source),
-        "checkpoint of Orbax",
-        _problem,
-        _losses,
-        strict=strict,
+        found.manifest, "checkpoint of Orbax", _problem, _losses, strict=strict
     )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if os.path.lexists(place) and not overwrite:
@@ -81,11 +85,136 @@ def to_orbax(
             f"{str(place)!r} exists already. Choose another path, or pass "
             "`overwrite=True`."
         )
-    tree = _as_lists(tree_deserialise_leaves(source, tree_like(source)))
-    with contextlib.closing(ocp.StandardCheckpointer()) as checkpointer:
-        checkpointer.save(place, tree, force=overwrite)
-        checkpointer.wait_until_finished()
+    tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
+    with _beside(place) as new, _registry(tree) as registry:
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+        with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
+            checkpointer.save(new, args=ocp.args.PyTreeSave(tree))
     return place
+
+
+@contextlib.contextmanager
+def _beside(place: Path) -> Generator[Path, None, None]:
+    """A path to write to, which replaces `place` if nothing fails."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    hidden = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
+    hidden.mkdir()
+    try:
+        yield hidden / "new"
+        if os.path.lexists(place):
+            place.rename(hidden / "old")
+        (hidden / "new").rename(place)
+    finally:
+        shutil.rmtree(hidden)
+
+
+class _Later:
+    """An array that is read when Orbax writes it, as NumPy's."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._source = source
+        self._name = name
+        self.shape = source.manifest.leaves[name].shape
+        self.dtype = plain_dtype(source.manifest.leaves[name])
+
+    def load(self) -> Any:
+        ((_, _, value),) = in_order(self._source, [self._name])
+        return np.asarray(value)
+
+
+class _LaterOnDevice(_Later):
+    """The same, as JAX's; or PRNG keys."""
+
+    def load(self) -> jax.Array:
+        array = jnp.asarray(super().load())
+        impl = self._source.manifest.leaves[self._name].impl
+        return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+
+
+def _leaf(source: Source, name: str, record: LeafRecord) -> Any:
+    if record.kind in SCALAR_KINDS:
+        return scalar_from_text(record.kind, record.value or "")
+    # JAX would narrow an array of 64 bits.
+    is_wide = jax.dtypes.canonicalize_dtype(plain_dtype(record)) != plain_dtype(record)
+    is_jax = record.kind in ("jax", "key") and not is_wide
+    return (_LaterOnDevice if is_jax else _Later)(source, name)
+
+
+class _Metadata:
+    """Orbax's description of all arrays, written once, after the last of them."""
+
+    def __init__(self, store: Any, count: int) -> None:
+        self._store = store
+        self._count = count
+        self._found: list[Any] = []
+
+    async def write(
+        self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int
+    ) -> None:
+        self._found += array_metadatas
+        if len(self._found) == self._count:
+            await self._store.write(
+                checkpoint_dir=checkpoint_dir,
+                array_metadatas=self._found,
+                process_index=process_index,
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@contextlib.contextmanager
+def _registry(tree: Any) -> Generator[Any, None, None]:
+    """How Orbax writes each type; at the end, no write is left."""
+    from orbax.checkpoint import type_handlers
+
+    one_at_a_time = asyncio.Lock()
+    writes: list[Any] = []
+
+    async def write(serialize: Any, value: _Later, info: Any, arg: Any) -> None:
+        async with one_at_a_time:
+            for future in await serialize([value.load()], [info], [arg]):
+                writes.append(future)
+                await asyncio.to_thread(future.result)
+                writes.remove(future)
+
+    class Numpy(type_handlers.NumpyHandler):
+        async def serialize(
+            self, values: Sequence[Any], infos: Any, args: Any = None
+        ) -> list[Any]:
+            for one in zip(values, infos, args, strict=True):
+                await write(super().serialize, *one)
+            return []
+
+    class Array(type_handlers.ArrayHandler):
+        async def serialize(
+            self, values: Sequence[Any], infos: Any, args: Any = None
+        ) -> list[Any]:
+            for one in zip(values, infos, args, strict=True):
+                await write(super().serialize, *one)
+            return []
+
+    handler: Any = type_handlers.get_type_handler(jax.Array)
+    store = getattr(handler, "_array_metadata_store", None)
+    count = sum(isinstance(leaf, _LaterOnDevice) for leaf in jax.tree.leaves(tree))
+    options: dict[str, Any] = {
+        "array_metadata_store": store and _Metadata(store, count)
+    }
+    scalars = type_handlers.ScalarHandler()
+    registry = type_handlers.create_type_handler_registry(
+        (_LaterOnDevice, Array(**options)),
+        (_Later, Numpy()),
+        (int, scalars),
+        (float, scalars),
+        # Orbax takes the place of its description from here.
+        (jax.Array, type_handlers.ArrayHandler(**options)),
+    )
+    try:
+        yield registry
+    finally:
+        for future in writes:
+            with contextlib.suppress(Exception):
+                future.result()
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
@@ -114,8 +243,6 @@ def _losses(record: LeafRecord) -> list[str]:
 
 def _as_lists(node: Any) -> Any:
     """A tree with lists instead of dictionaries of positions."""
-    if isinstance(node, np.generic):
-        return np.asarray(node)
     if not isinstance(node, dict):
         return node
     children = {key: _as_lists(child) for key, child in node.items()}

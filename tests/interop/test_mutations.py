@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax.experimental.array_serialization import serialization
 
-import eqx_ckpt
 from eqx_ckpt import interop
+
+from .mutations import check, mutated
 
 
 ARRAYS = {
@@ -26,45 +27,6 @@ TREE = {
     "n": 3,
     "x": 2.5,
 }
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Data with one to three random changes."""
-    found = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        at = rng.randrange(len(found) or 1)
-        kind = rng.randrange(6)
-        if kind == 0:
-            found[at : at + 1] = bytes([rng.randrange(256)])
-        elif kind == 1:
-            del found[at:]
-        elif kind == 2:
-            del found[at : at + rng.randrange(1, 9)]
-        elif kind == 3:
-            found[at:at] = bytes(
-                rng.choices(b'\0\xff{}[]",:09x', k=rng.randrange(1, 9))
-            )
-        elif kind == 4:
-            number = rng.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1))
-            width = rng.choice((2, 4, 8))
-            found[at : at + width] = (number % 256**width).to_bytes(width, "little")
-        else:
-            other = rng.randrange(len(found) or 1)
-            found[at : at + 16] = found[other : other + 16]
-    return bytes(found)
-
-
-def check(open_source, place) -> bool:
-    """Open and read everything; whether that was possible."""
-    problem = ""
-    try:
-        source = open_source()
-        for name, record, value in eqx_ckpt.leaves(source):
-            assert np.shape(value) == record.data_shape, name
-    except eqx_ckpt.CheckpointError as e:
-        problem = str(e)
-    assert not problem or str(place) in problem
-    return not problem
 
 
 def eqx_file(path):

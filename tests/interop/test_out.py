@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import weakref
 
 import equinox as eqx
 import jax
@@ -134,6 +135,77 @@ def test_orbax(tmp_path, mixed):
     assert_same(back, tree)
     with pytest.raises(eqx_ckpt.CheckpointExistsError):
         interop.to_orbax(mixed, path)
+
+
+class Watched(eqx_ckpt.Source):
+    """Arrays that are made when they are read, and the most that were alive at once."""
+
+    def __init__(self, kinds):
+        self._alive = []
+        self.most = 0
+        self._manifest = eqx_ckpt.Manifest(
+            {
+                f"w{i}": eqx_ckpt.LeafRecord.of_array(
+                    (2**16,), np.float32, path=(("key", f"w{i}"),), kind=kind
+                )
+                for i, kind in enumerate(kinds)
+            }
+        )
+
+    @property
+    def manifest(self):
+        return self._manifest
+
+    def read(self, reads, damage, report=None):
+        self._alive = [
+            reference for reference in self._alive if reference() is not None
+        ]
+        # A view of memory that a reference can be made to.
+        arrays = [np.frombuffer(bytearray(4 * 2**16), np.float32) for _ in reads]
+        self._alive += [weakref.ref(array) for array in arrays]
+        self.most = max(self.most, len(self._alive))
+        return arrays
+
+    def __str__(self):
+        return "watched arrays"
+
+
+@pytest.mark.filterwarnings("default")
+def test_orbax_gets_a_leaf_at_a_time(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    source = Watched(["jax", "numpy"] * 10)
+    interop.to_orbax(source, tmp_path / "out")
+    assert 1 <= source.most <= 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_orbax_of_damaged_leaves(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    tree = {"a": jnp.ones(3), "key": jax.random.key(0), "n": np.arange(3)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    path = interop.to_orbax(tmp_path / "ckpt", tmp_path / "out")
+    chunk = tmp_path / "ckpt" / "n" / "c.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"x")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'n'"):
+        interop.to_orbax(tmp_path / "ckpt", path, overwrite=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"ckpt", "out"}
+    found = eqx_ckpt.tree_deserialise_leaves(
+        interop.orbax(path), {"n": np.arange(3)}, unexpected="ignore"
+    )
+    assert_same(found, {"n": np.arange(3)})
+
+
+@pytest.mark.filterwarnings("default")
+def test_orbax_keeps_keys_and_the_type_of_arrays(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    tree = {
+        "arrays": [jnp.ones((2, 3)), jnp.ones(3, jnp.bfloat16), np.arange(3)],
+        "keys": jax.random.split(jax.random.key(0, impl="rbg"), 2),
+    }
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    path = interop.to_orbax(tmp_path / "ckpt", tmp_path / "out")
+    with ocp.StandardCheckpointer() as checkpointer:
+        assert_same(checkpointer.restore(path), tree)
 
 
 WAYS_OUT = {
