@@ -1,5 +1,6 @@
 """What the page knows, as one JSON value."""
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,9 @@ from .shouts import shouts
 
 
 _STATS = ("count", "nan", "inf", "min", "max", "mean", "std", "norm")
+# Of more, the page would be large, and nobody would look at them.
+_MOST_METADATA = 2**16
+_MOST_METRICS = 200
 
 
 def facts_of(columns: Columns) -> dict[str, Any]:
@@ -41,9 +45,15 @@ def _column(column: Column) -> dict[str, Any]:
         "leaves": len(manifest.leaves),
         "nbytes": manifest.nbytes,
         "numbers": sum(math.prod(r.shape) for r in manifest.leaves.values()),
-        "metadata": _json(manifest.metadata),
+        "metadata": _shown(_json(manifest.metadata)),
         "versions": dict(manifest.versions),
     }
+
+
+def _shown(metadata: Any) -> Any:
+    """Metadata, if they are short enough to be looked at."""
+    size = len(json.dumps(metadata))
+    return metadata if size <= _MOST_METADATA else f"{size:,} characters, not shown"
 
 
 def _leaf(kind: str, name: str, versions: Sequence[Seen | None]) -> dict[str, Any]:
@@ -142,7 +152,8 @@ def _metrics(columns: Sequence[Column]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for i, column in enumerate(columns):
         for name, value in _numbers_in(column.manifest.metadata, ""):
-            found.setdefault(name, [None] * len(columns))[i] = value
+            if name in found or len(found) < _MOST_METRICS:
+                found.setdefault(name, [None] * len(columns))[i] = value
     return found
 
 

@@ -11,6 +11,7 @@ def report(path: str, other: str | None, output: str, steps: int) -> int:
     except ImportError as e:
         raise eqx_ckpt.CheckpointError(str(e)) from None
     for shout in shouts:
-        say(printable(shout))
+        for line in shout.splitlines():
+            say(printable(line))
     say(f"wrote {printable(output)}")
     return 1 if shouts else 0

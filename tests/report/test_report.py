@@ -281,6 +281,23 @@ def test_names_and_metadata_are_text(tmp_path, report):
     assert "<title>" + str(tmp_path) + "/&lt;script&gt;" in text
 
 
+def test_much_metadata_is_not_shown(tmp_path, report):
+    many = {f"metric {i}": float(i) for i in range(5000)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(2)}, metadata=many)
+    _, found, _ = report(tmp_path / "c")
+    assert len(found["metrics"]) == 200
+    assert "not shown" in found["columns"][0]["metadata"]
+
+
+def test_a_recording(tmp_path, report):
+    with eqx_ckpt.Recording(tmp_path / "r", mode="create") as recording:
+        recording.extend({"x": np.arange(6.0).reshape(3, 2)})
+        recording.commit({"step": 3})
+    _, found, leaves = report(tmp_path / "r")
+    assert found["kind"] == "checkpoint"
+    assert [leaf["stats"]["max"] for name, leaf in leaves.items() if "x" in name] == [5]
+
+
 def test_without_plotly(run, tmp_path, monkeypatch, capsys):
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
