@@ -290,8 +290,9 @@ def test_much_metadata_is_not_shown(tmp_path, report):
 
 
 def test_a_recording(tmp_path, report):
-    with eqx_ckpt.Recording(tmp_path / "r", mode="create") as recording:
-        recording.extend({"x": np.arange(6.0).reshape(3, 2)})
+    like = {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    with eqx_ckpt.Recording(tmp_path / "r", like) as recording:
+        recording.extend({"x": np.arange(6.0, dtype=np.float32).reshape(3, 2)})
         recording.commit({"step": 3})
     _, found, leaves = report(tmp_path / "r")
     assert found["kind"] == "checkpoint"
@@ -329,6 +330,9 @@ def test_the_command(run, tmp_path, capsys):
     first, second = str(run / "000001"), str(run / "000002")
     assert main(["report", first, second, "-o", str(page)]) == 0
     assert facts(page)["kind"] == "comparison"
+    np.savez(tmp_path / "x.npz", w=np.ones(3))
+    assert main(["report", str(tmp_path / "x.npz"), "-o", str(page)]) == 0
+    assert facts(page)["leaves"][0]["name"] == "w"
     (run / "000004/model/w/c.0.0").write_bytes(b"\1" * 28)
     assert main(["report", str(run), "-o", str(page), "--steps", "2"]) == 1
     assert "is damaged" in capsys.readouterr().out
