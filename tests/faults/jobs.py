@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 
-DEADLINE = 45.0  # seconds, for one job; the zygote's child lives a little longer
+DEADLINE = 100.0  # seconds, for one job; the zygote's child lives a little longer
 _PR_SET_PDEATHSIG = 1
 
 

@@ -97,7 +97,7 @@ def unmount(directory: pathlib.Path) -> None:
 
     A thread of TensorStore may close a file a moment after its content was delivered.
     """
-    for _ in range(100):
+    for _ in range(600):
         if not subprocess.run(["umount", directory], capture_output=True).returncode:
             return
         time.sleep(0.05)

@@ -188,6 +188,21 @@ class RunScenario(Place):
         return self._strikes(zygote, disk, runs.save, *args)
 
 
+def kills(
+    scenario: Scenario | RunScenario, zygote: Zygote, disk: pathlib.Path
+) -> Iterator[tuple[int, str, Outcome]]:
+    """A save that is killed before its first operation, its second, ..., and none.
+
+    Each time in another directory, which stays.
+    """
+    for n, directory in scenario.copies(zygote, disk):
+        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
+        assert outcome.error is None
+        yield n, str(directory), outcome
+        if not outcome.signal:
+            return
+
+
 def kept(found: dict[str, int], keep: int) -> dict[str, int]:
     """The newest ones."""
     return dict(sorted(found.items())[-keep:])

@@ -181,7 +181,7 @@ def _free(directory: pathlib.Path) -> int:
 
 def _assert_free(directory: pathlib.Path, blocks: int) -> None:
     """A thread of TensorStore may close a deleted file a moment later."""
-    for _ in range(100):
+    for _ in range(600):
         if _free(directory) == blocks:
             return
         time.sleep(0.05)

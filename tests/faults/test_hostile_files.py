@@ -3,13 +3,15 @@
 Each case runs in a child of its own with bounded memory and time, see test_hostile.py.
 """
 
+import itertools
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 
 import pytest
 
-from eqx_ckpt import CheckpointError
+import eqx_ckpt
 from faults import workloads
 from faults.readers import DEADLINE, MEMORY, read_in_child
 from faults.zygote import Zygote
@@ -21,31 +23,43 @@ def path(zygote: Zygote, disk: pathlib.Path) -> pathlib.Path:
     return disk / "new"
 
 
-def _replace_by_fifo(file: pathlib.Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
+def _remove(place: pathlib.Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink()
 
 
-def _replace_by_directory(file: pathlib.Path) -> None:
-    file.unlink()
-    file.mkdir()
+def _fifo(place: pathlib.Path) -> None:
+    _remove(place)
+    os.mkfifo(place)
 
 
-def _replace_by_endless_device(file: pathlib.Path) -> None:
-    file.unlink()
-    file.symlink_to("/dev/zero")
+def _directory(place: pathlib.Path) -> None:
+    _remove(place)
+    place.mkdir()
 
 
-def _replace_by_link_to_itself(file: pathlib.Path) -> None:
-    file.unlink()
-    file.symlink_to(file)
+def _file(place: pathlib.Path) -> None:
+    _remove(place)
+    place.write_bytes(b"a file")
 
 
-def _move_out(file: pathlib.Path) -> None:
-    """The very file, but a symbolic link leads to it, out of the checkpoint."""
-    outside = file.parents[len(file.parts) - 5] / "outside"
-    file.rename(outside)
-    file.symlink_to(outside)
+def _endless_device(place: pathlib.Path) -> None:
+    _remove(place)
+    place.symlink_to("/dev/zero")
+
+
+def _link_to_itself(place: pathlib.Path) -> None:
+    _remove(place)
+    place.symlink_to(place)
+
+
+def _link_out(place: pathlib.Path) -> None:
+    """The very thing, but a symbolic link leads to it, out of the checkpoint."""
+    outside = _outside(next(p for p in place.parents if p.name == "new"))
+    place.rename(outside)
+    place.symlink_to(outside)
 
 
 def _grow(file: pathlib.Path) -> None:
@@ -57,72 +71,73 @@ def _fill_with_lists(file: pathlib.Path) -> None:
 
 
 FILES = [
-    _replace_by_fifo,
-    _replace_by_directory,
-    _replace_by_endless_device,
-    _replace_by_link_to_itself,
-    _move_out,
-    _grow,
-    _fill_with_lists,
+    ("zarr", "zarr.json"),
+    ("zarr", "layer/weight/zarr.json"),
+    ("zarr", "layer/weight/c.1.0"),
+    ("ocdbt", "manifest.ocdbt"),
+]
+PLACES = [*FILES, ("ocdbt", "d"), ("ocdbt", "d/*")]
+CHANGES = [_fifo, _directory, _file, _endless_device, _link_to_itself, _link_out]
+CASES = [
+    *itertools.product(PLACES, CHANGES),
+    *itertools.product(FILES, [_grow, _fill_with_lists]),
 ]
 
 
-@pytest.mark.parametrize("name", ["layer/weight/c.1.0", "layer/weight/zarr.json"])
-@pytest.mark.parametrize("change", FILES)
-def test_hostile_file(
-    zygote: Zygote,
-    path: pathlib.Path,
-    change: Callable[[pathlib.Path], None],
-    name: str,
-) -> None:
-    change(path / name)
-    answers = read_in_child(zygote, path)
-    assert answers["verify"] == "CorruptCheckpointError"
-    if "zarr.json" not in name:
-        assert answers["restore"] == "CorruptCheckpointError"
-        assert answers["restore itself"] == "CorruptCheckpointError"
+def _outside(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name("outside")
 
 
-@pytest.mark.parametrize("change", FILES)
-def test_hostile_manifest_file(
-    zygote: Zygote, path: pathlib.Path, change: Callable[[pathlib.Path], None]
-) -> None:
-    change(path / "zarr.json")
-    assert "" not in read_in_child(zygote, path).values()
+def _content(place: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {p: p.read_bytes() for p in (place, *place.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize(
-    "name", ["zarr.json", "layer/weight/zarr.json", "layer/weight/c.1.0"]
-)
-@pytest.mark.parametrize("change", FILES)
-def test_overwrite_what_is_hostile(
+    ("layout", "name", "change"),
+    [pytest.param(*place, change, id=f"{place[1]}-{change.__name__}")
+     for place, change in CASES],
+)  # fmt: skip
+def test_hostile_place(
     zygote: Zygote,
-    path: pathlib.Path,
-    change: Callable[[pathlib.Path], None],
+    disk: pathlib.Path,
+    layout: eqx_ckpt.Layout,
     name: str,
+    change: Callable[[pathlib.Path], None],
 ) -> None:
-    """It is replaced, or it stays as it is; nothing outside of it is touched."""
-    change(path / name)
-    outside = path.with_name("outside")
-    before = outside.read_bytes() if outside.exists() else None
-    save = (workloads.save, str(path), 2, True)
+    """Every reader refuses it. A save replaces it, or leaves it as it is.
+
+    Nothing outside of the checkpoint is touched.
+    """
+    path = disk / "new"
+    zygote.call(workloads.save, str(path), 1, False, layout)
+    place = next(path.glob(name))
+    change(place)
+    outside = _content(_outside(path))
+
+    answers = read_in_child(zygote, path)
+    if name == "zarr.json":
+        assert "" not in answers.values()
+    else:
+        # A chunk is read without the metadata of its array.
+        readers = ["verify", *["restore", "restore itself"] * ("zarr.json" not in name)]
+        assert {answers[r] for r in readers} == {"CorruptCheckpointError"}
+
+    save = (workloads.save, str(path), 2, True, layout)
     outcome = zygote.run(*save, memory=MEMORY, deadline=DEADLINE)
     assert not outcome.signal
     if outcome.error is None:
         assert zygote.call(workloads.load, str(path)) == 2
     else:
-        assert isinstance(outcome.error, CheckpointError | OSError), outcome.error
-        assert os.path.lexists(path / name)
-    assert (outside.read_bytes() if outside.exists() else None) == before
+        assert isinstance(outcome.error, eqx_ckpt.CheckpointError | OSError)
+        assert os.path.lexists(place)
+    assert _content(_outside(path)) == outside
 
 
 @pytest.mark.parametrize("name", ["layer", "layer/weight"])
 def test_a_directory_outside_is_not_followed(
     zygote: Zygote, path: pathlib.Path, name: str
 ) -> None:
-    outside = path.with_name("outside")
-    (path / name).rename(outside)
-    (path / name).symlink_to(outside)
+    _link_out(path / name)
     answers = read_in_child(zygote, path)
     assert answers["verify"] == "CorruptCheckpointError"
     assert answers["restore"] == "CorruptCheckpointError"

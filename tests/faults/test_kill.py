@@ -8,7 +8,7 @@ import pytest
 from faults import runs, scenarios, workloads
 from faults.scenarios import Scenario
 from faults.shim import Fault
-from faults.zygote import OF_MANY, Outcome, Zygote
+from faults.zygote import OF_MANY, Zygote
 
 
 SCENARIOS = [
@@ -25,13 +25,7 @@ SCENARIOS = [
 def test_kill_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:
-    outcomes: dict[str, Outcome] = {}
-    for n, directory in scenario.copies(zygote, disk):
-        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
-        assert outcome.error is None
-        outcomes[str(directory)] = outcome
-        if not outcome.signal:
-            break
+    outcomes = {d: outcome for _, d, outcome in scenarios.kills(scenario, zygote, disk)}
     args = ("new", scenarios.LATER, scenario.overwrite, scenario.layout)
     call = (runs.each, workloads.load_all_and_save, [*outcomes], *args)
     found = zygote.call(*call, deadline=OF_MANY)

@@ -31,15 +31,11 @@ def test_kill_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: RunScenario
 ) -> None:
     outcomes: dict[str, Outcome] = {}
-    for n, directory in scenario.copies(zygote, disk):
-        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
-        assert outcome.error is None
-        outcomes[str(directory)] = outcome
+    for n, directory, outcome in scenarios.kills(scenario, zygote, disk):
+        outcomes[directory] = outcome
         if n % 2:
             # The next process dies too, while it cleans up.
-            zygote.run(runs.start, str(directory), fault=Fault(str(directory), n % 7))
-        if not outcome.signal:
-            break
+            zygote.run(runs.start, directory, fault=Fault(directory, n % 7))
     found = _resume_each(zygote, [*outcomes], scenario.keep)
     for outcome, resumed in zip(outcomes.values(), found, strict=True):
         where = f"killed before an operation: {outcome.hits}"

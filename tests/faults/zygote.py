@@ -23,7 +23,7 @@ from helpers import keep_compiled
 from . import shim
 
 
-DEADLINE = 60  # seconds; a child that takes longer dies by SIGALRM
+DEADLINE = 120  # seconds; a child that takes longer dies by SIGALRM
 OF_MANY = 300  # seconds, for a child that does the same in many directories
 DEADLINE_MARGIN = 10  # seconds more, for a child that hangs before it has set its alarm
 _MAIN = f"import sys, {__name__}; {__name__}.serve(int(sys.argv[1]))"

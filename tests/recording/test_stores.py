@@ -123,7 +123,7 @@ def test_killed_at_some_writes(zygote, s3, dies_at):
 
 @pytest.mark.slow
 def test_killed_at_any_write(zygote, place):
-    for n in itertools.count(2, 4):
+    for n in itertools.count(2, 7):
         if not kill(zygote, place, n):
             break
     assert n > 30
