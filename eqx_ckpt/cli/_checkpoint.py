@@ -56,7 +56,8 @@ def show(path: str, text: str, as_json: bool) -> int:
         is_bad = key in ("nan", "inf") and stat
         say(f"{key:>6}  {styled(number(stat), 'red') if is_bad else number(stat)}")
     width = columns() or _WIDTH
-    say(np.array2string(part, threshold=100, max_line_width=width))
+    for line in np.array2string(part, threshold=100, max_line_width=width).split("\n"):
+        say(line)
     for line in _bars(counts, edges, width):
         say(line)
     return 0

@@ -44,7 +44,7 @@ def verify(path: str, as_json: bool) -> int:
 
 def _say_result(result: dict[str, Any]) -> None:
     if result["ok"]:
-        say(f"{printable(result['path'])}: {styled('ok', 'green')}")
+        say(f"{styled('ok', 'green')}  {printable(result['path'])}")
         return
     for line in result["problem"].splitlines():
         print(styled(printable(line), "red"))

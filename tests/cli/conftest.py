@@ -46,3 +46,13 @@ def data(ask):
         return status, json.loads(text, parse_constant=pytest.fail)
 
     return data
+
+
+def dead_save(run, step):
+    """What a save leaves when its process is killed: nobody holds its lock."""
+    stem = run / f".{step:06d}.{step:032x}"
+    stem.with_name(f"{stem.name}.lock").touch()
+    folder = stem.with_name(f"{stem.name}.tmp")
+    (folder / "w").mkdir(parents=True)
+    (folder / "w/c.0").write_bytes(bytes(1000))
+    return folder

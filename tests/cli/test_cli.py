@@ -13,7 +13,7 @@ import pytest
 
 import eqx_ckpt
 
-from .conftest import state
+from .conftest import dead_save, state
 
 
 pytest.importorskip("typer")
@@ -243,10 +243,12 @@ def test_the_docs_name_all_commands_and_keys(run, data):
         "stats": [ckpt],
         "diff": [ckpt, run / "000002", "--values"],
         "verify": [ckpt],
+        "gc": [run, "--dry-run"],
     }
+    dead_save(run, 4)
     assert rows.keys() == calls.keys()
     for command, arguments in calls.items():
-        documented = set(re.findall(r"`(\w+)`", rows[command])) - {"null"}
+        documented = set(re.findall(r"`(\w+)`", rows[command])) - {"null", "false"}
         assert documented - keys_of(data(command, *arguments)[1]) == set()
 
 

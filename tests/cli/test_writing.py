@@ -10,6 +10,8 @@ import pytest
 import eqx_ckpt
 from helpers import assert_same
 
+from .conftest import dead_save
+
 
 pytest.importorskip("typer")
 
@@ -114,16 +116,6 @@ def test_copy(tmp_path, ckpt, ask):
     status, text = ask("copy", ckpt, tmp_path / "e", "--layout", "tar")
     assert status == 2
     assert "'tar'" in text
-
-
-def dead_save(run, step):
-    """What a save leaves when its process is killed: nobody holds its lock."""
-    stem = run / f".{step:06d}.{step:032x}"
-    stem.with_name(f"{stem.name}.lock").touch()
-    folder = stem.with_name(f"{stem.name}.tmp")
-    (folder / "w").mkdir(parents=True)
-    (folder / "w/c.0").write_bytes(bytes(1000))
-    return folder
 
 
 def test_gc(run, ask, data):
