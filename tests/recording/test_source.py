@@ -125,7 +125,7 @@ def test_the_command_line(path, capsys):
     assert status == 0
     assert "[100 101 102]" in printed
     assert ask("stats", path)[0] == 0
-    assert ask("verify", path) == (0, f"{path}: ok\n")
+    assert ask("verify", path) == (0, f"ok  {path}\n")
     damage(path / "samples/n/c.0.1")
     status, printed = ask("verify", path)
     assert status == 1

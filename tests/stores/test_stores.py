@@ -612,7 +612,7 @@ def test_urls_that_are_none(s3, url):
 
 @pytest.mark.parametrize("url", ["bucket/x", "/tmp/x", "s3:/x", "http://x", ""])
 def test_a_store_that_is_none(url):
-    with pytest.raises(eqx_ckpt.CheckpointError, match="no URL of an object store"):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="not a URL of an object store"):
         Store(url)
 
 
