@@ -7,6 +7,7 @@ import pathlib
 
 import jax
 import numpy as np
+import pytest
 
 import eqx_ckpt
 from faults.shim import Fault
@@ -133,6 +134,7 @@ def extend_a_lot(path: str) -> int:
     return max(sizes) - sizes[0]
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_when_the_disk_is_slow(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
