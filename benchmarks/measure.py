@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Steps of the run that is listed.
 _STEPS = 1000
+# More than a save and a restore of the largest tree take together.
+_WARM_BYTES = 5 * 2**30
 # A peer that takes longer than this is of no interest.
 _TIMEOUT_SECONDS = 600
 
@@ -73,6 +76,7 @@ def save(peer: str, workload: str, scale: str, path: Path) -> Result:
     tree = filled(skeleton(workload, scale))
     adapted = opened.adapt(tree)
     os.sync()
+    _warm_memory()
     base = _reset_peak()
     saving = _timed(lambda: opened.save(path, adapted))
     return {
@@ -88,6 +92,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     restore_once, check = _restorer(peer, workload, scale, path)
     for file in _files(path):
         _read_through(file)
+    _warm_memory()
     base, read = _reset_peak(), _bytes_read()
     first = timed = _timed(restore_once)
     peak, read = _peak() - base, _bytes_read() - read
@@ -95,6 +100,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     later: list[Timed] = []
     for _ in range(2):
         del timed
+        _warm_memory()
         timed = _timed(restore_once)
         later.append(timed._replace(value=None))
     check(timed.value)
@@ -111,6 +117,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
 def cold(peer: str, workload: str, scale: str, path: Path) -> Result:
     """The first restore in a process, when nothing of the files is in memory."""
     restore_once, check = _restorer(peer, workload, scale, path)
+    _warm_memory()
     how = _forget(path)
     timed = _timed(restore_once)
     check(timed.value)
@@ -130,6 +137,7 @@ def background(peer: str, workload: str, scale: str, path: Path) -> Result:
         raise NotImplementedError(f"{peer} cannot save in the background")
     like = opened.adapt(skeleton(workload, scale))
     tree = opened.adapt(filled(skeleton(workload, scale)))
+    _warm_memory()
     base = _reset_peak()
     first, _ = _started(opened.start, path / "0", tree)
     peak = _peak() - base
@@ -138,6 +146,7 @@ def background(peer: str, workload: str, scale: str, path: Path) -> Result:
     training = _Training(tree, path.parent / "compiled")
     del tree
     step = statistics.median([_timed(training.step).seconds for _ in range(5)][2:])
+    _warm_memory()
     base = _reset_peak()
     stepped = [training.step_behind(opened.start, path / str(i)) for i in (3, 4)]
     step_peak = _peak() - base
@@ -295,6 +304,18 @@ def _restorer(
 def _timed(function: Callable[[], Any]) -> Timed:
     gc.collect()
     return _clocked(function)
+
+
+def _warm_memory() -> None:
+    """Touch memory and free it at once, so that a host has it ready.
+
+    A virtual machine gives free memory back to its host after a second or so. To get it
+    anew takes seconds for each GiB, which is the host's time and nobody's merit.
+    """
+    with mmap.mmap(-1, _WARM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as m:
+        m.madvise(mmap.MADV_HUGEPAGE)
+        for start in range(0, len(m), mmap.PAGESIZE):
+            m[start] = 1
 
 
 def _clocked(function: Callable[[], Any]) -> Timed:

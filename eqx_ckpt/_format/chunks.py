@@ -96,6 +96,10 @@ def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
+def chunk_count(shape: Sequence[int], chunk: Sequence[int]) -> int:
+    return math.prod(grid_shape(shape, chunk))
+
+
 def chunk_keys(shape: Sequence[int], chunk: Sequence[int]) -> list[str]:
     """The keys of all chunks of an array, in C order: `c.0.0`, `c.0.1`, ..."""
     if 0 in shape:

@@ -8,7 +8,16 @@ from html import escape
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError
-from .chunks import blocks, chunk_shape, Region, region_of, Start, start_of
+from .chunks import (
+    blocks,
+    chunk_shape,
+    Region,
+    region_of,
+    relative,
+    Start,
+    start_of,
+    whole,
+)
 from .dtypes import DATA_TYPES, SIZES
 from .lazy import Array, DType, eqx, jax, jnp, jtu, np
 from .screen import in_bytes, table_html
@@ -337,7 +346,7 @@ def shards(
     if isinstance(leaf, Written):
         leaf = np.frombuffer(leaf, np.uint8)
     shape, dtype = record.data_shape, np.dtype(record.data_type)
-    parts = {"": (tuple(slice(0, size) for size in shape), leaf)}
+    parts = {"": (whole(shape), leaf)}
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
         parts = {repr(region): (region, data) for region, data in reversed(regions)}
@@ -355,11 +364,8 @@ def shards(
             host = np.asarray(host.view(np.uint8) != 0)
         host = host.view(dtype)
         for piece in pieces:
-            inside = tuple(
-                slice(p.start - r.start, p.stop - r.start)
-                for p, r in zip(piece, region, strict=True)
-            )
-            yield piece, host[inside] if inside else host
+            # An array of rank zero has one piece.
+            yield piece, host if piece is region else host[relative(piece, region)]
 
 
 def from_stored(array: Array, record: LeafRecord) -> Array:

@@ -94,6 +94,20 @@ class Manifest:
         return tree_html(self._head(), leaves) + metadata
 
 
+def array_type(record: LeafRecord) -> LeafRecord:
+    """The part of a record that its `zarr.json` depends on."""
+    return record._replace(path=(), sharding=None, weak_type=False, crc32c=())
+
+
+class ZarrTexts(dict[LeafRecord, bytes]):
+    """The `zarr.json` of each `array_type`, made once."""
+
+    def __missing__(self, record: LeafRecord) -> bytes:
+        text = json.dumps(zarr_metadata(record), separators=(",", ":"), sort_keys=True)
+        self[record] = text.encode()
+        return self[record]
+
+
 def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
     """The `zarr.json` of a leaf's array, exactly as TensorStore writes it."""
     dtype = np.dtype(record.data_type)

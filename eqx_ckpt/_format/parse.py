@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._types import LAYOUTS
-from .chunks import grid_shape
+from .chunks import chunk_count
 from .dtypes import DATA_TYPES, STORED, VIEWED
 from .lazy import jax
 from .leaves import (
@@ -264,7 +264,7 @@ def _checked_type(entry: Any) -> _Type:
         _check_array(record)
     except (ValueError, TypeError, KeyError, OverflowError, CannotSave) as e:
         raise _Wrong(f"a type of leaves is wrong: {str(entry)[:200]} ({e})") from e
-    chunks = math.prod(grid_shape(record.data_shape, record.chunk_shape))
+    chunks = chunk_count(record.data_shape, record.chunk_shape)
     return _Type(record[: len(_TYPE_FIELDS)], chunks)
 
 

@@ -1,4 +1,4 @@
-"""POSIX operations that make changes to directories atomic and durable."""
+"""System calls that make changes to directories atomic and durable."""
 
 import contextlib
 import ctypes
@@ -13,6 +13,7 @@ logger = logging.getLogger("eqx_ckpt")
 LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def delete(directory: str) -> None:
@@ -43,6 +44,16 @@ def fsync(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def start_write_back(fd: int) -> None:
+    """Let the system begin to write a file to the disk, where it can be asked to.
+
+    Whether that succeeds is known after the flush.
+    """
+    if sys.platform == "linux":
+        all_of_it = ctypes.c_int64(0), ctypes.c_int64(0)
+        LIBC.sync_file_range(fd, *all_of_it, _SYNC_FILE_RANGE_WRITE)
 
 
 def exchange(a: str, b: str) -> None:

@@ -28,6 +28,8 @@ from .._format.leaves import LeafRecord
 
 CHECKSUM_BYTES = 4
 _PIECE_BYTES = 2**18
+# The page cache of a file that is written in smaller parts has smaller pages.
+_WRITE_BYTES = 2**21
 # Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 
@@ -56,6 +58,10 @@ class Chunk(NamedTuple):
 def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
     """The chunks that a region touches."""
     shape, chunk = record.data_shape, record.chunk_shape
+    if shape == chunk:
+        at = (0,) * len(shape)
+        yield Chunk(name, record, 0, at, f"{name}/{chunk_key(at)}")
+        return
     for position in touched(region, shape, chunk):
         at = chunk_index(position, shape, chunk)
         yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
@@ -207,7 +213,7 @@ def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
     shape, first = (1, *chunk.record.chunk_shape), slice(0, 1)
     origin = (0, *(i * c for i, c in zip(chunk.at, shape[1:], strict=True)))
     wanted = [((first, *region), array.view(bits)[None]) for region, array in targets]
-    for inside in _blocks(shape, chunk.record.itemsize):
+    for inside in _blocks(shape, chunk.record.itemsize, _PIECE_BYTES):
         block = np.empty(shape_of(inside), bits)
         reader.read(_memory(block))
         region = tuple(
@@ -219,34 +225,35 @@ def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
                 array[relative(common, target)] = block[relative(common, region)]
 
 
-def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """Split an array into runs of about `_PIECE_BYTES`, along its first long axis."""
+def _blocks(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[Region]:
+    """Split an array into runs of about `nbytes`, along its first long axis."""
     axis = next((i for i, size in enumerate(shape) if size > 1), 0)
-    step = max(1, _PIECE_BYTES // (math.prod(shape[axis + 1 :]) * itemsize))
+    step = max(1, nbytes // (math.prod(shape[axis + 1 :]) * itemsize))
     before, after = whole(shape[:axis]), whole(shape[axis + 1 :])
     for start in range(0, shape[axis], step):
         yield (*before, slice(start, min(start + step, shape[axis])), *after)
 
 
-def encoded(chunk: Chunk, array: Array) -> bytes:
-    """A chunk as it is stored; `array` is its content without padding."""
-    value, crc = bytearray(), 0
+def encoded(chunk: Chunk, array: Array) -> Iterator[memoryview | bytes]:
+    """The parts of a chunk as it is stored; the last one is the checksum.
+
+    `array` is the content of the chunk without padding.
+    """
+    crc = 0
     for piece in _pieces(chunk, array):
         crc = crc32.iscsi(piece, crc)
-        value += piece
-    return bytes(value + crc.to_bytes(CHECKSUM_BYTES, "little"))
+        yield piece
+    yield crc.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:
     shape = chunk.record.chunk_shape
     if array.shape == shape and array.flags.c_contiguous:
-        memory = _memory(array)
-        for start in range(0, len(memory), _PIECE_BYTES):
-            yield memory[start : start + _PIECE_BYTES]
+        yield _memory(array)
         return
     bits = _BITS[chunk.record.itemsize]
     source = array.view(bits)[None]
-    for inside in _blocks((1, *shape), chunk.record.itemsize):
+    for inside in _blocks((1, *shape), chunk.record.itemsize, _WRITE_BYTES):
         block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
         part = source[inside]
         block[whole(part.shape)] = part

@@ -1,13 +1,13 @@
 """Encoding and decoding chunks; TensorStore does it for compressed ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TYPE_CHECKING
 
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
 from .._format.lazy import Array
 from .._format.leaves import LeafRecord
-from .chunk_bytes import Chunk, chunks_of, encoded, Target
+from .chunk_bytes import CHECKSUM_BYTES, Chunk, chunks_of, encoded, Target
 from .kvstore import array_spec, context, wait_for
 
 
@@ -24,8 +24,10 @@ class Piece(NamedTuple):
     array: Array
 
 
-def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
-    """The chunks of some pieces, as they are stored."""
+def stored(
+    pieces: Sequence[Piece],
+) -> Iterator[tuple[Chunk, Iterable[memoryview | bytes]]]:
+    """The chunks of some pieces, each in the parts of what is stored."""
     packed: list[Piece] = []
     for piece in pieces:
         name, record, region, array = piece
@@ -33,10 +35,12 @@ def values(pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
             packed.append(piece)
             continue
         for chunk in chunks_of(name, record, region):
-            inside = relative(chunk.region, region)
-            yield chunk, encoded(chunk, array[inside] if inside else array)
+            is_whole = array.shape == record.chunk_shape
+            part = array if is_whole else array[relative(chunk.region, region)]
+            yield chunk, encoded(chunk, part)
     if packed:
-        yield from ChunkCodec().encoded(packed)
+        for chunk, value in ChunkCodec().encoded(packed):
+            yield chunk, (value[:-CHECKSUM_BYTES], value[-CHECKSUM_BYTES:])
 
 
 class ChunkCodec:

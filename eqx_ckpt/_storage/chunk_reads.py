@@ -20,8 +20,8 @@ from .chunk_bytes import (
     Wanted,
 )
 from .chunk_codec import ChunkCodec
-from .crew import Crew
-from .kvstore import MAX_IN_FLIGHT, of_leaf
+from .crew import Crew, MAX_IN_FLIGHT
+from .files import of_leaf
 from .storage import Chunks
 
 

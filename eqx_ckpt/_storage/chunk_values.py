@@ -5,7 +5,6 @@ for it.
 """
 
 import abc
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,10 @@ from typing import Any
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import batches, chunk_keys
 from .._format.leaves import LeafRecord
-from .._format.manifest import MANIFEST, zarr_metadata
+from .._format.manifest import array_type, MANIFEST, ZarrTexts
 from .._types import Checksums, Report
 from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
-from .chunk_codec import Piece, values
+from .chunk_codec import Piece, stored
 from .kvstore import open_kvstore
 from .storage import ArrayWrite, Chunks, KvSpec, Storage
 
@@ -85,11 +84,12 @@ class ChunkValues(Chunks):
         try:
             if create and not writes:
                 target.put(MANIFEST, _EMPTY)
+            texts = ZarrTexts()
             for name, record, _ in writes if create else ():
-                text = json.dumps(zarr_metadata(record))
-                target.put(f"{name}/{MANIFEST}", text.encode())
+                target.put(f"{name}/{MANIFEST}", texts[array_type(record)])
             for pieces in _batches_of_pieces(writes):
-                for chunk, value in values(pieces):
+                for chunk, parts in stored(pieces):
+                    value = b"".join(parts)
                     checksum = value[-CHECKSUM_BYTES:].hex()
                     checksums[chunk.name][chunk.position] = checksum
                     target.put(chunk.key, value)
@@ -101,12 +101,6 @@ class ChunkValues(Chunks):
             target.cancel()
             raise
         return checksums
-
-    def checksums(
-        self, name: str, record: LeafRecord, known: Checksums
-    ) -> tuple[str, ...]:
-        count = len(chunk_keys(record.data_shape, record.chunk_shape))
-        return tuple(known[name][i] for i in range(count))
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Value]]:
         """Ask for chunks, many at a time."""

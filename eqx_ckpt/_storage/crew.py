@@ -9,6 +9,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 
+# Bytes of chunks that have begun to move between memory and a disk.
+MAX_IN_FLIGHT = 48 * 2**20
 # Handing over fewer bytes costs more than doing the work.
 _SMALL = 2**17
 # A thread that waits for a disk needs no core.

@@ -24,12 +24,14 @@ from .._format.parse import strangers
 from .._types import Checksums, Layout, PathLike
 from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
 from .bucket import Bucket, GoogleBucket, Memory
+from .chunk_files import ChunkFiles
+from .crew import MAX_IN_FLIGHT
 from .database import Database
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
 from .files import database_problem, list_files, read_file, read_files
 from .foreign import instead_of_a_run, what_is_at
-from .kvstore import ChunkFiles, MAX_IN_FLIGHT, wait_for
+from .kvstore import wait_for
 from .storage import (
     already_there,
     Attempt,

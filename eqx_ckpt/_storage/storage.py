@@ -165,18 +165,12 @@ class Chunks(abc.ABC):
         *,
         create: bool = True,
     ) -> Checksums:
-        """Write every array; return the checksums of chunks that are known from memory.
+        """Write every array; return the checksum of each chunk, by its position.
 
         Without `create`, another process writes the metadata of the arrays. `written`
         is called with each piece of data that is no longer needed. When this raises,
         nothing more is written to a disk.
         """
-
-    @abc.abstractmethod
-    def checksums(
-        self, name: str, record: LeafRecord, known: Checksums
-    ) -> tuple[str, ...]:
-        """The checksum of each chunk of a leaf, once all of them are written."""
 
     def part(self, name: str) -> "Chunks":
         """The location where one of several processes writes; `name` ends with `/`."""

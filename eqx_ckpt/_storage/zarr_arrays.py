@@ -11,9 +11,10 @@ from .._errors import CorruptCheckpointError
 from .._format.lazy import Array, DType, np
 from .._format.source import RegionRead
 from .._types import PathLike, Report
+from .crew import MAX_IN_FLIGHT
 from .database import Database
 from .directory import locate
-from .kvstore import context, MAX_IN_FLIGHT, own_context, wait_for
+from .kvstore import context, own_context, wait_for
 from .storage import KvSpec
 
 

@@ -11,7 +11,7 @@ from .._errors import CheckpointError
 from .._format.chunks import Region
 from .._format.leaves import shards, start_transfer
 from .._storage.buffers import copied
-from .._storage.kvstore import MAX_IN_FLIGHT
+from .._storage.crew import MAX_IN_FLIGHT
 from .._storage.storage import ArrayWrite
 from .._tree.plan import Write
 from .._types import is_real

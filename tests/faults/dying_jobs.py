@@ -13,8 +13,8 @@ import jax
 
 import eqx_ckpt
 from eqx_ckpt._distributed import group, joint, meeting
+from eqx_ckpt._storage.chunk_files import ChunkFiles
 from eqx_ckpt._storage.chunk_values import ChunkValues
-from eqx_ckpt._storage.kvstore import ChunkFiles
 
 from .failing_jobs import attempt, caught, state
 from .jobs import End

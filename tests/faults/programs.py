@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
 from eqx_ckpt._storage import files
-from eqx_ckpt._storage.kvstore import ChunkFiles
+from eqx_ckpt._storage.chunk_files import ChunkFiles
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.

@@ -116,7 +116,7 @@ jax.distributed.initialize(
     address, 2, int(index), coordinator_bind_address=address
 )
 import eqx_ckpt, numpy as np
-from eqx_ckpt._storage.kvstore import ChunkFiles
+from eqx_ckpt._storage.chunk_files import ChunkFiles
 
 write, shut_down = ChunkFiles.write, threading.Event()
 

@@ -9,8 +9,8 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import _futures
-from eqx_ckpt._storage import kvstore
-from eqx_ckpt._storage.kvstore import ChunkFiles
+from eqx_ckpt._storage import chunk_files
+from eqx_ckpt._storage.chunk_files import ChunkFiles
 from eqx_ckpt._transfer import staging
 
 
@@ -24,7 +24,7 @@ def small(monkeypatch):
     concurrent.futures.wait(
         list(_futures.pending_saves)
     )  # They have a share of the bytes.
-    for module in (kvstore, staging):
+    for module in (chunk_files, staging):
         monkeypatch.setattr(module, "MAX_IN_FLIGHT", MIB)
     yield
     # One that waits for ever would let the interpreter wait too.
