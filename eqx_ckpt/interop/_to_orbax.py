@@ -169,13 +169,19 @@ def _registry(tree: Any) -> Generator[Any, None, None]:
 
     one_at_a_time = asyncio.Lock()
     writes: list[Any] = []
+    has_failed = False
 
     async def write(serialize: Any, value: _Later, info: Any, arg: Any) -> None:
+        nonlocal has_failed
         async with one_at_a_time:
+            if has_failed:  # Orbax would leave this write to itself.
+                return
+            has_failed = True
             for future in await serialize([value.load()], [info], [arg]):
                 writes.append(future)
                 await asyncio.to_thread(future.result)
                 writes.remove(future)
+            has_failed = False
 
     class Numpy(type_handlers.NumpyHandler):
         async def serialize(
