@@ -8,6 +8,7 @@ import eqx_ckpt
 from .._format.screen import in_bytes
 from .._steps import Run
 from ._guard import DAMAGED, TROUBLE
+from ._ls import readable_or_not
 from ._output import printable, say, say_json, styled, table
 from ._progress import bar
 from ._sources import path_or_source
@@ -15,7 +16,7 @@ from ._sources import path_or_source
 
 def verify(path: str, as_json: bool) -> int:
     run = Run(path)
-    steps = run.steps()
+    steps = readable_or_not(run)
     results: list[dict[str, Any]] = []
     status = 0
     with bar() as progress:

@@ -1,5 +1,6 @@
 """The command line: what it prints, and with which status it ends."""
 
+import errno
 import os
 import re
 import subprocess
@@ -220,6 +221,29 @@ def test_without_typer(monkeypatch, ask):
     status, text = ask("ls", "x")
     assert status == 2
     assert "pip install 'eqx-ckpt[cli]'" in text
+
+
+def test_a_step_that_may_not_be_read(run, ask, data, monkeypatch):
+    """The others are listed and verified all the same."""
+    system_open = os.open
+
+    def refuse(path, *args, **kwargs):
+        if "000002" in os.fspath(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return system_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    status, listed = data("ls", run)
+    assert status == 0
+    problems = {entry["step"]: entry["problem"] for entry in listed["steps"]}
+    assert "Permission denied" in problems.pop(2)
+    assert problems == {1: None, 3: None}
+    status, text = ask("verify", run)
+    assert status == 2
+    assert [line.split()[0] for line in text.splitlines()] == ["ok", "[Errno", "ok"]
+    status, text = ask("tree", run / "000002")
+    assert status == 2
+    assert "Permission denied" in text
 
 
 def test_a_closed_pipe(run):
