@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import eqx_ckpt
 from eqx_ckpt import data
@@ -18,6 +17,8 @@ ORDERS = ["sequential", "shuffle", "epochs", "independent"]
 
 
 def digits(**kwargs) -> data.ArraySource:
+    from sklearn.datasets import load_digits  # It takes seconds.
+
     images, labels = load_digits(return_X_y=True)
     return data.ArraySource(
         x=images.astype(np.float32), y=labels, i=np.arange(len(images)), **kwargs
