@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from .._errors import CheckpointExistsError
-from .files import read_file
+from .files import read_file, write_all
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
 
@@ -79,9 +79,7 @@ class DirectoryWriter(SoleWriter):
         fd = os.open(self._root + key, flags, 0o666)
         try:
             for part in parts:
-                view = memoryview(part)
-                while len(view):
-                    view = view[os.write(fd, view) :]
+                write_all(fd, part)
         except OSError as e:
             raise OSError(e.errno, os.strerror(e.errno or 0), self._root + key) from e
         finally:

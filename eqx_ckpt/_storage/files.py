@@ -66,16 +66,21 @@ def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for part in parts:
-            count = os.write(fd, part)
-            while count < len(part):
-                count += os.write(fd, memoryview(part)[count:])
-            nbytes += count
+            write_all(fd, part)
+            nbytes += len(part)
         if nbytes >= _LARGE:
             # Else the disk would be idle until the flush.
             start_write_back(fd)
     finally:
         os.close(fd)
     return bytes(part)
+
+
+def write_all(fd: int, part: memoryview | bytes) -> None:
+    """Write a part; the system may take less of it at a time."""
+    left = memoryview(part)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def of_leaf(error: OSError, name: str) -> OSError:
