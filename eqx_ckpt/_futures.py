@@ -61,10 +61,8 @@ class Saving(Future[None]):
             self._work()  # Fails at once, and cleans up.
 
     def _work(self) -> None:
-        run, self._run = (
-            self._run,
-            None,
-        )  # The future may outlive the save; the tree must not.
+        # The future may outlive the save; the tree must not.
+        run, self._run = self._run, None
         assert run is not None
         self._runner = threading.current_thread()
         try:
@@ -127,7 +125,9 @@ def _finish() -> None:
             logger.warning(
                 "Waiting for the save of %s. Ctrl-C gives up.", " and ".join(unfinished)
             )
-        wait(pending_saves)
+        # A signal that arrives just before a wait begins is handled when it ends.
+        while wait(pending_saves, _PATIENCE).not_done:
+            pass
     except KeyboardInterrupt:
         for saving in list(pending_saves):
             saving.give_up(CheckpointError("The save was given up."))
