@@ -1,6 +1,7 @@
 """The bytes of uncompressed chunks: their content, and their places in arrays.
 
-They are read in pieces that are still in the core's cache for the checksum.
+Pieces are read and written that are still in a cache for their checksum, and so large
+that threads seldom wait for each other in Python.
 """
 
 import math
@@ -27,9 +28,8 @@ from .._format.leaves import LeafRecord
 
 
 CHECKSUM_BYTES = 4
-_PIECE_BYTES = 2**18
 # The page cache of a file that is written in smaller parts has smaller pages.
-_WRITE_BYTES = 2**21
+_PIECE_BYTES = 2**21
 # Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 
@@ -213,8 +213,12 @@ def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
     shape, first = (1, *chunk.record.chunk_shape), slice(0, 1)
     origin = (0, *(i * c for i, c in zip(chunk.at, shape[1:], strict=True)))
     wanted = [((first, *region), array.view(bits)[None]) for region, array in targets]
+    memory = np.empty(0, bits)
     for inside in _blocks(shape, chunk.record.itemsize, _PIECE_BYTES):
-        block = np.empty(shape_of(inside), bits)
+        size = math.prod(shape_of(inside))
+        # Fresh memory would cost more than the copy.
+        memory = memory if memory.size >= size else np.empty(size, bits)
+        block = memory[:size].reshape(shape_of(inside))
         reader.read(_memory(block))
         region = tuple(
             slice(o + i.start, o + i.stop) for o, i in zip(origin, inside, strict=True)
@@ -253,7 +257,7 @@ def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:
         return
     bits = _BITS[chunk.record.itemsize]
     source = array.view(bits)[None]
-    for inside in _blocks((1, *shape), chunk.record.itemsize, _WRITE_BYTES):
+    for inside in _blocks((1, *shape), chunk.record.itemsize, _PIECE_BYTES):
         block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
         part = source[inside]
         block[whole(part.shape)] = part
