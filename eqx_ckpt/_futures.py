@@ -13,6 +13,8 @@ from ._errors import CheckpointError
 
 logger = logging.getLogger("eqx_ckpt")
 _PATIENCE = 3.0  # seconds
+# How much less than the training a save in the background asks of the processor.
+_NICENESS = 5
 
 # Saves in progress, and failed saves whose error has not been raised yet.
 pending_saves: "set[Saving]" = set()
@@ -51,7 +53,9 @@ class Saving(Future[None]):
         # A daemon, because the interpreter would wait for another thread without a
         # message.
         name = f"eqx_ckpt saves {self.what}"
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._thread_main, name=name, daemon=True
+        )
         try:
             self._thread.start()
         except RuntimeError as e:
@@ -59,6 +63,11 @@ class Saving(Future[None]):
             error.__cause__ = e
             self.give_up(error)
             self._work()  # Fails at once, and cleans up.
+
+    def _thread_main(self) -> None:
+        if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
+            os.nice(_NICENESS)  # Threads that this one starts inherit it.
+        self._work()
 
     def _work(self) -> None:
         # The future may outlive the save; the tree must not.

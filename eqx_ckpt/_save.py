@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from ._distributed.joint import all_saving, Together
 from ._distributed.meeting import check_deadline, DEADLINE
-from ._format.chunks import chunk_count
+from ._format.chunks import chunk_keys
 from ._format.leaves import shards
 from ._format.manifest import Manifest, to_bytes
 from ._format.metadata import exactly
@@ -334,8 +334,8 @@ class Save:
                 known, manifest = attempt.gather(checksums), b""
                 if attempt.is_first:
                     for name, record, _ in arrays:
-                        count = chunk_count(record.data_shape, record.chunk_shape)
-                        found = tuple(known[name][i] for i in range(count))
+                        keys = chunk_keys(record.data_shape, record.chunk_shape)
+                        found = tuple(known[name][i] for i in range(len(keys)))
                         self._leaves[name] = record._replace(crc32c=found)
                     if report:
                         report("commit")

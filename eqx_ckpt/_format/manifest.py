@@ -94,22 +94,13 @@ class Manifest:
         return tree_html(self._head(), leaves) + metadata
 
 
-def array_type(record: LeafRecord) -> LeafRecord:
-    """The part of a record that its `zarr.json` depends on."""
-    return record._replace(path=(), sharding=None, weak_type=False, crc32c=())
+@ft.lru_cache(maxsize=4096)
+def zarr_json(properties: tuple[Any, ...]) -> bytes:
+    """The `zarr.json` of an array, exactly as TensorStore writes it.
 
-
-class ZarrTexts(dict[LeafRecord, bytes]):
-    """The `zarr.json` of each `array_type`, made once."""
-
-    def __missing__(self, record: LeafRecord) -> bytes:
-        text = json.dumps(zarr_metadata(record), separators=(",", ":"), sort_keys=True)
-        self[record] = text.encode()
-        return self[record]
-
-
-def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
-    """The `zarr.json` of a leaf's array, exactly as TensorStore writes it."""
+    `properties`: the first nine fields of its record; many arrays are alike in them.
+    """
+    record = LeafRecord(*properties)
     dtype = np.dtype(record.data_type)
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     fill_value = 0 if "int" in dtype.name else 0.0
@@ -133,7 +124,7 @@ def zarr_metadata(record: LeafRecord) -> dict[str, Any]:
     if record.dtype != record.data_type:
         names = {"kind": record.kind, "dtype": record.dtype, "impl": record.impl}
         metadata["attributes"] = {"eqx_ckpt": {k: v for k, v in names.items() if v}}
-    return metadata
+    return json.dumps(metadata, separators=(",", ":"), sort_keys=True).encode()
 
 
 def foreign(keys: Iterable[str], manifest: Manifest) -> list[str]:

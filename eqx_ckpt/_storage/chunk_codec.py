@@ -1,7 +1,7 @@
 """Encoding and decoding chunks; TensorStore does it for compressed ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CorruptCheckpointError
 from .._format.chunks import overlap, Region, relative, shape_of
@@ -54,7 +54,7 @@ class ChunkCodec:
         self._memory = ts.KvStore.open(
             {"driver": "memory"}, context=self._context
         ).result()
-        self._specs: dict[LeafRecord, ts.Spec] = {}
+        self._specs: dict[tuple[Any, ...], ts.Spec] = {}
 
     def encoded(self, pieces: Sequence[Piece]) -> Iterator[tuple[Chunk, bytes]]:
         stores = self._opened({piece.name: piece.record for piece in pieces})

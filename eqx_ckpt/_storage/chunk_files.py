@@ -2,36 +2,64 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastcrc import crc32
 
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import chunk_keys
 from .._format.leaves import LeafRecord
-from .._format.manifest import array_type, MANIFEST, ZarrTexts
+from .._format.manifest import MANIFEST, zarr_json
 from .._types import Checksums, Report
-from .chunk_bytes import Wanted
+from .atomic import start_write_back
+from .chunk_bytes import CHECKSUM_BYTES, Wanted
 from .chunk_codec import Piece, stored
-from .crew import Crew, MAX_IN_FLIGHT
-from .files import File, files_of, of_leaf, write_file
-from .kvstore import context
+from .crew import Crew, MAX_IN_FLIGHT, SMALL
+from .files import File, files_of, of_leaf
 from .storage import ArrayWrite, Chunks, Storage
 
 
 # What comes around the name of a leaf in a path: `/`, and the name of an attempt.
 _AROUND = 39 + 16
 _MAX_PATH = 4095
+_LARGE = 2**20  # bytes
+# A disk that keeps one thread waiting so long gets several that wait.
+_PATIENCE = 0.1  # seconds
 
 
+def write_file(path: str, parts: Iterable[memoryview | bytes], how: int) -> bytes:
+    """Write a file, which is opened with the flag `how`; return the last part.
+
+    Each part is written before the next one is made.
+    """
+    part: memoryview | bytes = b""
+    nbytes = 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+    try:
+        for part in parts:
+            nbytes += len(part)
+            left = memoryview(part)
+            while left:  # The system may take less at a time.
+                left = left[os.write(fd, left) :]
+        if nbytes >= _LARGE:
+            # Else the disk would be idle until the flush.
+            start_write_back(fd)
+    finally:
+        os.close(fd)
+    return bytes(part)
+
+
+@dataclass
 class ChunkFiles(Chunks):
     """Each array is a folder, and each chunk a file in it."""
 
-    def __init__(self, place: Storage) -> None:
-        self.place = place
-        self._root = place.spec["path"]
-        self._folders = {""}
+    place: Storage
+    _folders: set[str] = field(default_factory=set, init=False)
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
-        above = len(os.fsencode(self._root)) + _AROUND
+        above = len(os.fsencode(self.place.spec["path"])) + _AROUND
         for name, record in leaves.items():
             keys = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
             length = above + len(name) + max(map(len, (MANIFEST, *keys)))
@@ -50,51 +78,79 @@ class ChunkFiles(Chunks):
         *,
         create: bool = True,
     ) -> Checksums:
-        context()  # Raises in a forked process, which must not compress.
         checksums: Checksums = {write.name: {} for write in writes}
-        texts = ZarrTexts()
         if not create:
             # Process 0 may have removed it, if it did not wait; `gather` will say so.
-            os.makedirs(self._root, exist_ok=True)
+            os.makedirs(self.place.spec["path"], exist_ok=True)
 
         def write_piece(piece: Piece) -> None:
-            try:
-                for chunk, parts in stored([piece]):
-                    last = write_file(self._root + chunk.key, parts)
-                    checksums[chunk.name][chunk.position] = last.hex()
-            except OSError as e:
-                raise of_leaf(e, piece.name) from None
+            self._write(piece, checksums[piece.name])
 
         def heard(piece: Piece) -> None:
             if written:
                 written(piece.name, piece.array.nbytes)
 
-        with Crew(write_piece, MAX_IN_FLIGHT, heard) as crew:
+        crew: Crew[Piece] | None = None
+        wall, cpu = time.perf_counter(), time.thread_time()
+        with contextlib.ExitStack() as stack:
             for name, record, shards in writes:
-                try:
-                    self._make(name)
-                    if create:
-                        text = texts[array_type(record)]
-                        write_file(f"{self._root}{name}/{MANIFEST}", [text])
-                except OSError as e:
-                    raise of_leaf(e, name) from None
+                self._begin(name, record, create)
                 for region, array in shards:
-                    if array.size:
-                        piece = Piece(name, record, region, array)
-                        crew.put(piece, array.nbytes)
-            crew.finish()
+                    if array.size == 0:
+                        continue
+                    piece = Piece(name, record, region, array)
+                    waited = time.perf_counter() - wall - (time.thread_time() - cpu)
+                    if array.nbytes < SMALL and waited <= _PATIENCE:
+                        self._write(piece, checksums[name])
+                        if written:
+                            written(name, array.nbytes)
+                        continue
+                    if crew is None:
+                        crew = stack.enter_context(
+                            Crew(write_piece, MAX_IN_FLIGHT, heard)
+                        )
+                    crew.put(piece, array.nbytes)
+            if crew:
+                crew.finish()
         return checksums
 
-    def _make(self, folder: str) -> None:
-        if folder in self._folders:
-            return
-        self._make(folder.rpartition("/")[0])
-        with contextlib.suppress(FileExistsError):  # By another process of the job.
-            os.mkdir(self._root + folder)
-        self._folders.add(folder)
+    def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
+        """Make the folder of an array, and its metadata."""
+        path = self.place.spec["path"] + name
+        above = os.path.dirname(path)
+        try:
+            if above not in self._folders:
+                os.makedirs(above, exist_ok=True)
+                self._folders.add(above)
+            with contextlib.suppress(FileExistsError):  # By another process of the job.
+                os.mkdir(path)
+            if create:
+                write_file(f"{path}/{MANIFEST}", [zarr_json(record[:9])], os.O_EXCL)
+        except OSError as e:
+            raise of_leaf(e, name) from None
+
+    def _write(self, piece: Piece, checksums: dict[int, str]) -> None:
+        """Write the chunks of a piece, and add their checksums, by position."""
+        name, record, _, array = piece
+        root = self.place.spec["path"]
+        is_plain = record.compression is None and array.nbytes < SMALL
+        try:
+            if is_plain and array.shape == record.data_shape == record.chunk_shape:
+                # In one step, as there may be thousands of them.
+                (key,) = chunk_keys(record.data_shape, record.chunk_shape)
+                data = array.tobytes()
+                checksum = crc32.iscsi(data).to_bytes(CHECKSUM_BYTES, "little")
+                write_file(f"{root}{name}/{key}", [data + checksum], os.O_EXCL)
+                checksums[0] = checksum.hex()
+                return
+            for chunk, parts in stored([piece]):
+                checksum = write_file(root + chunk.key, parts, os.O_EXCL)
+                checksums[chunk.position] = checksum.hex()
+        except OSError as e:
+            raise of_leaf(e, name) from None
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
-        return files_of(self._root, wanted)
+        return files_of(self.place.spec["path"], wanted)
 
     def read_all(
         self, keys: Sequence[str]

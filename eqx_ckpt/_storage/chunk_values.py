@@ -13,7 +13,7 @@ from typing import Any
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import batches, chunk_keys
 from .._format.leaves import LeafRecord
-from .._format.manifest import array_type, MANIFEST, ZarrTexts
+from .._format.manifest import MANIFEST, zarr_json
 from .._types import Checksums, Report
 from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
 from .chunk_codec import Piece, stored
@@ -84,9 +84,8 @@ class ChunkValues(Chunks):
         try:
             if create and not writes:
                 target.put(MANIFEST, _EMPTY)
-            texts = ZarrTexts()
             for name, record, _ in writes if create else ():
-                target.put(f"{name}/{MANIFEST}", texts[array_type(record)])
+                target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
             for pieces in _batches_of_pieces(writes):
                 for chunk, parts in stored(pieces):
                     value = b"".join(parts)

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 # Bytes of chunks that have begun to move between memory and a disk.
 MAX_IN_FLIGHT = 48 * 2**20
 # Handing over fewer bytes costs more than doing the work.
-_SMALL = 2**17
+SMALL = 2**17
 # A thread that waits for a disk needs no core.
 _MOST = 8
 # A thread that waits this many times longer than it works is waiting for the disk.
@@ -67,7 +67,7 @@ class Crew(Generic[_T]):
             thread.join()
 
     def put(self, item: _T, nbytes: int) -> None:
-        if nbytes < _SMALL and self._wall <= _WAITS * self._cpu:
+        if nbytes < SMALL and self._wall <= _WAITS * self._cpu:
             self._do_here(item)
             return
         self._open += 1

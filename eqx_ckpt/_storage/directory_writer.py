@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from .._errors import CheckpointExistsError
-from .files import read_file, write_all
+from .chunk_files import write_file
+from .files import read_file
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
 
@@ -75,15 +76,11 @@ class DirectoryWriter(SoleWriter):
         os.makedirs(self._root + folder, exist_ok=True)
 
     def write(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(self._root + key, flags, 0o666)
+        path = self._root + key
         try:
-            for part in parts:
-                write_all(fd, part)
+            write_file(path, parts, os.O_TRUNC)
         except OSError as e:
-            raise OSError(e.errno, os.strerror(e.errno or 0), self._root + key) from e
-        finally:
-            os.close(fd)
+            raise OSError(e.errno, os.strerror(e.errno or 0), path) from e
 
     def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         self.write(key + _TEMPORARY, parts)

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .._errors import CorruptCheckpointError
 from .._format.manifest import MAX_BYTES
-from .atomic import start_write_back
 from .chunk_bytes import Chunk, Wanted
 
 
 _FOLDER = re.compile(r"d|p\d+")
 _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
-_LARGE = 2**20  # bytes
 # One that lists the last few versions has some kB.
 _MAX_MANIFEST = 2**20
 
@@ -54,33 +52,6 @@ def read_files(
             yield read_file(path, key)
         except CorruptCheckpointError as e:
             yield e
-
-
-def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
-    """Write a new file; return the last part.
-
-    Each part is written before the next one is made.
-    """
-    part: memoryview | bytes = b""
-    nbytes = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        for part in parts:
-            write_all(fd, part)
-            nbytes += len(part)
-        if nbytes >= _LARGE:
-            # Else the disk would be idle until the flush.
-            start_write_back(fd)
-    finally:
-        os.close(fd)
-    return bytes(part)
-
-
-def write_all(fd: int, part: memoryview | bytes) -> None:
-    """Write a part; the system may take less of it at a time."""
-    left = memoryview(part)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def of_leaf(error: OSError, name: str) -> OSError:

@@ -1,11 +1,12 @@
 """TensorStore's contexts, specs and futures."""
 
+import json
 import os
 from typing import Any, TYPE_CHECKING
 
 from .._errors import CheckpointError
 from .._format.leaves import LeafRecord
-from .._format.manifest import array_type, zarr_metadata
+from .._format.manifest import zarr_json
 from .storage import KvSpec
 from .translate import translated
 
@@ -56,18 +57,20 @@ def context() -> "ts.Context":
     return _contexts[pid]
 
 
-def array_spec(record: LeafRecord, known: dict[LeafRecord, "ts.Spec"]) -> "ts.Spec":
+def array_spec(
+    record: LeafRecord, known: dict[tuple[Any, ...], "ts.Spec"]
+) -> "ts.Spec":
     """The spec to open an array, parsed once for all arrays of one type."""
     import tensorstore as ts
 
-    key = array_type(record)
+    key = record[:9]
     if key not in known:
         # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk
         # as zeros. See tests/faults/test_damage.py.
         known[key] = ts.Spec(
             {
                 "driver": "zarr3",
-                "metadata": zarr_metadata(record),
+                "metadata": json.loads(zarr_json(key)),
                 "store_data_equal_to_fill_value": True,
                 "fill_missing_data_reads": False,
             }

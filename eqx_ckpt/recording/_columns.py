@@ -7,7 +7,7 @@ import numpy as np
 from fastcrc import crc32
 
 from .._format.chunks import chunk_key, whole
-from .._format.manifest import MANIFEST, zarr_metadata
+from .._format.manifest import MANIFEST, zarr_json
 from .._format.names import folders
 from .._format.recorded import dimension_names, FOLDER, Leaf, Record
 from .._storage.chunk_codec import ChunkCodec, Piece
@@ -140,7 +140,7 @@ def show(files: SoleWriter, record: Record) -> None:
     """Show Zarr readers the committed samples, as far as all chains have them."""
     draws = min(record.draws)
     for leaf in record.leaves:
-        metadata = zarr_metadata(leaf.array(record.chains, draws))
+        metadata = json.loads(zarr_json(leaf.array(record.chains, draws)[:9]))
         metadata["dimension_names"] = dimension_names(leaf, record.chains)
         value = json.dumps(metadata).encode()
         files.show(f"{array_path(leaf)}/{MANIFEST}", value)

@@ -16,7 +16,7 @@ from faults.workloads import small_chunks
 from helpers import assert_same
 
 
-NBYTES = 2**20
+NBYTES = 2**23
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import concurrent.futures
 import gc
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -412,6 +413,17 @@ def test_ctrl_c_while_the_data_are_staged_leaves_nothing(tmp_path):
     eqx_ckpt.tree_serialise_leaves_async(tmp_path / "new", tree).result()
 
 
+def test_a_save_leaves_the_processor_to_the_training(tmp_path):
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    found = []
+    eqx_ckpt.tree_serialise_leaves_async(
+        tmp_path / "new", jnp.ones(3), progress=lambda *_: found.append(niceness())
+    ).result()
+    assert {*found} == {niceness() + 5}
+
+
 FORK = """
     import os, sys, threading
     import jax.numpy as jnp
@@ -430,12 +442,17 @@ FORK = """
         reached.set()
         gate.wait(60)
 
+    eqx_ckpt.tree_serialise_leaves("memory://used", jnp.ones(3))  # By TensorStore.
     manager = eqx_ckpt.CheckpointManager(path, progress=wait)
     manager.save(1, jnp.ones(3))
     reached.wait(60)
     pid = os.fork()
     if pid == 0:
+        gate.set()
         try:
+            if way == "packed":
+                packed = eqx_ckpt.CheckpointManager(path, compression="zstd")
+                packed.save(2, jnp.ones(3)).result()
             manager.save(2, jnp.ones(3)).result() if way == "save" else manager.close()
         except eqx_ckpt.CheckpointError as e:
             assert "forked" in str(e), e
@@ -449,10 +466,14 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize(("way", "status"), [("save", 7), ("close", 8)])
-def test_a_forked_child_gets_an_error_and_harms_nobody(tmp_path, way, status):
+@pytest.mark.parametrize(
+    ("way", "status", "steps"),
+    [("packed", 7, [1]), ("close", 8, [1]), ("save", 8, [1, 2])],
+)
+def test_a_forked_child_harms_nobody(tmp_path, way, status, steps):
     done = run_python(FORK, str(tmp_path / "run"), way)
-    assert done.stdout == f"{status} [1] ['000001']\n", done.stderr
+    names = [f"{step:06d}" for step in steps]
+    assert done.stdout == f"{status} {steps} {names}\n", done.stderr
 
 
 FORKED = """
