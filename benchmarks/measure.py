@@ -76,7 +76,7 @@ def save(peer: str, workload: str, scale: str, path: Path) -> Result:
     tree = filled(skeleton(workload, scale))
     adapted = opened.adapt(tree)
     os.sync()
-    _warm_memory()
+    _warm_memory(scale)
     base = _reset_peak()
     saving = _timed(lambda: opened.save(path, adapted))
     return {
@@ -92,7 +92,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     restore_once, check = _restorer(peer, workload, scale, path)
     for file in _files(path):
         _read_through(file)
-    _warm_memory()
+    _warm_memory(scale)
     base, read = _reset_peak(), _bytes_read()
     first = timed = _timed(restore_once)
     peak, read = _peak() - base, _bytes_read() - read
@@ -100,7 +100,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     later: list[Timed] = []
     for _ in range(2):
         del timed
-        _warm_memory()
+        _warm_memory(scale)
         timed = _timed(restore_once)
         later.append(timed._replace(value=None))
     check(timed.value)
@@ -117,7 +117,7 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
 def cold(peer: str, workload: str, scale: str, path: Path) -> Result:
     """The first restore in a process, when nothing of the files is in memory."""
     restore_once, check = _restorer(peer, workload, scale, path)
-    _warm_memory()
+    _warm_memory(scale)
     how = _forget(path)
     timed = _timed(restore_once)
     check(timed.value)
@@ -137,7 +137,7 @@ def background(peer: str, workload: str, scale: str, path: Path) -> Result:
         raise NotImplementedError(f"{peer} cannot save in the background")
     like = opened.adapt(skeleton(workload, scale))
     tree = opened.adapt(filled(skeleton(workload, scale)))
-    _warm_memory()
+    _warm_memory(scale)
     base = _reset_peak()
     first, _ = _started(opened.start, path / "0", tree)
     peak = _peak() - base
@@ -146,7 +146,7 @@ def background(peer: str, workload: str, scale: str, path: Path) -> Result:
     training = _Training(tree, path.parent / "compiled")
     del tree
     step = statistics.median([_timed(training.step).seconds for _ in range(5)][2:])
-    _warm_memory()
+    _warm_memory(scale)
     base = _reset_peak()
     stepped = [training.step_behind(opened.start, path / str(i)) for i in range(3, 8)]
     step_peak = _peak() - base
@@ -306,12 +306,14 @@ def _timed(function: Callable[[], Any]) -> Timed:
     return _clocked(function)
 
 
-def _warm_memory() -> None:
+def _warm_memory(scale: str) -> None:
     """Touch memory and free it at once, so that a host has it ready.
 
     A virtual machine gives free memory back to its host after a second or so. To get it
     anew takes seconds for each GiB, which is the host's time and nobody's merit.
     """
+    if scale == "small":
+        return
     with mmap.mmap(-1, _WARM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as m:
         m.madvise(mmap.MADV_HUGEPAGE)
         for start in range(0, len(m), mmap.PAGESIZE):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any, get_args, Literal, NamedTuple, TypeAlias
+from typing import get_args, Literal, NamedTuple, TypeAlias
 
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.screen import table_html
@@ -34,7 +34,7 @@ Status: TypeAlias = Literal[
     "dtype",
     "sharding",
 ]
-_HARMLESS = get_args(Harmless)
+_HARMLESS = frozenset(get_args(Harmless))
 # What is found for a leaf that a `transform` does not return.
 UNRETURNED = "nothing that `transform` returns"
 
@@ -339,10 +339,13 @@ def explain(match: Match, is_transformed: bool = False) -> str:
 def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
     # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
-    found: set[tuple[str, Any, Any]] = {
-        (leaf.status, getattr(e, "kind", e), getattr(f, "kind", f))
-        for leaf in leaves
-        for e, f in [leaf[1:3]]
+    found: set[tuple[str, str, str]] = {
+        (
+            status,
+            e if isinstance(e, str) else e.kind,
+            f if isinstance(f, str) else f.kind,
+        )
+        for status, e, f, *_ in leaves
     }
     return {hint for some in found for hint in _hints_of(*some)}
 

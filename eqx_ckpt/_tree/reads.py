@@ -359,5 +359,9 @@ def _with_suggestions(
     names = unmatched or [n for n in manifest.leaves if n not in matches]
     nearest = similar(missing, names)
     for name, others in nearest.items():
-        matches[name] = matches[name]._replace(nearest=others)
+        # Faster than `_replace`, as there may be 100,000.
+        m = matches[name]
+        matches[name] = LeafMatch(
+            m.status, m.expected, m.found, others, m.replicated, m.origin, m.computed
+        )
     return matches

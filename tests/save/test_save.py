@@ -1,6 +1,8 @@
 """Saving: paths, overwriting, metadata, and input that it refuses."""
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -202,4 +204,20 @@ def test_a_write_may_be_short(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda fd, part: write(fd, part[:1000]))
     tree = {"w": jnp.arange(5000.0), "part": np.ones((70, 30))[:, 3:]}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
+
+
+def test_several_threads_wait_for_a_slow_disk(tmp_path, monkeypatch):
+    """Small arrays are written by the calling thread, until it has waited for long."""
+    write, threads = os.write, set()
+
+    def slowly(fd, part):
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+        return write(fd, part)
+
+    monkeypatch.setattr(os, "write", slowly)
+    tree = {str(i): np.full(3, i) for i in range(30)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
+    assert len(threads) > 2
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
