@@ -1,6 +1,7 @@
 """Background saves, whose failures are never lost."""
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -66,7 +67,8 @@ class Saving(Future[None]):
 
     def _thread_main(self) -> None:
         if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
-            os.nice(_NICENESS)  # Threads that this one starts inherit it.
+            with contextlib.suppress(OSError):  # A sandbox may forbid it.
+                os.nice(_NICENESS)  # Threads that this one starts inherit it.
         self._work()
 
     def _work(self) -> None:

@@ -51,7 +51,7 @@ def write_file(path: str, parts: Iterable[memoryview | bytes], how: int) -> byte
     return bytes(part)
 
 
-@dataclass
+@dataclass(eq=False)
 class ChunkFiles(Chunks):
     """Each array is a folder, and each chunk a file in it."""
 
