@@ -24,7 +24,8 @@ from .storage import ArrayWrite, Chunks, Storage
 # What comes around the name of a leaf in a path: `/`, and the name of an attempt.
 _AROUND = 39 + 16
 _MAX_PATH = 4095
-_LARGE = 2**20  # bytes
+# To ask for the write-back of a smaller file costs more than it gains.
+_LARGE = 2**21  # bytes
 # A disk that keeps one thread waiting so long gets several that wait.
 _PATIENCE = 0.1  # seconds
 
