@@ -11,6 +11,8 @@ find = $(shell scripts/find-python $(1))
 install = $(1)/bin/python -m pip install -qq pip==26.3 && $(1)/bin/python -m pip install -qq
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
+# The tests start hundreds of processes: each module is compiled once for all of them.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The first one that is found has .venv; without any, python3 is tried.
 FOUND := $(strip $(foreach version,$(VERSIONS),$(if $(call find,$(version)),$(version))))
