@@ -1,6 +1,7 @@
 """Arrays whose chunks are files, written and read by plain system calls."""
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ _MAX_PATH = 4095
 # To ask for the write-back of a smaller file costs more than it gains.
 _LARGE = 2**21  # bytes
 # A disk that keeps one thread waiting so long gets several that wait.
-_PATIENCE = 0.1  # seconds
+_PATIENCE = 1.0  # seconds
 
 
 def write_file(path: str, parts: Iterable[memoryview | bytes], how: int) -> bytes:
@@ -116,17 +117,20 @@ class ChunkFiles(Chunks):
         return checksums
 
     def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
-        """Make the folder of an array, and its metadata."""
-        path = self.place.spec["path"] + name
-        above = os.path.dirname(path)
+        """Make the folder of an array, and its metadata.
+
+        Never the folder of all arrays: if that is gone, so are some of them.
+        """
+        root = self.place.spec["path"]
         try:
-            if above not in self._folders:
-                os.makedirs(above, exist_ok=True)
-                self._folders.add(above)
-            with contextlib.suppress(FileExistsError):  # By another process of the job.
-                os.mkdir(path)
+            for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
+                if folder not in self._folders:
+                    self._folders.add(folder)
+                    with contextlib.suppress(FileExistsError):  # By another process.
+                        os.mkdir(root + folder)
             if create:
-                write_file(f"{path}/{MANIFEST}", [zarr_json(record[:9])], os.O_EXCL)
+                text = zarr_json(record[:9])
+                write_file(f"{root}{name}/{MANIFEST}", [text], os.O_EXCL)
         except OSError as e:
             raise of_leaf(e, name) from None
 

@@ -1,6 +1,7 @@
 """Saving: paths, overwriting, metadata, and input that it refuses."""
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -213,7 +214,7 @@ def test_several_threads_wait_for_a_slow_disk(tmp_path, monkeypatch):
 
     def slowly(fd, part):
         threads.add(threading.get_ident())
-        time.sleep(0.02)
+        time.sleep(0.05)
         return write(fd, part)
 
     monkeypatch.setattr(os, "write", slowly)
@@ -221,3 +222,14 @@ def test_several_threads_wait_for_a_slow_disk(tmp_path, monkeypatch):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
     assert len(threads) > 2
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
+
+
+def test_a_directory_that_is_removed_meanwhile_is_not_made_again(tmp_path):
+    def remove(*_):
+        for hidden in tmp_path.glob(".new.*.tmp"):
+            shutil.rmtree(hidden)
+
+    tree = {name: np.ones(3) for name in "abc"}
+    with pytest.raises(FileNotFoundError, match="leaf 'b'"):
+        eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, progress=remove)
+    assert not list(tmp_path.iterdir())
