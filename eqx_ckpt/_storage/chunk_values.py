@@ -15,7 +15,7 @@ from .._format.chunks import batches, chunk_keys
 from .._format.leaves import LeafRecord
 from .._format.manifest import MANIFEST, zarr_json
 from .._types import Checksums, Report
-from .chunk_bytes import CHECKSUM_BYTES, Value, Wanted
+from .chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Value, Wanted
 from .chunk_codec import Piece, stored
 from .kvstore import open_kvstore
 from .storage import ArrayWrite, Chunks, KvSpec, Storage
@@ -50,9 +50,6 @@ class Target(abc.ABC):
 
 class ChunkValues(Chunks):
     """Each chunk is a value of its own."""
-
-    # Bytes of requests in flight, and the batches in which they are awaited.
-    batch = (_BATCH, _MAX_REQUESTED // _BATCH)
 
     def __init__(self, place: Storage) -> None:
         self.place = place
@@ -101,14 +98,13 @@ class ChunkValues(Chunks):
             raise
         return checksums
 
-    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Value]]:
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         """Ask for chunks, many at a time."""
         store = open_kvstore(self.spec)
-        size, most = self.batch
         asked: deque[list[tuple[Wanted, Any]]] = deque()
-        for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), size):
+        for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), _BATCH):
             asked.append([(one, store.read(one.chunk.key)) for one in batch])
-            if len(asked) > most:
+            if len(asked) > _MAX_REQUESTED // _BATCH:
                 yield from self._answered(asked.popleft())
         while asked:
             yield from self._answered(asked.popleft())

@@ -10,7 +10,7 @@ from .._errors import CorruptCheckpointError
 from .._format.leaves import LeafRecord
 from .chunk_values import check_limits, ChunkValues, Target
 from .kvstore import open_kvstore, own_context, wait_for
-from .storage import KvSpec, Storage
+from .storage import KvSpec
 
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ _MANIFEST = re.compile(r"(^|/)manifest\.[^/]*$")
 
 class Database(ChunkValues):
     """All chunks are in one database, which the storage holds as a few values."""
-
-    def __init__(self, place: Storage) -> None:
-        super().__init__(place)
-        self.batch = place.database.batch
 
     @property
     def spec(self) -> KvSpec:
@@ -48,7 +44,7 @@ class Database(ChunkValues):
         return _Transactions(self)
 
     def part(self, name: str) -> "Database":
-        return Database(self.place / name)
+        return type(self)(self.place / name)
 
     def merge(self, names: Sequence[str]) -> None:
         import tensorstore as ts

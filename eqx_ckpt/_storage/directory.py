@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
-from .._format.chunks import TARGET_BYTES
 from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.parse import strangers
 from .._types import Checksums, Layout, PathLike
@@ -26,7 +25,7 @@ from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
 from .bucket import Bucket, GoogleBucket, Memory
 from .chunk_files import ChunkFiles
 from .crew import MAX_IN_FLIGHT
-from .database import Database
+from .database_files import DatabaseFiles
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
 from .files import database_problem, list_files, read_file, read_files
@@ -99,13 +98,12 @@ class Directory(Storage):
     always_fits = 2000
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkFiles,
-        "ocdbt": Database,
+        "ocdbt": DatabaseFiles,
     }
     database: ClassVar[DatabaseOptions] = DatabaseOptions(
         read={},
         write={},
         max_transaction=MAX_IN_FLIGHT,
-        batch=(TARGET_BYTES, 1),
         waits=True,
     )
 

@@ -113,15 +113,20 @@ class File:
         os.close(self._fd)
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        left = sum(map(len, buffers))
-        while (count := os.preadv(self._fd, buffers, offset)) < left:
-            offset += count
-            left -= count
-            buffers = rest(buffers, count)
-            if count == 0:
-                raise CorruptCheckpointError(
-                    f"{self._chunk.key} was cut to {offset} bytes while it was read"
-                )
+        fill(self._fd, self._chunk.key, buffers, offset)
+
+
+def fill(fd: int, key: str, buffers: Sequence[memoryview], offset: int) -> None:
+    """Read into all of the buffers, from an offset in a file."""
+    left = sum(map(len, buffers))
+    while (count := os.preadv(fd, buffers, offset)) < left:
+        offset += count
+        left -= count
+        buffers = rest(buffers, count)
+        if count == 0:
+            raise CorruptCheckpointError(
+                f"{key} was cut to {offset} bytes while it was read"
+            )
 
 
 def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:

@@ -64,7 +64,6 @@ class KeyValues(Storage):
             "target_data_file_size": 32 * 2**20,
         },
         max_transaction=256 * 2**20,
-        batch=(32 * 2**20, 8),
         waits=False,
     )
 

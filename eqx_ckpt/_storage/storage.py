@@ -137,14 +137,12 @@ class DatabaseOptions(NamedTuple):
 
     - `read`, `write`: entries of its spec, besides the base.
     - `max_transaction`: bytes that wait in memory for a commit.
-    - `batch`: bytes that are read at a time, and how many such batches are in flight.
     - `waits`: whether to wait for a commit that was aborted.
     """
 
     read: KvSpec
     write: KvSpec
     max_transaction: int
-    batch: tuple[int, int]
     waits: bool
 
 

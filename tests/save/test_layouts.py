@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 import zarr
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._storage.directory import Directory
 from faults import databases, workloads
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same, files_below
@@ -246,3 +248,45 @@ def test_memory_of_a_save(disk: pathlib.Path):
     command = [sys.executable, "-c", _PEAK, str(disk)]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert int(out) < 150
+
+
+def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
+    """It holds all keys, so that each leaf would cost as much as all of them."""
+    dumped = []
+    dump = ts.ocdbt.dump
+    monkeypatch.setattr(
+        ts.ocdbt, "dump", lambda *args, **how: dumped.append(1) or dump(*args, **how)
+    )
+    tree = {f"n{i}": np.full(40, i) for i in range(100)}
+    save(tmp_path / "new", tree, layout="ocdbt")
+    found = {name: array for name, _, array in eqx_ckpt.leaves(tmp_path / "new")}
+    assert_same(found, tree)
+    assert len(dumped) == 2
+
+
+def test_a_database_with_several_levels(tmp_path, monkeypatch):
+    """Its tree has more than one node if there are 100,000 names, or small nodes."""
+    options = {"config": {"max_decoded_node_bytes": 400}}
+    monkeypatch.setattr(
+        Directory, "database", Directory.database._replace(write=options)
+    )
+    path, tree = tmp_path / "new", {f"n{i}": np.full(i % 40, i) for i in range(200)}
+    save(path, tree, layout="ocdbt")
+    assert_same(restore(path, tree), tree)
+    for name in [*tree][::20]:
+        assert_same(restore(path, tree[name], prefix=name), tree[name])
+
+    base = ts.KvStore.open(f"file://{path}/").result()
+    root = ts.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]
+    children = ts.ocdbt.dump(base, root).result()["entries"]
+    *_, name, start, nbytes = children[1]["location"].split(":")
+    file = path / name
+    data = bytearray(file.read_bytes())
+    data[int(start) + int(nbytes) // 2] ^= 1
+    file.write_bytes(data)
+    first = children[1]["key"].split(b"/")[0].decode()
+    with pytest.raises(
+        eqx_ckpt.CorruptCheckpointError, match=f"{first!r}: .*DATA_LOSS"
+    ):
+        restore(path, tree)
+    assert_same(restore(path, tree["n0"], prefix="n0"), tree["n0"])
