@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import gc
 import json
-import mmap
 import os
 import shutil
 import statistics
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .memory import warm_memory
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -307,17 +308,8 @@ def _timed(function: Callable[[], Any]) -> Timed:
 
 
 def _warm_memory(scale: str) -> None:
-    """Touch memory and free it at once, so that a host has it ready.
-
-    A virtual machine gives free memory back to its host after a second or so. To get it
-    anew takes seconds for each GiB, which is the host's time and nobody's merit.
-    """
-    if scale == "small":
-        return
-    with mmap.mmap(-1, _WARM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as m:
-        m.madvise(mmap.MADV_HUGEPAGE)
-        for start in range(0, len(m), mmap.PAGESIZE):
-            m[start] = 1
+    if scale != "small":
+        warm_memory(_WARM_BYTES)
 
 
 def _clocked(function: Callable[[], Any]) -> Timed:

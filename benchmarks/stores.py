@@ -33,6 +33,7 @@ import optax
 from jaxtyping import PyTree
 
 from .measure import _files, _peak, _read_through, _reset_peak, _timed
+from .memory import warm_memory
 from .table import markdown
 from .workloads import check_same, filled, named, nbytes, skeleton, Transformer
 
@@ -374,12 +375,14 @@ def _restore(case: Case, place: Place, server: int) -> Result:
     for file in _files(place.path):
         _read_through(file)
     result: Result = {}
+    warm_memory(nbytes(tree))
     with _watched(server, result, "restore"):
         first = _timed(lambda: way.restore(place, like))
     check_same(named(first.value), named(tree))
     result["restore"] = first.seconds
     if place.endpoint is None:
         del first
+        warm_memory(nbytes(tree))
         later = [_timed(lambda: way.restore(place, like)).seconds for _ in range(2)]
         result["steady"] = statistics.fmean(later)
     return result
