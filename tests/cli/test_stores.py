@@ -1,0 +1,64 @@
+"""Commands on an object store: each takes a URL where it takes a directory."""
+
+import pytest
+
+import eqx_ckpt
+from helpers import assert_same
+
+from .conftest import state
+from .test_writing import arrays
+
+
+pytest.importorskip("typer")
+
+
+@pytest.fixture
+def remote(place):
+    with eqx_ckpt.CheckpointManager(place.url) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step), metadata={"loss": 1 / step})
+    return place.url
+
+
+def test_commands_that_read(remote, ask, data):
+    one, two = f"{remote}/000001", f"{remote}/000002"
+    status, found = data("ls", remote, "--best", "loss")
+    assert status == 0
+    assert [step["step"] for step in found["steps"]] == [1, 2]
+    assert "model/w" in str(data("tree", one))
+    assert "6." in ask("show", one, "model/w")[1]
+    assert ask("stats", one)[0] == 0
+    assert ask("diff", one, one, "--values")[0] == 0
+    assert ask("diff", one, two, "--values")[0] == 1
+    assert ask("verify", remote)[0] == 0
+    assert ask("gc", remote, "--dry-run")[0] == 0
+
+
+def test_to_a_store_and_back(remote, tmp_path, ask):
+    there = f"{remote}-copy"
+    assert ask("copy", f"{remote}/000002", tmp_path / "here")[0] == 0
+    assert ask("copy", tmp_path / "here", there, "--compression", "zstd")[0] == 0
+    assert ask("convert", there, tmp_path / "m.npz")[0] == 0
+    other = f"{remote}-other"
+    assert ask("convert", tmp_path / "m.npz", other, "--to", "checkpoint")[0] == 0
+    assert_same(arrays(there), arrays(f"{remote}/000002"))
+    assert_same(arrays(other), arrays(tmp_path / "m.npz"))
+
+
+def test_a_report(remote, tmp_path, ask):
+    pytest.importorskip("plotly")
+    assert ask("report", remote, "-o", tmp_path / "page.html")[0] == 0
+    assert "model/w" in (tmp_path / "page.html").read_text()
+
+
+def test_removing_a_step(remote, ask):
+    assert ask("rm", remote, "1")[0] == 0
+    assert ask("tree", f"{remote}/000001")[0] == 2
+    assert ask("verify", remote)[0] == 0
+
+
+def test_no_bucket(place, ask):
+    scheme = place.url.partition(":")[0]
+    status, text = ask("ls", f"{scheme}://no-such-bucket/run")
+    assert status == 2
+    assert "no such bucket" in text
