@@ -1,9 +1,15 @@
 import importlib.util
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from unittest import mock
+
+
+# Tests compile thousands of programs, and run each of them once or twice: so compile
+# quickly, also in processes that they start. JAX looks at this when it is imported.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 import equinox  # noqa: F401
 import hypothesis

@@ -23,7 +23,7 @@ from eqx_ckpt import interop
 from .mutations import check, mutated
 
 
-CKPT = "memory://round-trips"
+CKPT = "memory://interop"
 DTYPES = [
     np.dtype(name)
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
