@@ -31,15 +31,12 @@ LENGTH = ("--steps", STEPS, "--save-every", SAVE_EVERY)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiles_soon(tmp_path_factory):
-    """These tests take longer to compile than to compute: compile quickly, and once."""
-    jax.config.update("jax_disable_most_optimizations", True)
+def compiles_once(tmp_path_factory):
+    """These tests take longer to compile than to compute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         for name, value in keep_compiled(tmp_path_factory.mktemp("compiled")).items():
             patch.setenv(name, value)
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def content(url: str) -> dict[str, bytes | None]:
     }
 
 
-@at("disk ocdbt", slow=("s3 zarr", "s3 ocdbt", "gcs zarr", "gcs ocdbt"))
+@at("disk ocdbt", slow=("s3 zarr", "gcs ocdbt"))
 def test_restored_by_any_processes(where: Where) -> None:
     two = f"{where.url}/two"
     where.run(2, 4, common.save_and_restore, two, where.layout)
@@ -72,7 +72,7 @@ def test_restored_by_any_processes(where: Where) -> None:
     where.run(1, 1, common.restore_on_one_device, two)
 
 
-@at("s3 zarr", "s3 ocdbt", "disk ocdbt")
+@at("s3 ocdbt", "disk ocdbt")
 def test_saved_by_four_processes(where: Where) -> None:
     four = f"{where.url}/four"
     where.run(4, 2, common.save, four, False, where.layout)
@@ -105,7 +105,7 @@ def test_each_has_a_database_of_its_own(where: Where) -> None:
     assert nbytes / 2.2 < min(shares[:2]) <= max(shares[:2]) < nbytes / 1.8
 
 
-@at("s3 zarr", "s3 ocdbt", "gcs zarr", "disk ocdbt")
+@at("s3 ocdbt", "gcs zarr", "disk ocdbt")
 def test_a_run(where: Where) -> None:
     first, second = where.run(2, 4, programs.train, where.url, where.layout)
     for seen in (first, second):
@@ -137,7 +137,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
     eqx_ckpt.verify(path)
 
 
-@at("disk ocdbt", slow=("s3 ocdbt", "s3 zarr"))
+@at("disk ocdbt", slow=("s3 zarr",))
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(where: Where, who: int) -> None:
     """The older step is whole, no half of the new one is seen, and the run goes on."""
