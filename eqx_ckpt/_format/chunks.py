@@ -28,7 +28,7 @@ def start_of(region: Region) -> Start:
 
 
 def shape_of(region: Region) -> tuple[int, ...]:
-    return tuple(span.stop - span.start for span in region)
+    return tuple([span.stop - span.start for span in region])
 
 
 def distinct_regions(
@@ -205,11 +205,12 @@ def batches(
     batch: list[_T] = []
     total = 0
     for item in items:
-        if batch and total + nbytes(item) > limit:
+        size = nbytes(item)
+        if batch and total + size > limit:
             yield batch
             batch, total = [], 0
         batch.append(item)
-        total += nbytes(item)
+        total += size
         if total >= limit:
             yield batch
             batch, total = [], 0

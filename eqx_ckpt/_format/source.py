@@ -1,6 +1,7 @@
 """A source: named records, and their data, region by region."""
 
 import abc
+import functools as ft
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TYPE_CHECKING
@@ -180,9 +181,11 @@ def _check(
         raise CheckpointError(
             f"{source} returned {len(arrays)} arrays for {len(reads)} regions."
         )
+    # NumPy puts a name together each time.
+    name_of = ft.cache(lambda dtype: dtype.name)
     for (name, record, region), array in zip(reads, arrays, strict=True):
         shape = shape_of(region)
-        if array.shape != shape or array.dtype.name != record.data_type:
+        if array.shape != shape or name_of(array.dtype) != record.data_type:
             raise CheckpointError(
                 f"{source} returned {array.dtype}{list(array.shape)} for a region of "
                 f"leaf {name!r} that is {record.data_type}{list(shape)}."

@@ -168,10 +168,10 @@ class _Reader:
 
     def skip(self, nbytes: int) -> None:
         """Read what no array wants."""
-        spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
-        while nbytes:
-            self.read(spare[:nbytes])
-            nbytes -= len(spare[:nbytes])
+        if nbytes:
+            spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
+            for start in range(0, nbytes, _PIECE_BYTES):
+                self.read(spare[: nbytes - start])
 
     def compare(self) -> bytes:
         """Compare the checksum with those at the chunk's end and in the manifest.

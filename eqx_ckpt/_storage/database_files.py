@@ -137,10 +137,10 @@ class _DataFile:
 
     @classmethod
     def open(cls, path: str, name: str) -> "_DataFile":
-        fd = open_file(path, name)
-        if fd is None:
+        opened = open_file(path, name)
+        if opened is None:
             raise CorruptCheckpointError(f"{name} is missing")
-        return cls(name, fd, os.fstat(fd).st_size)
+        return cls(name, *opened)
 
     def __del__(self) -> None:
         os.close(self.fd)

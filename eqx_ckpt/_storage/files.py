@@ -18,8 +18,11 @@ _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
 _MAX_MANIFEST = 2**20
 
 
-def open_file(path: str, key: str) -> int | None:
-    """Open a file of a checkpoint; never a link out of it, nor a pipe that blocks."""
+def open_file(path: str, key: str) -> tuple[int, int] | None:
+    """Open a file of a checkpoint; never a link out of it, nor a pipe that blocks.
+
+    Return its descriptor, and its size in bytes; `None` if there is no such file.
+    """
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path + key, flags)
@@ -29,18 +32,19 @@ def open_file(path: str, key: str) -> int | None:
         if e.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise CorruptCheckpointError(f"{key} is a link or a socket") from None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode):
+        return fd, found.st_size
     os.close(fd)
     raise CorruptCheckpointError(f"{key} is not a file")
 
 
 def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
     """The content of a file, or its first `most` bytes; `None` if there is none."""
-    fd = open_file(path, key)
-    if fd is None:
+    opened = open_file(path, key)
+    if opened is None:
         return None
-    with open(fd, "rb") as f:
+    with open(opened[0], "rb") as f:
         return f.read(most)
 
 
@@ -104,10 +108,10 @@ class File:
     def __enter__(self) -> None:
         key = self._chunk.key
         self._folders.check(key)
-        fd = open_file(self._path, key)
-        if fd is None:
+        opened = open_file(self._path, key)
+        if opened is None:
             raise CorruptCheckpointError(f"{key} is missing")
-        self._fd, self.nbytes = fd, os.fstat(fd).st_size
+        self._fd, self.nbytes = opened
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
