@@ -20,10 +20,21 @@ from .kvstore import open_kvstore, own_context
 from .storage import Storage
 
 
-# Of a node of the tree or of a value: its file, its offset, its number of bytes.
+# Where a value is, such as `value:p0/:d/6f...e1:0:812`, or a node: its kind, the folder
+# and the file in it, its offset, and its number of bytes.
 _LOCATION = re.compile(r"\w+:((?:p\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII)
-# A value, its location, or why it cannot be read.
-_Entry: TypeAlias = bytes | str | CorruptCheckpointError
+# Files that are open at a time, besides those of pending values.
+_MOST_OPEN = 16
+
+
+class _Problem(NamedTuple):
+    """Why a value cannot be read."""
+
+    text: str
+
+
+# A value, its location, or the problem with it.
+_Entry: TypeAlias = bytes | str | _Problem
 
 
 class DatabaseFiles(Database):
@@ -36,13 +47,15 @@ class DatabaseFiles(Database):
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         by_key = {one.chunk.key.encode(): one for one in wanted}
         entries = self._tree.look_up(by_key)
-        opened = ft.cache(ft.partial(_DataFile.open, self.place.spec["path"]))
+        path = self.place.spec["path"]
+        opened = ft.lru_cache(_MOST_OPEN)(ft.partial(_DataFile.open, path))
         for key, one in by_key.items():
-            missing = CorruptCheckpointError(f"{one.chunk.key} is missing")
+            missing = _Problem(f"{one.chunk.key} is missing")
             try:
                 source = _source(entries.get(key, missing), opened)
             except CorruptCheckpointError as e:
-                source = Value(e)
+                # Its traceback would keep files open.
+                source = Value(e.with_traceback(None))
             except OSError as e:
                 raise of_leaf(e, one.chunk.name) from None
             yield one, source
@@ -51,7 +64,8 @@ class DatabaseFiles(Database):
 class _Tree:
     """The tree of keys of a database, in the format of its TensorStore driver.
 
-    A node is read once: it holds thousands of keys, which may be asked for one by one.
+    A node with values is read once: it holds thousands of keys, which may be asked for
+    one by one.
 
     https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
     """
@@ -69,9 +83,9 @@ class _Tree:
 
     def _below_root(self, keys: Sequence[bytes]) -> Iterable[tuple[bytes, _Entry]]:
         try:
-            version = self._dump()["versions"][-1]
+            version = self._dump("manifest.ocdbt")["versions"][-1]
         except CorruptCheckpointError as e:
-            return dict.fromkeys(keys, e).items()
+            return dict.fromkeys(keys, _Problem(str(e))).items()
         root, height = version["root"].get("location"), version["root_height"]
         return [] if root is None else self._below(root, height, b"", keys)
 
@@ -81,7 +95,7 @@ class _Tree:
         try:
             node = self._node(location, height)
         except CorruptCheckpointError as e:
-            yield from dict.fromkeys(keys, e).items()
+            yield from dict.fromkeys(keys, _Problem(str(e))).items()
             return
         if height == 0:
             for entry in node:
@@ -99,19 +113,19 @@ class _Tree:
 
     def _node(self, location: str, height: int) -> list[dict[str, Any]]:
         """The entries of a node."""
-        _parsed(location)
-        node = self._dump(location)
+        # TensorStore would follow any path.
+        node = self._dump(_parsed(location).file, location)
         if node["height"] != height:
             raise CorruptCheckpointError(f"{location} of the database is damaged")
         return node["entries"]
 
-    def _dump(self, location: str | None = None) -> dict[str, Any]:
-        """A node, or the manifest, which lists the versions."""
+    def _dump(self, file: str, location: str | None = None) -> dict[str, Any]:
+        """A node in a file, or the manifest, which lists the versions."""
         import tensorstore as ts
 
         base, context = open_kvstore(self._place.spec), own_context()
         dumping = ts.ocdbt.dump(base, location, context=context)
-        return self._place.wait_for(dumping, location or "")
+        return self._place.wait_for(dumping, file)
 
 
 class _Location(NamedTuple):
@@ -129,7 +143,7 @@ def _parsed(text: str) -> _Location:
 
 @dataclass(eq=False)
 class _DataFile:
-    """A file with many values, open as long as one of them may be read."""
+    """A file with many values, open as long as somebody holds it."""
 
     name: str
     fd: int
@@ -147,7 +161,9 @@ class _DataFile:
 
 
 def _source(entry: _Entry, opened: Callable[[str], _DataFile]) -> ChunkBytes:
-    if not isinstance(entry, str):
+    if isinstance(entry, _Problem):
+        raise CorruptCheckpointError(entry.text)
+    if isinstance(entry, bytes):
         return Value(entry)
     name, start, nbytes = _parsed(entry)
     file = opened(name)

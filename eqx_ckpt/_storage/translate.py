@@ -30,7 +30,7 @@ def translated(error: Exception, name: str) -> Exception:
     text = censored(_DETAILS.sub("", whole))
     if code := re.search(r"\[os_error_code='(\d+)'", whole):
         number = int(code[1])
-        return OSError(number, f"{os.strerror(number)} (leaf {name!r}: {text})")
+        return OSError(number, f"{os.strerror(number)} ({name!r}: {text})")
     if text.startswith("DATA_LOSS"):
         return CorruptCheckpointError(text)
     if "bucket does not exist" in text or "NoSuchBucket" in text:

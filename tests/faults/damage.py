@@ -31,7 +31,7 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def report(path: pathlib.Path) -> str:
+def report(path: pathlib.Path | str) -> str:
     """What `verify` says; a restore is refused too, or it is exact: never silent."""
     try:
         restored = eqx_ckpt.tree_deserialise_leaves(path, every_kind(0))

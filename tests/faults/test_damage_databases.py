@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.directory import Directory
+from eqx_ckpt._storage.bucket import Memory
+from eqx_ckpt._storage.directory import Directory, locate
 from faults import workloads
 from faults.damage import damaged, files, report, swap
 from faults.workloads import every_kind
@@ -57,7 +58,6 @@ def test_damage_of_old_versions_is_never_restored(of_many_files: pathlib.Path) -
 
 
 def test_a_lost_data_file_is_not_an_empty_array(of_many_files: pathlib.Path) -> None:
-    """TensorStore reads a value whose file is gone as one of no bytes."""
     named: set[str] = set()
     for file in _database(of_many_files):
         data = file.read_bytes()
@@ -67,6 +67,25 @@ def test_a_lost_data_file_is_not_an_empty_array(of_many_files: pathlib.Path) -> 
         file.write_bytes(data)
     assert named == {*ARRAYS}
     assert report(of_many_files) == ""
+
+
+def test_a_lost_object_is_not_an_empty_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorStore reads a value whose object is gone as one of no bytes."""
+    options = Memory.database._replace(max_transaction=300)
+    monkeypatch.setattr(Memory, "database", options)
+    url = "memory://lost-objects"
+    with workloads.small_chunks(32):
+        eqx_ckpt.tree_serialise_leaves(url, every_kind(1), layout="ocdbt")
+    place = locate(url)
+    named: set[str] = set()
+    for key in [key for key in place.list_keys() if "/d/" in key]:
+        data = place.read(key)
+        place.delete([key])
+        found = report(url)
+        named |= {name for name in ARRAYS if f"'{name}'" in found}
+        place.write(key, data)
+    assert named == {*ARRAYS}
+    assert report(url) == ""
 
 
 @pytest.mark.parametrize("name", ["manifest.ocdbt", "d"])

@@ -45,7 +45,6 @@ def _update(model: Any, opt_state: Any, x: Any, y: Any) -> Any:
 
 def _train(directory: str, out: int) -> None:
     """Train to the end, from where the run is; write what happens, line by line."""
-    jax.config.update("jax_disable_most_optimizations", True)  # compiles soon
     inputs = np.random.default_rng(0).standard_normal((STEPS, 8, 4), np.float32)
     manager = None
     if directory:

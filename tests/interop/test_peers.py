@@ -109,19 +109,20 @@ def test_flax_restores_numpy_arrays_from_sharded_ones(sharding):
     assert np.array_equal(found["w"], like["w"])
 
 
-def test_flax_saves_texts_and_types_that_are_registered():
+def test_flax_saves_texts_numbers_and_types_that_are_registered():
     class Words:
         def __init__(self, text):
             self.text = text
 
-    tree = {"text": "hi", "words": Words("a b")}
+    tree = {"text": "hi", "number": 3, "words": Words("a b")}
     with pytest.raises(TypeError, match="Words"):
         flax.to_bytes(tree)
     flax.register_serialization_state(
         Words, lambda x: {"text": x.text}, lambda x, state: Words(state["text"])
     )
-    found = flax.from_bytes({"text": "", "words": Words("")}, flax.to_bytes(tree))
-    assert (found["text"], found["words"].text) == ("hi", "a b")
+    like = {"text": "", "number": 0, "words": Words("")}
+    found = flax.from_bytes(like, flax.to_bytes(tree))
+    assert (found["text"], found["number"], found["words"].text) == ("hi", 3, "a b")
 
 
 def test_flax_and_safetensors_restore_dictionaries_to_rename_and_stack(tmp_path):

@@ -1,6 +1,7 @@
 """Arrays in a database, or compressed: a restore says and shows nothing of it."""
 
 import itertools
+import os
 import pathlib
 import subprocess
 import sys
@@ -252,6 +253,7 @@ def test_memory_of_a_save(disk: pathlib.Path):
 
 def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
     """It holds all keys, so that each leaf would cost as much as all of them."""
+    monkeypatch.setattr("eqx_ckpt._inspect._WINDOW", 1)
     dumped = []
     dump = ts.ocdbt.dump
     monkeypatch.setattr(
@@ -262,6 +264,37 @@ def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
     found = {name: array for name, _, array in eqx_ckpt.leaves(tmp_path / "new")}
     assert_same(found, tree)
     assert len(dumped) == 2
+
+
+def test_few_files_of_a_database_are_open(tmp_path, monkeypatch):
+    """A large database has more than a process may open."""
+    options = Directory.database._replace(max_transaction=2000)
+    monkeypatch.setattr(Directory, "database", options)
+    path, tree = tmp_path / "new", {f"n{i}": np.full(200, i) for i in range(100)}
+    save(path, tree, layout="ocdbt")
+    assert len([*(path / "d").iterdir()]) > 50
+    preadv, counts = os.preadv, []
+
+    def counted(*args):
+        counts.append(len(os.listdir("/proc/self/fd")))
+        return preadv(*args)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert_same(restore(path, tree), tree)
+    assert len(counts) == 100
+    assert max(counts) - counts[0] < 30
+
+
+def test_a_value_in_a_foreign_file_is_refused(tmp_path, monkeypatch):
+    """TensorStore would follow a location to wherever it leads."""
+    options = Directory.database._replace(write={"value_data_prefix": "elsewhere/"})
+    monkeypatch.setattr(Directory, "database", options)
+    path, tree = tmp_path / "new", {"w": np.arange(1000.0)}
+    save(path, tree, layout="ocdbt")
+    with pytest.raises(
+        eqx_ckpt.CorruptCheckpointError, match="'w': .* is not a place in this database"
+    ):
+        restore(path, tree)
 
 
 def test_a_database_with_several_levels(tmp_path, monkeypatch):
