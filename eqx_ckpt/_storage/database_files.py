@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .._errors import CorruptCheckpointError
 from .chunk_bytes import ChunkBytes, Value, Wanted
 from .database import Database
-from .files import fill, of_leaf, open_file
+from .files import fill, open_file
 from .kvstore import open_kvstore, own_context
 from .storage import Storage
 
@@ -23,7 +23,7 @@ from .storage import Storage
 # Where a value is, such as `value:p0/:d/6f...e1:0:812`, or a node: its kind, the folder
 # and the file in it, its offset, and its number of bytes.
 _LOCATION = re.compile(r"\w+:((?:p\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII)
-# Files that are open at a time, besides those of pending values.
+# Files that are open at a time, besides those that threads are reading.
 _MOST_OPEN = 16
 
 
@@ -51,14 +51,7 @@ class DatabaseFiles(Database):
         opened = ft.lru_cache(_MOST_OPEN)(ft.partial(_DataFile.open, path))
         for key, one in by_key.items():
             missing = _Problem(f"{one.chunk.key} is missing")
-            try:
-                source = _source(entries.get(key, missing), opened)
-            except CorruptCheckpointError as e:
-                # Its traceback would keep files open.
-                source = Value(e.with_traceback(None))
-            except OSError as e:
-                raise of_leaf(e, one.chunk.name) from None
-            yield one, source
+            yield one, _source(entries.get(key, missing), opened)
 
 
 class _Tree:
@@ -162,27 +155,30 @@ class _DataFile:
 
 def _source(entry: _Entry, opened: Callable[[str], _DataFile]) -> ChunkBytes:
     if isinstance(entry, _Problem):
-        raise CorruptCheckpointError(entry.text)
-    if isinstance(entry, bytes):
-        return Value(entry)
-    name, start, nbytes = _parsed(entry)
-    file = opened(name)
-    if start + nbytes > file.nbytes:
-        raise CorruptCheckpointError(
-            f"{name} has {file.nbytes} bytes, but a value that ends at {start + nbytes}"
-        )
-    return _ValueInFile(file, start, nbytes)
+        return Value(CorruptCheckpointError(entry.text))
+    return Value(entry) if isinstance(entry, bytes) else _ValueInFile(entry, opened)
 
 
-@dataclass(eq=False)
 class _ValueInFile:
-    file: _DataFile
-    start: int
-    nbytes: int
+    """A value in a file; a context in which the file is open."""
 
-    def __enter__(self) -> None: ...
+    def __init__(self, location: str, opened: Callable[[str], _DataFile]) -> None:
+        self._location = location
+        self._opened = opened
+        self.nbytes = 0
 
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> None:
+        name, self._start, nbytes = _parsed(self._location)
+        self._file = file = self._opened(name)
+        end = self._start + nbytes
+        if end > file.nbytes:
+            raise CorruptCheckpointError(
+                f"{name} has {file.nbytes} bytes, but a value that ends at {end}"
+            )
+        self.nbytes = nbytes
+
+    def __exit__(self, *_: object) -> None:
+        del self._file
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        fill(self.file.fd, self.file.name, buffers, self.start + offset)
+        fill(self._file.fd, self._file.name, buffers, self._start + offset)
