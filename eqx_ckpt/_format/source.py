@@ -168,6 +168,8 @@ def read_regions(
     damage: dict[str, str] = {}
     # NumPy returns a scalar, not an array, for a region of an array without axes.
     arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
+    if damage:
+        arrays.clear()  # Who keeps the error would keep them.
     raise_damage(damage, source)
     _check(source, reads, arrays)
     return arrays

@@ -89,16 +89,25 @@ class ChunkBytes(Protocol):
         ...
 
 
+class Problem(NamedTuple):
+    """Why a chunk cannot be read.
+
+    It is kept as text: an exception would keep all that it went through.
+    """
+
+    text: str
+
+
 class Value:
     """A chunk in memory, or the problem with it."""
 
-    def __init__(self, found: bytes | CorruptCheckpointError) -> None:
+    def __init__(self, found: bytes | Problem) -> None:
         self._found = found
         self.nbytes = 0
 
     def __enter__(self) -> None:
-        if isinstance(self._found, CorruptCheckpointError):
-            raise self._found
+        if isinstance(self._found, Problem):
+            raise CorruptCheckpointError(self._found.text)
         self._value = memoryview(self._found)
         self.nbytes = len(self._found)
 

@@ -15,7 +15,7 @@ from .._format.chunks import batches, chunk_keys
 from .._format.leaves import LeafRecord
 from .._format.manifest import MANIFEST, zarr_json
 from .._types import Checksums, Report
-from .chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Value, Wanted
+from .chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
 from .chunk_codec import Piece, stored
 from .kvstore import open_kvstore
 from .storage import ArrayWrite, Chunks, KvSpec, Storage
@@ -117,9 +117,9 @@ class ChunkValues(Chunks):
             try:
                 # A lost value is empty in a database, and missing in other stores.
                 value = self.place.wait_for(future, key).value
-                yield one, Value(value or CorruptCheckpointError(f"{key} is missing"))
+                yield one, Value(value or Problem(f"{key} is missing"))
             except CorruptCheckpointError as e:
-                yield one, Value(e)
+                yield one, Value(Problem(str(e)))
 
     def read_all(
         self, keys: Sequence[str]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import CorruptCheckpointError
-from .chunk_bytes import ChunkBytes, Value, Wanted
+from .chunk_bytes import ChunkBytes, Problem, Value, Wanted
 from .database import Database
 from .files import fill, open_file
 from .kvstore import open_kvstore, own_context
@@ -27,14 +27,8 @@ _LOCATION = re.compile(r"\w+:((?:p\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCI
 _MOST_OPEN = 16
 
 
-class _Problem(NamedTuple):
-    """Why a value cannot be read."""
-
-    text: str
-
-
 # A value, its location, or the problem with it.
-_Entry: TypeAlias = bytes | str | _Problem
+_Entry: TypeAlias = bytes | str | Problem
 
 
 class DatabaseFiles(Database):
@@ -50,7 +44,7 @@ class DatabaseFiles(Database):
         path = self.place.spec["path"]
         opened = ft.lru_cache(_MOST_OPEN)(ft.partial(_DataFile.open, path))
         for key, one in by_key.items():
-            missing = _Problem(f"{one.chunk.key} is missing")
+            missing = Problem(f"{one.chunk.key} is missing")
             yield one, _source(entries.get(key, missing), opened)
 
 
@@ -78,7 +72,7 @@ class _Tree:
         try:
             version = self._dump("manifest.ocdbt")["versions"][-1]
         except CorruptCheckpointError as e:
-            return dict.fromkeys(keys, _Problem(str(e))).items()
+            return dict.fromkeys(keys, Problem(str(e))).items()
         root, height = version["root"].get("location"), version["root_height"]
         return [] if root is None else self._below(root, height, b"", keys)
 
@@ -88,7 +82,7 @@ class _Tree:
         try:
             node = self._node(location, height)
         except CorruptCheckpointError as e:
-            yield from dict.fromkeys(keys, _Problem(str(e))).items()
+            yield from dict.fromkeys(keys, Problem(str(e))).items()
             return
         if height == 0:
             for entry in node:
@@ -154,9 +148,7 @@ class _DataFile:
 
 
 def _source(entry: _Entry, opened: Callable[[str], _DataFile]) -> ChunkBytes:
-    if isinstance(entry, _Problem):
-        return Value(CorruptCheckpointError(entry.text))
-    return Value(entry) if isinstance(entry, bytes) else _ValueInFile(entry, opened)
+    return _ValueInFile(entry, opened) if isinstance(entry, str) else Value(entry)
 
 
 class _ValueInFile:

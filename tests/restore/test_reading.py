@@ -1,8 +1,10 @@
 """Chunks are read into place: in pieces, from any region, over a disk that fails."""
 
 import errno
+import gc
 import itertools
 import os
+import tracemalloc
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import eqx_ckpt
 from eqx_ckpt._format import chunks
 from eqx_ckpt._storage import chunk_reads
+from eqx_ckpt._storage.directory import locate
 from faults.workloads import small_chunks
 from helpers import assert_same
 
@@ -201,3 +204,21 @@ def test_compressed_chunks_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
     assert sum(decoded) == 16
     assert max(decoded) <= 3
+
+
+def test_nothing_stays_of_a_restore_that_failed():
+    """Who keeps the error, as a notebook does, does not keep the arrays."""
+    url, tree = "memory://failed", {"large": np.ones(2**17), "lost": np.ones(3)}
+    eqx_ckpt.tree_serialise_leaves(url, tree)
+    place = locate(url)
+    place.delete([key for key in place.list_keys() if key.endswith("/lost/c.0")])
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'lost'"):
+            eqx_ckpt.tree_deserialise_leaves(url, tree)
+        assert tracemalloc.get_traced_memory()[0] < 2**19
+    finally:
+        tracemalloc.stop()
+        gc.enable()
