@@ -358,6 +358,7 @@ def _save(case: Case, place: Place, server: int) -> Result:
     way, tree = _WAYS[case.way](), _TREES[case.tree]()
     result: Result = case._asdict() | {"nbytes": nbytes(tree)}
     os.sync()
+    warm_memory(nbytes(tree))
     with _watched(server, result, "save"):
         result["save"] = _timed(lambda: way.save(place, tree)).seconds
     files = _files(place.path)
