@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .._errors import CorruptCheckpointError
 from .chunk_bytes import ChunkBytes, Problem, Value, Wanted
 from .database import Database
-from .files import fill, open_file
+from .files import fill, open_existing
 from .kvstore import open_kvstore, own_context
 from .storage import Storage
 
@@ -25,8 +25,6 @@ from .storage import Storage
 _LOCATION = re.compile(r"\w+:((?:p\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII)
 # Files that are open at a time, besides those that threads are reading.
 _MOST_OPEN = 16
-
-
 # A value, its location, or the problem with it.
 _Entry: TypeAlias = bytes | str | Problem
 
@@ -44,8 +42,9 @@ class DatabaseFiles(Database):
         path = self.place.spec["path"]
         opened = ft.lru_cache(_MOST_OPEN)(ft.partial(_DataFile.open, path))
         for key, one in by_key.items():
-            missing = Problem(f"{one.chunk.key} is missing")
-            yield one, _source(entries.get(key, missing), opened)
+            entry = entries.get(key, Problem(f"{one.chunk.key} is missing"))
+            is_in_file = isinstance(entry, str)
+            yield one, _ValueInFile(entry, opened) if is_in_file else Value(entry)
 
 
 class _Tree:
@@ -138,17 +137,10 @@ class _DataFile:
 
     @classmethod
     def open(cls, path: str, name: str) -> "_DataFile":
-        opened = open_file(path, name)
-        if opened is None:
-            raise CorruptCheckpointError(f"{name} is missing")
-        return cls(name, *opened)
+        return cls(name, *open_existing(path, name))
 
     def __del__(self) -> None:
         os.close(self.fd)
-
-
-def _source(entry: _Entry, opened: Callable[[str], _DataFile]) -> ChunkBytes:
-    return _ValueInFile(entry, opened) if isinstance(entry, str) else Value(entry)
 
 
 class _ValueInFile:

@@ -39,6 +39,14 @@ def open_file(path: str, key: str) -> tuple[int, int] | None:
     raise CorruptCheckpointError(f"{key} is not a file")
 
 
+def open_existing(path: str, key: str) -> tuple[int, int]:
+    """Like `open_file`, for a file that has to be there."""
+    opened = open_file(path, key)
+    if opened is None:
+        raise CorruptCheckpointError(f"{key} is missing")
+    return opened
+
+
 def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
     """The content of a file, or its first `most` bytes; `None` if there is none."""
     opened = open_file(path, key)
@@ -108,10 +116,7 @@ class File:
     def __enter__(self) -> None:
         key = self._chunk.key
         self._folders.check(key)
-        opened = open_file(self._path, key)
-        if opened is None:
-            raise CorruptCheckpointError(f"{key} is missing")
-        self._fd, self.nbytes = opened
+        self._fd, self.nbytes = open_existing(self._path, key)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)

@@ -3,7 +3,7 @@
 import pathlib
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -18,6 +18,10 @@ from eqx_ckpt._transfer import staging
 from . import readers
 from .manifests import edited
 from .workloads import small_chunks, tree
+
+
+if TYPE_CHECKING:
+    import pytest
 
 
 _RLE = 1
@@ -43,6 +47,13 @@ def _opened(path: pathlib.Path, **config: Any) -> ts.KvStore:
     return ts.KvStore.open(
         {"driver": "ocdbt", "base": base, "config": config}, context=ts.Context()
     ).result()
+
+
+def set_options(
+    monkeypatch: "pytest.MonkeyPatch", storage: Any, **options: Any
+) -> None:
+    """Change how databases are kept in a kind of storage."""
+    monkeypatch.setattr(storage, "database", storage.database._replace(**options))
 
 
 def inflate(path: pathlib.Path) -> None:

@@ -10,13 +10,14 @@ from eqx_ckpt._storage.bucket import Memory
 from eqx_ckpt._storage.directory import Directory, locate
 from faults import workloads
 from faults.damage import damaged, files, report, swap
+from faults.databases import set_options
 from faults.workloads import every_kind
 
 
 ARRAYS = [name for name, leaf in every_kind(1).items() if hasattr(leaf, "dtype")]
 
 
-def _save(path: pathlib.Path, seed: int) -> None:
+def _save(path: pathlib.Path | str, seed: int) -> None:
     with workloads.small_chunks(32):
         eqx_ckpt.tree_serialise_leaves(path, every_kind(seed), layout="ocdbt")
 
@@ -31,8 +32,7 @@ def path(disk: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def of_many_files(disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A database that several transactions have written."""
-    options = Directory.database._replace(max_transaction=300)
-    monkeypatch.setattr(Directory, "database", options)
+    set_options(monkeypatch, Directory, max_transaction=300)
     _save(disk / "new", 1)
     return disk / "new"
 
@@ -71,11 +71,9 @@ def test_a_lost_data_file_is_not_an_empty_array(of_many_files: pathlib.Path) -> 
 
 def test_a_lost_object_is_not_an_empty_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorStore reads a value whose object is gone as one of no bytes."""
-    options = Memory.database._replace(max_transaction=300)
-    monkeypatch.setattr(Memory, "database", options)
+    set_options(monkeypatch, Memory, max_transaction=300)
     url = "memory://lost-objects"
-    with workloads.small_chunks(32):
-        eqx_ckpt.tree_serialise_leaves(url, every_kind(1), layout="ocdbt")
+    _save(url, 1)
     place = locate(url)
     named: set[str] = set()
     for key in [key for key in place.list_keys() if "/d/" in key]:

@@ -269,8 +269,7 @@ def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
 
 def test_few_files_of_a_database_are_open(tmp_path, monkeypatch):
     """A large database has more than a process may open."""
-    options = Directory.database._replace(max_transaction=2000)
-    monkeypatch.setattr(Directory, "database", options)
+    databases.set_options(monkeypatch, Directory, max_transaction=2000)
     path, tree = tmp_path / "new", {f"n{i}": np.full(200, i) for i in range(100)}
     save(path, tree, layout="ocdbt")
     assert len([*(path / "d").iterdir()]) > 50
@@ -292,8 +291,8 @@ def test_few_files_of_a_database_are_open(tmp_path, monkeypatch):
 
 def test_a_value_in_a_foreign_file_is_refused(tmp_path, monkeypatch):
     """TensorStore would follow a location to wherever it leads."""
-    options = Directory.database._replace(write={"value_data_prefix": "elsewhere/"})
-    monkeypatch.setattr(Directory, "database", options)
+    write = {"value_data_prefix": "elsewhere/"}
+    databases.set_options(monkeypatch, Directory, write=write)
     path, tree = tmp_path / "new", {"w": np.arange(1000.0)}
     save(path, tree, layout="ocdbt")
     with pytest.raises(
@@ -304,10 +303,8 @@ def test_a_value_in_a_foreign_file_is_refused(tmp_path, monkeypatch):
 
 def test_a_database_with_several_levels(tmp_path, monkeypatch):
     """Its tree has more than one node if there are 100,000 names, or small nodes."""
-    options = {"config": {"max_decoded_node_bytes": 400}}
-    monkeypatch.setattr(
-        Directory, "database", Directory.database._replace(write=options)
-    )
+    write = {"config": {"max_decoded_node_bytes": 400}}
+    databases.set_options(monkeypatch, Directory, write=write)
     path, tree = tmp_path / "new", {f"n{i}": np.full(i % 40, i) for i in range(200)}
     save(path, tree, layout="ocdbt")
     assert_same(restore(path, tree), tree)

@@ -25,6 +25,7 @@ from eqx_ckpt import Store
 from eqx_ckpt._storage import bucket_attempt, heartbeat, kvstore
 from eqx_ckpt._storage.directory import locate
 from eqx_ckpt._storage.key_values import KeyValues
+from faults.databases import set_options
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below
 from stores import proxy
@@ -98,8 +99,7 @@ def test_in_the_background(place):
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_every_manifest_of_a_database_is_verified(tmp_path, monkeypatch, on_disk):
-    options = KeyValues.database._replace(max_transaction=2**12)
-    monkeypatch.setattr(KeyValues, "database", options)
+    set_options(monkeypatch, KeyValues, max_transaction=2**12)
     url = str(tmp_path / "new") if on_disk else f"memory://{uuid.uuid4().hex}"
     state = {f"{i}": np.full(2000, i) for i in range(3)}
     eqx_ckpt.tree_serialise_leaves(url, state, layout="ocdbt")
