@@ -7,6 +7,7 @@ has no public API, so this is the only file that uses the private one.
 import functools as ft
 import json
 import logging
+import time
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from .._errors import CheckpointError
 
 
 logger = logging.getLogger("eqx_ckpt")
+
+# Seconds in which `jax.distributed.shutdown()` ends, once it makes other calls fail.
+_SHUTDOWN = 5
 
 
 class Service:
@@ -62,7 +66,7 @@ class Service:
             raise self._failed(e) from e
 
     def _failed(self, error: Exception) -> CheckpointError:
-        if _client() is not self.client:
+        if self._is_shut_down(error):
             return CheckpointError(
                 "`jax.distributed.shutdown()` was called before this save had ended. "
                 "Wait for it first: call `close()` or `wait()` of the manager, or "
@@ -73,6 +77,20 @@ class Service:
             "JAX's coordination service, which runs in process 0, failed, so that the "
             f"processes cannot agree. Has process 0 died? {error}"
         )
+
+    def _is_shut_down(self, error: Exception) -> bool:
+        """Whether this process called `jax.distributed.shutdown()`.
+
+        That cancels the calls that wait, then stops the service, and only then forgets
+        the client.
+        """
+        end = time.monotonic() + _SHUTDOWN
+        is_cancelled = str(error).startswith("CANCELLED")
+        while _client() is self.client and not is_cancelled:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
 
 
 def service() -> Service | None:
