@@ -20,6 +20,8 @@ from .placement import assemble, finished, Part, pieces, put
 
 # Host memory for regions that are being copied to devices.
 _WINDOW = 2**30
+# For the smallest region: what is kept about it is larger than its bytes.
+_LEAST = _WINDOW // 2**14
 # Called with the phase; optionally with the name of a leaf and its newly read bytes.
 Announce = Callable[..., None]
 
@@ -58,7 +60,7 @@ def read_leaves(
             else stack.pieces()
         )
     ]
-    for window in batches(todo, lambda item: item[3].nbytes, _WINDOW):
+    for window in batches(todo, lambda item: max(item[3].nbytes, _LEAST), _WINDOW):
         buffers = deque(read_regions(source, [item[3] for item in window], heard))
         if report:
             report("place")

@@ -271,13 +271,16 @@ def test_the_manager(path, tree, tmp_path):
     assert_same(restored, tree)
 
 
-def test_more_than_fits_at_once(path, tree, monkeypatch):
+@pytest.mark.parametrize(("least", "regions"), [(0, 10), (50, 2)])
+def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
     monkeypatch.setattr("eqx_ckpt._transfer.reading._WINDOW", 100)
-    most = []
+    monkeypatch.setattr("eqx_ckpt._transfer.reading._LEAST", least)
+    most, counts = [], []
 
     def put(parts):
         most.append(sum(part.host.nbytes for part in parts))
+        counts.append(len(parts))
         return placement.put(parts)
 
     monkeypatch.setattr("eqx_ckpt._transfer.reading.put", put)
@@ -288,6 +291,7 @@ def test_more_than_fits_at_once(path, tree, monkeypatch):
     assert_same(restored, tree)
     assert restored["w"].sharding == sharding
     assert max(most) <= 100
+    assert 1 < max(counts) <= regions
 
 
 def make(key):
