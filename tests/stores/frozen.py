@@ -26,6 +26,8 @@ class Server:
 
     def freeze(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
+        # Until then its threads go on.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
