@@ -278,7 +278,8 @@ def _escape_letter(match: re.Match[str]) -> str:
 
 def unescaped(name: str) -> str:
     """Restore the capital letters that `distinct` escaped in a stored name."""
-    return _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
+    plain = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
+    return name if plain == name else "/".join(map(_unreserved, plain.split("/")))
 
 
 def stored_names(names: Iterable[str]) -> dict[str, str]:
@@ -311,14 +312,9 @@ def _component(token: str | int, uncut: bool) -> str:
     if token == "":
         return EMPTY
     out = token if _SAFE.match(token) else "".join(map(_escape, token))
-    if (
-        _INT.match(out)
-        or out[0] == "."
-        or out.startswith("__")
-        or out.lower() == "zarr.json"
-        or out.lower().split(".")[0] in _DEVICES
-    ):
+    if _INT.match(out) or out[0] == "." or out.startswith("__"):
         out = _percent(out[0]) + out[1:]
+    out = _unreserved(out)
     if out[-1] == ".":
         out = out[:-1] + "%2E"
     if out.lower().endswith(".__lock"):
@@ -327,6 +323,14 @@ def _component(token: str | int, uncut: bool) -> str:
         digest = hashlib.sha256(out.encode()).hexdigest()[:32]
         out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest
     return out
+
+
+def _unreserved(component: str) -> str:
+    """Escape the first letter of what a file system or Zarr has another use for."""
+    lower = component.lower()
+    if lower != "zarr.json" and lower.split(".")[0] not in _DEVICES:
+        return component
+    return _percent(component[0]) + component[1:]
 
 
 def _escape(character: str) -> str:
