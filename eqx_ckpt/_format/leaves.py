@@ -18,7 +18,7 @@ from .chunks import (
     start_of,
     whole,
 )
-from .dtypes import DATA_TYPES, SIZES
+from .dtypes import DATA_TYPES, SIZES, STORED, VIEWED
 from .lazy import Array, DType, eqx, jax, jnp, jtu, np
 from .screen import in_bytes, table_html
 
@@ -86,12 +86,17 @@ class LeafRecord(NamedTuple):
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointError`][]: the format does not support the dtype.
+        - [`eqx_ckpt.CheckpointError`][]: the format does not support the dtype, or JAX
+            does not, and `kind` is `"jax"`.
         """
         try:
             record = _array_record(kind, tuple(shape), np.dtype(dtype))
         except CannotSave as e:
             raise CheckpointError(f"An array {e}.") from None
+        if kind == "jax" and record.dtype not in STORED | VIEWED:
+            raise CheckpointError(
+                f'JAX has no arrays of the dtype `{record.dtype}`. Pass `kind="numpy"`.'
+            )
         return record._replace(path=tuple(path))
 
     @property

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -37,7 +37,7 @@ from .manifest import (
     NO_DIGEST,
 )
 from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
-from .names import Decoder, encode, folders, unescaped
+from .names import decode, Decoder, encode, folders, unescaped
 
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
@@ -57,6 +57,8 @@ _PARTS = {
     "leaves": b"{",
 }
 _TAIL = b"\n}}}\n"
+# What checks of values of any type raise.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _TYPE_FIELDS = LeafRecord._fields[:10]
@@ -216,6 +218,39 @@ def _checked(parts: dict[str, str]) -> Manifest:
     )
 
 
+def check_records(leaves: Mapping[str, LeafRecord], where: str) -> None:
+    """Raise unless a manifest can hold the records of a source."""
+    problems: dict[str, str] = {}
+    for name, record in leaves.items():
+        try:
+            _check_record(name, record)
+        except (*_MALFORMED, CannotSave) as e:
+            problems[name] = str(e)
+    for name in folders(leaves) & leaves.keys():
+        problems[name] = "another leaf is inside it"
+    if problems:
+        raise CheckpointError(
+            f"{where} lists leaves that no checkpoint can have:\n"
+            + "\n".join(f"- {n!r}: {problem}." for n, problem in problems.items())
+        )
+
+
+def _check_record(name: str, record: LeafRecord) -> None:
+    expected = encode(record.path)
+    _require(
+        expected in (name, unescaped(name)), f"its `path` has the name {expected!r}"
+    )
+    initials = "".join([kind[0] for kind, _ in record.path])
+    _require(
+        decode(encode(record.path, uncut=True), initials) == record.path,
+        "its `path` is not one of a leaf",
+    )
+    if record.kind in SCALAR_KINDS:
+        scalar_from_text(record.kind, record.value or "")
+    else:
+        _check_array(record)
+
+
 def _checked_metadata(text: str) -> Any:
     _require(len(text) <= MAX_METADATA_BYTES, "its metadata are too large")
     try:
@@ -290,7 +325,7 @@ def _checked_leaf(
             return LeafRecord._make((*fields, path, None, (text,)))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
         return LeafRecord._make((*fields, path, None, crc32c))
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
+    except _MALFORMED as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
 
 

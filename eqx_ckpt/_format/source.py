@@ -91,7 +91,11 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def manifest(self) -> Manifest:
-        """The [`eqx_ckpt.Manifest`][]: all leaves, before any data are read."""
+        """The [`eqx_ckpt.Manifest`][]: all leaves, before any data are read.
+
+        The name of each leaf is that of its `path`: the keys joined by `/`, escaped as
+        `docs/format.md` says.
+        """
 
     @abc.abstractmethod
     def read(
@@ -114,7 +118,7 @@ class Source(abc.ABC):
         **Returns:**
 
         A new array for each region, in order, with the shape of the region and the
-        dtype `record.data_type`.
+        dtype `record.data_type`, in the byte order of this machine.
         """
 
     def read_into(
@@ -183,8 +187,8 @@ def _check(
         raise CheckpointError(
             f"{source} returned {len(arrays)} arrays for {len(reads)} regions."
         )
-    # NumPy puts a name together each time.
-    name_of = ft.cache(lambda dtype: dtype.name)
+    # NumPy puts a name together each time, and leaves the byte order out.
+    name_of = ft.cache(lambda dtype: dtype.name if dtype.isnative else dtype.str)
     for (name, record, region), array in zip(reads, arrays, strict=True):
         shape = shape_of(region)
         if array.shape != shape or name_of(array.dtype) != record.data_type:

@@ -12,7 +12,7 @@ from .._errors import (
 )
 from .._format.lazy import Array
 from .._format.manifest import MANIFEST, Manifest
-from .._format.parse import from_bytes, HEAD_BYTES
+from .._format.parse import check_records, from_bytes, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
 from .._types import PathLike, Report
 from .checkpoint import (
@@ -86,7 +86,10 @@ class Checkpoint(Source):
 
 def opened(source: PathLike | Source) -> Source:
     """The checkpoint at a path, or the recording, as it is now."""
+    if isinstance(source, Checkpoint | Recorded):
+        return source
     if isinstance(source, Source):
+        check_records(source.manifest.leaves, str(source))
         return source
     try:
         return Checkpoint(source)

@@ -114,8 +114,46 @@ def test_what_is_wrong_with_a_source():
         eqx_ckpt.CheckpointError, match=r"leaf 'model/b' that is bfloat"
     ):
         eqx_ckpt.tree_deserialise_leaves(source, like)
-    with pytest.raises(eqx_ckpt.CheckpointError, match="cannot be stored exactly"):
-        eqx_ckpt.LeafRecord.of_array((2,), np.dtype("U3"), path=())
+    for dtype, problem in {
+        "U3": "cannot be stored exactly",
+        ">f4": "Pass `kind=",
+    }.items():
+        with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
+            eqx_ckpt.LeafRecord.of_array((2,), dtype, path=())
+
+
+def test_the_byte_order_of_a_source(monkeypatch):
+    source = InMemory({"w": np.ones(3, np.float32)})
+    monkeypatch.setattr(source, "read", lambda *_: [np.ones(3, ">f4")])
+    with pytest.raises(eqx_ckpt.CheckpointError, match=r"returned >f4\[3\] for .*'w'"):
+        eqx_ckpt.tree_deserialise_leaves(source, {"w": jnp.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("layer 1", "'layer 1': its `path` has the name 'layer%201'"),
+        ("../other/w", "'../other/w': its `path` has the name '%2E%2E/other/w'"),
+        ("a//b", "'a/@empty/b'"),
+        ("", "'@empty'"),
+        ("CON", "'%43ON'"),
+        ("model", "'model': another leaf is inside it"),
+    ],
+)
+def test_names_that_no_checkpoint_can_have(tmp_path, name, problem):
+    """A copy of such a source would be a checkpoint that nobody can read."""
+    source = InMemory(ARRAYS | {name: np.ones(2)})
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "good", {"w": jnp.ones(3)})
+    for read in (
+        lambda: eqx_ckpt.tree_like(source),
+        lambda: eqx_ckpt.verify(source),
+        lambda: eqx_ckpt.copy(source, tmp_path / "good", overwrite=True),
+    ):
+        with pytest.raises(eqx_ckpt.CheckpointError) as error:
+            read()
+        assert "the dictionary lists leaves that no checkpoint" in str(error.value)
+        assert problem in str(error.value)
+    assert [*eqx_ckpt.leaves(tmp_path / "good")][0][0] == "w"
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
