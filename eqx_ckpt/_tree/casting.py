@@ -1,5 +1,7 @@
 """Casting leaves of the checkpoint to the leaves of `like`."""
 
+import functools as ft
+import re
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -23,6 +25,8 @@ _NARROWED = {
 Casting: TypeAlias = Literal["no", "safe", "same_kind", "unsafe"]
 WORDS: tuple[Casting, ...] = ("no", "safe", "same_kind", "unsafe")
 _ARRAYS = ("jax", "numpy", "numpy_scalar")
+# As in the names of dtypes; each can become itself, or one after it.
+_KINDS = ("bool", "uint", "int", "float", "complex")
 _DTYPES = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
 Problem: TypeAlias = Literal["kind", "shape", "dtype"]
 
@@ -78,20 +82,47 @@ def dtype_of(record: LeafRecord) -> str:
     return _DTYPES.get(record.kind, record.dtype)
 
 
+@ft.cache
 def casting_word(old: str, new: str) -> Casting | None:
     """The strictest word that allows a cast, as NumPy defines it."""
     if old == new:
         return "no"
     a, b = np.dtype(old), np.dtype(new)
-    for word in WORDS[1:]:
-        # `ml_dtypes` leaves this out for some pairs of floats.
-        both = word == "same_kind" and all(
-            jnp.issubdtype(dtype, jnp.floating) for dtype in (a, b)
-        )
-        both = both and np.can_cast(a, b, "unsafe")
-        if both or np.can_cast(a, b, word):
-            return word
-    return None
+    # Of the dtypes of `ml_dtypes`, NumPy calls casts safe that are not.
+    can_cast = _can_cast if 2 in (a.isbuiltin, b.isbuiltin) else np.can_cast
+    return next((word for word in WORDS[1:] if can_cast(a, b, word)), None)
+
+
+def _can_cast(old: np.dtype, new: np.dtype, word: Casting) -> bool:
+    """`numpy.can_cast`, for dtypes of `ml_dtypes`."""
+    if not np.can_cast(old, new, "unsafe"):
+        return False
+    if word == "unsafe":
+        return True
+    goes_up = _KINDS.index(_kind(old)) <= _KINDS.index(_kind(new))
+    return goes_up and (word == "same_kind" or _is_exact(old, new))
+
+
+def _kind(dtype: np.dtype) -> str:
+    found = re.search("|".join(_KINDS), dtype.name)
+    assert found is not None
+    return found[0]
+
+
+@np.errstate(all="ignore")
+def _is_exact(old: np.dtype, new: np.dtype) -> bool:
+    """Whether a cast keeps every value: all are tried, where they are few."""
+    if old.itemsize > 2:
+        return False
+    if _kind(old) == "float":
+        bits = np.arange(2**16, dtype=np.uint16)
+        # Each smaller float is a bfloat16, too.
+        values = bits.view(old if old.itemsize == 2 else jnp.bfloat16).astype(old)
+    else:
+        values = np.arange(-(2**15), 2**16).astype(old)
+    before, after = (v.astype(complex).real for v in (values, values.astype(new)))
+    same = (before == after) & (np.signbit(before) == np.signbit(after))
+    return bool((same | (np.isnan(before) & np.isnan(after))).all())
 
 
 def would_narrow(dtype: str) -> bool:
