@@ -42,9 +42,9 @@ from .names import decode, Decoder, encode, folders, unescaped
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
 HEAD_BYTES = 256
+_START = b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
 HEAD = re.compile(
-    rb'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
-    rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
+    re.escape(_START) + rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
 )
 # The parts that follow the head, in order, and how each of them begins.
 _PARTS = {
@@ -84,7 +84,9 @@ def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[s
     try:
         return keys if manifest is None else foreign(keys, from_bytes(manifest, where))
     except CorruptCheckpointError:
-        is_ours = b"eqx_ckpt" in (manifest or b"")
+        data = manifest or b""
+        # After a crash, a file may be empty, cut, or end in zeros.
+        is_ours = b"eqx_ckpt" in data or _START.startswith(data.rstrip(b"\0"))
         return [key for key in keys if not (is_ours and _OWN_NAME.fullmatch(key))]
     except CheckpointError:
         return keys

@@ -125,9 +125,25 @@ def test_a_damaged_manifest_does_not_make_a_step_absent(run, manifest):
         manager.best("loss")
 
 
-def test_a_fallback_from_a_damaged_manifest(run):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda data: data.replace(b'"root"', b'"rOot"'),
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:20],
+        lambda data: data[:20] + bytes(len(data) - 20),
+        lambda data: bytes(len(data)),
+        lambda data: b"",
+    ],
+)
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_fallback_from_a_damaged_manifest(run, damaged, layout):
     """The step is replaced, unless there is something that no checkpoint has."""
-    flip(run / "000300/zarr.json")
+    path = run / "000300/zarr.json"
+    eqx_ckpt.tree_serialise_leaves(
+        path.parent, state(300), layout=layout, overwrite=True
+    )
+    path.write_bytes(damaged(path.read_bytes()))
     with CheckpointManager(run) as manager:
         with pytest.warns(UserWarning, match="step 200 was restored"):
             manager.restore(state(200), on_damage="fallback")
