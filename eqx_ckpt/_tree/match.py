@@ -250,6 +250,8 @@ def _found(leaf: LeafMatch) -> str:
     if not leaf.computed:
         name = "".join(f", as {name!r}" for name in leaf.origin)
         return f"{leaf.found} in the checkpoint{name}"
+    if isinstance(leaf.found, str):
+        return leaf.found  # Why it cannot be computed.
     names = ", ".join(map(repr, leaf.origin[:_MOST_ORIGINS]))
     more = len(leaf.origin) - _MOST_ORIGINS
     names += f" and {more} more" if more > 0 else ""

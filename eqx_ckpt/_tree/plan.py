@@ -11,7 +11,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._errors import CheckpointError, LeafMismatchError, LeafNameError
+from .._errors import CheckpointError, LeafMismatchError
 from .._format.chunks import Start
 from .._format.leaves import (
     CannotSave,
@@ -66,24 +66,35 @@ def named_leaves(
     """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
     try:
         specs = key_paths(filter_spec)
-        name_of = Namer()
         nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
-        for (path, spec), node in zip(specs, nodes, strict=True):
+        for path, spec in specs:
             if not callable(spec):
                 raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
-            custom = None if any(spec is default for default in _DEFAULTS) else spec
-            for rest, leaf in key_paths(node, is_leaf):
-                whole = (*path, *rest) if path else rest
-                chosen = None if is_transient(leaf) else custom
-                name, as_data = name_of(whole)
-                yield NamedLeaf(name, whole, leaf, chosen, as_data)
-    except LeafNameError:
-        raise
     except ValueError as e:
         raise LeafMismatchError(
             f"`filter_spec` does not fit `{argument}`, or is not a PyTree: {e} Pass "
             "one function `(f, leaf)` for all leaves, or a PyTree of such functions "
             f"whose structure is that of the upper part of `{argument}`."
+        ) from e
+    name_of = Namer()
+    for (path, spec), node in zip(specs, nodes, strict=True):
+        custom = None if any(spec is default for default in _DEFAULTS) else spec
+        for rest, leaf in _flattened(node, is_leaf, argument):
+            whole = (*path, *rest) if path else rest
+            chosen = None if is_transient(leaf) else custom
+            name, as_data = name_of(whole)
+            yield NamedLeaf(name, whole, leaf, chosen, as_data)
+
+
+def _flattened(
+    tree: PyTree, is_leaf: IsLeaf, argument: str
+) -> list[tuple[KeyPath, Any]]:
+    try:
+        return key_paths(tree, is_leaf)
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"JAX cannot flatten `{argument}`. Does a dictionary in it have keys of "
+            f"several types? {e}"
         ) from e
 
 

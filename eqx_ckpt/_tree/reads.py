@@ -287,8 +287,10 @@ def match_leaf(
     if record.value is not None:
         try:
             number_like(like, record, new)
-        except (ValueError, OverflowError) as e:
+        except ValueError as e:
             return LeafMatch("kind", str(e), record), record
+        except OverflowError:
+            return LeafMatch("kind", f"{expected} (too small)", record), record
     is_same = new is record or dtype_of(record) == dtype_of(new)
     status = "same" if is_same else "cast"
     if status == "same" and record.value is not None and expected.value is not None:

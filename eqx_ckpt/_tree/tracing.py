@@ -175,8 +175,8 @@ def _variables(equation: Any) -> list[Any]:
 
 def _is_stack(equation: Any) -> bool:
     """Whether its inputs are the rows of its output."""
-    shape = equation.invars[0].aval.shape
     if equation.primitive.name == "broadcast_in_dim":
+        shape = equation.invars[0].aval.shape
         dimensions = tuple(equation.params["broadcast_dimensions"])
         is_row = dimensions == tuple(range(1, len(shape) + 1))
         return is_row and equation.params["shape"] == (1, *shape)

@@ -136,7 +136,7 @@ def _obstacle(derived: Derived, origin: Origin) -> str:
     """Why a leaf cannot be computed; nothing if it can be, or need not be."""
     for name in origin.names if origin.output is not None else ():
         if problem := _uncomputable(derived.inputs[name]):
-            return f"{derived.inputs[name]}, {problem}"
+            return f"{derived.inputs[name]} of {name!r}, which {problem}"
     return ""
 
 
@@ -144,9 +144,9 @@ def _uncomputable(record: LeafRecord) -> str:
     if record.kind == "key":
         return ""
     if would_narrow(record.dtype):
-        return "in 32 bits while x64 is off: use `jax.enable_x64(True)`, or return it"
+        return "JAX would narrow: use `jax.enable_x64(True)`, or return it as it is"
     if dtype_from_tag(record.dtype).kind in "mM":
-        return "which JAX cannot compute with: return it as it is"
+        return "JAX cannot compute with: return it as it is"
     return ""
 
 

@@ -212,12 +212,31 @@ def test_nothing_is_narrowed():
     old = {"a": np.array([1 / 3]), "b": jnp.ones(1)}
     like = {"sum": jnp.zeros(1)}
     error = refused(old, like, lambda old: {"sum": old["a"] + old["b"]})
-    assert "float64[1], in 32 bits while x64 is off" in error
+    assert "NumPy float64[1] of 'a', which JAX would narrow: use" in error
+    rows, like = {"rows": [np.ones(2)] * 2}, {"rows": np.zeros((2, 2), np.float32)}
+    stack = lambda old: {"rows": jnp.stack([old["rows"][i] for i in (0, 1)])}  # noqa: E731
+    error = refused(rows, like, stack)
+    assert "in `like`, NumPy float64[2] of 'rows/0', which JAX would narrow: " in error
     with jax.enable_x64(True):
         like = {"sum": np.zeros(1)}
         found = restored(old, like, lambda old: {"sum": old["a"] + old["b"]})
     assert found["sum"].dtype == np.float64
     assert found["sum"] == 1 / 3 + 1
+
+
+def test_what_is_made_of_nothing():
+    old = {"a": jnp.ones(3)}
+    like = {"n": jnp.arange(3), "sum": jnp.ones(3), "eye": jnp.eye(2)}
+    found = restored(
+        old,
+        like,
+        lambda old: {
+            "n": jnp.arange(3),
+            "sum": old["a"] + jnp.arange(3),
+            "eye": jnp.eye(2),
+        },
+    )
+    assert_same(found, like | {"sum": jnp.array([1.0, 2, 3])})
 
 
 def test_prefix_is_of_the_checkpoint():

@@ -172,6 +172,14 @@ def test_keys_that_are_equal_to_text_or_an_integer(key, plain):
         assert type(next(iter(restored))) is type(like)
 
 
+def test_keys_of_several_types():
+    tree = {"d": {1: jnp.ones(1), "a": jnp.ones(1)}}
+    with pytest.raises(
+        eqx_ckpt.CheckpointError, match="cannot flatten `pytree`.* keys"
+    ):
+        eqx_ckpt.tree_serialise_leaves("memory://keys", tree)
+
+
 @pytest.mark.parametrize("key", [1.5, (1, 2), b"x", True, np.float64(1), np.bool_(1)])
 def test_keys_that_are_neither_text_nor_integer(key):
     with pytest.raises(eqx_ckpt.LeafNameError, match="only strings and integers"):
