@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from .._format.distance import distances
 from .._format.lazy import Array, np
 from .._format.leaves import from_stored, LeafRecord, SCALAR_KINDS
 from .._format.parse import scalar_from_text
@@ -20,7 +21,7 @@ class Change:
 
     - `count`: how many elements differ. Two NaNs are equal.
     - `squares`: the sum of the squared distances that are finite.
-    - `largest`: the largest of these distances.
+    - `largest`: the largest distance; infinite where they have none.
     """
 
     count: int = 0
@@ -45,12 +46,9 @@ def change(before: Array, after: Array, record: LeafRecord) -> Change:
     a, b = before.reshape(-1), after.reshape(-1)
     if np.array_equal(a.view(np.uint8), b.view(np.uint8)):
         return Change()
-    if record.kind not in ("key", "bytes"):
-        a, b = from_stored(a, record), from_stored(b, record)
-    if record.kind in ("key", "bytes") or a.dtype.kind in "mM":
-        return Change(
-            int(np.count_nonzero(a.view(before.dtype) != b.view(after.dtype)))
-        )
+    if record.kind in ("key", "bytes"):
+        return Change(int(np.count_nonzero(a != b)), largest=math.inf)
+    a, b = from_stored(a, record), from_stored(b, record)
     found = Change()
     with np.errstate(all="ignore"):
         for start in range(0, a.size, _BLOCK):
@@ -61,15 +59,10 @@ def change(before: Array, after: Array, record: LeafRecord) -> Change:
 
 
 def _of_blocks(a: Array, b: Array) -> Change:
-    same = (a == b) | ((a != a) & (b != b))
-    if same.all():
-        return Change()
-    kind = np.complex128 if a.dtype.kind == "c" else np.float64
-    far = np.abs(b.astype(kind) - a.astype(kind))
-    far = far[np.isfinite(far)]
-    squares = float(np.square(far).sum())
-    count = int(same.size - np.count_nonzero(same))
-    return Change(count, squares, float(far.max(initial=0)))
+    far = distances(a, b)
+    finite = far[np.isfinite(far)]
+    squares = float(np.square(finite).sum())
+    return Change(int(np.count_nonzero(far)), squares, float(far.max(initial=0)))
 
 
 def change_of_scalar(before: LeafRecord, after: LeafRecord) -> Change | None:
@@ -83,4 +76,5 @@ def change_of_scalar(before: LeafRecord, after: LeafRecord) -> Change | None:
         far = float(abs(b - a))
     except OverflowError:
         far = math.inf
-    return Change(1, far * far, far) if math.isfinite(far) else Change(1)
+    is_finite = math.isfinite(far)
+    return Change(1, far * far, far) if is_finite else Change(1, largest=math.inf)

@@ -144,9 +144,9 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
     for entry in found:
         text = f"{entry['name']}: {entry['status']}"
         if "count" in entry:
-            far = f"at most {number(entry['max_abs'])}"
-            share = f"relative {number(entry['max_rel'])}"
-            text += f": {entry['count']} differ, {far}, {share}"
+            text += f": {entry['count']} differ, at most {number(entry['max_abs'])}"
+            if entry["max_rel"] is not None:
+                text += f", relative {number(entry['max_rel'])}"
         elif entry["a"] and entry["b"]:
             text += f": {entry['a']}, {entry['b']}"
         else:

@@ -1,6 +1,7 @@
 """Read parts of leaves, and compare two checkpoints."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.chunks import blocks, whole
-from .._format.lazy import np
+from .._format.distance import distances
+from .._format.lazy import Array, np
 from .._format.leaves import from_stored
 from .._format.source import read_regions
 from ._sources import source_at
@@ -89,27 +91,30 @@ def _compare(
     y: eqx_ckpt.LeafRecord,
 ) -> dict[str, Any]:
     """Measure how much the data of two leaves differ; nothing if they are equal."""
-    apart, relative, count = 0.0, 0.0, 0
+    count, apart = 0, 0.0
+    shares: list[float] = []
     for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
         (a,) = read_regions(first, [eqx_ckpt.RegionRead(name, x, piece)])
         (b,) = read_regions(second, [eqx_ckpt.RegionRead(name, y, piece)])
         if a.tobytes() == b.tobytes():
             continue
         a, b = from_stored(a, x), from_stored(b, y)
-        if a.dtype.kind in "mM":
-            count += int(np.count_nonzero(a.view(np.int64) != b.view(np.int64)))
-            continue
-        kind = np.complex128 if a.dtype.kind == "c" else np.float64
-        with np.errstate(all="ignore"):
-            wide, other = a.astype(kind), b.astype(kind)
-            distance = np.abs(wide - other)
-            # Equal infinities do not differ, and NaNs do not differ from NaNs.
-            both = (a == b) | (np.isnan(wide) & np.isnan(other))
-            distance[both] = 0
-            distance[np.isnan(distance)] = np.inf
-            size = np.maximum(np.abs(wide), np.abs(other))
-            shares = np.where(both | (size == 0), 0, distance / size)
-        count += int(np.count_nonzero(~both))
-        apart = max(apart, float(np.max(distance)))
-        relative = max(relative, float(np.max(shares)))
-    return {"count": count, "max_abs": apart, "max_rel": relative} if count else {}
+        far = distances(a, b)
+        count += int(np.count_nonzero(far))
+        apart = max(apart, float(np.max(far)))
+        # A date has no size that its distance could be a share of.
+        if a.dtype.kind not in "mM":
+            shares.append(_relative(far, a, b))
+    if not count:
+        return {}
+    return {"count": count, "max_abs": apart, "max_rel": max(shares, default=None)}
+
+
+def _relative(far: Array, a: Array, b: Array) -> float:
+    """The largest of the distances, each as a share of the larger number."""
+    if np.isinf(far).any():
+        return math.inf
+    a, b = a[far > 0], b[far > 0]
+    kind = np.complex128 if a.dtype.kind == "c" else np.float64
+    sizes = np.maximum(np.abs(a.astype(kind)), np.abs(b.astype(kind)))
+    return float(np.max(far[far > 0] / sizes, initial=0))

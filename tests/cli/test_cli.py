@@ -153,17 +153,53 @@ def test_diff(run, tmp_path, ask, data):
     assert (of_w["count"], of_w["max_abs"], of_w["max_rel"]) == (1, 0.5, 0.5 / 6.5)
 
 
-def test_diff_of_nans_and_of_large_integers(tmp_path, data):
-    ours = {"nan": np.array([np.nan, 1.0]), "int": np.array([2**60, 5])}
-    other = {"nan": np.array([np.nan, np.nan]), "int": np.array([2**60 + 1, 5])}
-    eqx_ckpt.tree_serialise_leaves(tmp_path / "a", ours)
-    eqx_ckpt.tree_serialise_leaves(tmp_path / "b", other)
-    status, found = data("diff", tmp_path / "a", tmp_path / "b", "--values")
-    assert status == 1
-    counts = {
-        leaf["name"]: (leaf["count"], leaf["max_abs"]) for leaf in found["leaves"]
+def test_distances_in_a_diff(tmp_path, ask, data):
+    ours = {
+        "nan": np.array([np.nan, 1.0, 1.0]),
+        "one": np.array(2.0),
+        "int": np.array([2**60, 5]),
+        "far": np.array([-(2**63), 0]),
+        "uint": np.array([2**64 - 1, 5], np.uint64),
+        "flag": np.array([True, False]),
+        "year": np.array(["2020", "NaT"], "M8[Y]"),
+        "date": np.array(["2020-01-01", "NaT"], "M8[D]"),
     }
-    assert counts == {"nan": (1, "inf"), "int": (1, 0.0)}
+    other = {
+        "nan": np.array([np.nan, np.nan, 100.0]),
+        "one": np.array(4.0),
+        "int": np.array([2**60 + 1, 5]),
+        "far": np.array([2**63 - 1, 0]),
+        "uint": np.array([2**64 - 3, 5], np.uint64),
+        "flag": np.array([True, True]),
+        "year": np.array(["2022", "NaT"], "M8[Y]"),
+        "date": np.array(["2020-01-01", "2020-01-01"], "M8[D]"),
+    }
+    expected = {
+        "nan": (2, "inf", "inf"),
+        "date": (1, "inf", None),
+        "far": (1, 2.0**64, 2.0),
+        "one": (1, 2.0, 0.5),
+        "uint": (1, 2.0, 2.0**-63),
+        "year": (1, 2.0, None),
+        "flag": (1, 1.0, 1.0),
+        "int": (1, 1.0, 2.0**-60),
+    }
+    a, b = tmp_path / "a", tmp_path / "b"
+    eqx_ckpt.tree_serialise_leaves(a, ours)
+    eqx_ckpt.tree_serialise_leaves(b, other)
+    status, found = data("diff", a, b, "--values")
+    assert status == 1
+    apart = {
+        leaf["name"]: (leaf["count"], leaf["max_abs"], leaf["max_rel"])
+        for leaf in found["leaves"]
+    }
+    assert apart == expected
+    assert [leaf["max_abs"] for leaf in found["leaves"]] == [
+        far for _, far, _ in expected.values()
+    ]
+    text = ask("diff", a, b, "--values")[1]
+    assert "nan: other values: 2 differ, at most inf, relative inf\n" in text
+    assert "year: other values: 1 differ, at most 2\n" in text
 
 
 def test_verify(run, ask, data):

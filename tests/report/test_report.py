@@ -1,6 +1,7 @@
 """The page about a checkpoint or a run: what it says, whatever it is given."""
 
 import json
+import math
 import re
 
 import jax
@@ -248,11 +249,38 @@ def test_two_checkpoints(run, tmp_path, report):
     assert leaves["key"]["status"] == "equal"
 
 
-def test_nans_in_the_same_places_are_equal(report):
-    a = InMemory({"w": np.array([np.nan, 1.0]), "v": np.array([np.nan, 1.0])})
-    b = InMemory({"w": np.array([np.nan, 1.0]), "v": np.array([1.0, np.nan])})
-    leaves = report(a, b)[2]
-    assert [leaves[name]["differ"] for name in "wv"] == [0, 2]
+def test_how_far_leaves_are_apart(tmp_path, report):
+    """Two NaNs are equal; where one is, there is no largest distance."""
+    ours = {
+        "same": np.array([np.nan, 1.0]),
+        "nan": np.array([np.nan, 1.0]),
+        "int": np.array([2**60, 5]),
+        "year": np.array(["2020", "NaT"], "M8[Y]"),
+        "key": jax.random.key(0),
+        "number": 2.0,
+        "lost": math.nan,
+    }
+    other = ours | {
+        "nan": np.array([1.0, np.nan]),
+        "int": np.array([2**60 + 1, 5]),
+        "year": np.array(["2022", "NaT"], "M8[Y]"),
+        "key": jax.random.key(1),
+        "number": 3.0,
+        "lost": 1.0,
+    }
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "a", ours)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "b", other)
+    leaves = report(tmp_path / "a", tmp_path / "b")[2]
+    found = {name: (leaf["differ"], leaf["largest"]) for name, leaf in leaves.items()}
+    assert found == {
+        "same": (0, 0),
+        "nan": (2, None),
+        "int": (1, 1),
+        "year": (1, 2),
+        "key": (1, None),
+        "number": (1, 1),
+        "lost": (1, None),
+    }
 
 
 def test_each_byte_is_read_once_and_little_at_a_time(report):
