@@ -73,6 +73,13 @@ class Run:
         """The saved steps, in order, damaged or not."""
         return self._steps.saved()
 
+    def readable_or_not(self) -> list[int]:
+        """The saved steps, and those of which it cannot be seen whether they are."""
+        try:
+            return self.steps()
+        except OSError:
+            return self.named()
+
     def latest(self) -> int | None:
         newest = max(self.steps(), default=None)
         if newest is None and (found := self.explain()):

@@ -5,7 +5,7 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._errors import CheckpointError, CheckpointNotFoundError
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.lazy import Array, np
 from .._format.source import RegionRead, Source
 from .._steps import Run
@@ -23,6 +23,7 @@ class Column:
 
     - `label`: what the page calls it.
     - `damage`: what is wrong with leaves that were read, by name.
+    - `unreadable`: why others could not be read, by name.
     """
 
     def __init__(self, label: str, path: PathLike | Source) -> None:
@@ -31,9 +32,10 @@ class Column:
         self._source = self._reading.open()
         self.manifest = self._source.manifest
         self.damage: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
 
     def read(self, reads: Sequence[RegionRead]) -> list[Array | None]:
-        """The arrays of regions; `None` for those of leaves that are damaged."""
+        """The arrays of regions; `None` for those of leaves with a problem."""
         try:
             arrays: Sequence[Any] = self._source.read(reads, self.damage)
         except OSError as e:
@@ -42,7 +44,7 @@ class Column:
             arrays = [self._read_alone(read) for read in reads]
         found = zip(reads, arrays, strict=True)
         # NumPy makes a scalar of a region of an array without axes.
-        return [None if r.name in self.damage else np.asarray(a) for r, a in found]
+        return [None if self.problem(r.name) else np.asarray(a) for r, a in found]
 
     def _read_alone(self, read: RegionRead) -> Array | None:
         try:
@@ -50,8 +52,14 @@ class Column:
         except OSError as e:
             if e.errno not in _REFUSED:
                 raise
-            self.damage[read.name] = f"cannot be read: {e.strerror}"
+            self.unreadable[read.name] = e.strerror
             return None
+
+    def problem(self, name: str) -> str:
+        """What a leaf is, in a word; nothing if all of it that was read is whole."""
+        if name in self.damage:
+            return "damaged"
+        return "unreadable" if name in self.unreadable else ""
 
     def announced(self) -> contextlib.AbstractContextManager[None]:
         """Keep other threads of this process from removing it."""
@@ -65,6 +73,13 @@ class Column:
         return str(self._reading)
 
 
+class Problem(NamedTuple):
+    """Why a step is missing, in sentences; and whether it may be whole all the same."""
+
+    text: str
+    is_unreadable: bool = False
+
+
 class Columns(NamedTuple):
     """What a report is about.
 
@@ -73,13 +88,13 @@ class Columns(NamedTuple):
     - `kind`: `"checkpoint"`, `"comparison"` or `"run"`.
     - `title`: the paths.
     - `found`: the versions, of which the last one is described in full.
-    - `problems`: why steps are missing, in sentences.
+    - `problems`: why steps are missing.
     """
 
     kind: str
     title: str
     found: list[Column]
-    problems: list[str]
+    problems: list[Problem]
 
 
 def find_columns(
@@ -104,7 +119,7 @@ def _run_at(path: PathLike | Source) -> Run | None:
     if isinstance(path, Source):
         return None
     run = Run(path)
-    return run if run.steps() else None
+    return run if run.readable_or_not() else None
 
 
 def _newest(label: str, path: PathLike | Source) -> Column:
@@ -115,21 +130,23 @@ def _newest(label: str, path: PathLike | Source) -> Column:
         run = _run_at(path)
         if run is None:
             raise
-        return Column(label, run.path(run.steps()[-1]))
+        return Column(label, run.path(run.readable_or_not()[-1]))
 
 
-def _of_run(run: Run, most: int) -> tuple[list[Column], list[str]]:
+def _of_run(run: Run, most: int) -> tuple[list[Column], list[Problem]]:
     found: list[Column] = []
-    problems: list[str] = []
-    for step in evenly(run.steps(), most):
+    problems: list[Problem] = []
+    for step in evenly(run.readable_or_not(), most):
         try:
             found.append(Column(str(step), run.path(step)))
         except CheckpointNotFoundError:
-            problems.append(f"Step {step} was removed while the steps were listed.")
+            problems.append(Problem(f"Step {step} is gone, or was never complete."))
+        except CorruptCheckpointError as e:
+            problems.append(Problem(f"Step {step} is damaged. {e}"))
         except (CheckpointError, OSError) as e:
-            problems.append(f"Step {step} cannot be read. {e}")
+            problems.append(Problem(f"Step {step} cannot be read. {e}", True))
     if not found:
-        listed = "\n".join(problems)
+        listed = "\n".join(problem.text for problem in problems)
         raise CheckpointError(
             f"No step of {run.directory!r} can be read, so there is nothing to "
             f"report.\n{listed}"

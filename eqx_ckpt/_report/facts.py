@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._format.lazy import np
-from .._format.leaves import LeafRecord
+from .._format.leaves import scalar_to_text
 from .._stats import LeafStats
 from .._types import is_real
 from .columns import Column, Columns
@@ -90,8 +90,8 @@ def _status(kind: str, versions: Sequence[Seen | None]) -> str:
     last = versions[-1]
     if last is None:
         return "only in A" if kind == "comparison" else "not in the last step"
-    if last.stats is None and _holds_numbers(last.record):
-        return "damaged"
+    if last.problem:
+        return last.problem
     if last.stats is not None and last.stats.nan + last.stats.inf:
         return "not finite"
     if kind != "comparison":
@@ -101,13 +101,9 @@ def _status(kind: str, versions: Sequence[Seen | None]) -> str:
         return "only in B"
     if str(before.record) != str(last.record):
         return f"was {before.record}"
-    if before.stats is None:
-        return "damaged in A"
+    if before.problem:
+        return f"{before.problem} in A"
     return "equal" if last.change is None or not last.change.count else "changed"
-
-
-def _holds_numbers(record: LeafRecord) -> bool:
-    return record.kind != "unknown"
 
 
 def _stats(stats: LeafStats) -> dict[str, Any]:
@@ -132,13 +128,15 @@ def _number(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, int) and abs(value) >= 2**53:
-        return float(value) if abs(value) < 2**1023 else str(value)
+        return float(value) if abs(value) < 2**1023 else scalar_to_text(value)
     return value
 
 
 def _json(value: Any) -> Any:
-    """Metadata, as JSON has them: NaN and infinities as text."""
+    """Metadata, as a browser reads them: what is no number to it as text."""
     if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and abs(value) > 2**53:
         return str(value)
     if isinstance(value, dict):
         return {str(key): _json(item) for key, item in value.items()}

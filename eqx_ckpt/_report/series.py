@@ -30,15 +30,17 @@ class Seen:
 
     **Attributes:**
 
-    - `stats`: `None` if it is damaged, or is no number.
+    - `stats`: `None` if it has a problem, or is no number.
     - `histogram`: of its first and its last version only.
     - `change`: from the version before, if that has a leaf of the same type.
+    - `problem`: `"damaged"`, `"unreadable"`, or nothing.
     """
 
     record: LeafRecord
     stats: LeafStats | None = None
     histogram: Histogram | None = None
     change: Change | None = None
+    problem: str = ""
 
 
 class _Piece(NamedTuple):
@@ -186,10 +188,10 @@ def _seen(
         record = column.manifest.leaves.get(name)
         if record is None:
             found.append(None)
-        elif name in column.damage or not (
+        elif (problem := column.problem(name)) or not (
             record.is_array or record.kind in SCALAR_KINDS
         ):
-            found.append(Seen(record))
+            found.append(Seen(record, problem=problem))
         else:
             moved = total.change
             if before is not None and not record.is_array:

@@ -17,35 +17,42 @@ def shouts(
     leaves: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Sequence[Any]],
 ) -> list[dict[str, Any]]:
-    """Each with its `text`, and the `leaves` that it is about."""
+    """Each with its `text`, the `leaves` that it is about, and whether it is of what
+    is `unreadable`, and may be whole."""
     found = columns.found
-    problems = [_shout(problem, []) for problem in columns.problems]
-    damaged = [_of_damage(column) for column in found if column.damage]
+    told = [_shout(text, unreadable=is_so) for text, is_so in columns.problems]
+    for column in found:
+        if column.damage:
+            told.append(_of_leaves("damaged", column, column.damage))
+        if column.unreadable:
+            told.append(_of_leaves("unreadable", column, column.unreadable))
     bad = [leaf for leaf in leaves if any(leaf["bad"])]
     if bad:
         where = {i for leaf in bad for i, count in enumerate(leaf["bad"]) if count}
         names = [leaf["name"] for leaf in bad]
         has = "leaf has" if len(bad) == 1 else "leaves have"
         text = f"{len(bad):,} {has} NaNs or infinities"
-        damaged.append(_shout(text + _within([found[i] for i in sorted(where)]), names))
+        told.append(_shout(text + _within([found[i] for i in sorted(where)]), names))
     for name, line in metrics.items():
         where = [c for c, value in zip(found, line, strict=True) if _is_bad(value)]
         if where:
-            damaged.append(_shout(f"The metric {name!r} is not finite{_within(where)}"))
-    return problems + damaged
+            told.append(_shout(f"The metric {name!r} is not finite{_within(where)}"))
+    return told
 
 
-def _shout(text: str, leaves: Sequence[str] = ()) -> dict[str, Any]:
-    return {"text": text, "leaves": leaves[:_MOST_NAMED]}
+def _shout(
+    text: str, leaves: Sequence[str] = (), *, unreadable: bool = False
+) -> dict[str, Any]:
+    return {"text": text, "leaves": leaves[:_MOST_NAMED], "unreadable": unreadable}
 
 
-def _of_damage(column: Column) -> dict[str, Any]:
-    count = len(column.damage)
-    reasons = [f"{name}: {why}" for name, why in column.damage.items()]
-    more = "; ..." if count > _MOST_REASONS else ""
-    are = "leaf is" if count == 1 else "leaves are"
-    text = f"{count:,} {are} damaged{_within([column])}: "
-    return _shout(text + "; ".join(reasons[:_MOST_REASONS]) + more, [*column.damage])
+def _of_leaves(what: str, column: Column, why: Mapping[str, str]) -> dict[str, Any]:
+    reasons = [f"{name}: {reason}" for name, reason in why.items()]
+    more = "; ..." if len(why) > _MOST_REASONS else ""
+    are = "leaf is" if len(why) == 1 else "leaves are"
+    text = f"{len(why):,} {are} {what}{_within([column])}: "
+    text += "; ".join(reasons[:_MOST_REASONS]) + more
+    return _shout(text, [*why], unreadable=what == "unreadable")
 
 
 def _within(columns: Sequence[Column]) -> str:
@@ -58,4 +65,4 @@ def _within(columns: Sequence[Column]) -> str:
 
 
 def _is_bad(value: Any) -> bool:
-    return value is not None and not math.isfinite(value)
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,6 +1,7 @@
 """Writing the page."""
 
 import contextlib
+from typing import Any
 
 from .._errors import CheckpointError
 from .._format.source import Source
@@ -42,7 +43,7 @@ def write_report(
     **Returns:**
 
     What stands in red at the top of the page, as sentences: leaves with NaNs or
-    infinities, damaged leaves, steps that cannot be read. Empty if all is well.
+    infinities, and what is damaged or cannot be read. Empty if all is well.
 
     **Raises:**
 
@@ -64,6 +65,16 @@ def write_report(
         assert shouts == ["1 leaf has NaNs or infinities"]
         ```
     """
+    return [shout["text"] for shout in written(source, path, other, steps)]
+
+
+def written(
+    source: PathLike | Source,
+    path: PathLike,
+    other: PathLike | Source | None,
+    steps: int,
+) -> list[dict[str, Any]]:
+    """Write the page; returns what it shouts."""
     plotly = _plotly()
     if steps < 1:
         raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
@@ -78,7 +89,7 @@ def write_report(
             replaced = [str(c) for c in columns.found if c.has_changed()]
             if not replaced:
                 f.write(page(facts, plotly).encode(errors="replace"))
-                return [shout["text"] for shout in facts["shouts"]]
+                return facts["shouts"]
     raise CheckpointError(
         f"{', '.join(replaced)} was replaced or removed while it was read, "
         f"{_TRIES} times. Report a checkpoint that nobody overwrites or removes."

@@ -37,20 +37,12 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
 
 def steps_of(run: Run) -> list[int]:
     """The steps of a run; raise if there is none."""
-    steps = readable_or_not(run)
+    steps = run.readable_or_not()
     if not steps:
         raise eqx_ckpt.CheckpointNotFoundError(
             f"There is no step in {run.directory!r}. {run.explain()}".rstrip()
         )
     return steps
-
-
-def readable_or_not(run: Run) -> list[int]:
-    """The steps of a run, and those of which it cannot be seen whether they are."""
-    try:
-        return run.steps()
-    except PermissionError:
-        return run.named()
 
 
 def _entry(run: Run, step: int) -> dict[str, Any] | None:

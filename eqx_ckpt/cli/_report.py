@@ -2,7 +2,9 @@
 
 import eqx_ckpt
 
+from .._report.write import written
 from .._steps import Run
+from ._guard import DAMAGED, TROUBLE
 from ._output import printable, say
 from ._sources import path_or_source
 
@@ -11,16 +13,18 @@ def report(path: str, other: str | None, output: str, steps: int) -> int:
     source = _found(path)
     compared = None if other is None else _found(other)
     try:
-        shouts = eqx_ckpt.write_report(source, output, compared, steps=steps)
+        shouts = written(source, output, compared, steps)
     except ImportError as e:
         raise eqx_ckpt.CheckpointError(str(e)) from None
     for shout in shouts:
-        for line in shout.splitlines():
+        for line in shout["text"].splitlines():
             say(printable(line))
     say(f"wrote {printable(output)}")
-    return 1 if shouts else 0
+    if any(shout["unreadable"] for shout in shouts):
+        return TROUBLE
+    return DAMAGED if shouts else 0
 
 
 def _found(path: str) -> str | eqx_ckpt.Source:
     """A run, a checkpoint, or a source of another format."""
-    return path if Run(path).steps() else path_or_source(path)
+    return path if Run(path).readable_or_not() else path_or_source(path)

@@ -8,7 +8,6 @@ import eqx_ckpt
 from .._format.screen import in_bytes
 from .._steps import Run
 from ._guard import DAMAGED, TROUBLE
-from ._ls import readable_or_not
 from ._output import printable, say, say_json, styled, table
 from ._progress import bar
 from ._sources import path_or_source
@@ -16,7 +15,7 @@ from ._sources import path_or_source
 
 def verify(path: str, as_json: bool) -> int:
     run = Run(path)
-    steps = readable_or_not(run)
+    steps = run.readable_or_not()
     results: list[dict[str, Any]] = []
     status = 0
     with bar() as progress:

@@ -1,6 +1,8 @@
 """A run, and commands that look at it."""
 
+import errno
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +48,22 @@ def data(ask):
         return status, json.loads(text, parse_constant=pytest.fail)
 
     return data
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Lets the system refuse to open what has this in its path."""
+    system_open = os.open
+
+    def refuse(part, code=errno.EACCES):
+        def opened(path, *args, **kwargs):
+            if part in os.fspath(path):
+                raise OSError(code, os.strerror(code), path)
+            return system_open(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", opened)
+
+    return refuse
 
 
 def dead_save(run, step):

@@ -259,27 +259,45 @@ def test_without_typer(monkeypatch, ask):
     assert "pip install 'eqx-ckpt[cli]'" in text
 
 
-def test_a_step_that_may_not_be_read(run, ask, data, monkeypatch):
-    """The others are listed and verified all the same."""
-    system_open = os.open
-
-    def refuse(path, *args, **kwargs):
-        if "000002" in os.fspath(path):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return system_open(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse)
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_step_that_cannot_be_read(run, ask, data, refuse, code):
+    """The others are listed, verified and reported all the same."""
+    refuse("000002", code)
+    problem = os.strerror(code)
     status, listed = data("ls", run)
     assert status == 0
     problems = {entry["step"]: entry["problem"] for entry in listed["steps"]}
-    assert "Permission denied" in problems.pop(2)
+    assert problem in problems.pop(2)
     assert problems == {1: None, 3: None}
     status, text = ask("verify", run)
     assert status == 2
     assert [line.split()[0] for line in text.splitlines()] == ["ok", "[Errno", "ok"]
     status, text = ask("tree", run / "000002")
     assert status == 2
-    assert "Permission denied" in text
+    assert problem in text
+    pytest.importorskip("plotly")
+    status, text = ask("report", run, "-o", run / "page.html")
+    assert status == 2
+    assert text.startswith("Step 2 cannot be read. [Errno")
+    assert '"label":"3"' in (run / "page.html").read_text()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("command", ["stats", "verify", "diff", "show", "report"])
+def test_a_chunk_that_cannot_be_read(run, ask, refuse, command, code):
+    """It may be whole: that is trouble, and no damage."""
+    if command == "report":
+        pytest.importorskip("plotly")
+    refuse("000001/model/w/c", code)
+    options = {
+        "diff": [run / "000002", "--values"],
+        "show": ["model/w"],
+        "report": ["-o", run / "page.html"],
+    }
+    status, text = ask(command, run / "000001", *options.get(command, []))
+    assert status == 2
+    assert os.strerror(code) in text
+    assert "damaged" not in text
 
 
 def test_a_closed_pipe(run):

@@ -184,7 +184,7 @@ def test_what_is_wrong_is_shouted(run, report):
     manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
     shouts, found, leaves = report(run)
     broken, damaged, numbers, metric = shouts
-    assert broken.startswith("Step 2 cannot be read")
+    assert broken.startswith("Step 2 is damaged")
     assert damaged.startswith("1 leaf is damaged, in 1: model/w: ")
     assert numbers == "1 leaf has NaNs or infinities, in 5"
     assert metric == "The metric 'loss' is not finite, in 5"
@@ -205,7 +205,7 @@ def test_steps_that_vanish(run, report, monkeypatch):
 
     monkeypatch.setattr(Run, "steps", lambda self: [1, 2, 3, 4])
     shouts, found, _ = report(run)
-    assert shouts == ["Step 3 was removed while the steps were listed."]
+    assert shouts == ["Step 3 is gone, or was never complete."]
     assert len(found["columns"]) == 3
     monkeypatch.setattr(Run, "steps", lambda self: [3])
     with pytest.raises(eqx_ckpt.CheckpointError, match="No step of .* can be read"):
@@ -295,8 +295,11 @@ def test_each_byte_is_read_once_and_little_at_a_time(report):
 def test_a_leaf_that_may_not_be_read(report):
     source = InMemory({"a": np.ones(3), "b": np.ones(3)}, refused=["a"])
     shouts, _, leaves = report(source)
-    assert shouts == ["1 leaf is damaged: a: cannot be read: Permission denied"]
+    assert shouts == ["1 leaf is unreadable: a: Permission denied"]
+    assert leaves["a"]["status"] == "unreadable"
     assert leaves["b"]["stats"]["norm"] > 0
+    other = InMemory(source.arrays)
+    assert report(source, other)[2]["a"]["status"] == "unreadable in A"
 
 
 def test_names_and_metadata_are_text(tmp_path, report):

@@ -48,7 +48,7 @@ function inWords(value) {
 }
 
 const isBad = (leaf) =>
-  leaf.status.startsWith("damaged") || leaf.bad.some((count) => count > 0);
+  /^(damaged|unreadable)/.test(leaf.status) || leaf.bad.some((count) => count > 0);
 const last = (list) => (list && list.length ? list[list.length - 1] : null);
 const changeOf = (leaf) => last(leaf.changes);
 
