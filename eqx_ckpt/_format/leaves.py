@@ -391,8 +391,12 @@ def scalar_to_text(value: bool | int | float | complex) -> str:
         return _float_to_text(value)
     if isinstance(value, bool):
         return str(value)
-    # Python refuses to read more than 4300 decimal digits.
-    return hex(value) if value.bit_length() > 13_000 else int.__repr__(value)
+    return hex(value) if is_long(value) else int.__repr__(value)
+
+
+def is_long(value: int) -> bool:
+    """Whether Python refuses to write an integer with its decimal digits, or nearly."""
+    return value.bit_length() > 13_000
 
 
 def _float_to_text(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,11 +57,17 @@ def show(path: str, text: str, as_json: bool) -> int:
         is_bad = key in ("nan", "inf") and stat
         say(f"{key:>6}  {styled(number(stat), 'red') if is_bad else number(stat)}")
     width = columns() or _WIDTH
-    for line in np.array2string(part, threshold=100, max_line_width=width).split("\n"):
+    for line in _written(part, width).split("\n"):
         say(line)
     for line in _bars(counts, edges, width):
         say(line)
     return 0
+
+
+def _written(part: Array, width: int) -> str:
+    if part.dtype.kind == "O":
+        return number(part.item())
+    return np.array2string(part, threshold=100, max_line_width=width)
 
 
 def _bars(counts: list[int], edges: list[float], width: int) -> Iterator[str]:
@@ -81,15 +88,16 @@ def _histogram(wide: Array) -> tuple[list[int], list[float]]:
     if wide.size == 0:
         return [], []
     low, high = float(wide.min()), float(wide.max())
-    if not 1e-9 * max(abs(low), abs(high)) < high - low < np.inf:
+    finest = max(1e-9 * max(abs(low), abs(high)), sys.float_info.min)
+    if not finest < high - low < np.inf:
         return [wide.size], [low, high]
     counts, edges = np.histogram(wide, 10)
     return counts.tolist(), edges.tolist()
 
 
 def _finite(part: Array) -> Array:
-    """The finite numbers of an array, as floats."""
-    if part.dtype.kind in "cmM":
+    """The finite numbers of an array, as floats; none of an integer beyond 64 bits."""
+    if part.dtype.kind in "cmMO":
         return np.empty(0)
     wide = part.astype(np.float64).reshape(-1)
     return wide[np.isfinite(wide)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._format.lazy import np
+from .._format.leaves import is_long, scalar_to_text
 
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
@@ -71,13 +72,15 @@ def columns_of(text: str) -> int:
 
 
 def say_json(value: Any) -> None:
-    """Print one JSON document; NaN and infinities become strings."""
+    """Print one JSON document; what is no number of JSON becomes a string."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, int) and is_long(value):
+        return hex(value)
     if isinstance(value, complex):
         return [_plain(value.real), _plain(value.imag)]
     if isinstance(value, dict):
@@ -101,6 +104,8 @@ def number(value: Any) -> str:
     """Format a number for a column."""
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return scalar_to_text(value)
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 

@@ -100,6 +100,29 @@ def test_show_of_what_json_has_not(tmp_path, data):
 
 
 @pytest.mark.parametrize(
+    ("digits", "text"), [(400, str(10**400)), (5000, hex(10**5000))]
+)
+def test_integers_that_no_float_holds(tmp_path, ask, data, digits, text):
+    """Those whose decimal digits Python would not read either are hexadecimal."""
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"n": 10**digits})
+    for command in (["show", tmp_path / "c", "n"], ["stats", tmp_path / "c"]):
+        status, shown = ask(*command)
+        assert status == 0
+        assert text in shown
+    _, found = data("show", tmp_path / "c", "n")
+    assert found["histogram"] == {"counts": [], "edges": []}
+    assert str(found["values"]) == str(found["stats"]["max"]) == text
+    assert str(data("stats", tmp_path / "c")[1]["leaves"][0]["min"]) == text
+
+
+def test_a_histogram_of_the_smallest_numbers(tmp_path, ask, data):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"x": np.array([0, 5e-324])})
+    assert ask("show", tmp_path / "c", "x")[0] == 0
+    histogram = data("show", tmp_path / "c", "x")[1]["histogram"]
+    assert histogram == {"counts": [2], "edges": [0, 5e-324]}
+
+
+@pytest.mark.parametrize(
     ("name", "problem"),
     [
         ("model/w[5]", "out of bounds"),

@@ -37,6 +37,7 @@ def odd(tmp_path):
         "empty": np.zeros((0, 3), np.int8),
         "key": jax.random.key(0),
         "step": 10**30,
+        "huge": 10**5000,
         "nan": float("nan"),
         "flag": True,
     }

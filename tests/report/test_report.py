@@ -314,6 +314,19 @@ def test_names_and_metadata_are_text(tmp_path, report):
     assert "<title>" + str(tmp_path) + "/&lt;script&gt;" in text
 
 
+@pytest.mark.parametrize("digits", [400, 3900, 5000])
+def test_integers_that_no_float_holds(tmp_path, report, digits):
+    number = 10**digits
+    metadata = {"n": number} if digits < 4000 else None
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"n": number}, metadata=metadata)
+    shouts, found, leaves = report(tmp_path / "c")
+    assert shouts == []
+    assert leaves["n"]["stats"]["max"] == leaves["n"]["value"]
+    if metadata:
+        assert found["columns"][0]["metadata"] == {"n": str(number)}
+        assert found["metrics"] == {"n": [str(number)]}
+
+
 def test_much_metadata_is_not_shown(tmp_path, report):
     many = {f"metric {i}": float(i) for i in range(5000)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(2)}, metadata=many)
