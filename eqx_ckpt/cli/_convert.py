@@ -37,9 +37,14 @@ def _named(text: str) -> Any:
     # As `python -m` does, and a script does not.
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as e:
-        raise eqx_ckpt.CheckpointError(f"`--like {text}`: {e}.") from e
+        return _made(getattr(importlib.import_module(module), name))
+    except Exception as e:  # It is the user's code, which can raise anything.
+        raise eqx_ckpt.CheckpointError(
+            f"`--like {text}`: {type(e).__name__}: {e}"
+        ) from e
+
+
+def _made(found: Any) -> Any:
     import equinox as eqx
 
     # The weights are not needed, so they are not computed.

@@ -21,6 +21,16 @@ def make_model():
     return eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(7))
 
 
+def make_wide(width):
+    """What `--like` cannot call."""
+    return eqx.nn.Linear(2, width, key=jax.random.key(7))
+
+
+def make_nothing():
+    """What fails when `--like` calls it."""
+    return {}["none"]
+
+
 @pytest.fixture
 def ckpt(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", make_model(), metadata={"n": 1})
@@ -84,6 +94,9 @@ def test_files_of_equinox(tmp_path, ckpt, ask):
         (["m.eqx", "--like", "nonsense"], "is not `MODULE:NAME`"),
         (["m.eqx", "--like", "no_such_module:f"], "No module named"),
         (["m.eqx", "--like", f"{__name__}:missing"], "no attribute 'missing'"),
+        (["m.eqx", "--like", f"{__name__}:make_wide"], "`: TypeError: make_wide()"),
+        (["m.eqx", "--like", f"{__name__}:make_nothing"], "`: KeyError: 'none'"),
+        (["m.eqx", "--like", "wrong:f"], "`--like wrong:f`: SyntaxError: "),
         (["there.npz"], "exists already"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
@@ -91,6 +104,7 @@ def test_files_of_equinox(tmp_path, ckpt, ask):
 def test_mistakes_of_convert(ckpt, ask, monkeypatch, options, problem):
     monkeypatch.chdir(ckpt.parent)
     (ckpt.parent / "there.npz").write_bytes(b"mine")
+    (ckpt.parent / "wrong.py").write_text("f = (")
     before = sorted(path.name for path in ckpt.parent.iterdir())
     status, text = ask("convert", "c", *options)
     assert status == 2
