@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    try:
+        return _main(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(words: list[str]) -> int:
     if importlib.util.find_spec("typer") is None:
         needed = "The command line needs typer: `pip install 'eqx-ckpt[cli]'`."
         print(needed, file=sys.stderr)
         return 2
     from .cli._quick import quickly
 
-    words = sys.argv[1:] if arguments is None else list(arguments)
     status = quickly(words)
     if status is not None:
         return status

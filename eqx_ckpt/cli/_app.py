@@ -8,7 +8,7 @@ import typer
 from .._retention import Mode
 from .._types import Layout, Target
 from . import _checkpoint, _convert, _ls, _report, _run, _tree
-from ._guard import complain, guarded, INTERRUPTED, TROUBLE
+from ._guard import complain, guarded, TROUBLE
 
 
 app = typer.Typer(
@@ -225,12 +225,14 @@ def _run_app(arguments: Sequence[str]) -> int:
     try:
         return app(arguments, standalone_mode=False) or 0
     except typer.Abort:
-        return INTERRUPTED
+        raise KeyboardInterrupt from None
     except Exception as e:
         # What the parser of typer raises, which is of other packages in other versions.
         if not hasattr(e, "format_message"):
             raise
         context: Any = getattr(e, "ctx", None)
         command = context.command_path if context else "eqx-ckpt"
-        complain(f"{e.format_message()} Try `{command} --help`.")  # pyright: ignore
+        # Empty without arguments: the help was printed.
+        if message := e.format_message():  # pyright: ignore
+            complain(f"{message} Try `{command} --help`.")
         return TROUBLE

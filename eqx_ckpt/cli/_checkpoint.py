@@ -18,6 +18,7 @@ from ._output import (
     printable,
     say,
     say_json,
+    say_problem,
     styled,
     table,
 )
@@ -116,7 +117,7 @@ def stats(path: str, prefix: str, as_json: bool) -> int:
         for name in bad:
             say(styled(printable(f"NaN or infinity: {name}"), "red"))
         for name, problem in damage.items():
-            print(styled(printable(f"damaged: {name}: {problem}"), "red"))
+            say_problem(f"damaged: {name}: {problem}")
     return 1 if bad or damage else 0
 
 
@@ -163,5 +164,5 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
         # It may be longer than a line, and none of it is left out.
         print(styled(printable(text), color) if color else printable(text))
     for problem in damage.values():
-        print(styled(printable(problem), "red"))
+        say_problem(problem)
     return 1 if found or damage else 0

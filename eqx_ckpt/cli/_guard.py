@@ -12,11 +12,14 @@ import eqx_ckpt
 from ._output import printable
 
 
-DAMAGED, TROUBLE, INTERRUPTED = 1, 2, 130
+DAMAGED, TROUBLE = 1, 2
 
 
 def guarded(command: Callable[[], int | None]) -> int:
     """Run a command; returns its exit status. A mistake is a line, not a traceback."""
+    # Python has `None` in place of a stream that was closed before it began.
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         # What the encoding of a terminal lacks is written as `\u2502`.
         if isinstance(stream, io.TextIOWrapper):
@@ -33,8 +36,6 @@ def guarded(command: Callable[[], int | None]) -> int:
             # Nobody reads on; Python would complain again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except KeyboardInterrupt:
-            return INTERRUPTED
         except eqx_ckpt.CorruptCheckpointError as e:
             complain(e)
             return DAMAGED

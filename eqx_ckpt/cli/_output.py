@@ -42,6 +42,12 @@ def say(text: str = "") -> None:
     print(text if width is None else cropped(text, width))
 
 
+def say_problem(text: str) -> None:
+    """Print all of a text in red: it may be wider than the terminal."""
+    for line in text.splitlines():
+        print(styled(printable(line), "red"))
+
+
 def cropped(text: str, width: int) -> str:
     """The beginning of a text that takes `width` columns, with its colours."""
     if len(text) <= width or columns_of(_CODE.sub("", text)) <= width:

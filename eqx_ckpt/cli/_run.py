@@ -8,7 +8,7 @@ import eqx_ckpt
 from .._format.screen import in_bytes
 from .._steps import Run
 from ._guard import DAMAGED, TROUBLE
-from ._output import printable, say, say_json, styled, table
+from ._output import printable, say, say_json, say_problem, styled, table
 from ._progress import bar
 from ._sources import path_or_source
 
@@ -45,9 +45,8 @@ def verify(path: str, as_json: bool) -> int:
 def _say_result(result: dict[str, Any]) -> None:
     if result["ok"]:
         say(f"{styled('ok', 'green')}  {printable(result['path'])}")
-        return
-    for line in result["problem"].splitlines():
-        print(styled(printable(line), "red"))
+    else:
+        say_problem(result["problem"])
 
 
 def rm(path: str, steps: list[int]) -> int:

@@ -35,7 +35,10 @@ def split_index(text: str) -> tuple[str, tuple[Any, ...]]:
 def _slice(text: str) -> int | slice:
     if ":" not in text:
         return int(text)
-    return slice(*(int(part) if part.strip() else None for part in text.split(":")))
+    found = slice(*(int(part) if part.strip() else None for part in text.split(":")))
+    # As NumPy, this refuses a step of zero.
+    found.indices(0)
+    return found
 
 
 def leaf_named(source: eqx_ckpt.Source, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:

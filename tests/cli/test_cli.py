@@ -129,6 +129,7 @@ def test_a_histogram_of_the_smallest_numbers(tmp_path, ask, data):
         ("model/w[0,0,0]", "too many indices"),
         ("model/w[::]x", "no leaf"),
         ("model/w[1:2:3:4]", "is not an index"),
+        ("model/w[0:2:0]", "is not an index"),
         ("model/W", "Did you mean 'model/w'"),
         ("model", "Did you mean 'model/b', 'model/w'"),
     ],
@@ -237,6 +238,8 @@ def test_verify(run, ask, data):
     status, found = data("diff", run / "000001", run / "000002", "--values")
     assert status == 1
     assert list(found["damage"]) == ["model/w"]
+    status, text = ask("diff", run / "000001", run / "000002", "--values")
+    assert "\n- 'model/w': " in text
 
 
 def test_rm(run, ask):
@@ -321,6 +324,35 @@ def test_a_chunk_that_cannot_be_read(run, ask, refuse, command, code):
     assert status == 2
     assert os.strerror(code) in text
     assert "damaged" not in text
+
+
+def test_without_arguments(ask):
+    status, text = ask()
+    assert status == 2
+    assert "Usage: " in text
+    assert "eqx-ckpt: " not in text
+
+
+@pytest.mark.parametrize(
+    "where", ["importlib.util.find_spec", "eqx_ckpt.read_manifest"]
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ctrl_c(run, ask, monkeypatch, where, options):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    assert ask("ls", run, *options)[0] == 130
+
+
+@pytest.mark.parametrize(
+    ("shell", "path", "expected"), [("$@ >&-", "000001", 0), ("$@ 2>&-", "none", 2)]
+)
+def test_a_stream_that_was_closed_before(run, shell, path, expected):
+    command = [sys.executable, "-m", "eqx_ckpt", "tree", path]
+    words = ["sh", "-c", shell, "sh", *command]
+    done = subprocess.run(words, cwd=run, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (expected, b"", b"")
 
 
 def test_a_closed_pipe(run):
