@@ -127,6 +127,22 @@ def test_the_table(opened):
     assert names(page) == []
 
 
+def test_a_leaf_of_one_value(opened):
+    """Its bar is seen, and so is what it was before, whatever the value."""
+    values = {"zero": 0.0, "one": 1, "tiny": 1e-12, "huge": -1e300}
+    arrays = {name: np.full(8, value) for name, value in values.items()}
+    before = {name: np.linspace(-1e-3, 1e-3, 8) for name in arrays}
+    alone, beside = [InMemory(arrays)], [InMemory(before), InMemory(arrays)]
+    for sources, most in ((alone, 200), (beside, 20)):
+        page = opened(*sources)
+        for name in names(page):
+            page.locator("#rows tr.leaf", has_text=name).first.click()
+            box = page.locator("#histogram .bars path").last.bounding_box()
+            assert 3 < box["width"] < most, name
+    page = opened(InMemory({"all": np.zeros(8)}))
+    assert "64 B (100 %)" in page.inner_text("#leaf")
+
+
 def test_the_map_descends_and_comes_back(run, opened):
     page = opened(run / "000001")
     page.click("#map g.slice:has-text('model')", position={"x": 20, "y": 8})

@@ -11,7 +11,7 @@ function choose(leaf) {
 
 function showLeaf() {
   const leaf = chosen;
-  const share = newest.nbytes ? ` (${((100 * leaf.nbytes) / newest.nbytes).toPrecision(2)} %)` : "";
+  const share = newest.nbytes ? ` (${Number(((100 * leaf.nbytes) / newest.nbytes).toPrecision(2))} %)` : "";
   const stats = leaf.stats || {};
   const numbers = ["count", "norm", "mean", "std", "min", "max", "nan", "inf"].flatMap(
     (name) => [el("span", {}, name), el("span", { class: stats[name] && /nan|inf/.test(name) ? "warn" : "" }, inWords(stats[name]))]);
@@ -35,14 +35,23 @@ function showLeaf() {
   byId("leaf").replaceChildren(...parts.filter(Boolean));
 }
 
-function bars({ low, width: narrow, counts }, colour) {
-  // One value has the narrowest of bins, which nobody could see.
-  const width = counts.length > 1 ? narrow : Math.max(narrow, Math.abs(low) / 20, 1e-9);
+// The limits of a chart, and how wide one value is in it: its bin is the narrowest there
+// is, which nobody could see.
+function limitsOf(histograms) {
+  const ends = histograms.flatMap(({ low, width, counts }) =>
+    counts.length > 1 ? [low, low + width * counts.length] : [low]);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const widthOfOne = (high - low) / 50 || Math.abs(low) / 20 || 0.05;
+  return { range: [low - 2 * widthOfOne, high + 2 * widthOfOne], widthOfOne };
+}
+
+function bars({ low, width, counts }, colour, widthOfOne) {
+  const isOne = counts.length === 1;
   return {
     type: "bar",
-    x: counts.map((_, i) => low + (i + 0.5) * narrow),
+    x: isOne ? [low] : counts.map((_, i) => low + (i + 0.5) * width),
     y: counts,
-    width,
+    width: isOne ? widthOfOne : width,
     marker: { color: colour, line: { width: 0 } },
     opacity: 0.75,
     hovertemplate: "%{y} near %{x:.4g}<extra></extra>",
@@ -53,9 +62,10 @@ function drawLeaf() {
   const leaf = chosen;
   if (!leaf || !window.Plotly) return;
   if (byId("histogram")) {
-    const before = leaf.first ? [bars(leaf.first, style("--ghost"))] : [];
-    draw(byId("histogram"), [...before, bars(leaf.histogram, style("--bar"))],
-      { barmode: "overlay", bargap: 0, xaxis: {}, yaxis: {} });
+    const { range, widthOfOne } = limitsOf([leaf.first, leaf.histogram].filter(Boolean));
+    const before = leaf.first ? [bars(leaf.first, style("--ghost"), widthOfOne)] : [];
+    draw(byId("histogram"), [...before, bars(leaf.histogram, style("--bar"), widthOfOne)],
+      { barmode: "overlay", bargap: 0, xaxis: { range }, yaxis: {} });
   }
   if (byId("way")) {
     const x = columns.map((column) => Number(column.label));
