@@ -63,8 +63,11 @@ def rm(path: str, steps: list[int]) -> int:
 
 
 def gc(path: str, dry_run: bool, as_json: bool) -> int:
-    if os.path.exists(path) and not os.path.isdir(path):
+    run = Run(path)
+    if "://" not in run.directory and not os.path.isdir(run.directory):
         raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a directory.")
+    if (problem := run.explain()) and not run.named():
+        raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a run. {problem}")
     found = eqx_ckpt.orphans(path) if dry_run else eqx_ckpt.sweep(path)
     known = [nbytes for nbytes in found.values() if nbytes is not None]
     total = sum(known) if len(known) == len(found) else None

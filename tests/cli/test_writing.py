@@ -153,8 +153,22 @@ def test_gc(run, ask, data):
 
 
 def test_gc_of_nothing(tmp_path, ask):
-    assert ask("gc", tmp_path / "none")[1] == "0 attempts removed, 0 B\n"
-    (tmp_path / "file").touch()
-    status, text = ask("gc", tmp_path / "file")
+    assert ask("gc", tmp_path) == (0, "0 attempts removed, 0 B\n")
+    dead_save(tmp_path, 4)
+    assert "1 attempt removed, 1000 B" in ask("gc", tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("none", "is not a directory"),
+        ("file", "is not a directory"),
+        ("c", "is not a run. It is one checkpoint"),
+        ("c/layers", "is not a run. It is inside of the checkpoint"),
+    ],
+)
+def test_gc_of_what_is_no_run(ckpt, ask, path, problem):
+    (ckpt.parent / "file").touch()
+    status, text = ask("gc", ckpt.parent / path)
     assert status == 2
-    assert "is not a directory" in text
+    assert problem in text
