@@ -97,8 +97,9 @@ class CheckpointManager:
             [`eqx_ckpt.tree_serialise_leaves_async`][].
         - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
             and for restores, as in [`eqx_ckpt.tree_deserialise_leaves`][].
-        - `check_finite`: refuse to save a step with NaNs or infinities. The error names
-            the leaves, and is raised like other errors of a background save.
+        - `check_finite`: refuse to save a step with NaNs (or NaTs, among dates) or
+            infinities. The error names the leaves, and is raised like other errors of a
+            background save.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)

@@ -39,11 +39,12 @@ class FiniteCheck:
             yield region, stored
 
     def _count(self, name: str, array: np.ndarray) -> None:
-        wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-        nan = int(np.count_nonzero(np.isnan(wide)))
+        if (kind := array.dtype.kind) not in "mM":
+            array = array.astype(np.complex128 if kind == "c" else np.float64)
+        nan = int(np.count_nonzero(np.isnan(array)))
         found = self._found.setdefault(name, [0, 0])
         found[0] += nan
-        found[1] += int(np.count_nonzero(~np.isfinite(wide))) - nan
+        found[1] += int(np.count_nonzero(~np.isfinite(array))) - nan
 
     def raise_for_found(self, path: str, leaves: Mapping[str, LeafRecord]) -> None:
         """Raise `CheckpointError` that names every leaf that is not finite."""
@@ -75,11 +76,11 @@ def _is_finite_number(value: Any) -> bool:
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    """Whether an array is free of NaNs and infinities, which only floats can have."""
+    """Whether an array is free of infinities, of NaNs, and of NaTs among dates."""
     dtype = array.dtype.newbyteorder("=")
     if (mask := _EXPONENT.get(dtype)) is not None and array.dtype.isnative:
         return not ((array.view(np.uint16) & mask) == mask).any()
-    if dtype.kind in "fc":
+    if dtype.kind in "fcmM":
         return bool(np.isfinite(array).all())
     codes = _not_finite(dtype)
     return not codes.any() or not codes[array.view(np.uint8)].any()

@@ -43,6 +43,15 @@ def test_infinities(tmp_path, value):
     assert "0 NaN, 2 infinite" in text
 
 
+@pytest.mark.parametrize("dtype", ["M8[D]", ">M8[ns]", "m8[s]"])
+def test_dates_that_are_not_times(tmp_path, dtype):
+    """They count as NaNs, as in `stats`."""
+    tree = {"dates": np.array(["NaT", 5, "NaT"], dtype)}
+    assert "2 NaN, 0 infinite" in refusal(tmp_path / "run", tree)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    assert eqx_ckpt.stats(tmp_path / "c")["dates"].nan == 2
+
+
 def test_python_numbers(tmp_path):
     text = refusal(
         tmp_path, {"loss": float("nan"), "z": 1j * float("inf"), "n": 10**400}
@@ -55,7 +64,7 @@ def test_python_numbers(tmp_path):
 def test_what_has_no_numbers_is_saved(tmp_path):
     tree = {
         "key": jax.random.key(0),
-        "dates": np.array(["NaT", "2020-01-01"], "M8[D]"),
+        "dates": np.array(["1969-12-31", "2020-01-01"], "M8[D]"),
         "bytes": np.full(8, 255, np.uint8),
         "ints": jnp.full(4, -1),
         "empty": np.empty((0, 3)),
