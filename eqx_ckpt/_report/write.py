@@ -1,9 +1,10 @@
 """Writing the page."""
 
 import contextlib
+import os
 from typing import Any
 
-from .._errors import CheckpointError
+from .._errors import CheckpointError, CheckpointExistsError
 from .._format.source import Source
 from .._storage.new_files import NewFiles
 from .._types import PathLike
@@ -51,6 +52,7 @@ def write_report(
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a checkpoint is damaged.
     - [`eqx_ckpt.CheckpointError`][]: what is read is replaced again and again.
     - `ImportError`: plotly is not installed.
+    - [`eqx_ckpt.CheckpointExistsError`][]: `path` is a directory.
     - `OSError`: the page cannot be written, or the file system fails.
 
     !!! example
@@ -78,6 +80,10 @@ def written(
     plotly = _plotly()
     if steps < 1:
         raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
+    if os.path.isdir(os.path.expanduser(path)):
+        raise CheckpointExistsError(
+            f"{os.fspath(path)!r} is a directory. Choose another path for the page."
+        )
     with NewFiles([path], overwrite=True) as files, files.next() as f:
         replaced: list[str] = []
         for _ in range(_TRIES):

@@ -10,11 +10,12 @@ import eqx_ckpt
 
 from ._output import printable, say
 from ._progress import bar
+from ._sources import source_at
 
 
 def copy(source: str, target: str, how: dict[str, Any]) -> int:
     with bar() as progress:
-        found = eqx_ckpt.interop.open_source(source)
+        found = source_at(source)
         eqx_ckpt.copy(found, target, **how, progress=progress(target))
     say(printable(f"copied to {target}"))
     return 0

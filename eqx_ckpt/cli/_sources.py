@@ -13,7 +13,14 @@ def source_at(path: str) -> eqx_ckpt.Source:
     try:
         return opened(path)
     except eqx_ckpt.CheckpointNotFoundError:
-        if not ("://" in path or format_at(os.path.expanduser(path))):
+        is_remote = "://" in path
+        format = "" if is_remote else format_at(os.path.expanduser(path))
+        if format == "eqx":
+            raise eqx_ckpt.CheckpointError(
+                f"{path!r} is a file of Equinox, which has no names. Make a checkpoint "
+                "of it: `eqx-ckpt convert` does, with `--like MODULE:NAME`."
+            ) from None
+        if not (is_remote or format):
             raise
         return eqx_ckpt.interop.open_source(path)
 

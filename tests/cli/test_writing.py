@@ -77,10 +77,13 @@ def test_files_of_equinox(tmp_path, ckpt, ask):
     back = ["convert", tmp_path / "m.eqx", tmp_path / "b", "--to", "checkpoint"]
     assert ask(*back, *like)[0] == 0
     assert_same(arrays(tmp_path / "b"), arrays(ckpt))
-    for arguments in (back, ["tree", tmp_path / "m.eqx"]):
-        status, text = ask(*arguments)
+    status, text = ask(*back)
+    assert status == 2
+    assert "which has no names" in text
+    for command in (["tree"], ["stats"], ["copy", tmp_path / "new"]):
+        status, text = ask(command[0], tmp_path / "m.eqx", *command[1:])
         assert status == 2
-        assert "file of Equinox, which has no names" in text
+        assert "`eqx-ckpt convert` does, with `--like" in text
 
 
 @pytest.mark.parametrize(
