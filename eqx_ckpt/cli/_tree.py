@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import eqx_ckpt
 
+from .._format.names import is_below
 from .._format.screen import in_bytes
 from .._tree.nested import checked_prefix
 from ._output import printable, say, say_json, styled
@@ -14,14 +15,14 @@ from ._sources import source_at
 
 def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
     manifest = source_at(path).manifest
-    root = grown(manifest, prefix := checked_prefix(prefix, manifest))
+    prefix = checked_prefix(prefix, manifest)
+    root = grown(manifest, prefix)
     if not as_json:
         top = f"{path.rstrip('/')}/{prefix}" if prefix else path
         say(f"{styled(printable(top), 'bold')}  {label(root)}")
         for line in lines(root, depth):
             say(line)
         return 0
-    below = prefix + "/" if prefix else ""
     leaves = [
         {
             "name": name,
@@ -34,22 +35,25 @@ def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
             "value": record.value,
         }
         for name, record in manifest.leaves.items()
-        if name == prefix or name.startswith(below)
+        if is_below(prefix, name)
     ]
+    unsaved = {n: why for n, why in manifest.unsaved.items() if is_below(prefix, n)}
     totals = {"nbytes": root.nbytes, "numbers": root.numbers}
     about = {"metadata": manifest.metadata, "versions": dict(manifest.versions)}
-    say_json({"path": path, "prefix": prefix} | totals | about | {"leaves": leaves})
+    found = {"leaves": leaves, "unsaved": unsaved}
+    say_json({"path": path, "prefix": prefix} | totals | about | found)
     return 0
 
 
 @dataclass
 class Node:
-    """A leaf, or a folder of leaves."""
+    """A leaf, or a folder of leaves; `unsaved` says what was left out in its place."""
 
     nbytes: int = 0
     numbers: int = 0
     leaves: int = 0
     record: eqx_ckpt.LeafRecord | None = None
+    unsaved: str | None = None
     children: dict[str, "Node"] = field(default_factory=lambda: {})
 
 
@@ -59,22 +63,28 @@ def parameters(record: eqx_ckpt.LeafRecord) -> int:
 
 
 def grown(manifest: eqx_ckpt.Manifest, prefix: str) -> Node:
-    """Build the tree of the leaves below a name."""
+    """Build the tree of what is below a name."""
     root = Node()
     for name, record in manifest.leaves.items():
-        if prefix and name != prefix and not name.startswith(prefix + "/"):
-            continue
-        inside = name[len(prefix) :].strip("/")
-        node, nodes = root, [root]
-        for part in inside.split("/") if inside else []:
-            node = node.children.setdefault(part, Node())
-            nodes.append(node)
-        node.record = record
-        for one in nodes:
-            one.nbytes += record.nbytes
-            one.numbers += parameters(record)
-            one.leaves += 1
+        if is_below(prefix, name):
+            nodes = _way_to(root, name[len(prefix) :])
+            nodes[-1].record = record
+            for node in nodes:
+                node.nbytes += record.nbytes
+                node.numbers += parameters(record)
+                node.leaves += 1
+    for name, why in manifest.unsaved.items():
+        if is_below(prefix, name):
+            _way_to(root, name[len(prefix) :])[-1].unsaved = why
     return root
+
+
+def _way_to(root: Node, name: str) -> list[Node]:
+    """The nodes from the root to a name; those that are missing are made."""
+    nodes = [root]
+    for part in filter(None, name.split("/")):
+        nodes.append(nodes[-1].children.setdefault(part, Node()))
+    return nodes
 
 
 def lines(node: Node, depth: int | None, indent: str = "") -> Iterator[str]:
@@ -92,6 +102,8 @@ def lines(node: Node, depth: int | None, indent: str = "") -> Iterator[str]:
 def label(node: Node) -> str:
     """The text beside the name of a node, the most important first."""
     record = node.record
+    if node.unsaved is not None:
+        return styled(printable(f"left out: {node.unsaved}"), "dim")
     if record is None or node.children:
         size = styled(in_bytes(node.nbytes), "cyan")
         return (

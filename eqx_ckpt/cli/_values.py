@@ -44,6 +44,8 @@ def _slice(text: str) -> int | slice:
 def leaf_named(source: eqx_ckpt.Source, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
     """Read the record and the value of one leaf."""
     names = source.manifest.leaves
+    if (why := source.manifest.unsaved.get(name)) is not None:
+        raise eqx_ckpt.LeafMismatchError(f"{name!r} was left out: {why}.")
     if name not in names:
         close = difflib.get_close_matches(name, names, 3, 0.4)
         below = [other for other in names if other.startswith(name + "/")][:3]

@@ -67,6 +67,23 @@ def test_tree(run, ask, data):
     assert found["nbytes"] == 36
 
 
+def test_what_was_left_out(tmp_path, ask, data):
+    """What is not saved, or cannot be read, is listed with the reason."""
+    tree = {"w": jnp.ones(2), "inside": {"name": "a\x1b[31m"}}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    status, text = ask("tree", tmp_path / "c")
+    assert status == 0
+    assert "└── inside  0 B  0 numbers in 0 leaves" in text
+    assert "└── name  left out: 'a\\x1b[31m'" in text
+    np.savez(tmp_path / "x.npz", w=np.ones(2), b=np.ones(2, jnp.bfloat16))
+    path = tmp_path / "x.npz"
+    reason = "an array that has the dtype `|V2`, which cannot be stored exactly"
+    assert f"└── b  left out: {reason}\n" in ask("tree", path)[1]
+    assert data("tree", path)[1]["unsaved"] == {"b": reason}
+    assert data("tree", path, "w")[1]["unsaved"] == {}
+    assert ask("show", path, "b") == (2, f"eqx-ckpt: 'b' was left out: {reason}.\n")
+
+
 def test_tree_says_how_leaves_were_sharded(tmp_path, ask):
     mesh = jax.make_mesh((2, 4), ("x", "y"))
     sharding = jax.sharding.NamedSharding(mesh, jax.P("x", None))

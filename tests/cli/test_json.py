@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt.__main__ import main
 
 from .conftest import dead_save
 
@@ -40,6 +41,7 @@ def odd(tmp_path):
         "huge": 10**5000,
         "nan": float("nan"),
         "flag": True,
+        "text": "is not saved",
     }
     path = tmp_path / "two words ü"
     eqx_ckpt.tree_serialise_leaves(path, tree, metadata={"<b>": [float("inf"), None]})
@@ -80,3 +82,19 @@ def test_commands_for_runs(run, data):
         check(command, data(command, run, *options)[1])
     for command in ("stats", "tree", "verify"):
         check(command, data(command, run / "000001")[1])
+
+
+def test_without_a_manifest_there_is_nothing_to_describe(run, data, capsys):
+    """A line on standard error says why, and nothing is printed that is not JSON."""
+    manifest = run / "000002/zarr.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
+    broken, whole = run / "000002", run / "000001"
+    calls = {"tree": [], "stats": [], "show": ["step"], "diff": [whole]}
+    for command, arguments in calls.items():
+        words = [command, broken, *arguments, "--json"]
+        status = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert (status, out) == (1, "")
+        assert err.startswith("eqx-ckpt: ")
+    assert data("verify", broken)[0] == 1
+    assert data("ls", run)[0] == 0
