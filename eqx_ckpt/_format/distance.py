@@ -4,10 +4,10 @@ from .lazy import Array, np
 
 
 def distances(a: Array, b: Array) -> Array:
-    """How far each number is from its counterpart, in 64 bits; equal NaNs by 0.
+    """How far each number is from its counterpart, as a float of 64 bits.
 
-    It is infinite between what is finite and what is not. That of dates is in their
-    unit.
+    Between two NaNs it is 0, and between what is finite and what is not, infinite. That
+    of dates is in their unit.
     """
     if a.dtype.kind in "mM":
         far = _of_integers(a.astype(np.int64), b.astype(np.int64))

@@ -395,7 +395,7 @@ def scalar_to_text(value: bool | int | float | complex) -> str:
 
 
 def is_long(value: int) -> bool:
-    """Whether Python refuses to write an integer with its decimal digits, or nearly."""
+    """Whether an integer is near the 4300 digits that Python reads and writes."""
     return value.bit_length() > 13_000
 
 

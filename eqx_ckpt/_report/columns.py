@@ -52,7 +52,7 @@ class Column:
         except OSError as e:
             if e.errno not in _REFUSED:
                 raise
-            self.unreadable[read.name] = e.strerror
+            self.unreadable[read.name] = str(e.strerror)
             return None
 
     def problem(self, name: str) -> str:
