@@ -50,7 +50,10 @@ class InMemory(eqx_ckpt.Source):
             name: eqx_ckpt.LeafRecord.of_array(
                 array.shape,
                 array.dtype,
-                path=[("key", part) for part in name.split("/")],
+                path=[
+                    ("index", int(part)) if part.isdecimal() else ("key", part)
+                    for part in name.split("/")
+                ],
                 kind="numpy",
             )
             for name, array in self.arrays.items()
