@@ -63,10 +63,9 @@ class Place:
             raise CorruptCheckpointError(f"{self}: {name} has more than {most} bytes.")
         return data
 
-    def folders(self) -> list[str]:
-        """The names of the folders in it."""
-        keys = self._outer.list_keys()
-        return sorted({key.split("/")[0] for key in keys if "/" in key})
+    def files(self) -> set[str]:
+        """The keys of all files below it."""
+        return set(self._outer.list_keys())
 
     def array_keys(self) -> list[str]:
         """The keys of all arrays."""

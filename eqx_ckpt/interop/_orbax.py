@@ -25,7 +25,9 @@ from ._zarr import ZarrSource
 FORMAT = "checkpoint of Orbax"
 _METADATA, _STEP_METADATA = "_METADATA", "_CHECKPOINT_METADATA"
 _COMMITTED, _TEMPORARY = "commit_success.txt", ".orbax-checkpoint-tmp"
-_STEP = re.compile(r"(?:[A-Za-z]+_)?(\d{1,18})")
+_STEP = re.compile(r"(?:(.+)_)?(\d{1,18})")
+# Of the files in a folder, those that only steps have.
+_IN_STEP = re.compile(r"_CHECKPOINT_METADATA|[^/]+/_METADATA")
 _MAX_METADATA = 2**26
 _MAX_PROCESSES = 100_000
 # In place of empty containers, which have no leaves.
@@ -58,7 +60,8 @@ def orbax(
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step or item, or it was
         never committed.
     - [`eqx_ckpt.CorruptCheckpointError`][]: its metadata are not valid.
-    - [`eqx_ckpt.CheckpointError`][]: there are several items, and none was chosen.
+    - [`eqx_ckpt.CheckpointError`][]: there are several items, and none was chosen; or
+        `item` is given, and the path is one item; or steps have several prefixes.
 
     !!! example
 
@@ -211,22 +214,55 @@ def _item(path: PathLike, step: int | None, item: str | None) -> PathLike:
             f"{place} was never committed: it is what Orbax leaves of a save that did "
             "not end. Open another step."
         )
-    if place.file(_METADATA, _MAX_METADATA) is not None:
-        return path
-    folders = place.folders()
-    steps = {
-        int(number[1]): name for name in folders if (number := _STEP.fullmatch(name))
-    }
+    is_item = _has(path, _METADATA)
+    is_step = is_item or _has(path, _STEP_METADATA)
+    steps = {} if is_step else _steps(place, item)
     if steps:
-        return _item(_step(path, steps, step), None, item)
+        return _item_of_step(_step(path, steps, step), item)
     if step is not None:
-        raise CheckpointNotFoundError(f"{place} has no steps.")
+        raise CheckpointNotFoundError(
+            f"{place} has no steps{': it is one item' if is_item else ''}. Leave out "
+            "`step`, or pass the directory of a run."
+        )
+    return _item_of_step(path, item)
+
+
+def _steps(place: Place, item: str | None) -> dict[int, str]:
+    """The folders of the steps in a run; none if `item` is in this directory."""
+    files = place.files()
+    if f"{item}/{_METADATA}" in files:
+        return {}
+    found: dict[str, re.Match[str]] = {}
+    for file in files:
+        name, _, rest = file.partition("/")
+        match = _STEP.fullmatch(name)
+        # Old versions of Orbax do not mark steps; with a prefix, it may be an item.
+        is_old = rest == _METADATA and name.isdecimal()
+        if match and (is_old or _IN_STEP.fullmatch(rest)):
+            found[name] = match
+    prefixes = sorted({match[1] or "" for match in found.values()})
+    if len(prefixes) > 1:
+        raise CheckpointError(
+            f"{place} has steps with the prefixes {', '.join(map(repr, prefixes))}: "
+            "pass the directory of one step."
+        )
+    return {int(match[2]): name for name, match in found.items()}
+
+
+def _item_of_step(path: PathLike, item: str | None) -> PathLike:
+    place = Place(path)
+    if _has(path, _METADATA):
+        if item is None:
+            return path
+        raise CheckpointError(
+            f"{place} is one item. Leave out `item`, or pass the directory of a step."
+        )
     _check_committed(path)
-    items = [
+    items = sorted(
         name
-        for name in folders
-        if _TEMPORARY not in name and _has(_below(path, name), _METADATA)
-    ]
+        for name, _, rest in (file.partition("/") for file in place.files())
+        if rest == _METADATA and _TEMPORARY not in name
+    )
     if not items:
         raise CheckpointNotFoundError(
             f"There is no {FORMAT} at {place}: neither it nor a directory in it has a "
@@ -236,8 +272,8 @@ def _item(path: PathLike, step: int | None, item: str | None) -> PathLike:
         return _below(path, items[0])
     if item not in items:
         raise CheckpointError(
-            f"{place} has the items {', '.join(map(repr, sorted(items)))}: pass one of "
-            f"them as `item`{'' if item is None else f', and not {item!r}'}."
+            f"{place} has the items {', '.join(map(repr, items))}: pass one of them as "
+            f"`item`{'' if item is None else f', and not {item!r}'}."
         )
     return _below(path, item)
 

@@ -110,6 +110,64 @@ def test_steps_that_were_never_committed(saved, tmp_path):
         interop.orbax(tmp_path / "10.orbax-checkpoint-tmp-3")
 
 
+def test_items_that_are_named_like_steps(tmp_path):
+    trees = {name: {"w": jnp.ones(2) * i} for i, name in enumerate(["net_1", "net_2"])}
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        manager.save(5, args=ocp.args.Composite(**items))
+    for path in (tmp_path / "run", tmp_path / "run" / "5"):
+        for name, tree in trees.items():
+            found = interop.orbax(path, item=name)
+            assert_same(eqx_ckpt.tree_deserialise_leaves(found, tree), tree)
+        with pytest.raises(eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2'"):
+            interop.orbax(path)
+
+
+def test_items_of_a_step_without_a_mark(tmp_path):
+    """Old versions of Orbax write no `_CHECKPOINT_METADATA`."""
+    trees = {name: {"w": jnp.ones(2) * i} for i, name in enumerate(["net_1", "net_2"])}
+    for name, tree in trees.items():
+        ocp.PyTreeCheckpointer().save(tmp_path / name, tree)
+        (tmp_path / name / "_CHECKPOINT_METADATA").unlink()
+    found = interop.orbax(tmp_path, item="net_1")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_1"]), trees["net_1"])
+    with pytest.raises(eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2'"):
+        interop.orbax(tmp_path)
+
+
+def test_a_step_or_an_item_of_an_item(saved):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is one item. Leave out `item`"):
+        interop.orbax(saved / "run" / "5" / "params", item="rest")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="no steps: it is one item"):
+        interop.orbax(saved / "run" / "5" / "params", step=77)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is one item. Leave out `item`"):
+        interop.orbax(saved / "standard", item="params")
+
+
+@pytest.mark.parametrize("prefix", ["my-run_v2", "42", "step"])
+def test_prefixes_of_steps(tmp_path, prefix):
+    options = ocp.CheckpointManagerOptions(step_prefix=prefix)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step in (9, 10):
+            manager.save(step, args=ocp.args.StandardSave({"w": jnp.ones(2) * step}))
+    (tmp_path / "logs_11").mkdir()
+    (tmp_path / "logs_11" / "log.txt").write_text("no step")
+    for source, expected in [
+        (interop.orbax(tmp_path), 10),
+        (interop.open_source(tmp_path), 10),
+        (interop.orbax(tmp_path, step=9), 9),
+    ]:
+        tree = {"w": jnp.ones(2) * expected}
+        assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+
+
+def test_steps_of_two_prefixes(tmp_path):
+    for name in ("a_1", "b_2"):
+        ocp.PyTreeCheckpointer().save(tmp_path / name, {"w": jnp.ones(2)})
+    with pytest.raises(eqx_ckpt.CheckpointError, match="the prefixes 'a', 'b'"):
+        interop.orbax(tmp_path)
+
+
 def test_onto_a_mesh(saved):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
