@@ -56,6 +56,10 @@ class Place:
     def __str__(self) -> str:
         return str(self._outer)
 
+    def url(self) -> str:
+        """This location, as a user would write it."""
+        return self._outer.url()
+
     def file(self, name: str, most: int) -> bytes | None:
         """A file beside the arrays, of `most` bytes at most."""
         data = self._outer.read(name, most + 1)
@@ -83,7 +87,7 @@ class Place:
         found: dict[str, ZarrArray] = {}
         todo = list(keys)
         for name, driver in _DRIVERS.items():
-            names = [f"{key}/{name}" for key in todo]
+            names = [_folder(key) + name for key in todo]
             for key, data in zip(todo, self._base.read_all(names), strict=True):
                 if data is None:
                     continue
@@ -202,7 +206,12 @@ def _open(
 
 
 def _path(array: ZarrArray) -> str:
-    return f"{array.place.get('path', '')}{array.key}/"
+    return array.place.get("path", "") + _folder(array.key)
+
+
+def _folder(key: str) -> str:
+    """The beginning of the keys in an array, which may be the whole place."""
+    return f"{key}/" if key else ""
 
 
 def _reading(opened: Any, read: RegionRead) -> Any:

@@ -72,7 +72,7 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
     place = Place(path)
     tree = place.file(_TREE, _MAX_METADATA)
     if tree is not None:
-        return _of_tree(path, str(place), tree, like)
+        return _of_tree(path, place, tree, like)
     if like is not None:
         raise CheckpointError(
             f"{place} has no `{_TREE}`: its arrays have names, and need no `like`."
@@ -80,14 +80,14 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
     metadata = place.file(_METADATA, _MAX_METADATA)
     return _source(
         place,
-        str(place),
+        place,
         {key: split(key, "/") for key in place.array_keys()},
-        None if metadata is None else parse_object(metadata, place, FORMAT),
+        None if metadata is None else parse_object(metadata, place.url(), FORMAT),
     )
 
 
 def _source(
-    place: Place, where: str, keys: dict[str, TypedPath], metadata: Any
+    place: Place, where: Place, keys: dict[str, TypedPath], metadata: Any
 ) -> ZarrSource:
     if not keys:
         raise CheckpointNotFoundError(f"There are no Zarr arrays in {where}.")
@@ -95,7 +95,7 @@ def _source(
     arrays = place.describe([*keys], damage)
     if damage:
         shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
-        raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
+        raise corrupt(where.url(), FORMAT, f"of {len(damage)} arrays, {shown}")
     leaves: list[Named] = []
     unsaved: dict[str, str] = {}
     for key, array in arrays.items():
@@ -105,23 +105,23 @@ def _source(
         except CannotSave as e:
             unsaved[encode(keys[key])] = f"an array that {e}"
     return ZarrSource(
-        where,
-        manifest_of(leaves, where, unsaved=unsaved, metadata=metadata),
+        str(where),
+        manifest_of(leaves, where.url(), unsaved=unsaved, metadata=metadata),
         {encode(keys[key]): array for key, array in arrays.items()},
         allow_missing_chunks=True,
     )
 
 
-def _of_tree(path: PathLike, where: str, tree: bytes, like: PyTree) -> ZarrSource:
+def _of_tree(path: PathLike, where: Place, tree: bytes, like: PyTree) -> ZarrSource:
     """The arrays of a tree, numbered in the order of its leaves."""
     if like is None:
         raise CheckpointError(
             f"{where} was written by `pytree_serialization.save`, which numbers the "
             "leaves: pass the PyTree that was saved as `like`."
         )
-    found = parse_object(tree, where, FORMAT).get(_LEAVES)
+    found = parse_object(tree, where.url(), FORMAT).get(_LEAVES)
     if not isinstance(found, list):
-        raise corrupt(where, FORMAT, f"`{_TREE}` has no `{_LEAVES}`")
+        raise corrupt(where.url(), FORMAT, f"`{_TREE}` has no `{_LEAVES}`")
     leaves = jtu.tree_flatten_with_path(like, lambda node: node is None)[0]
     if len(leaves) != len(found):
         raise LeafMismatchError(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError
@@ -80,14 +80,15 @@ def orbax(
         ```
     """
     found = _item(path, step, item)
-    place, where = Place(found), str(Place(found))
+    place = Place(found)
+    where = place.url()
     data = place.file(_METADATA, _MAX_METADATA)
     metadata = parse_object(data or b"", where, FORMAT)
     try:
         entries = [*map(_entry, metadata["tree_metadata"].values())]
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise corrupt(where, FORMAT, f"its tree is not one ({e!r})"[:300]) from None
-    named = {entry.key: entry for entry in entries if entry.is_stored}
+    named = _named(place, entries)
     damage: dict[str, str] = {}
     arrays = place.describe([*named], damage)
     if damage:
@@ -99,7 +100,7 @@ def orbax(
         leaves, where, unsaved=unsaved, metadata=metadata.get("custom_metadata")
     )
     return ZarrSource(
-        where,
+        str(place),
         manifest,
         {encode(named[key].keys): array for key, array in arrays.items()},
         # Otherwise it leaves out what is zero.
@@ -125,13 +126,31 @@ def _entry(entry: Any) -> _Entry:
     parts = [part["key"] for part in entry["key_metadata"]]
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(f"its keys are {str(parts)[:100]}")
-    if any(part in (".", "..") or "/" in part for part in parts):
-        raise ValueError(f"its key {str(parts)[:100]} leaves the directory")
     value = entry["value_metadata"]
     keys = tuple(map(position_or_key, parts))
     return _Entry(
         ".".join(parts), keys, str(value["value_type"]), bool(value["skip_deserialize"])
     )
+
+
+def _named(place: Place, entries: Iterable[_Entry]) -> dict[str, _Entry]:
+    """The leaves that have arrays, by the keys of these."""
+    named: dict[str, _Entry] = {}
+    for entry in entries:
+        if not entry.is_stored:
+            continue
+        if not place.is_database and _leaves_directory(entry.key):
+            reason = f"its key {entry.key[:100]!r} leaves the directory"
+            raise corrupt(place.url(), FORMAT, reason)
+        first = named.setdefault(entry.key, entry)
+        if first is not entry:
+            names = f"{encode(first.keys)!r} and {encode(entry.keys)!r}"
+            raise corrupt(place.url(), FORMAT, f"Orbax wrote {names} to one array")
+    return named
+
+
+def _leaves_directory(key: str) -> bool:
+    return key != "" and any(part in ("", ".", "..") for part in key.split("/"))
 
 
 def _records(
@@ -180,7 +199,7 @@ def _key_impls(place: Place) -> dict[str, str]:
         data = place.file(f"array_metadatas/process_{process}", _MAX_METADATA)
         if data is None:
             break
-        for entry in parse_object(data, place, FORMAT).get("array_metadatas", ()):
+        for entry in parse_object(data, place.url(), FORMAT).get("array_metadatas", ()):
             found = entry["array_metadata"]
             extra = found.get("ext_metadata") or {}
             if "random_key_impl" in extra:
@@ -307,7 +326,7 @@ def _is_committed(path: PathLike) -> bool:
     data = place.file(_STEP_METADATA, _MAX_METADATA)
     if data is None or place.file(_COMMITTED, 2**16) is not None:
         return True
-    found = parse_object(data, place, FORMAT)
+    found = parse_object(data, place.url(), FORMAT)
     return found.get("commit_timestamp_nsecs", 0) is not None
 
 

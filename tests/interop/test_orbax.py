@@ -231,8 +231,45 @@ def test_an_array_that_lies(saved, tmp_path, field, value, problem):
 def test_names_that_leave_the_directory(saved, tmp_path):
     shutil.copytree(saved / "plain", tmp_path / "a")
     place = tmp_path / "a" / "_METADATA"
-    place.write_text(place.read_text().replace('"key": "a"', '"key": "../plain/a"'))
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="leaves the directory"):
+    metadata = place.read_text()
+    for key in ("../plain/a", f"{saved}/plain/a", "b/../../plain/a"):
+        place.write_text(metadata.replace('"key": "a"', f'"key": "{key}"'))
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="leaves the direct"):
+            interop.orbax(tmp_path / "a")
+
+
+AWKWARD = {
+    "mlp/~/linear_0": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)},
+    "above": {"../x": jnp.zeros(2)},
+    "": jnp.ones(4),
+}
+DOTS = {".": jnp.ones(2), "..": jnp.zeros(2), "/absolute": jnp.ones(3)}
+
+
+@pytest.mark.parametrize("use_zarr3", [False, True])
+@pytest.mark.parametrize("use_ocdbt", [False, True])
+@pytest.mark.parametrize(
+    "tree", [AWKWARD, jnp.arange(3), jax.random.key(1)], ids=["keys", "array", "key"]
+)
+def test_keys_that_are_paths_or_empty(tmp_path, tree, use_ocdbt, use_zarr3):
+    checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    checkpointer.save(tmp_path / "a", tree)
+    source = interop.orbax(tmp_path / "a")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+
+
+def test_keys_that_are_dots_in_a_database(tmp_path):
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", DOTS)
+    source = interop.orbax(tmp_path / "a")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, DOTS), DOTS)
+
+
+def test_leaves_that_orbax_wrote_to_one_array(tmp_path):
+    tree = {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}}
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", tree)
+    with pytest.raises(
+        eqx_ckpt.CorruptCheckpointError, match=r"/a' is not .*'a/b' and 'a\.b' to one"
+    ):
         interop.orbax(tmp_path / "a")
 
 
