@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -16,6 +17,7 @@ from .._errors import CheckpointExistsError
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.parse import scalar_from_text
 from .._format.source import Source
+from .._storage.atomic import exchange
 from .._storage.reading import opened
 from .._tree.nested import nested
 from .._types import PathLike
@@ -80,12 +82,9 @@ def to_orbax(
     )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if os.path.lexists(place) and not overwrite:
-        raise CheckpointExistsError(
-            f"{str(place)!r} exists already. Choose another path, or pass "
-            "`overwrite=True`."
-        )
+        raise _exists(place)
     tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
-    with _beside(place) as new, _registry(tree) as registry:
+    with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
             checkpointer.save(new, args=ocp.args.PyTreeSave(tree))
@@ -93,18 +92,36 @@ def to_orbax(
 
 
 @contextlib.contextmanager
-def _beside(place: Path) -> Generator[Path, None, None]:
-    """A path to write to, which replaces `place` if nothing fails."""
+def _beside(place: Path, *, overwrite: bool) -> Generator[Path, None, None]:
+    """A path to write to, which becomes `place` if nothing fails."""
     place.parent.mkdir(parents=True, exist_ok=True)
     hidden = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
     hidden.mkdir()
     try:
         yield hidden / "new"
-        if os.path.lexists(place):
-            place.rename(hidden / "old")
-        (hidden / "new").rename(place)
+        _move(hidden / "new", place, overwrite=overwrite)
     finally:
         shutil.rmtree(hidden)
+
+
+def _move(new: Path, place: Path, *, overwrite: bool) -> None:
+    """Move a directory to `place`; with `overwrite`, exchange it with what is there."""
+    if overwrite and os.path.lexists(place):
+        exchange(str(new), str(place))
+        return
+    try:
+        # Fails unless `place` is missing or an empty directory.
+        new.rename(place)
+    except OSError as e:
+        if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise _exists(place) from None
+        raise
+
+
+def _exists(place: Path) -> CheckpointExistsError:
+    return CheckpointExistsError(
+        f"{str(place)!r} exists already. Choose another path, or pass `overwrite=True`."
+    )
 
 
 class _Later:

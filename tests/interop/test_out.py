@@ -178,6 +178,66 @@ def test_orbax_gets_a_leaf_at_a_time(tmp_path):
     assert 1 <= source.most <= 2
 
 
+def folder(path):
+    path.mkdir()
+    (path / "text").write_text("mine")
+
+
+def file(path):
+    path.write_text("mine")
+
+
+def link(path):
+    path.symlink_to("elsewhere")
+
+
+class Interrupted(Watched):
+    """An array; something else appears at a path while it is read."""
+
+    def __init__(self, appear, path):
+        super().__init__(["jax"])
+        self._appear = appear
+        self._path = path
+
+    def read(self, reads, damage, report=None):
+        self._appear(self._path)
+        self.inode = self._path.lstat().st_ino
+        return super().read(reads, damage, report)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("appear", [folder, file, link])
+def test_what_appears_during_a_write_of_orbax_stays(tmp_path, appear):
+    pytest.importorskip("orbax.checkpoint")
+    source = Interrupted(appear, tmp_path / "out")
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
+        interop.to_orbax(source, tmp_path / "out")
+    assert (tmp_path / "out").lstat().st_ino == source.inode
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("existing", [folder, file, link])
+def test_orbax_replaces_what_exists(tmp_path, existing, monkeypatch):
+    pytest.importorskip("orbax.checkpoint")
+    from eqx_ckpt.interop import _to_orbax
+
+    def fail(*_):
+        raise OSError("no exchange today")
+
+    path = tmp_path / "out"
+    existing(path)
+    inode = path.lstat().st_ino
+    with monkeypatch.context() as patch:
+        patch.setattr(_to_orbax, "exchange", fail)
+        with pytest.raises(OSError, match="no exchange today"):
+            interop.to_orbax(Watched(["jax"]), path, overwrite=True)
+    assert path.lstat().st_ino == inode
+    interop.to_orbax(Watched(["jax"]), path, overwrite=True)
+    assert interop.orbax(path).manifest.leaves["w0"].shape == (2**16,)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.filterwarnings("default")
 def test_orbax_of_damaged_leaves(tmp_path):
     pytest.importorskip("orbax.checkpoint")
