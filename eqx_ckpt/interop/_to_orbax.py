@@ -6,15 +6,17 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._errors import CheckpointExistsError
+from .._errors import CheckpointError, CheckpointExistsError
+from .._format.dtypes import STORED
 from .._format.leaves import LeafRecord, SCALAR_KINDS
+from .._format.manifest import Manifest
 from .._format.parse import scalar_from_text
 from .._format.source import Source
 from .._storage.atomic import exchange
@@ -42,7 +44,7 @@ def to_orbax(
     - `path`: the directory.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
         types and metadata are left out, and NumPy scalars become arrays.
-    - `overwrite`: replace a directory that exists.
+    - `overwrite`: replace what exists, in one step; needs Linux.
 
     **Returns:**
 
@@ -52,7 +54,8 @@ def to_orbax(
 
     - `ImportError`: Orbax is not installed.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf is damaged; nothing is written.
-    - [`eqx_ckpt.CheckpointError`][]: Orbax cannot hold a leaf; nothing is written.
+    - [`eqx_ckpt.CheckpointError`][]: Orbax cannot hold a leaf, or would write two to
+        one array, such as `"a.b"` and the `"b"` in `"a"`; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: something already exists at `path`.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
 
@@ -77,8 +80,17 @@ def to_orbax(
             "`to_orbax` needs Orbax: `pip install 'eqx-ckpt[orbax]'`."
         ) from None
     found = opened(source)
+    if not found.manifest.leaves:
+        raise CheckpointError(
+            f"Nothing was written: {found} has no leaves, and Orbax cannot save an "
+            "empty tree."
+        )
     check_leaves(
-        found.manifest, "checkpoint of Orbax", _problem, _losses, strict=strict
+        found.manifest,
+        "checkpoint of Orbax",
+        _problems(found.manifest),
+        _losses,
+        strict=strict,
     )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if os.path.lexists(place) and not overwrite:
@@ -239,11 +251,29 @@ def _registry(tree: Any) -> Generator[Any, None, None]:
                 future.result()
 
 
-def _problem(_: str, record: LeafRecord) -> str | None:
+def _problems(manifest: Manifest) -> Callable[[str, LeafRecord], str | None]:
+    """The function that says why Orbax cannot hold a leaf beside the others."""
+    names = {_key(record): name for name, record in manifest.leaves.items()}
+
+    def problem(name: str, record: LeafRecord) -> str | None:
+        key = _key(record)
+        if names[key] != name:
+            return f"the key {key!r}, which {names[key]!r} has too"
+        return _problem(record)
+
+    return problem
+
+
+def _key(record: LeafRecord) -> str:
+    """Where Orbax puts an array."""
+    return ".".join(str(key) for _, key in record.path)
+
+
+def _problem(record: LeafRecord) -> str | None:
     dtype = plain_dtype(record)
     if record.kind == "bytes":
         return "what a `filter_spec` wrote"
-    if dtype.kind in "mM":
+    if dtype.name not in STORED:
         return f"the dtype `{dtype}`"
     if 0 in record.data_shape:
         return "an array without elements"
@@ -251,6 +281,8 @@ def _problem(_: str, record: LeafRecord) -> str | None:
         return "a Python complex number"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"
+    if any("\ud800" <= character <= "\udfff" for character in _key(record)):
+        return "a key with a lone surrogate"
     return None
 
 

@@ -268,6 +268,29 @@ def test_orbax_keeps_keys_and_the_type_of_arrays(tmp_path):
         assert_same(checkpointer.restore(path), tree)
 
 
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        (
+            {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}},
+            r"of 'a/b', the key 'a\.b', which 'a\.b' has too",
+        ),
+        ({"a.b": 1, "a": {"b": 2}}, r"which 'a\.b' has too"),
+        ({"x": jnp.ones(2, jnp.uint4)}, "of 'x', the dtype `uint4`"),
+        ({"x": np.array("2026", "M8[D]")}, "of 'x', the dtype `datetime64"),
+        ({"\ud800": jnp.ones(2)}, "of '%ED%A0%80', a key with a lone surrogate"),
+        ({"\ud800": 3}, "a key with a lone surrogate"),
+        ({}, "has no leaves"),
+    ],
+)
+def test_what_orbax_cannot_hold(tmp_path, tree, problem):
+    pytest.importorskip("orbax.checkpoint")
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
+        interop.to_orbax(tmp_path / "ckpt", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
 WAYS_OUT = {
     "safetensors": interop.to_safetensors,
     "npz": interop.to_npz,
