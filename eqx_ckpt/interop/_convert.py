@@ -51,7 +51,7 @@ def convert(
         Without it, the suffix of `path` decides: `.safetensors`, `.npz`, `.msgpack` of
         flax, or `.eqx`; any other one is an error.
     - `like`: the PyTree that was saved, or is to be restored, if the source or the
-        target is a file of Equinox, which has no names.
+        target has no names, such as a file of Equinox.
     - `strict`: raise, instead of warning once, if the format does not keep something,
         such as metadata or shardings. A checkpoint keeps everything.
     - `overwrite`: replace what exists.

@@ -86,6 +86,11 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
     )
 
 
+def is_numbered(path: PathLike) -> bool:
+    """Whether arrays have numbers instead of names."""
+    return Place(path).file(_TREE, _MAX_METADATA) is not None
+
+
 def _source(
     place: Place, where: Place, keys: dict[str, TypedPath], metadata: Any
 ) -> ZarrSource:

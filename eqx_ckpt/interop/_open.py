@@ -13,7 +13,7 @@ from .._storage.reading import opened
 from .._types import Format, PathLike
 from ._eqx import eqx
 from ._flax import flax
-from ._jax_arrays import jax_arrays
+from ._jax_arrays import is_numbered, jax_arrays
 from ._npz import npz
 from ._orbax import orbax
 from ._safetensors import safetensors
@@ -23,7 +23,9 @@ _OPEN: dict[str, Callable[[Any, PyTree], Source]] = {
     "checkpoint": lambda path, like: opened(path),
     "eqx": eqx,
     "flax": lambda path, like: flax(path),
-    "jax_arrays": jax_arrays,
+    "jax_arrays": lambda path, like: jax_arrays(
+        path, like if is_numbered(path) else None
+    ),
     "npz": lambda path, like: npz(path),
     "orbax": lambda path, like: orbax(path),
     "safetensors": lambda path, like: safetensors(path),
@@ -42,8 +44,8 @@ def open_source(
     - `format`: what it is: `"checkpoint"`, or the function of `eqx_ckpt.interop` that
         opens it. Without it, the first bytes of a file and the files in a directory
         decide.
-    - `like`: the PyTree that was saved, for `"eqx"` and `"jax_arrays"`, as these take
-        it.
+    - `like`: the PyTree that was saved, for `"eqx"`, and for `"jax_arrays"` whose
+        leaves are numbered; others do not need it.
 
     **Returns:**
 

@@ -2,6 +2,7 @@
 
 import json
 
+import equinox as eqx
 import jax.numpy as jnp
 import pytest
 from jax.experimental.array_serialization import serialization
@@ -64,6 +65,12 @@ def test_what_jax_wrote(tmp_path, spec):
         interop.jax_arrays(tmp_path, TREE)
 
 
+def test_named_arrays_to_a_file_without_names(tmp_path):
+    save(tmp_path / "arrays", levanter)
+    interop.convert(tmp_path / "arrays", tmp_path / "a.eqx", like=TREE)
+    assert_same(eqx.tree_deserialise_leaves(tmp_path / "a.eqx", TREE), TREE)
+
+
 @pytest.fixture
 def numbered(tmp_path):
     pytest.importorskip("flatbuffers")
@@ -86,6 +93,12 @@ def test_a_tree_whose_leaves_are_numbered(numbered):
         eqx_ckpt.LeafMismatchError, match=r"`\['layers'\]\[1\]`: Array\(int32\[3\]\)"
     ):
         interop.jax_arrays(numbered, other)
+
+
+def test_numbered_arrays_to_a_file_without_names(numbered, tmp_path):
+    like = {**TREE, "none": None}
+    interop.convert(numbered, tmp_path / "a.eqx", like=like)
+    assert_same(eqx.tree_deserialise_leaves(tmp_path / "a.eqx", like), like)
 
 
 def test_no_arrays(tmp_path):
