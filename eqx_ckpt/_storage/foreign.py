@@ -10,6 +10,9 @@ from .._format.recorded import RECORD
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
 _JAX = ("manifest.ocdbt", "pytreedef.json")
+# How `metadata.json` begins in a step of Levanter.
+_LEVANTER = re.compile(rb'\{"step": \d{1,18}, "timestamp": "')
+_ARRAY = {".zarray", "zarr.json"}
 _INDEX = ".safetensors.index.json"
 _MOST_SHOWN = 5
 _WORDS = {
@@ -28,8 +31,10 @@ def what_is_at(path: str) -> str:
         return _around(path) or (
             _file(path) if os.path.isfile(path) else _orbax(path) or _holds(path)
         )
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
+    except OSError as e:
+        return f"It cannot be read: {e.strerror}."
 
 
 def instead_of_a_run(path: str) -> str:
@@ -71,10 +76,7 @@ def _around(path: str) -> str:
 
 def format_at(path: str) -> str:
     """The function of `eqx_ckpt.interop` that opens what is at a path, or `''`."""
-    try:
-        return _of_file(path) if os.path.isfile(path) else _of_folder(path)
-    except OSError:
-        return ""
+    return _of_file(path) if os.path.isfile(path) else _of_folder(path)
 
 
 def _of_file(path: str) -> str:
@@ -103,9 +105,19 @@ def _of_arrays(path: str) -> str:
     folders = [path, *steps]
     if any(os.path.exists(f"{f}/{name}") for f in folders for name in _ORBAX):
         return "orbax"
-    if any(os.path.exists(f"{path}/{name}") for name in _JAX):
+    if any(os.path.exists(f"{path}/{name}") for name in _JAX) or _is_of_levanter(path):
         return "jax_arrays"
     return ""
+
+
+def _is_of_levanter(directory: str) -> bool:
+    """Whether it is a step of Levanter that has a folder for each array."""
+    metadata = f"{directory}/metadata.json"
+    if not os.path.isfile(metadata):
+        return False
+    with open(metadata, "rb") as f:
+        is_step = _LEVANTER.match(f.read(64)) is not None
+    return is_step and any(not _ARRAY.isdisjoint(n) for _, _, n in os.walk(directory))
 
 
 def _of_shards(path: str) -> str:

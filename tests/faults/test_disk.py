@@ -160,6 +160,17 @@ def test_restore_without_permission(
     _assert_errno(outcome, errno.EACCES)
 
 
+def test_a_file_of_numpy_without_permission(zygote: Zygote, disk: pathlib.Path) -> None:
+    path = disk / "arrays.npz"
+    np.savez(path, w=np.ones(3))
+    disk.chmod(0o755)
+    path.chmod(0)
+    outcome = zygote.run(_as_nobody, eqx_ckpt.interop.open_source, str(path))
+    _assert_errno(outcome, errno.EACCES)
+    outcome = zygote.run(_as_nobody, eqx_ckpt.tree_like, str(path))
+    assert "It cannot be read: Permission denied." in str(outcome.error)
+
+
 @pytest.fixture
 def small_disk(disk: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file system of one megabyte."""

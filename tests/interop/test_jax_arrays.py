@@ -71,6 +71,28 @@ def test_named_arrays_to_a_file_without_names(tmp_path):
     assert_same(eqx.tree_deserialise_leaves(tmp_path / "a.eqx", TREE), TREE)
 
 
+@pytest.mark.parametrize("spec", [plain, zarr3])
+def test_a_step_of_levanter_with_folders_is_recognised(tmp_path, spec):
+    place = tmp_path / "step-3"
+    save(place, spec)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        interop.open_source(place)
+    metadata = {"step": 3, "timestamp": "2024-05-01T12:00:00"}
+    (place / "metadata.json").write_text(json.dumps(metadata))
+    source = interop.open_source(place)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
+    assert source.manifest.metadata == metadata
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=r"jax_arrays\('"):
+        eqx_ckpt.tree_like(place)
+
+
+def test_metadata_of_levanter_without_arrays(tmp_path):
+    metadata = {"step": 3, "timestamp": "2024-05-01T12:00:00"}
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="No committed"):
+        interop.open_source(tmp_path)
+
+
 @pytest.fixture
 def numbered(tmp_path):
     pytest.importorskip("flatbuffers")
