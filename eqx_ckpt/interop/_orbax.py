@@ -265,7 +265,7 @@ def _steps(place: Place, item: str | None) -> dict[int, str]:
             f"{place} has steps with the prefixes {', '.join(map(repr, prefixes))}: "
             "pass the directory of one step."
         )
-    return {int(match[2]): name for name, match in found.items()}
+    return {int(found[name][2]): name for name in sorted(found)}
 
 
 def _item_of_step(path: PathLike, item: str | None) -> PathLike:
