@@ -42,7 +42,7 @@ from .storage import (
     Steps,
     Storage,
 )
-from .url import censored, remote_kvstore, SCHEMES, Store
+from .url import censored, remote_kvstore, Store, URL
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -59,22 +59,8 @@ def locate(path: PathLike) -> Storage:
     text = os.fspath(path)
     if not text or "\0" in text:
         raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
-    scheme, separator, rest = text.partition(":/")
-    if separator and scheme in (*SCHEMES, "memory") and not rest.startswith("/"):
-        raise CheckpointError(
-            f"{censored(text)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
-            "a string, or an `eqx_ckpt.Store`."
-        )
-    if separator and scheme in _BUCKETS:
-        store = path if isinstance(path, Store) else Store(text)
-        return _BUCKETS[scheme](remote_kvstore(store))
-    if separator and scheme == "memory":
-        return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
-    if separator and scheme.isalnum() and rest.startswith("/"):
-        raise CheckpointError(
-            f"{censored(text)!r}: `{scheme}://` is not supported. Pass a directory, or "
-            "an URL that begins with `s3://` or `gs://`."
-        )
+    if URL.match(text):
+        return _remote(path, text)
     folder = os.path.realpath(os.path.expanduser(text))
     if "\\" in folder or not folder.isprintable():
         raise CheckpointError(
@@ -88,6 +74,24 @@ def locate(path: PathLike) -> Storage:
             f"{_LONGEST_NAME}. Choose another directory."
         )
     return Directory({"driver": "file", "path": folder.rstrip("/") + "/"})
+
+
+def _remote(path: PathLike, url: str) -> Storage:
+    scheme, _, rest = url.partition(":/")
+    if not rest.startswith("/"):
+        raise CheckpointError(
+            f"{censored(url)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
+            "a string, or an `eqx_ckpt.Store`."
+        )
+    if scheme in _BUCKETS:
+        store = path if isinstance(path, Store) else Store(url)
+        return _BUCKETS[scheme](remote_kvstore(store))
+    if scheme == "memory":
+        return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
+    raise CheckpointError(
+        f"{censored(url)!r}: `{scheme}://` is not supported. Pass a directory, or "
+        "an URL that begins with `s3://` or `gs://`."
+    )
 
 
 @dataclass(frozen=True, eq=False)

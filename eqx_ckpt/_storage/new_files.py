@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from .._errors import CheckpointExistsError
 from .._types import PathLike
+from .url import local_path
 
 
 class NewFiles:
@@ -17,11 +18,17 @@ class NewFiles:
     """
 
     def __init__(self, paths: Sequence[PathLike], *, overwrite: bool) -> None:
-        self.paths = [os.path.abspath(os.path.expanduser(path)) for path in paths]
+        self.paths = [local_path(path) for path in paths]
         self._overwrite = overwrite
         self._temporary: list[str] = []
+        self._folders: list[str] = []
         for path in self.paths:
-            if os.path.lexists(path) and (not overwrite or os.path.isdir(path)):
+            if os.path.isdir(path):
+                raise CheckpointExistsError(
+                    f"{path!r} is a directory, and a file is to be written. Choose "
+                    "another path."
+                )
+            if os.path.lexists(path) and not overwrite:
                 raise _exists(path)
 
     def __enter__(self) -> "NewFiles":
@@ -36,17 +43,29 @@ class NewFiles:
             for temporary in self._temporary:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
+            for folder in self._folders:
+                # It stays if it has a file.
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
     @contextlib.contextmanager
     def next(self) -> Generator[BinaryIO, None, None]:
         """The file that is to be the next one of `paths`, flushed at the end."""
         folder, name = os.path.split(self.paths[len(self._temporary)])
-        os.makedirs(folder, exist_ok=True)
+        self._make(folder)
         self._temporary.append(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
         with open(self._temporary[-1], "xb") as f:
             yield f
             f.flush()
             os.fsync(f.fileno())
+
+    def _make(self, folder: str) -> None:
+        """Make a folder, and list those made, the innermost first."""
+        missing = folder
+        while not os.path.exists(missing):
+            self._folders.append(missing)
+            missing = os.path.dirname(missing)
+        os.makedirs(folder, exist_ok=True)
 
     def _commit(self, temporary: str, path: str) -> None:
         if self._overwrite:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._errors import CheckpointError
+from .._types import PathLike
 
 
 SCHEMES = ("s3", "gs")
+# A URL, perhaps one from which `pathlib` took a slash.
+URL = re.compile(r"[^\W_]+://|(s3|gs|memory):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
 # A user and a password before a host or a bucket; and what may be a signature.
@@ -22,6 +25,18 @@ _QUERY = re.compile(r"\?[^\s'\"]*=[^\s'\"]*")
 def censored(text: str) -> str:
     """A text for people, without the secrets of URLs in it."""
     return _QUERY.sub("?***", _USER.sub(r"\1***@", text))
+
+
+def local_path(path: PathLike) -> str:
+    """The absolute path of a file of another format; raise for a URL."""
+    text = os.fspath(path)
+    if URL.match(text):
+        raise CheckpointError(
+            f"{censored(text)!r} is a URL, and this format is read from and written to "
+            "local files only. Pass a local path, and copy the file with the store's "
+            "own tools."
+        )
+    return os.path.abspath(os.path.expanduser(text))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
 from .._storage.buffers import copied, empty
 from .._storage.crew import Crew
+from .._storage.url import local_path
 from .._types import PathLike, Report
 
 
@@ -33,7 +34,7 @@ class File:
     """A local file that must not change after it was first opened."""
 
     def __init__(self, path: PathLike) -> None:
-        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self.path = local_path(path)
         with self._open() as fd:
             self._identity = _identity(fd)
         self.size = self._identity[0]

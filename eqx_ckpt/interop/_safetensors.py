@@ -11,6 +11,7 @@ import numpy as np
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.leaves import CannotSave
 from .._format.names import encode
+from .._storage.url import local_path
 from .._types import PathLike
 from ._files import Extent, File, FileSource, read_bytes
 from ._json import parse_object
@@ -91,7 +92,7 @@ def safetensors(path: PathLike) -> FileSource:
         model = eqx_ckpt.tree_deserialise_leaves(weights, like)
         ```
     """
-    place = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    place = Path(local_path(path))
     if place.is_dir():
         place = _only_one(place)
     if place.name.endswith(".json"):

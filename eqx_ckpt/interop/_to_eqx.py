@@ -12,6 +12,7 @@ from .._format.source import Source
 from .._inspect import read_manifest
 from .._like import match
 from .._storage.new_files import NewFiles
+from .._storage.url import local_path
 from .._tree.match import explain
 from .._types import IsLeaf, PathLike
 from ._out import check_leaves, in_order, losses, plain
@@ -84,7 +85,7 @@ def to_eqx(
         if describe_like(leaf) is not None
     ]
     values = in_order(source, [stored.get(name, name) for name in in_like])
-    place = Path(path)
+    place = Path(local_path(path))
     place = place if place.suffix else place.with_suffix(".eqx")
     with NewFiles([place], overwrite=overwrite) as new, new.next() as f:
         for _, record, value in values:

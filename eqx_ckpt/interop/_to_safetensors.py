@@ -13,6 +13,7 @@ from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspect import leaves
 from .._storage.new_files import NewFiles
+from .._storage.url import local_path
 from .._tree.transform import Transform
 from .._types import PathLike
 from ._out import check_leaves, losses, plain, plain_dtype, raw
@@ -91,7 +92,7 @@ def to_safetensors(
         strict=strict,
         loses_metadata=metadata is None,
     )
-    place = Path(path)
+    place = Path(local_path(path))
     shards = _shards(manifest, max_shard_bytes)
     paths = [place]
     if len(shards) > 1:

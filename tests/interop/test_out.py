@@ -371,3 +371,58 @@ def test_names_that_meet(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
     with pytest.raises(eqx_ckpt.CheckpointError, match="would both be 'a.b'"):
         interop.to_safetensors(tmp_path / "ckpt", tmp_path / "out")
+
+
+WAYS_TO_A_FILE = {
+    **WAYS_OUT,
+    "eqx": lambda source, path, **options: interop.to_eqx(
+        source, path, ARRAYS, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_FILE)
+@pytest.mark.parametrize("url", ["s3://bucket/m", "gs://b/m", "file:///m", "s3:/b/m"])
+def test_a_file_is_not_written_to_a_url(tmp_path, ckpt, monkeypatch, way, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="local files only") as e:
+        WAYS_TO_A_FILE[way](ckpt, url)
+    assert repr(url) in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_a_secret_in_a_url_is_not_shown(ckpt):
+    with pytest.raises(eqx_ckpt.CheckpointError) as e:
+        interop.to_npz(ckpt, eqx_ckpt.Store("s3://user:secret@bucket/m.npz"))
+    assert "secret" not in str(e.value)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_FILE)
+def test_a_directory_is_not_replaced(tmp_path, ckpt, way):
+    (tmp_path / "out.x").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="is a directory"):
+            WAYS_TO_A_FILE[way](ckpt, tmp_path / "out.x", overwrite=overwrite)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_FILE)
+def test_a_failure_leaves_no_folders(tmp_path, ckpt, way):
+    (ckpt / "half" / "c.0").write_bytes(b"")
+    (tmp_path / "old").mkdir()
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="half"):
+        WAYS_TO_A_FILE[way](ckpt, tmp_path / "old" / "new" / "deep" / "out")
+    assert {p.name for p in tmp_path.rglob("*")} & {"old", "new", "deep"} == {"old"}
+
+
+@pytest.mark.parametrize(
+    "open_it",
+    [
+        interop.safetensors,
+        interop.npz,
+        interop.flax,
+        lambda path: interop.eqx(path, ARRAYS),
+    ],
+)
+def test_a_file_is_not_read_from_a_url(open_it):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="local files only"):
+        open_it("s3://bucket/model")
