@@ -14,15 +14,23 @@ from .url import local_path
 class NewFiles:
     """Files that come into being together: all of them at the end, or none.
 
-    They are written beside their places, and renamed in the order of `paths`.
+    They are written beside their places, and renamed in the order of `paths`. Other
+    files that they take the place of, `replaces`, are removed after that, in order.
     """
 
-    def __init__(self, paths: Sequence[PathLike], *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        paths: Sequence[PathLike],
+        *,
+        overwrite: bool,
+        replaces: Sequence[str] = (),
+    ) -> None:
         self.paths = [local_path(path) for path in paths]
+        self._replaces = replaces
         self._overwrite = overwrite
         self._temporary: list[str] = []
         self._folders: list[str] = []
-        for path in self.paths:
+        for path in (*self.paths, *replaces):
             if os.path.isdir(path):
                 raise CheckpointExistsError(
                     f"{path!r} is a directory, and a file is to be written. Choose "
@@ -39,10 +47,11 @@ class NewFiles:
             if error is None:
                 for temporary, path in zip(self._temporary, self.paths, strict=True):
                     self._commit(temporary, path)
+                for path in self._replaces:
+                    _remove(path)
         finally:
             for temporary in self._temporary:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
+                _remove(temporary)
             for folder in self._folders:
                 # It stays if it has a file.
                 with contextlib.suppress(OSError):
@@ -82,6 +91,11 @@ class NewFiles:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _exists(path: str) -> CheckpointExistsError:

@@ -48,7 +48,8 @@ _NAMES = {
 DTYPES = {name: np.dtype(dtype) for name, dtype in _NAMES.items()}
 # Several elements share a byte, in an order that the format does not define.
 _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-_INDEX = ".safetensors.index.json"
+# Behind the name of the file that was split.
+INDEX = ".index.json"
 
 
 def safetensors(path: PathLike) -> FileSource:
@@ -118,8 +119,10 @@ class Header(NamedTuple):
 
 def _only_one(folder: Path) -> Path:
     names = sorted(os.listdir(folder))
-    for ending in (_INDEX, ".safetensors"):
+    for ending in (f".safetensors{INDEX}", ".safetensors"):
         found = [name for name in names if name.endswith(ending)]
+        # A file beside its index has other weights: one of them is from before.
+        found += [n for f in found if (n := f.removesuffix(INDEX)) in names and n != f]
         if len(found) == 1:
             return folder / found[0]
         if found:
@@ -153,19 +156,9 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
 
 def _sharded(place: Path) -> FileSource:
     """The tensors of all files of an index, each in the file that it names."""
-    file = File(place)
-    if file.size > _MAX_INDEX_BYTES:
-        raise corrupt(place, "index", f"it has {file.size} bytes")
-    with file.opened() as fd:
-        index = parse_object(read_bytes(fd, 0, file.size), place, "index")
-    weight_map, metadata = index.get("weight_map"), index.get("metadata")
-    if not isinstance(weight_map, dict):
-        raise corrupt(place, "index", "it has no `weight_map`")
+    weight_map, metadata = read_index(place)
     by_file: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
-        # Nothing outside of this folder: an index may come from anywhere.
-        if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+", shard):
-            raise corrupt(place, "index", f"{name[:200]!r} is in {str(shard)[:200]!r}")
         by_file.setdefault(shard, set()).add(name)
     headers = {
         file: _part(file, names, weight_map, place)
@@ -173,6 +166,23 @@ def _sharded(place: Path) -> FileSource:
         for file in [_shard_file(place, shard)]
     }
     return _source(place, headers, metadata)
+
+
+def read_index(place: Path) -> tuple[dict[str, str], Any]:
+    """The file of each tensor, and the metadata, of an index."""
+    file = File(place)
+    if file.size > _MAX_INDEX_BYTES:
+        raise corrupt(place, "index", f"it has {file.size} bytes")
+    with file.opened() as fd:
+        index = parse_object(read_bytes(fd, 0, file.size), place, "index")
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise corrupt(place, "index", "it has no `weight_map`")
+    for name, shard in weight_map.items():
+        # Nothing outside of this folder: an index may come from anywhere.
+        if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+", shard):
+            raise corrupt(place, "index", f"{name[:200]!r} is in {str(shard)[:200]!r}")
+    return weight_map, index.get("metadata")
 
 
 def _shard_file(place: Path, shard: str) -> File:

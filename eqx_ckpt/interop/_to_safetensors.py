@@ -1,6 +1,9 @@
 """Writing files of safetensors."""
 
+import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +20,7 @@ from .._storage.url import local_path
 from .._tree.transform import Transform
 from .._types import PathLike
 from ._out import check_leaves, losses, plain, plain_dtype, raw
-from ._safetensors import DTYPES, MAX_HEADER_BYTES
+from ._safetensors import DTYPES, INDEX, MAX_HEADER_BYTES, read_index
 from ._transformed import transformed
 
 
@@ -54,7 +57,8 @@ def to_safetensors(
         their data, Python numbers and NumPy arrays become arrays like all others, and
         shardings, weak types and metadata other than a dictionary of strings are left
         out.
-    - `overwrite`: whether files that exist may be replaced.
+    - `overwrite`: whether files that exist may be replaced. What was written to the same
+        `path` in another number of files is removed.
 
     **Returns:**
 
@@ -99,8 +103,9 @@ def to_safetensors(
         end = f"-of-{len(shards):05}{place.suffix}"
         numbered = [f"{place.stem}-{i + 1:05}{end}" for i in range(len(shards))]
         paths = [place.with_name(name) for name in numbered]
-        paths.append(place.with_name(place.name + ".index.json"))
-    with NewFiles(paths, overwrite=overwrite) as new:
+        paths.append(place.with_name(place.name + INDEX))
+    stale = [str(file) for file in _written_before(place) if file not in paths]
+    with NewFiles(paths, overwrite=overwrite, replaces=stale) as new:
         values = leaves(source)
         for shard in shards:
             with new.next() as f:
@@ -158,6 +163,21 @@ def _shards(manifest: Manifest, most: int | None) -> list[list[str]]:
             total = _nbytes(record)
         shards[-1].append(name)
     return shards
+
+
+def _written_before(place: Path) -> list[Path]:
+    """The files of an earlier export to the same path, in one file or in several."""
+    index = place.with_name(place.name + INDEX)
+    shards: set[str] = set()
+    # There is none, or it is not valid.
+    with contextlib.suppress(CheckpointError):
+        shards.update(read_index(index)[0].values())
+    numbered = re.compile(
+        rf"{re.escape(place.stem)}-\d{{5}}-of-\d{{5}}{re.escape(place.suffix)}"
+    )
+    names = [place.name, index.name, *sorted(filter(numbered.fullmatch, shards))]
+    files = [place.with_name(name) for name in names]
+    return [file for file in files if os.path.lexists(file)]
 
 
 def _write(

@@ -77,6 +77,34 @@ def test_safetensors_in_parts(tmp_path, ckpt):
     assert_same(back, ARRAYS)
 
 
+@pytest.mark.parametrize(("before", "after"), [(20, None), (None, 20), (20, 30)])
+def test_files_of_another_number_are_not_left(tmp_path, ckpt, before, after):
+    path = tmp_path / "out" / "m.safetensors"
+    index = path.with_name("m.safetensors.index.json")
+    interop.to_safetensors(ckpt, path, max_shard_bytes=before)
+    other = path.with_name("m-00001-of-00009.safetensors")
+    other.write_text("not of the index")
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
+        interop.to_safetensors(ckpt, path, max_shard_bytes=after)
+    new = {"w": jnp.ones(5), "x": jnp.ones(5)}
+    eqx_ckpt.tree_serialise_leaves(ckpt, new, overwrite=True)
+    interop.to_safetensors(ckpt, path, max_shard_bytes=after, overwrite=True)
+    other.unlink()
+    source = interop.safetensors(path if after is None else path.parent)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, new), new)
+    if after is None:
+        assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]
+    else:
+        shards = {*json.loads(index.read_text())["weight_map"].values()}
+        assert {p.name for p in path.parent.iterdir()} == {index.name, *shards}
+
+
+def test_a_broken_index_is_overwritten(tmp_path, ckpt):
+    (tmp_path / "m.safetensors.index.json").write_text("{")
+    interop.to_safetensors(ckpt, tmp_path / "m.safetensors", overwrite=True)
+    assert {p.name for p in tmp_path.iterdir()} == {"ckpt", "m.safetensors"}
+
+
 def test_npz(tmp_path, ckpt):
     path = interop.to_npz(ckpt, tmp_path / "a.npz")
     with np.load(path) as found:

@@ -158,6 +158,16 @@ def test_an_index(tmp_path, tensors, name):
     assert source.manifest.metadata == {"total_size": 1}
 
 
+def test_a_file_beside_its_index(tmp_path, tensors):
+    split(tensors, tmp_path)
+    numpy_files.save_file(tensors, tmp_path / "consolidated.safetensors")
+    assert interop.safetensors(tmp_path).manifest.metadata == {"total_size": 1}
+    numpy_files.save_file({"old": tensors["half"]}, tmp_path / "model.safetensors")
+    both = "'model.safetensors.index.json', 'model.safetensors': pass one of them"
+    with pytest.raises(eqx_ckpt.CheckpointError, match=both):
+        interop.safetensors(tmp_path)
+
+
 def test_a_directory_with_one_file(tmp_path, tensors):
     numpy_files.save_file(tensors, tmp_path / "a.safetensors")
     source = interop.safetensors(tmp_path)
