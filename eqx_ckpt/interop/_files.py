@@ -54,7 +54,8 @@ class File:
         try:
             # A pipe would block.
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
+        # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             raise CheckpointNotFoundError(f"There is no file {self.path!r}.") from None
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,5 +1,6 @@
 """What all exports share: the order of leaves, and what formats cannot hold."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from .._types import PathLike, Report
 
 
 _MOST_SHOWN = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
 
 
@@ -37,6 +39,21 @@ def plain(record: LeafRecord, value: Any) -> np.ndarray:
 def raw(array: np.ndarray) -> memoryview:
     """The bytes of an array of any dtype."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def key_texts(record: LeafRecord) -> list[str]:
+    """The keys of a leaf, as text."""
+    return [str(key) for _, key in record.path]
+
+
+def is_unicode(*texts: str) -> bool:
+    """Whether texts can be encoded: Python's may have halves of surrogate pairs."""
+    return not any(map(_SURROGATE.search, texts))
+
+
+def key_problem(record: LeafRecord) -> str | None:
+    """Why the keys of a leaf cannot be in a file, if they cannot."""
+    return None if is_unicode(*key_texts(record)) else "a key that is not Unicode"
 
 
 def losses(record: LeafRecord, *, keeps_numbers: bool, keeps_numpy: bool) -> list[str]:

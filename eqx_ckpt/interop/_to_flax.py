@@ -14,7 +14,16 @@ from .._format.source import Source
 from .._inspect import read_manifest
 from .._storage.new_files import NewFiles
 from .._types import PathLike
-from ._out import check_leaves, in_order, losses, plain, plain_dtype, raw
+from ._out import (
+    check_leaves,
+    in_order,
+    key_problem,
+    key_texts,
+    losses,
+    plain,
+    plain_dtype,
+    raw,
+)
 
 
 # As flax splits arrays: msgpack holds at most 2**32 bytes in one value.
@@ -89,7 +98,7 @@ def _nested(manifest: Manifest) -> _Node | str:
     for name, record in manifest.leaves.items():
         if not record.path:
             return name
-        *folders, last = [str(key) for _, key in record.path]
+        *folders, last = key_texts(record)
         node = tree
         for key in folders:
             node = node.setdefault(key, {})
@@ -188,6 +197,8 @@ def _extension(code: int, nbytes: int) -> bytes:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
+    if problem := key_problem(record):
+        return problem
     dtype = plain_dtype(record)
     if dtype.kind in "mM":
         return f"the dtype `{dtype}`"

@@ -11,7 +11,11 @@ from .._format.source import Source
 from .._inspect import leaves, read_manifest
 from .._storage.new_files import NewFiles
 from .._types import PathLike
-from ._out import check_leaves, losses, plain, plain_dtype
+from ._out import check_leaves, key_problem, key_texts, losses, plain, plain_dtype
+
+
+# Of a file in a zip archive.
+_MAX_NAME = 2**16 - 1
 
 
 def to_npz(
@@ -42,7 +46,7 @@ def to_npz(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointError`][]: NumPy cannot store the dtype of a leaf, such as
-        `bfloat16`; nothing is written.
+        `bfloat16`, or a zip file its keys; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: the file exists already.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
 
@@ -59,10 +63,7 @@ def to_npz(
         ```
     """
     manifest = read_manifest(source)
-    keys = {
-        name: "/".join(str(key) for _, key in record.path)
-        for name, record in manifest.leaves.items()
-    }
+    keys = {name: _key(record) for name, record in manifest.leaves.items()}
     if len({*keys.values()}) != len(keys):
         raise CheckpointError(
             "Nothing was written: two leaves would have the same key, because keys "
@@ -87,11 +88,20 @@ def to_npz(
     return Path(new.paths[0])
 
 
+def _key(record: LeafRecord) -> str:
+    return "/".join(key_texts(record))
+
+
 def _problem(_: str, record: LeafRecord) -> str | None:
+    if problem := key_problem(record):
+        return problem
+    if "\0" in _key(record):
+        return "a key with a NUL, where a zip file cuts names"
+    if len(f"{_key(record)}.npy".encode()) > _MAX_NAME:
+        return f"keys longer than the {_MAX_NAME} bytes of a name in a zip file"
     dtype = plain_dtype(record)
-    if (
-        np.dtype(dtype.str) != dtype
-    ):  # A dtype of JAX's, which has no name in such a file.
+    # NumPy would write the size of JAX's own dtypes, without their name.
+    if dtype.isbuiltin == 2:
         return f"the dtype `{dtype}`"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"

@@ -19,7 +19,16 @@ from .._storage.new_files import NewFiles
 from .._storage.url import local_path
 from .._tree.transform import Transform
 from .._types import PathLike
-from ._out import check_leaves, losses, plain, plain_dtype, raw
+from ._out import (
+    check_leaves,
+    is_unicode,
+    key_problem,
+    key_texts,
+    losses,
+    plain,
+    plain_dtype,
+    raw,
+)
 from ._safetensors import DTYPES, INDEX, MAX_HEADER_BYTES, read_index
 from ._transformed import transformed
 
@@ -57,8 +66,8 @@ def to_safetensors(
         their data, Python numbers and NumPy arrays become arrays like all others, and
         shardings, weak types and metadata other than a dictionary of strings are left
         out.
-    - `overwrite`: whether files that exist may be replaced. What was written to the same
-        `path` in another number of files is removed.
+    - `overwrite`: whether files that exist may be replaced. What was written to the
+        same `path` in another number of files is removed.
 
     **Returns:**
 
@@ -67,7 +76,8 @@ def to_safetensors(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointError`][]: the format cannot hold a leaf, such as `int4` or
-        `complex128`; nothing is written.
+        `complex128`, or `max_shard_bytes` is not a positive integer; nothing is
+        written.
     - [`eqx_ckpt.CheckpointExistsError`][]: a file exists already.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: `transform` cannot be used.
@@ -84,6 +94,12 @@ def to_safetensors(
         eqx_ckpt.interop.to_safetensors("ckpt", "model.safetensors")
         ```
     """
+    if max_shard_bytes is not None and (
+        type(max_shard_bytes) is not int or max_shard_bytes < 1
+    ):
+        raise CheckpointError(
+            f"`max_shard_bytes` is {max_shard_bytes!r}. Pass an integer of at least 1."
+        )
     source = transformed(source, transform)
     manifest = source.manifest
     names = _names(manifest)
@@ -120,15 +136,16 @@ def to_safetensors(
 
 def _is_strings(metadata: Any) -> bool:
     return isinstance(metadata, dict) and all(
-        isinstance(text, str) for pair in metadata.items() for text in pair
+        isinstance(text, str) and is_unicode(text)
+        for pair in metadata.items()
+        for text in pair
     )
 
 
 def _names(manifest: Manifest) -> dict[str, str]:
     """What each leaf is called in the file."""
     names = {
-        name: ".".join(str(key) for _, key in record.path)
-        for name, record in manifest.leaves.items()
+        name: ".".join(key_texts(record)) for name, record in manifest.leaves.items()
     }
     first: dict[str, str] = {"__metadata__": "the metadata"}
     for name, text in names.items():
@@ -141,6 +158,8 @@ def _names(manifest: Manifest) -> dict[str, str]:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
+    if problem := key_problem(record):
+        return problem
     if plain_dtype(record) not in _TAGS:
         return f"the dtype `{plain_dtype(record)}`"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:

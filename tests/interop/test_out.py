@@ -360,6 +360,7 @@ def test_what_is_lost_is_listed_once(tmp_path, way):
         ("safetensors", 1j, "the dtype `complex128`"),
         ("safetensors", 2**63, "more than 64 bits"),
         ("npz", jnp.ones(2, jnp.bfloat16), "the dtype `bfloat16`"),
+        ("npz", jnp.ones(2, jnp.float8_e5m2), "the dtype `float8_e5m2`"),
         ("npz", -(2**63) - 1, "more than 64 bits"),
         ("flax", np.array("2026", "M8[D]"), "the dtype `datetime64"),
         ("flax", 2**64, "more than 64 bits"),
@@ -371,6 +372,45 @@ def test_what_a_format_cannot_hold(tmp_path, way, leaf, problem):
         WAYS_OUT[way](tmp_path / "ckpt", tmp_path / "out")
     assert "'x'" in str(e.value)
     assert "'y'" in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("way", "key", "problem"),
+    [
+        *((way, "a\ud800", "a key that is not Unicode") for way in WAYS_OUT),
+        ("npz", "a\0b", "a key with a NUL"),
+        ("npz", "é" * 32766, "longer than the 65535 bytes"),
+    ],
+)
+def test_keys_that_a_format_cannot_hold(tmp_path, way, key, problem):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", {key: jnp.ones(2), "a": 1})
+    (name,) = eqx_ckpt.read_manifest(tmp_path / "ckpt").leaves.keys() - {"a"}
+    with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
+        WAYS_OUT[way](tmp_path / "ckpt", tmp_path / "out")
+    assert repr(name) in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_a_long_key_in_an_archive(tmp_path):
+    key = "a" * (2**16 - 1 - len(".npy"))
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", {key: jnp.ones(2)})
+    with np.load(interop.to_npz(tmp_path / "ckpt", tmp_path / "a.npz")) as found:
+        assert found.files == [key]
+
+
+def test_metadata_that_are_not_unicode(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", {}, metadata={"a": "\ud800"})
+    with pytest.raises(eqx_ckpt.CheckpointError, match="of '@metadata', all of it"):
+        interop.to_safetensors(tmp_path / "ckpt", tmp_path / "out", strict=True)
+
+
+@pytest.mark.parametrize("most", [0, -1, True])
+def test_a_size_of_shards_that_is_none(tmp_path, ckpt, most):
+    with pytest.raises(
+        eqx_ckpt.CheckpointError, match=f"`max_shard_bytes` is {most!r}"
+    ):
+        interop.to_safetensors(ckpt, tmp_path / "m", max_shard_bytes=most)
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
 
 
