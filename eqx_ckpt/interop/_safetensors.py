@@ -67,10 +67,10 @@ def safetensors(path: PathLike) -> FileSource:
     **Returns:**
 
     An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
-    `manifest.metadata` is the `__metadata__` of the file, or of the index. 64-bit
-    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Tensors of the
-    dtypes `F4` and `F6`, whose elements share bytes, are listed in `manifest.unsaved`
-    and cannot be restored.
+    `manifest.metadata` is the `__metadata__` of the file, or of all files of an index,
+    and that of the index where these have none, or differ. 64-bit arrays are restored
+    as NumPy arrays, unless `like` has JAX arrays. Tensors of the dtypes `F4` and `F6`,
+    whose elements share bytes, are listed in `manifest.unsaved` and cannot be restored.
 
     **Raises:**
 
@@ -165,7 +165,9 @@ def _sharded(place: Path) -> FileSource:
         for shard, names in by_file.items()
         for file in [_shard_file(place, shard)]
     }
-    return _source(place, headers, metadata)
+    first, *others = [header.metadata for header in headers.values()] or [None]
+    shared = first if all(other == first for other in others) else None
+    return _source(place, headers, shared or metadata)
 
 
 def read_index(place: Path) -> tuple[dict[str, str], Any]:
@@ -198,14 +200,14 @@ def _part(
     file: File, names: set[str], weight_map: dict[str, Any], place: Path
 ) -> Header:
     """The tensors that the index takes from one file."""
-    tensors = read_header(file).tensors
+    tensors, metadata = read_header(file)
     missing = sorted(names - tensors.keys())
     unknown = sorted(tensors.keys() - weight_map.keys())
     for problem, found in (("lacks", missing), ("has in addition", unknown)):
         if found:
             shown = ", ".join(map(repr, found[:5])) + (", ..." if found[5:] else "")
             raise corrupt(place, "index", f"{file.path!r} {problem} {shown}")
-    return Header({name: tensors[name] for name in tensors if name in names}, None)
+    return Header({name: tensors[name] for name in tensors if name in names}, metadata)
 
 
 def read_header(file: File) -> Header:

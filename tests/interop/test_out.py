@@ -77,6 +77,21 @@ def test_safetensors_in_parts(tmp_path, ckpt):
     assert_same(back, ARRAYS)
 
 
+def test_metadata_of_several_files(tmp_path, ckpt):
+    library = pytest.importorskip("safetensors.numpy")
+    eqx_ckpt.tree_serialise_leaves(ckpt, ARRAYS, metadata={"a": "b"}, overwrite=True)
+    options = {"max_shard_bytes": 20, "strict": True}
+    path = interop.to_safetensors(ckpt, tmp_path / "a.safetensors", **options)
+    source = interop.safetensors(path)
+    assert source.manifest.metadata == {"a": "b"}
+    again = interop.to_safetensors(source, tmp_path / "b.safetensors", **options)
+    assert interop.safetensors(again).manifest.metadata == {"a": "b"}
+    shard = tmp_path / "a-00001-of-00003.safetensors"
+    library.save_file(library.load_file(shard), shard, {"a": "c"})
+    metadata = interop.safetensors(path).manifest.metadata
+    assert metadata == json.loads(path.read_text())["metadata"]
+
+
 @pytest.mark.parametrize(("before", "after"), [(20, None), (None, 20), (20, 30)])
 def test_files_of_another_number_are_not_left(tmp_path, ckpt, before, after):
     path = tmp_path / "out" / "m.safetensors"
