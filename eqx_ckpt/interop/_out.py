@@ -56,7 +56,13 @@ def key_problem(record: LeafRecord) -> str | None:
     return None if is_unicode(*key_texts(record)) else "a key that is not Unicode"
 
 
-def losses(record: LeafRecord, *, keeps_numbers: bool, keeps_numpy: bool) -> list[str]:
+def losses(
+    record: LeafRecord,
+    *,
+    keeps_numbers: bool,
+    keeps_numpy: bool,
+    keeps_byte_order: bool = False,
+) -> list[str]:
     """What is lost when a leaf becomes a plain array."""
     found: list[str] = []
     if record.kind == "key":
@@ -67,7 +73,7 @@ def losses(record: LeafRecord, *, keeps_numbers: bool, keeps_numpy: bool) -> lis
         found.append("that it is NumPy's")
     if record.kind == "bytes":
         found.append("that a `filter_spec` wrote it")
-    if record.dtype.startswith(">"):
+    if record.dtype.startswith(">") and not keeps_byte_order:
         found.append("its byte order")
     if record.weak_type:
         found.append("its weak type")

@@ -1,12 +1,18 @@
 """Writing files that `equinox.tree_deserialise_leaves` reads."""
 
+import functools as ft
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import LeafMismatchError
-from .._format.leaves import describe_like, LeafRecord
+from .._format.leaves import (
+    describe_like,
+    dtype_from_tag,
+    LeafRecord,
+    SCALAR_KINDS,
+)
 from .._format.names import encode, key_paths, stored_names, typed
 from .._format.source import Source
 from .._inspect import read_manifest
@@ -15,7 +21,7 @@ from .._storage.new_files import NewFiles
 from .._storage.url import local_path
 from .._tree.match import explain
 from .._types import IsLeaf, PathLike
-from ._out import check_leaves, in_order, losses, plain
+from ._out import check_leaves, in_order, losses, plain_dtype
 
 
 def to_eqx(
@@ -49,8 +55,9 @@ def to_eqx(
     **Raises:**
 
     - [`eqx_ckpt.LeafMismatchError`][]: `like` has other leaves.
-    - [`eqx_ckpt.CheckpointError`][]: Equinox cannot save a leaf, such as a PRNG key;
-        nothing is written.
+    - [`eqx_ckpt.CheckpointError`][]: Equinox would not read a leaf back as it is in
+        `like`: it is a PRNG key, or has a dtype of JAX's other than bfloat16, or has
+        that in a NumPy array; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: the file exists already.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
 
@@ -71,33 +78,49 @@ def to_eqx(
     if not found.ok:
         raise LeafMismatchError(explain(found))
     manifest = read_manifest(source)
+    stored = stored_names(manifest.leaves)
+    kinds = {
+        stored.get(name, name): expected.kind
+        for key_path, leaf in key_paths(like, is_leaf)
+        for name in [encode(typed(key_path))]
+        if (expected := describe_like(leaf)) is not None
+    }
     check_leaves(
         manifest,
         "file of Equinox",
-        _problem,
-        lambda record: losses(record, keeps_numbers=True, keeps_numpy=True),
+        lambda name, record: _problem(kinds[name], record),
+        ft.partial(losses, keeps_numbers=True, keeps_numpy=True, keeps_byte_order=True),
         strict=strict,
     )
-    stored = stored_names(manifest.leaves)
-    in_like = [
-        encode(typed(key_path))
-        for key_path, leaf in key_paths(like, is_leaf)
-        if describe_like(leaf) is not None
-    ]
-    values = in_order(source, [stored.get(name, name) for name in in_like])
+    values = in_order(source, [*kinds])
     place = Path(local_path(path))
     place = place if place.suffix else place.with_suffix(".eqx")
     with NewFiles([place], overwrite=overwrite) as new, new.next() as f:
         for _, record, value in values:
-            np.save(f, plain(record, value), allow_pickle=False)
+            np.save(f, np.asarray(value, _dtype(record), order="C"), allow_pickle=False)
     return Path(new.paths[0])
 
 
-def _problem(_: str, record: LeafRecord) -> str | None:
+def _dtype(record: LeafRecord) -> np.dtype:
+    """The dtype of a leaf in the file, which keeps the byte order."""
+    if record.kind in SCALAR_KINDS:
+        return plain_dtype(record)
+    return dtype_from_tag(record.dtype)
+
+
+def _problem(kind: str, record: LeafRecord) -> str | None:
+    """Why Equinox does not read a leaf as one of the `kind` in `like`, if so."""
     if record.kind == "key":
         return "a PRNG key"
     if record.kind == "bytes":
         return "what a `filter_spec` wrote"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"
+    # The file has no names of JAX's own dtypes. JAX knows bfloat16 by its size, and
+    # only NumPy arrays have dtypes of other byte orders, or of times.
+    dtype = _dtype(record)
+    is_numpys = dtype.isbuiltin != 2
+    is_read = dtype.isbuiltin == 1 or dtype == np.dtype("bfloat16")
+    if not (is_numpys if kind == "numpy" else is_read):
+        return f"the dtype `{dtype}`, which Equinox writes but does not read"
     return None

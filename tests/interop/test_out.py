@@ -138,6 +138,58 @@ def test_eqx(tmp_path, mixed):
         interop.to_eqx(mixed, tmp_path / "c", ARRAYS)
 
 
+def of_kind(kind, dtype):
+    array = np.arange(8).astype(dtype)
+    return {"jax": jnp.asarray, "numpy": np.asarray, "scalar": lambda x: x[1]}[kind](
+        array
+    )
+
+
+NUMPYS = "bool int8 int16 int32 uint8 uint16 uint32 float16 float32 complex64".split()
+WIDE = "int64 uint64 float64 complex128 >i8 >f4".split()
+TIMES = ["M8[ns]", ">M8[D]", "m8[s]"]
+OF_JAX = (
+    "float8_e4m3fn float8_e5m2 float8_e8m0fnu float4_e2m1fn int2 int4 uint4".split()
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "is_read"),
+    [
+        *(("jax", dtype, True) for dtype in [*NUMPYS, "bfloat16"]),
+        *(("jax", dtype, False) for dtype in OF_JAX),
+        *(("numpy", dtype, True) for dtype in [*NUMPYS, *WIDE, *TIMES]),
+        *(("numpy", dtype, False) for dtype in [*OF_JAX, "bfloat16"]),
+        *(("scalar", dtype, True) for dtype in [*NUMPYS, *WIDE, "bfloat16"]),
+        *(("scalar", dtype, False) for dtype in [*OF_JAX, *TIMES]),
+    ],
+)
+def test_equinox_reads_what_is_written(tmp_path, kind, dtype, is_read):
+    tree = {"x": of_kind(kind, dtype), "y": 1}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    if not is_read:
+        with pytest.raises(eqx_ckpt.CheckpointError, match=r"of 'x', the dtype `.*not"):
+            interop.to_eqx(tmp_path / "ckpt", tmp_path / "a.eqx", tree)
+        assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+        return
+    path = interop.to_eqx(tmp_path / "ckpt", tmp_path / "a.eqx", tree, strict=True)
+    likes = [
+        tree,
+        {**tree, "x": jax.ShapeDtypeStruct(tree["x"].shape, tree["x"].dtype)},
+    ]
+    for like in likes[: 2 if kind == "jax" else 1]:
+        assert_same(eqx.tree_deserialise_leaves(path, like), tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(interop.eqx(path, tree), tree), tree)
+
+
+def test_a_dtype_that_equinox_reads_as_jax_only(tmp_path):
+    tree = {"x": jnp.ones(2, jnp.bfloat16)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    like = {"x": np.asarray(tree["x"])}
+    with pytest.raises(eqx_ckpt.CheckpointError, match="`bfloat16`, which Equinox"):
+        interop.to_eqx(tmp_path / "ckpt", tmp_path / "a.eqx", like)
+
+
 def test_flax(tmp_path, mixed, monkeypatch):
     serialization = pytest.importorskip("flax.serialization")
     path = interop.to_flax(mixed, tmp_path / "a.msgpack")

@@ -98,8 +98,7 @@ FORMATS = {
     ),
     "eqx": Format(
         "eqx",
-        # Equinox refuses big-endian arrays where it expects them, after any save.
-        [*DTYPES, *COMPLEX],
+        [*DTYPES, *COMPLEX, *OF_NUMPY],
         eqx.tree_serialise_leaves,
         lambda path, like: named(eqx.tree_deserialise_leaves(path, like), "/"),
         interop.eqx,
