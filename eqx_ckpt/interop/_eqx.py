@@ -41,6 +41,8 @@ def eqx(
     like: PyTree,
     filter_spec: PyTree = equinox.default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
+    *,
+    header_lines: int | None = None,
 ) -> FileSource:
     """Open a file of `equinox.tree_serialise_leaves`.
 
@@ -56,12 +58,14 @@ def eqx(
         function other than the default are kept in memory; leaves that it returns
         unchanged are not part of the source.
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
+    - `header_lines`: how many lines of text precede the leaves, such as one of JSON
+        with hyperparameters. Without it, all text before the first array does, unless a
+        function other than the default has read something before.
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. Text
-    before the first array, such as a line of JSON with hyperparameters, is its
-    `manifest.metadata`.
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. The
+    lines that precede the leaves are its `manifest.metadata`.
 
     **Raises:**
 
@@ -70,6 +74,8 @@ def eqx(
         first that does; leaves after it may agree by chance.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the file ends too early, or has no leaf
         where one should begin.
+    - [`eqx_ckpt.CheckpointError`][]: the `filter_spec` fails, or `header_lines` is not
+        a number of lines.
 
     !!! example
 
@@ -88,24 +94,35 @@ def eqx(
     """
     text = os.fspath(path)
     file = File(text if os.path.splitext(text)[1] else text + ".eqx")
-    return _Leaves(file, like, filter_spec, is_leaf).source()
+    return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
 
 
 class _Leaves:
     """The leaves of a file, one after another in the order of `like`."""
 
     def __init__(
-        self, file: File, like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf
+        self,
+        file: File,
+        like: PyTree,
+        filter_spec: PyTree,
+        is_leaf: IsLeaf,
+        header_lines: int | None,
     ) -> None:
         self._file = file
         self._leaves: list[Named] = []
         self._unsaved: dict[str, str] = {}
         self._extents: dict[str, Extent | np.ndarray] = {}
         with file.opened() as fd:
-            self._position, self._text = _text_before(fd, file)
             self._fd = fd
+            self._position = 0
+            self._text: str | None = None
+            self._seeks_text = header_lines is None
+            if header_lines is not None:
+                self._take_text(header_lines)
             for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
                 self._take(path, leaf, spec)
+            if self._may_be_text:
+                self._take_text()
         if self._position != file.size:
             raise LeafMismatchError(
                 f"{file.path!r} has {file.size - self._position} bytes behind the last "
@@ -118,6 +135,33 @@ class _Leaves:
         )
         return FileSource(self._file.path, manifest, self._extents)
 
+    @property
+    def _may_be_text(self) -> bool:
+        """Whether nothing has been read, and nobody said how much of it is text."""
+        return self._seeks_text and self._position == 0
+
+    def _take_text(self, lines: int | None = None) -> None:
+        """Take lines of text, or all text before the first array."""
+        head = read_bytes(self._fd, 0, min(self._file.size, _MAX_TEXT))
+        end = _first_array(head) if lines is None else self._end_of(lines, head)
+        try:
+            self._text = head[:end].decode() or None
+        except UnicodeDecodeError:
+            reason = f"it has {end} bytes before its first leaf, which are not text"
+            raise corrupt(self._file.path, FORMAT, reason) from None
+        self._position = end
+
+    def _end_of(self, lines: int, head: bytes) -> int:
+        if type(lines) is not int or lines < 0:
+            raise CheckpointError(
+                f"`header_lines` is {lines!r}. Pass an integer of at least 0."
+            )
+        *found, _ = head.split(b"\n", lines)
+        if len(found) < lines:
+            reason = f"it has {len(found)} lines, and `header_lines` is {lines}"
+            raise corrupt(self._file.path, FORMAT, reason)
+        return sum(len(line) + 1 for line in found)
+
     def _take(self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]) -> None:
         keys = typed(path)
         name, where = encode(keys), jtu.keystr(path)
@@ -128,6 +172,9 @@ class _Leaves:
         if expected is None:
             self._unsaved[name] = fingerprint(leaf)
             return
+        # What a custom function has read from the start of the file was no text.
+        if self._may_be_text:
+            self._take_text()
         npy = self._header(where)
         offset = self._position + npy.header_nbytes
         self._position = offset + npy.nbytes
@@ -166,9 +213,11 @@ class _Leaves:
             try:
                 value = spec(f, leaf)
             except Exception as e:
+                hint = " If lines of text precede the leaves, pass `header_lines`."
                 raise CheckpointError(
                     f"The `filter_spec` failed for the leaf `{where}` at byte "
                     f"{self._position} of {self._file.path!r}: {e}"
+                    f"{'' if self._position else hint}"
                 ) from e
             self._position = f.tell()
         try:
@@ -209,19 +258,11 @@ def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
             yield (*path, *rest), leaf, spec
 
 
-def _text_before(fd: int, file: File) -> tuple[int, str | None]:
-    """The position of the first array, and the text before it."""
-    head = read_bytes(fd, 0, min(file.size, _MAX_TEXT))
-    if head.startswith(_MAGIC) or not head:
-        return 0, None
-    start = head.find(b"\n" + _MAGIC) + 1
-    if not start:
-        raise corrupt(file.path, FORMAT, "no array begins at the start of a line")
-    try:
-        return start, head[:start].decode()
-    except UnicodeDecodeError:
-        reason = f"it has {start} bytes before its first array, which are not text"
-        raise corrupt(file.path, FORMAT, reason) from None
+def _first_array(head: bytes) -> int:
+    """Where the first array begins: at the start of a line; or the end."""
+    if head.startswith(_MAGIC):
+        return 0
+    return head.find(b"\n" + _MAGIC) + 1 or len(head)
 
 
 def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:

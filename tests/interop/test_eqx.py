@@ -99,16 +99,91 @@ def test_a_filter_spec_that_writes_something_else(tmp_path):
 
     spec = {"a": write, "b": eqx.default_serialise_filter_spec}
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree, spec)
-    spec = {"a": read, "b": eqx.default_deserialise_filter_spec}
     # What a function wrote looks like lines before the first array.
     with pytest.raises(eqx_ckpt.CheckpointError, match=r"a\.eqx"):
         interop.eqx(tmp_path / "a.eqx", tree)
+    spec = {"a": read, "b": eqx.default_deserialise_filter_spec}
+    source = interop.eqx(tmp_path / "a.eqx", tree, spec)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     spec = {"a": eqx.default_deserialise_filter_spec, "b": read}
     tree = {"a": tree["b"], "b": tree["a"]}
     save = {"a": eqx.default_serialise_filter_spec, "b": write}
     eqx.tree_serialise_leaves(tmp_path / "b.eqx", tree, save)
     source = interop.eqx(tmp_path / "b.eqx", tree, spec)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+
+
+def read_line(f, leaf):
+    return jnp.asarray(json.loads(f.readline()))
+
+
+def write_line(f, leaf):
+    f.write(json.dumps(leaf.tolist()).encode() + b"\n")
+
+
+def write_with_header(path, header, tree, spec):
+    with open(path, "wb") as f:
+        f.write(header)
+        eqx.tree_serialise_leaves(f, tree, spec)
+    return path
+
+
+@pytest.mark.parametrize("header", [b"", b"{}\n", b"{}\nof two lines\n"])
+def test_text_as_the_first_leaf(tmp_path, header):
+    tree = {"a": jnp.arange(3.0), "b": jnp.arange(4.0)}
+    save = {"a": write_line, "b": eqx.default_serialise_filter_spec}
+    path = write_with_header(tmp_path / "a.eqx", header, tree, save)
+    spec = {"a": read_line, "b": eqx.default_deserialise_filter_spec}
+    lines = header.count(b"\n")
+    source = interop.eqx(path, tree, spec, header_lines=lines)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+    assert source.manifest.metadata == (header.decode() or None)
+    if header:
+        with pytest.raises(eqx_ckpt.CheckpointError, match="pass `header_lines`"):
+            interop.eqx(path, tree, spec)
+    else:
+        source = interop.eqx(path, tree, spec)
+        assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+
+
+def test_lines_before_a_leaf_that_is_skipped(tmp_path):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    skip, write = lambda f, leaf: leaf, eqx.default_serialise_filter_spec
+    path = tmp_path / "a.eqx"
+    write_with_header(path, b"{}\n", tree, {"a": skip, "b": write})
+    spec = {"a": skip, "b": eqx.default_deserialise_filter_spec}
+    source = interop.eqx(path, tree, spec)
+    assert source.manifest.metadata == "{}\n"
+    assert source.manifest.leaves.keys() == {"b"}
+
+
+def test_lines_alone(tmp_path):
+    tree = {"activation": jax.nn.relu}
+    write = eqx.default_serialise_filter_spec
+    path = write_with_header(tmp_path / "a.eqx", b'{"width": 8}\n', tree, write)
+    source = interop.eqx(path, tree)
+    assert source.manifest.metadata == '{"width": 8}\n'
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+    eqx.tree_serialise_leaves(path, {"w": jnp.ones(2)})
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="bytes behind the last leaf"):
+        interop.eqx(path, tree)
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (9, "has 2 lines, and `header_lines` is 9"),
+        (0, r"at byte 0, where `\['w'\]` should begin"),
+        (-1, "`header_lines` is -1"),
+        (True, "`header_lines` is True"),
+    ],
+)
+def test_another_number_of_lines(tmp_path, lines, problem):
+    write = eqx.default_serialise_filter_spec
+    tree = {"w": jnp.arange(2)}
+    path = write_with_header(tmp_path / "a.eqx", b"{}\n", tree, write)
+    with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
+        interop.eqx(path, tree, header_lines=lines)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +220,7 @@ def test_broken_files(tmp_path):
         b"": r"where `\['a'\]` should begin",
         data.replace(b"'<f4',", b"'|O', "): "pickled",
         b"\xff\n" + data: "not text",
-        b"no arrays": "no array begins",
+        b"no arrays": r"byte 9, where `\['a'\]` should begin",
     }.items():
         path.write_bytes(content)
         with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
