@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox
@@ -130,9 +131,9 @@ class _Leaves:
             )
 
     def source(self) -> FileSource:
-        manifest = manifest_of(
-            self._leaves, self._file.path, unsaved=self._unsaved, metadata=self._text
-        )
+        manifest = manifest_of(self._leaves, self._file.path, metadata=self._text)
+        # They are leaves of `like`: the file has nothing of them.
+        manifest = replace(manifest, unsaved=self._unsaved)
         return FileSource(self._file.path, manifest, self._extents)
 
     @property

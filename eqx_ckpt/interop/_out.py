@@ -15,6 +15,7 @@ from .._format.source import RegionRead, Source
 from .._inspect import leaves
 from .._storage.reading import opened
 from .._types import PathLike, Report
+from ._records import Unreadable
 
 
 _MOST_SHOWN = 20
@@ -85,15 +86,15 @@ def losses(
 def check_leaves(
     manifest: Manifest,
     format: str,
-    problem_of: Callable[[str, LeafRecord], str | None],
-    losses_of: Callable[[LeafRecord], list[str]],
+    problem_of: Callable[[str, LeafRecord], str | None] = lambda name, record: None,
+    losses_of: Callable[[LeafRecord], list[str]] = lambda record: [],
     *,
     strict: bool,
     loses_metadata: bool = True,
 ) -> None:
     """Raise for leaves that a format cannot hold; warn of what it loses of others.
 
-    With `strict`, raise for losses too.
+    That includes what the source could not read. With `strict`, raise for losses too.
     """
     problems = {
         name: problem
@@ -110,6 +111,9 @@ def check_leaves(
         for name, record in manifest.leaves.items()
         if (found := losses_of(record))
     }
+    for name, note in manifest.unsaved.items():
+        if isinstance(note, Unreadable):
+            lost[name] = f"all of it: {note}"
     if loses_metadata and manifest.metadata is not None:
         lost["@metadata"] = "all of it"
     if not lost:

@@ -31,6 +31,10 @@ class Named(NamedTuple):
     record: LeafRecord
 
 
+class Unreadable(str):
+    """Stands for a value of another format that this package cannot represent."""
+
+
 def corrupt(where: object, format: str, reason: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{str(where)!r} is not a valid {format}: {reason}. Nothing was read from it."
@@ -78,7 +82,7 @@ def manifest_of(
     unsaved: Mapping[str, str] | None = None,
     metadata: Any = None,
 ) -> Manifest:
-    """The manifest of a source.
+    """The manifest of a source; `unsaved` says what its other values are.
 
     **Raises:**
 
@@ -102,6 +106,5 @@ def manifest_of(
             + "\n".join(f"- {a!r} and {b!r}." for a, b in sorted(clashes)[:20])
             + "\nRename one of each, with the library that wrote them."
         )
-    return Manifest(
-        leaves=records, unsaved=unsaved or {}, metadata=metadata, versions={}
-    )
+    notes = {name: Unreadable(note) for name, note in (unsaved or {}).items()}
+    return Manifest(leaves=records, unsaved=notes, metadata=metadata, versions={})

@@ -412,6 +412,52 @@ def test_what_is_lost_is_listed_once(tmp_path, way):
         assert "'same'" not in text
 
 
+def npz_with_bfloat16(path):
+    np.savez(path / "a.npz", x=np.ones(2, jnp.bfloat16), y=np.ones(2, np.float32))
+    return interop.npz(path / "a.npz")
+
+
+def flax_with_text(path):
+    serialization = pytest.importorskip("flax.serialization")
+    tree = {"x": "text", "y": np.ones(2, np.float32)}
+    (path / "a.msgpack").write_bytes(serialization.to_bytes(tree))
+    return interop.flax(path / "a.msgpack")
+
+
+def orbax_with_text(path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path / "a", {"x": "text", "y": jnp.ones(2)})
+    return interop.orbax(path / "a")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "source_in", [npz_with_bfloat16, flax_with_text, orbax_with_text]
+)
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_what_a_source_could_not_read_is_listed(tmp_path, source_in, way):
+    source = source_in(tmp_path)
+    before = {*tmp_path.iterdir()}
+    lost = f"of 'x', all of it: {source.manifest.unsaved['x']}."
+    with pytest.raises(eqx_ckpt.CheckpointError, match="would lose") as e:
+        WAYS_OUT[way](source, tmp_path / "out", strict=True)
+    assert lost in str(e.value)
+    assert {*tmp_path.iterdir()} == before
+    with pytest.warns(UserWarning, match="does not keep") as caught:
+        WAYS_OUT[way](source, tmp_path / "out")
+    assert [lost in str(warning.message) for warning in caught] == [True]
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_what_was_never_saved_is_not_lost(tmp_path, way):
+    tree = {"w": jnp.ones(2), "activation": jax.nn.relu, "name": "mlp"}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    for source in (tmp_path / "ckpt", interop.eqx(tmp_path / "a.eqx", tree)):
+        WAYS_OUT[way](source, tmp_path / "out", strict=True, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("way", "leaf", "problem"),
     [
