@@ -363,8 +363,8 @@ def test_nothing_is_written_without_a_page(run, tmp_path):
     for missing in (tmp_path / "missing", tmp_path):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
             eqx_ckpt.write_report(missing, tmp_path / "pages/page.html")
-    assert list((tmp_path / "pages").iterdir()) == []
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="another path for the pa"):
+    assert not (tmp_path / "pages").exists()
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="another path"):
         eqx_ckpt.write_report(run, tmp_path)
     with pytest.raises(eqx_ckpt.CheckpointError, match="at least one step"):
         eqx_ckpt.write_report(run, tmp_path / "page.html", steps=0)
