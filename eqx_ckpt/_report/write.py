@@ -1,10 +1,9 @@
 """Writing the page."""
 
 import contextlib
-import os
 from typing import Any
 
-from .._errors import CheckpointError, CheckpointExistsError
+from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.new_files import NewFiles
 from .._types import PathLike
@@ -80,10 +79,6 @@ def written(
     plotly = _plotly()
     if steps < 1:
         raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
-    if os.path.isdir(os.path.expanduser(path)):
-        raise CheckpointExistsError(
-            f"{os.fspath(path)!r} is a directory. Choose another path for the page."
-        )
     with NewFiles([path], overwrite=True) as files, files.next() as f:
         replaced: list[str] = []
         for _ in range(_TRIES):

@@ -28,13 +28,13 @@ def censored(text: str) -> str:
 
 
 def local_path(path: PathLike) -> str:
-    """The absolute path of a file of another format; raise for a URL."""
+    """The absolute path of a file or directory of another format; raise for a URL."""
     text = os.fspath(path)
     if URL.match(text):
         raise CheckpointError(
             f"{censored(text)!r} is a URL, and this format is read from and written to "
-            "local files only. Pass a local path, and copy the file with the store's "
-            "own tools."
+            "local disks only. Pass a local path, and copy what is there with the "
+            "store's own tools."
         )
     return os.path.abspath(os.path.expanduser(text))
 

@@ -53,7 +53,7 @@ def convert(
     - `like`: the PyTree that was saved, or is to be restored, if the source or the
         target has no names, such as a file of Equinox.
     - `strict`: raise, instead of warning once, if the format does not keep something,
-        such as metadata or shardings. A checkpoint keeps everything.
+        such as metadata or shardings. A checkpoint keeps all that can be read.
     - `overwrite`: replace what exists.
 
     **Returns:**
@@ -87,7 +87,7 @@ def convert(
         )
     found = source if isinstance(source, Source) else open_source(source, like=like)
     if format == "checkpoint":
-        copy(found, path, overwrite=overwrite)
+        copy(found, path, strict=strict, overwrite=overwrite)
     elif format == "eqx":
         to_eqx(found, path, like, strict=strict, overwrite=overwrite)
     else:

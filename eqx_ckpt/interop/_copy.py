@@ -21,6 +21,7 @@ from .._storage.storage import ArrayWrite
 from .._tree.compression import Compression
 from .._tree.plan import Write, WritePlan
 from .._types import Layout, PathLike
+from ._out import check_leaves
 
 
 def copy(
@@ -30,6 +31,7 @@ def copy(
     overwrite: bool = False,
     layout: Layout = "zarr",
     compression: Compression = None,
+    strict: bool = False,
     progress: Progress = False,
     deadline: float = DEADLINE,
 ) -> None:
@@ -44,6 +46,8 @@ def copy(
     - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
     - `path`, `overwrite`, `layout`, `compression`, `progress`, `deadline`: as
         [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
+    - `strict`: raise, instead of warning once, if a file of another format has values
+        that this package cannot represent. They are left out.
 
     **Returns:**
 
@@ -77,6 +81,7 @@ def copy(
         if error is not None:
             raise error
         assert opened is not None
+        check_leaves(opened.manifest, "checkpoint", strict=strict, loses_metadata=False)
         version = from_first(f"{call}: its version", reading.digest, deadline)
         with all_saving(path, deadline) or Alone() as group:
             if reading.digest() != version:

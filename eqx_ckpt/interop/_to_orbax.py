@@ -21,9 +21,17 @@ from .._format.parse import scalar_from_text
 from .._format.source import Source
 from .._storage.atomic import exchange
 from .._storage.reading import opened
+from .._storage.url import local_path
 from .._tree.nested import nested
 from .._types import PathLike
-from ._out import check_leaves, in_order, losses, plain_dtype
+from ._out import (
+    check_leaves,
+    in_order,
+    key_problem,
+    key_texts,
+    losses,
+    plain_dtype,
+)
 
 
 def to_orbax(
@@ -79,6 +87,7 @@ def to_orbax(
         raise ImportError(
             "`to_orbax` needs Orbax: `pip install 'eqx-ckpt[orbax]'`."
         ) from None
+    place = Path(local_path(path))
     found = opened(source)
     if not found.manifest.leaves:
         raise CheckpointError(
@@ -92,7 +101,6 @@ def to_orbax(
         _losses,
         strict=strict,
     )
-    place = Path(os.path.abspath(os.path.expanduser(path)))
     if os.path.lexists(place) and not overwrite:
         raise _exists(place)
     tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
@@ -266,7 +274,7 @@ def _problems(manifest: Manifest) -> Callable[[str, LeafRecord], str | None]:
 
 def _key(record: LeafRecord) -> str:
     """Where Orbax puts an array."""
-    return ".".join(str(key) for _, key in record.path)
+    return ".".join(key_texts(record))
 
 
 def _problem(record: LeafRecord) -> str | None:
@@ -281,9 +289,7 @@ def _problem(record: LeafRecord) -> str | None:
         return "a Python complex number"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"
-    if any("\ud800" <= character <= "\udfff" for character in _key(record)):
-        return "a key with a lone surrogate"
-    return None
+    return key_problem(record)
 
 
 def _losses(record: LeafRecord) -> list[str]:
