@@ -120,7 +120,7 @@ def _is_exact(old: np.dtype, new: np.dtype) -> bool:
         values = bits.view(old if old.itemsize == 2 else jnp.bfloat16).astype(old)
     else:
         values = np.arange(-(2**15), 2**16).astype(old)
-    before, after = (v.astype(complex).real for v in (values, values.astype(new)))
+    before, after = (np.real(v.astype(complex)) for v in (values, values.astype(new)))
     same = (before == after) & (np.signbit(before) == np.signbit(after))
     return bool((same | (np.isnan(before) & np.isnan(after))).all())
 
