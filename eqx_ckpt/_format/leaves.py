@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ARRAY_KINDS = ("jax", "key", "numpy", "numpy_scalar", "bytes")
 SCALAR_KINDS = ("bool", "int", "float", "complex")
+# Of an integer in decimal digits, of which Python reads and writes at most 4300.
+MAX_BITS = 13_000
 
 _NAN = struct.pack(">d", math.nan)
 
@@ -86,17 +88,14 @@ class LeafRecord(NamedTuple):
 
         **Raises:**
 
-        - [`eqx_ckpt.CheckpointError`][]: the format does not support the dtype, or JAX
-            does not, and `kind` is `"jax"`.
+        - [`eqx_ckpt.CheckpointError`][]: the format, or JAX, does not have the dtype.
         """
         try:
             record = _array_record(kind, tuple(shape), np.dtype(dtype))
+            if kind == "jax" and record.dtype not in STORED | VIEWED:
+                raise CannotSave(f"of `{dtype}` cannot be JAX's: pass `kind='numpy'`")
         except CannotSave as e:
             raise CheckpointError(f"An array {e}.") from None
-        if kind == "jax" and record.dtype not in STORED | VIEWED:
-            raise CheckpointError(
-                f'JAX has no arrays of the dtype `{record.dtype}`. Pass `kind="numpy"`.'
-            )
         return record._replace(path=tuple(path))
 
     @property
@@ -391,12 +390,7 @@ def scalar_to_text(value: bool | int | float | complex) -> str:
         return _float_to_text(value)
     if isinstance(value, bool):
         return str(value)
-    return hex(value) if is_long(value) else int.__repr__(value)
-
-
-def is_long(value: int) -> bool:
-    """Whether an integer is near the 4300 digits that Python reads and writes."""
-    return value.bit_length() > 13_000
+    return hex(value) if value.bit_length() > MAX_BITS else int.__repr__(value)
 
 
 def _float_to_text(value: float) -> str:

@@ -40,9 +40,10 @@ _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
 # A capital letter, or a sequence that is escaped already.
 _CAPITAL = re.compile(r"%[0-9A-F]{2}|[A-Z]")
 _ESCAPED = re.compile(r"%(?:4[1-9A-F]|5[0-9A])")
-_DEVICES = {"con", "prn", "aux", "nul"} | {
-    device + str(i) for device in ("com", "lpt") for i in range(10)
-}
+# What file systems and Zarr have another use for.
+_RESERVED = re.compile(
+    r"zarr\.json\Z|(con|prn|aux|nul|com\d|lpt\d)(\.|\Z)", re.IGNORECASE | re.ASCII
+)
 
 
 def _is_whole(node: Any) -> bool:
@@ -279,7 +280,12 @@ def _escape_letter(match: re.Match[str]) -> str:
 def unescaped(name: str) -> str:
     """Restore the capital letters that `distinct` escaped in a stored name."""
     plain = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
-    return name if plain == name else "/".join(map(_unreserved, plain.split("/")))
+    if plain == name:
+        return name
+    return "/".join(
+        _percent(part[0]) + part[1:] if _RESERVED.match(part) else part
+        for part in plain.split("/")
+    )
 
 
 def stored_names(names: Iterable[str]) -> dict[str, str]:
@@ -312,9 +318,8 @@ def _component(token: str | int, uncut: bool) -> str:
     if token == "":
         return EMPTY
     out = token if _SAFE.match(token) else "".join(map(_escape, token))
-    if _INT.match(out) or out[0] == "." or out.startswith("__"):
+    if _INT.match(out) or out[0] == "." or out.startswith("__") or _RESERVED.match(out):
         out = _percent(out[0]) + out[1:]
-    out = _unreserved(out)
     if out[-1] == ".":
         out = out[:-1] + "%2E"
     if out.lower().endswith(".__lock"):
@@ -323,14 +328,6 @@ def _component(token: str | int, uncut: bool) -> str:
         digest = hashlib.sha256(out.encode()).hexdigest()[:32]
         out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest
     return out
-
-
-def _unreserved(component: str) -> str:
-    """Escape the first letter of what a file system or Zarr has another use for."""
-    lower = component.lower()
-    if lower != "zarr.json" and lower.split(".")[0] not in _DEVICES:
-        return component
-    return _percent(component[0]) + component[1:]
 
 
 def _escape(character: str) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -28,11 +28,8 @@ from .leaves import (
 from .manifest import (
     check_array,
     COMPRESSIONS,
-    DATABASE,
     excess,
-    foreign,
     FORMAT_VERSION,
-    MANIFEST,
     Manifest,
     NO_DIGEST,
 )
@@ -42,9 +39,9 @@ from .names import decode, Decoder, encode, folders, unescaped
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
 HEAD_BYTES = 256
-_START = b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
+START = b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
 HEAD = re.compile(
-    re.escape(_START) + rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
+    re.escape(START) + rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
 )
 # The parts that follow the head, in order, and how each of them begins.
 _PARTS = {
@@ -59,7 +56,6 @@ _PARTS = {
 _TAIL = b"\n}}}\n"
 # What checks of values of any type raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-_OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _TYPE_FIELDS = LeafRecord._fields[:10]
 
@@ -73,23 +69,6 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     head = _verified(data, where)
     with _reading(where):
         return _checked(dict(_parts(data, head)))
-
-
-def strangers(keys: Iterable[str], manifest: bytes | None, where: str) -> list[str]:
-    """The keys among `keys` that do not belong to the checkpoint of a manifest.
-
-    If the manifest is damaged, all files named like those of a checkpoint belong to it.
-    """
-    keys = list(keys)
-    try:
-        return keys if manifest is None else foreign(keys, from_bytes(manifest, where))
-    except CorruptCheckpointError:
-        data = manifest or b""
-        # After a crash, a file may be empty, cut, or end in zeros.
-        is_ours = b"eqx_ckpt" in data or _START.startswith(data.rstrip(b"\0"))
-        return [key for key in keys if not (is_ours and _OWN_NAME.fullmatch(key))]
-    except CheckpointError:
-        return keys
 
 
 def metadata_from_bytes(data: bytes, where: str) -> Any:

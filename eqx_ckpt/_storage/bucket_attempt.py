@@ -11,7 +11,8 @@ from types import TracebackType
 
 from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from .._format.manifest import foreign, MANIFEST
-from .._format.parse import from_bytes, strangers
+from .._format.parse import from_bytes
+from .._format.strangers import strangers
 from .._types import Checksums, Layout
 from .heartbeat import Heartbeat
 from .key_values import KeyValues

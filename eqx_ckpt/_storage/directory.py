@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from .._format.manifest import MANIFEST, MAX_BYTES
-from .._format.parse import strangers
+from .._format.strangers import strangers
 from .._types import Checksums, Layout, PathLike
 from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
 from .bucket import Bucket, GoogleBucket, Memory
@@ -298,7 +298,7 @@ def _is_replacement(target: str, overwrite: bool) -> bool:
     if not overwrite:
         raise already_there(repr(target))
     data = read_file(target + "/", MANIFEST)
-    foreign = strangers(list_files(target), data, repr(target))
+    foreign = strangers(list_files(target), data, repr(target), on_disk=True)
     if foreign:
         raise CheckpointExistsError(
             f"{target} holds files that are not of a checkpoint, such as "

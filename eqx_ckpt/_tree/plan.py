@@ -79,23 +79,18 @@ def named_leaves(
     name_of = Namer()
     for (path, spec), node in zip(specs, nodes, strict=True):
         custom = None if any(spec is default for default in _DEFAULTS) else spec
-        for rest, leaf in _flattened(node, is_leaf, argument):
+        try:
+            found = key_paths(node, is_leaf)
+        except ValueError as e:
+            raise LeafMismatchError(
+                f"JAX cannot flatten `{argument}`. Does a dictionary in it have keys "
+                f"of several types? {e}"
+            ) from e
+        for rest, leaf in found:
             whole = (*path, *rest) if path else rest
             chosen = None if is_transient(leaf) else custom
             name, as_data = name_of(whole)
             yield NamedLeaf(name, whole, leaf, chosen, as_data)
-
-
-def _flattened(
-    tree: PyTree, is_leaf: IsLeaf, argument: str
-) -> list[tuple[KeyPath, Any]]:
-    try:
-        return key_paths(tree, is_leaf)
-    except ValueError as e:
-        raise LeafMismatchError(
-            f"JAX cannot flatten `{argument}`. Does a dictionary in it have keys of "
-            f"several types? {e}"
-        ) from e
 
 
 class Write(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._format.lazy import np
-from .._format.leaves import is_long, scalar_to_text
+from .._format.leaves import MAX_BITS, scalar_to_text
 
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
@@ -85,7 +85,7 @@ def say_json(value: Any) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, int) and is_long(value):
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
         return hex(value)
     if isinstance(value, complex):
         return [_plain(value.real), _plain(value.imag)]

@@ -116,7 +116,7 @@ def test_what_is_wrong_with_a_source():
         eqx_ckpt.tree_deserialise_leaves(source, like)
     for dtype, problem in {
         "U3": "cannot be stored exactly",
-        ">f4": "Pass `kind=",
+        ">f4": "pass `kind=",
     }.items():
         with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
             eqx_ckpt.LeafRecord.of_array((2,), dtype, path=())
