@@ -26,6 +26,8 @@ _MAX = 2**53
 _CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _NO_DIGEST = "0" * 64
+# What parsing raises for invalid contents.
+_INVALID = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class Leaf(NamedTuple):
@@ -46,6 +48,10 @@ class Leaf(NamedTuple):
     def row_bytes(self) -> int:
         """The bytes of one sample of one chain."""
         return math.prod(self.record.data_shape) * self.record.itemsize
+
+    def chunks(self, draws: int) -> int:
+        """The number of chunks of one chain with so many samples."""
+        return -(-draws // self.rows) if self.row_bytes else 0
 
     def array(self, chains: int | None, draws: int) -> LeafRecord:
         """The record of the Zarr array that holds `draws` samples of each chain."""
@@ -117,6 +123,17 @@ class Record:
         assert self.checksums is not None
         return [self.checksums[leaf.name][chain][: _CRC * full]]
 
+    def to_commit(self) -> bytes:
+        """The bytes to commit; raise `CheckpointError` if readers would refuse them."""
+        data = self.to_bytes()
+        try:
+            _parsed(json.loads(data))
+        except (*_INVALID, CannotSave) as e:
+            raise CheckpointError(
+                f"Readers would refuse the record, so it was not committed: {e!r}"
+            ) from e
+        return data
+
     def to_bytes(self) -> bytes:
         fields = {
             "format": _FORMAT,
@@ -176,7 +193,7 @@ def from_bytes(data: bytes, where: str) -> Record:
         raise _corrupt(where, "its bytes do not have the digest that it states")
     try:
         return _parsed(fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+    except _INVALID as e:
         raise _corrupt(where, f"its contents are invalid ({e!r})") from None
     except CannotSave as e:
         raise _corrupt(where, f"a leaf {e}") from None
@@ -221,8 +238,9 @@ def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...
     chains = tuple(found) if found is not None else ("",) * len(draws)
     _require(len(chains) == len(draws), "checksums of other chains")
     for text, count in zip(chains, draws, strict=True):
-        chunks = -(-count // leaf.rows) if leaf.row_bytes else 0
-        _require(len(text) == _CRC * chunks and _HEX.match(text), "checksums")
+        _require(
+            len(text) == _CRC * leaf.chunks(count) and _HEX.match(text), "checksums"
+        )
     return chains
 
 

@@ -37,10 +37,12 @@ class Column:
         self._files = files
         self._chains = chains
         self._chain = chain
+        if not leaf.row_bytes:
+            draws = 0  # It has no chunks that could hold samples.
         self._full, self._filled = divmod(draws, leaf.rows)
         # The number of chunks that the last commit may refer to: replace these
         # atomically.
-        self._committed = -(-draws // leaf.rows)
+        self._committed = leaf.chunks(draws)
         self._checksums: list[str] = []
         self._buffer: np.ndarray | None = None
 
@@ -150,7 +152,7 @@ def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
     """The keys of a leaf's files that belong to a record."""
     yield f"{array_path(leaf)}/{MANIFEST}"
     for chain, draws in enumerate(record.draws):
-        for number in range(-(-draws // leaf.rows) if leaf.row_bytes else 0):
+        for number in range(leaf.chunks(draws)):
             key = chunk_key(leaf.chunk_at(record.chains, chain, number))
             yield f"{array_path(leaf)}/{key}"
 

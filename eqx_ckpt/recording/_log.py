@@ -128,7 +128,7 @@ class Log:
             found = from_bytes(data, self.where)
             check_same(found, wanted, self.where, differs)
             found = dataclasses.replace(found, writer=uuid.uuid4().hex)
-            self._files.take_over(RECORD, found.to_bytes())
+            self._files.take_over(RECORD, found.to_commit())
             return found
         strangers = self._files.strangers()
         if strangers:
@@ -137,7 +137,7 @@ class Log:
                 f"{self.where} holds {strangers[0]!r}, and is not a recording."
                 f"{explanation and ' '}{explanation} Choose another path."
             )
-        self._files.commit(RECORD, wanted.to_bytes())
+        self._files.commit(RECORD, wanted.to_commit())
         return wanted
 
     def _go_on(self) -> list[list[Column]]:
@@ -269,7 +269,7 @@ class Log:
             with self._fatal():
                 self.team.from_first(
                     f"commit {number}",
-                    lambda: self._files.commit(RECORD, record.to_bytes()),
+                    lambda: self._files.commit(RECORD, record.to_commit()),
                 )
                 self._committed(record)
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt import Recording
+from eqx_ckpt.recording._columns import Column
 from recording import chains
 
 
@@ -149,6 +150,32 @@ def test_keys_scalars_and_modules(tmp_path):
     assert (found.key[:10] == keys).all()
     assert found.flag.tolist() == [True, False] * 5 + [True]
     assert found.empty.shape == (11, 0, 3)
+
+
+def test_leaves_without_bytes_go_on(tmp_path):
+    like = {"empty": np.zeros((0, 3)), "x": np.float32(0)}
+    for count in (5, 1, 4):
+        with Recording(tmp_path, like, chunk_bytes=12) as recording:
+            n = np.arange(count, dtype=np.float32)
+            recording.extend({"empty": np.zeros((count, 0, 3)), "x": n})
+            recording.commit()
+            recording.append({"empty": like["empty"], "x": np.float32(9)})
+    found = Recording.open(tmp_path)
+    found.verify()
+    assert found.read()["empty"].shape == (13, 0, 3)
+    assert found.read()["x"].tolist() == [0, 1, 2, 3, 4, 9, 0, 9, 0, 1, 2, 3, 9]
+
+
+def test_a_record_that_readers_would_refuse_is_not_committed(tmp_path, monkeypatch):
+    recording = Recording(tmp_path, LIKE)
+    recording.extend(samples(5))
+    recording.commit()
+    recording.extend(samples(5, 5))
+    monkeypatch.setattr(Column, "settle", lambda column: "a checksum")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="would refuse.*5 draws are"):
+        recording.commit()
+    recording.close()
+    assert_equal(Recording.open(tmp_path).read(), samples(5))
 
 
 def test_names_that_are_hard(tmp_path):
