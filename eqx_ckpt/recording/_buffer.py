@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._format.recorded import Leaf
+from ._keep import check_keep
 from ._leaves import checked_samples, leaves_of
 
 
@@ -83,10 +84,12 @@ class SampleBuffer(eqx.Module):
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
+        - `ValueError`: `keep` has another shape or dtype.
         """
         checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]
         keep = jnp.asarray(keep)
+        check_keep(keep, (), ())
         index = jnp.where(keep, self.count, capacity)
         is_full = self.count == capacity
         samples = jax.tree.map(

@@ -35,12 +35,17 @@ def _masks(keep: Any, chains: int, draws: int) -> list[Any]:
     if keep is None:
         return [None] * chains
     mask = _on_host(keep)
-    if mask.dtype != np.bool_ or mask.shape not in ((draws,), (chains, draws)):
-        raise ValueError(
-            f"`keep` is {mask.dtype}{list(mask.shape)}. Pass bool[{draws}], or "
-            f"bool[{chains}, {draws}] with a row for each chain."
-        )
+    check_keep(mask, (draws,), (chains, draws))
     return list(np.broadcast_to(mask, (chains, draws)))
+
+
+def check_keep(keep: Any, one: tuple[int, ...], each: tuple[int, ...]) -> None:
+    """Raise unless `keep` is bools, for all chains in one or for each of them."""
+    if keep.dtype != np.bool_ or keep.shape not in (one, each):
+        raise ValueError(
+            f"`keep` is {keep.dtype}{list(keep.shape)}. Pass bool{list(one)}"
+            + (f", or bool{list(each)} to tell chains apart." if one != each else ".")
+        )
 
 
 def _on_host(keep: Any) -> np.ndarray:

@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 from .._format.leaves import dtype_from_tag
 from .._format.recorded import Leaf
 from ._buffer import put
+from ._keep import check_keep
 from ._leaves import checked_samples
 from ._log import Log
 
@@ -173,11 +174,12 @@ class Recorder(eqx.Module):
         **Arguments:**
 
         - `sample`: a PyTree like the `like` of the recording.
-        - `keep`: whether to record it; `bool[]`.
+        - `keep`: whether to record it; `bool[]`, or `bool[chain]`.
 
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
+        - `ValueError`: `keep` has another shape or dtype.
         """
         lead = self._count.shape
         chains = lead[0] if lead else None
@@ -186,7 +188,9 @@ class Recorder(eqx.Module):
                 "Pass the recorder through `vmap` together with the states."
             )
         checked = checked_samples(sample, self._leaves, chains, one=True, traced=True)
-        keep = jnp.broadcast_to(jnp.asarray(keep), lead)
+        keep = jnp.asarray(keep)
+        check_keep(keep, (), lead)
+        keep = jnp.broadcast_to(keep, lead)
         index = jnp.where(keep, self._count, self._block)
         rows = [
             put(buffer, _data(array), index)

@@ -192,7 +192,7 @@ class Recording:
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match `like`.
-        - `ValueError`: `keep` has another shape.
+        - `ValueError`: `keep` has another shape or dtype.
         - [`eqx_ckpt.CheckpointError`][]: the recording has `max_samples` already, is
             closed, or has a state and was not resumed.
         - `OSError`: earlier samples could not be written.

@@ -180,6 +180,20 @@ def test_one_program_serves_all_recordings(tmp_path):
     assert Recording.open(tmp_path / "b").committed == 20
 
 
+@pytest.mark.parametrize("keep", [2, 1.0, [True] * 3, [[True, False]]], ids=str)
+@pytest.mark.parametrize("chains", [None, 2])
+def test_keep_that_is_not_a_bool(tmp_path, keep, chains):
+    many = sample(0) if chains is None else jax.vmap(sample)(jnp.arange(2))
+    with Recording(tmp_path, LIKE, chains=chains) as recording:
+        recorder = recording.recorder(block=4)
+        with pytest.raises(ValueError, match="`keep` is .*Pass bool"):
+            jax.jit(lambda r, keep: r.save(many, keep))(recorder, jnp.array(keep))
+        with pytest.raises(ValueError, match="`keep` is .*Pass bool"):
+            recorder.save(many, keep)
+        recorder.save(many, np.True_).save(many, False).flush()
+    assert Recording.open(tmp_path).committed == 1
+
+
 def test_what_it_refuses(tmp_path):
     with Recording(tmp_path, LIKE) as recording:
         with pytest.raises(ValueError, match="`block` is 0"):

@@ -218,5 +218,8 @@ def test_a_buffer_refuses():
     buffer = SampleBuffer(LIKE, 2)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'n': not in the samples"):
         buffer.save({"theta": jnp.zeros(3)})
+    for keep in (2, 1.0, jnp.ones(2, bool)):
+        with pytest.raises(ValueError, match=r"`keep` is .*Pass bool\[\]\.$"):
+            buffer.save({"theta": jnp.zeros(3), "n": jnp.int32(5)}, keep=keep)
     with pytest.raises(ValueError, match="`capacity` is 0"):
         SampleBuffer(LIKE, 0)
