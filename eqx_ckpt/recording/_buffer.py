@@ -71,7 +71,8 @@ class SampleBuffer(eqx.Module):
         self.samples = jax.tree.map(
             lambda x: jnp.zeros((capacity, *x.shape), x.dtype), like
         )
-        self.count = self.overflow = jnp.int32(0)
+        # Two arrays: JAX refuses to donate one array twice.
+        self.count, self.overflow = jnp.int32(0), jnp.int32(0)
 
     def save(self, sample: PyTree, keep: Any = True) -> "SampleBuffer":
         """Return the buffer with one more sample.

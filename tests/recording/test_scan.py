@@ -214,6 +214,12 @@ def test_a_buffer_of_keys():
     assert buffer.samples["key"][0] == jr.key(7)
 
 
+def test_a_buffer_can_be_donated():
+    sample = {"theta": jnp.zeros(3), "n": jnp.int32(5)}
+    run = eqx.filter_jit(lambda buffer: buffer.save(sample), donate="all")
+    assert run(run(SampleBuffer(LIKE, 3))).samples["n"].tolist() == [5, 5, 0]
+
+
 def test_a_buffer_refuses():
     buffer = SampleBuffer(LIKE, 2)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'n': not in the samples"):
