@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -14,6 +15,8 @@ from .._distributed.meeting import DEADLINE
 from .._errors import CheckpointError
 from .._format.metadata import exactly
 from .._format.recorded import Leaf, Record
+from .._format.transient import is_transient
+from .._inspect import read_manifest
 from .._restore import tree_deserialise_leaves
 from .._storage.recorded import Recorded
 from .._tree.compression import check_compression, Compression
@@ -270,7 +273,9 @@ class Recording:
 
         **Arguments:**
 
-        - `like_state`: like the `like` of [`eqx_ckpt.tree_deserialise_leaves`][].
+        - `like_state`: like the `like` of [`eqx_ckpt.tree_deserialise_leaves`][]. If
+            only JAX arrays were committed, as by [`eqx_ckpt.record_scan`][], Python
+            numbers stand for the arrays that `jax.lax.scan` makes of them.
         - All others: as that function (`where`, `prefix`, `sharding`, ...).
 
         **Raises:**
@@ -278,7 +283,13 @@ class Recording:
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no state was committed last.
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
-        state = tree_deserialise_leaves(self.state_path, like_state, *args, **kwargs)
+        path = self.state_path
+        if {leaf.kind for leaf in read_manifest(path).leaves.values()} <= {
+            "jax",
+            "key",
+        }:
+            like_state = jtu.tree_map(_as_carried, like_state, is_leaf=is_transient)
+        state = tree_deserialise_leaves(path, like_state, *args, **kwargs)
         self.log.must_resume = False
         return state
 
@@ -330,6 +341,15 @@ class Recording:
 
     def _repr_html_(self) -> str:
         return record_html(repr(self), self.log.record)
+
+
+def _as_carried(leaf: Any) -> Any:
+    """Convert a number, or an array of NumPy that JAX narrows, as a scan does."""
+    is_host = isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic)
+    if not is_host or np.asarray(leaf).dtype.kind not in "biufc":
+        return leaf
+    carried = jnp.asarray(leaf)
+    return leaf if getattr(leaf, "dtype", None) == carried.dtype else carried
 
 
 def _with_axis(array: Any, axis: int) -> Any:

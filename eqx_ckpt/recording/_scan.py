@@ -107,12 +107,12 @@ def record_scan(
                 f"`xs` has a leaf of shape {x.shape}; its first axis is not `length`, "
                 f"{length}."
             )
-    _check_samples(step, recording, state, xs)
+    arrays, rest = eqx.partition(state, eqx.is_array_like)
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    _check_samples(step, recording, eqx.combine(arrays, rest), xs)
     if block is None:
         block = min(_MAX_BLOCK, max(1, _BLOCK_BYTES // max(1, _row_bytes(recording))))
     due = _Due(recording, commit_every, commit_every_seconds)
-    arrays, rest = eqx.partition(state, eqx.is_array_like)
-    arrays = jax.tree.map(jnp.asarray, arrays)
     loop = _Loop(step, keep, thin, recording.chains is not None)
     waiting: tuple[Any, Any] | None = None
     for start in range(0, rows, block):
@@ -191,7 +191,10 @@ def _checked_length(length: int, thin: int) -> int:
 
 
 def _check_samples(step: Any, recording: Recording, state: Any, xs: Any) -> None:
-    x = jax.tree.map(lambda x: x[0] if len(x) else jnp.zeros(x.shape[1:], x.dtype), xs)
+    x = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
+        jax.eval_shape(lambda xs: xs, xs),
+    )
     sample = eqx.filter_eval_shape(step, state, x)[1]
     leaves = recording.log.record.leaves
     checked_samples(sample, leaves, recording.chains, one=True, traced=True)

@@ -126,6 +126,34 @@ def test_a_scan_goes_on(tmp_path):
     np.testing.assert_array_equal(found["theta"], samples["theta"])
 
 
+@pytest.mark.parametrize("kind", [np.zeros, jnp.zeros])
+def test_a_state_with_numbers_goes_on(tmp_path, kind):
+    def step(state, _):
+        sample = {"theta": state["theta"] * 1.0, "n": state["n"] * 1}
+        return {"theta": state["theta"] + 0.5, "n": state["n"] + 1}, sample
+
+    state = {"theta": kind(3), "n": 0}
+    for committed in (None, 4):
+        with Recording(tmp_path, LIKE) as recording:
+            assert recording.committed == committed
+            if committed:
+                state = recording.resume(state)
+            record_scan(step, recording, state, 4)
+    found = Recording.open(tmp_path).read()
+    assert found["n"].tolist() == list(range(8))
+    np.testing.assert_array_equal(found["theta"][:, 0], np.arange(8) / 2)
+
+
+def test_xs_of_numpy(tmp_path):
+    def step(state, x):
+        return state, {"x": x}
+
+    with Recording(tmp_path, {"x": jnp.float32(0)}) as recording:
+        record_scan(step, recording, 0, 4, xs=np.arange(4.0), block=3)
+        record_scan(step, recording, 0, 0, xs=np.zeros(0))
+    assert Recording.open(tmp_path).read()["x"].tolist() == [0, 1, 2, 3]
+
+
 def test_a_program_is_compiled_once(tmp_path):
     traced = []
 
