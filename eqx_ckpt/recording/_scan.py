@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from .._types import is_real
 from ._leaves import checked_samples
 from ._recording import check_positive, Recording
 
@@ -94,18 +96,17 @@ def record_scan(
         raise ValueError(
             f"`block` is {block}. Pass at most {rows}: `length / thin` samples."
         )
-    if commit_every < 0:
-        raise ValueError(f"`commit_every` is {commit_every}. Pass 0 or more steps.")
+    _check_commits(commit_every, commit_every_seconds)
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
         raise ValueError(
             "`record_scan` was called inside `jax.jit`, or another transformation. "
             "Call it outside; inside, use `recording.recorder()`."
         )
     for x in jax.tree.leaves(xs):
-        if x.shape[:1] != (length,):
+        if np.shape(x)[:1] != (length,):
             raise ValueError(
-                f"`xs` has a leaf of shape {x.shape}; its first axis is not `length`, "
-                f"{length}."
+                f"`xs` has a leaf of shape {np.shape(x)}; its first axis is not "
+                f"`length`, {length}."
             )
     arrays, rest = eqx.partition(state, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
@@ -188,6 +189,16 @@ def _checked_length(length: int, thin: int) -> int:
             "divides."
         )
     return length // thin
+
+
+def _check_commits(steps: Any, seconds: Any) -> None:
+    """Validate `commit_every` and `commit_every_seconds`."""
+    if steps != 0:
+        check_positive("commit_every", steps)
+    if seconds is not None and not (is_real(seconds) and seconds >= 0):
+        raise ValueError(
+            f"`commit_every_seconds` is {seconds!r}. Pass 0 or more seconds, or `None`."
+        )
 
 
 def _check_samples(step: Any, recording: Recording, state: Any, xs: Any) -> None:

@@ -188,16 +188,30 @@ def test_more_than_max_samples(tmp_path):
         ({"block": 0}, "`block` is 0"),
         ({"length": -1}, "`length` is -1"),
         ({"commit_every": -1}, "`commit_every` is -1"),
+        ({"commit_every": 2.5}, "`commit_every` is 2.5"),
+        ({"commit_every": "a"}, "`commit_every` is 'a'"),
+        ({"commit_every_seconds": -1}, "`commit_every_seconds` is -1"),
+        ({"commit_every_seconds": float("nan")}, "`commit_every_seconds` is nan"),
+        ({"commit_every_seconds": "a"}, "`commit_every_seconds` is 'a'"),
         ({"xs": jnp.zeros(59)}, "`xs` has a leaf of shape"),
+        ({"xs": [0] * 60}, r"`xs` has a leaf of shape \(\)"),
+        ({"xs": 1.0}, r"`xs` has a leaf of shape \(\)"),
     ],
 )
-def test_arguments(tmp_path, kwargs, words):
+def test_arguments(tmp_path, kwargs, words, unchecked):
     kwargs = {"length": 60, **kwargs}
-    with Recording(tmp_path, LIKE) as recording:
+    with unchecked.Recording(tmp_path, LIKE) as recording:
         with pytest.raises(ValueError, match=words):
-            record_scan(step, recording, start(), **kwargs)
-        with pytest.raises(ValueError, match="inside `jax.jit`"):
-            jax.jit(lambda x: record_scan(step, recording, x, 60))(jnp.zeros(3))
+            unchecked.record_scan(step, recording, start(), **kwargs)
+        assert recording.committed is None
+
+
+def test_inside_jit(tmp_path):
+    with (
+        Recording(tmp_path, LIKE) as recording,
+        pytest.raises(ValueError, match="inside `jax.jit`"),
+    ):
+        jax.jit(lambda x: record_scan(step, recording, x, 60))(jnp.zeros(3))
 
 
 def test_samples_that_disagree_are_found_first(tmp_path):
