@@ -12,9 +12,6 @@ from .._storage.recorded import Recorded
 from ._exports import common_draws, plain_dtype, plain_samples
 
 
-_AXES = ("chain", "draw")
-
-
 def to_datatree(recorded: Recorded) -> Any:
     """The samples as lazy arrays; a `/` in a name opens a group."""
     try:
@@ -46,14 +43,15 @@ def to_datatree(recorded: Recorded) -> Any:
 
     record = recorded.record
     draws = common_draws(record)
+    axes = {"draw"} if record.chains is None else {"chain", "draw"}
     groups: dict[str, dict[str, Any]] = defaultdict(dict)
     for leaf in record.leaves:
-        group, _, name = leaf.name.rpartition("/")
-        if name in _AXES:
+        if not axes.isdisjoint(leaf.name.split("/")):
             raise CheckpointError(
-                f"The leaf {leaf.name!r} has the name of an axis of all leaves, "
-                "which xarray does not allow. Read it with `read`."
+                f"The leaf {leaf.name!r}, or a group that it is in, has the name of an "
+                "axis of all leaves, which xarray does not allow. Read it with `read`."
             )
+        group, _, name = leaf.name.rpartition("/")
         data = indexing.LazilyIndexedArray(Lazy(leaf))
         names = dimension_names(leaf, record.chains)
         groups[f"/{group}"][name] = xarray.Variable(names, data)

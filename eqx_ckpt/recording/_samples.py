@@ -196,7 +196,8 @@ class Samples:
 
         - `ImportError`: xarray is not installed.
         - `ValueError`: some chains have more draws than others.
-        - [`eqx_ckpt.CheckpointError`][]: a leaf has the name `chain` or `draw`.
+        - [`eqx_ckpt.CheckpointError`][]: a leaf, or a group of leaves, has the name
+            `draw`, or in a recording with chains the name `chain`.
         """
         return to_datatree(self._recorded)
 

@@ -194,12 +194,21 @@ def test_chains_that_differ_are_no_array(uneven, tmp_path):
             export()
 
 
-def test_names_of_axes(tmp_path):
+@pytest.mark.parametrize("chains", [None, 2])
+@pytest.mark.parametrize("name", ["draw", "draw/x", "in/draw/x", "chain", "in/chain/x"])
+def test_names_of_axes(tmp_path, name, chains):
     pytest.importorskip("xarray")
-    with Recording(tmp_path, {"draw": np.float32(0)}) as recording:
-        recording.append({"draw": np.float32(0)})
-    with pytest.raises(eqx_ckpt.CheckpointError, match="leaf 'draw' has the name"):
-        Recording.open(tmp_path).to_datatree()
+    like = np.float32(0)
+    for part in reversed(name.split("/")):
+        like = {part: like}
+    with Recording(tmp_path, like, chains=chains) as recording:
+        recording.commit()
+    samples = Recording.open(tmp_path)
+    if chains is None and "chain" in name:
+        assert samples.to_datatree()[name].shape == (0,)
+        return
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"leaf '{name}'.* has the name"):
+        samples.to_datatree()
 
 
 def test_what_is_not_installed(found, tmp_path, monkeypatch):
