@@ -59,9 +59,13 @@ def to_datatree(recorded: Recorded) -> Any:
     root["draw"] = ("draw", np.arange(draws))
     if record.chains is not None:
         root["chain"] = ("chain", np.arange(record.chains))
-    tree = xarray.DataTree.from_dict(
-        {group: xarray.Dataset(variables) for group, variables in groups.items()}
-    )
+    datasets = {name: xarray.Dataset(variables) for name, variables in groups.items()}
+    try:
+        tree = xarray.DataTree.from_dict(datasets)
+    except ValueError as e:
+        raise CheckpointError(
+            f"xarray cannot hold these leaves in one tree: {e}\nRead them with `read`."
+        ) from e
     if record.metadata is not None:
         tree.attrs["metadata"] = json.dumps(record.metadata)
     return tree

@@ -197,7 +197,8 @@ class Samples:
         - `ImportError`: xarray is not installed.
         - `ValueError`: some chains have more draws than others.
         - [`eqx_ckpt.CheckpointError`][]: a leaf, or a group of leaves, has the name
-            `draw`, or in a recording with chains the name `chain`.
+            `draw`, or in a recording with chains the name `chain`; or a leaf and one
+            in a group below it have the same name and different shapes.
         """
         return to_datatree(self._recorded)
 

@@ -211,6 +211,16 @@ def test_names_of_axes(tmp_path, name, chains):
         samples.to_datatree()
 
 
+def test_a_name_with_two_shapes(tmp_path):
+    pytest.importorskip("xarray")
+    with Recording(tmp_path, {"x": np.zeros(2), "in": {"x": np.zeros(3)}}) as recording:
+        recording.commit()
+    with pytest.raises(
+        eqx_ckpt.CheckpointError, match="(?s)'/in' is not aligned.*`read`"
+    ):
+        Recording.open(tmp_path).to_datatree()
+
+
 def test_what_is_not_installed(found, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     monkeypatch.setitem(sys.modules, "xarray", None)
