@@ -284,10 +284,8 @@ class Recording:
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         path = self.state_path
-        if {leaf.kind for leaf in read_manifest(path).leaves.values()} <= {
-            "jax",
-            "key",
-        }:
+        kinds = {leaf.kind for leaf in read_manifest(path).leaves.values()}
+        if kinds <= {"jax", "key"}:
             like_state = jtu.tree_map(_as_carried, like_state, is_leaf=is_transient)
         state = tree_deserialise_leaves(path, like_state, *args, **kwargs)
         self.log.must_resume = False
