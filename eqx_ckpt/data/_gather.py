@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Array, PyTree, UInt32
 
-from ._sources import narrowed, Source
+from ._sources import as_in_jax, narrowed, Source
 
 
 class Host:
@@ -16,12 +16,8 @@ class Host:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        # As `jax.numpy.asarray` would: without x64, of 32 bits at most.
         self.like = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(
-                s.shape, jax.dtypes.canonicalize_dtype(s.dtype.newbyteorder("="))
-            ),
-            source.like,
+            lambda s: jax.ShapeDtypeStruct(s.shape, as_in_jax(s.dtype)), source.like
         )
         self._is_closed = False
 

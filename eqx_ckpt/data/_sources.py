@@ -82,14 +82,20 @@ class ArraySource(Source):
 
         - `ValueError`: there are no arrays, or their first axes differ.
         - `TypeError`: an array does not hold numbers.
+        - `OverflowError`: with `on_device`, integers do not fit into those of JAX.
         """
-        if not on_device:
-            arrays = {name: _as_host(name, array) for name, array in arrays.items()}
-        self.rows = Rows(common_length({n: np.shape(a) for n, a in arrays.items()}))
+        arrays = {
+            name: as_numbers(repr(name), array, "leave it out")
+            for name, array in arrays.items()
+        }
+        self.rows = Rows(common_length({n: a.shape for n, a in arrays.items()}))
         if on_device:
             self.on_device = {
-                name: jnp.asarray(array) for name, array in arrays.items()
+                name: jnp.asarray(narrowed(array, as_in_jax(array.dtype)))
+                for name, array in arrays.items()
             }
+        else:
+            arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._arrays = arrays
         self.like = {
             name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
@@ -111,7 +117,12 @@ class ArraySource(Source):
                 array[...] = narrowed(rows.take(indices, axis=0), array.dtype)
 
 
-def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def as_in_jax(dtype: np.dtype) -> np.dtype:
+    """The dtype that `jax.numpy.asarray` gives: without x64, of 32 bits at most."""
+    return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
+
+
+def narrowed(array: Any, dtype: np.dtype) -> Any:
     """Convert an array to a dtype of JAX; raise if integers would change."""
     if array.dtype == dtype:
         return array
@@ -137,17 +148,25 @@ def check_count(argument: str, value: Any) -> None:
         raise ValueError(f"`{argument}` is {value!r}. Pass a positive integer.")
 
 
-def _as_host(name: str, array: Any) -> np.ndarray:
-    host = array if isinstance(array, np.ndarray) else np.asarray(array)
-    check_numbers(repr(name), host, "leave it out")
-    return host
-
-
-def check_numbers(name: str, array: np.ndarray, way_out: str) -> None:
-    """Refuse text, objects and the like, which cannot be on a device."""
-    if array.dtype.kind in "OSUMmV" and array.dtype.isbuiltin != 2:
+def as_numbers(name: str, value: Any, way_out: str) -> np.ndarray | jax.Array:
+    """The value as an array of numbers; an array of JAX stays where it is."""
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    try:
+        array = value if is_array else np.asarray(value)
+    except (TypeError, ValueError) as e:
         raise TypeError(
-            f"{name} is of dtype {array.dtype}, and a batch can only have numbers. "
+            f"{name} is not an array of numbers: {e} Convert it, or {way_out}."
+        ) from e
+    check_numbers(name, array.dtype, way_out)
+    return array
+
+
+def check_numbers(name: str, dtype: Any, way_out: str) -> None:
+    """Refuse text, objects, PRNG keys and the like, which a batch cannot have."""
+    is_extended = jnp.issubdtype(dtype, jax.dtypes.extended)
+    if is_extended or (dtype.kind in "OSTUMmV" and dtype.isbuiltin != 2):
+        raise TypeError(
+            f"{name} is of dtype {dtype}, and a batch can only have numbers. "
             f"Convert it, or {way_out}."
         )
 
@@ -218,9 +237,7 @@ class RandomAccessSource(Source):
         return self._array("the row", row)
 
     def _array(self, name: str, value: Any) -> np.ndarray:
-        array = np.asarray(value)
-        check_numbers(name, array, f"leave it out: `exclude=[{name}]`")
-        return array
+        return np.asarray(as_numbers(name, value, f"leave it out: `exclude=[{name}]`"))
 
     def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
         numbers = [int(i) for i in indices]

@@ -139,5 +139,5 @@ def _opened(
 def _zarr(arrays: dict[str, PathLike]) -> tuple[ZarrRows, PyTree[str]]:
     found = {name: open_zarr(path) for name, path in arrays.items()}
     for name, array in found.items():
-        check_numbers(repr(name), np.empty(0, array.dtype.numpy_dtype), "leave it out")
+        check_numbers(repr(name), array.dtype.numpy_dtype, "leave it out")
     return ZarrRows(found), {name: name for name in arrays}

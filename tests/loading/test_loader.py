@@ -197,13 +197,15 @@ def test_zeros_have_the_shapes_of_a_batch():
     )
 
 
-def test_rows_of_any_dtype():
+@pytest.mark.parametrize("on_device", [False, True])
+def test_rows_of_any_dtype(on_device):
     dtypes = ["bool", "int4", "uint4", "int8", "uint32", "float16", "complex64", ">f4"]
     dtypes += ["bfloat16", "float8_e4m3fn", "float4_e2m1fn"]
     rows = np.arange(40).reshape(10, 4) % 2 + np.arange(4) % 3
     arrays = {f"x{i}": rows.astype(dtype) for i, dtype in enumerate(dtypes)}
     arrays |= {"none": np.ones((10, 0), np.float32), "scalar": np.arange(10.0)}
-    loader = data.Loader(data.ArraySource(**arrays), 5, order="sequential", cache=2)
+    source = data.ArraySource(on_device=on_device, **arrays)
+    loader = data.Loader(source, 5, order="sequential", cache=2)
     _, batch = loader.next(loader.start())
     for name, array in arrays.items():
         native = array.dtype.newbyteorder("=")
@@ -219,6 +221,20 @@ def test_integers_that_do_not_fit_are_an_error():
         jax.block_until_ready(loader.next(loader.start()))
     (_, batch), *_ = itertools.islice(loader.iterate(loader.start()), 1)
     assert batch["i"].tolist() == [1, 2**40]
+    with pytest.raises(OverflowError, match="do not fit"):
+        data.ArraySource(on_device=True, i=np.array([1, 2**40]))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_arrays_that_are_no_numbers_are_named(on_device):
+    keys = jax.random.split(jax.random.key(0), 4)
+    for bad in (["a", "b"], [{}], [[1], [2, 3]], keys):
+        with pytest.raises(TypeError, match=r"^'x' .*or leave it out"):
+            data.ArraySource(on_device=on_device, x=bad)
+    loader = data.Loader(
+        data.ArraySource(on_device=on_device, x=[1, 2, 3]), 3, order="sequential"
+    )
+    assert loader.next(loader.start())[1]["x"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
