@@ -21,15 +21,15 @@ class Block(eqx.Module, Transient):
     **Attributes:**
 
     - `rows`: the batches, one after another; `None` if none are kept.
-    - `at`: seed, epoch and position of the next batch in `rows`.
-    - `used`: how many batches of `rows` the cursor has passed.
+    - `at`: seed, epoch and position of the next batch in `rows`, if there are any.
+    - `used`: how many batches of `rows` the cursor has passed, if there are any.
     - `make_up`: the make-up of the loader, as text.
     - `accept_any`: whether the position of another loader may be restored.
     """
 
     rows: PyTree[Array | None]
-    at: UInt32[Array, "3"]
-    used: UInt32[Array, ""]
+    at: UInt32[Array, "3"] | None
+    used: UInt32[Array, ""] | None
     make_up: str = eqx.field(static=True)
     accept_any: bool = eqx.field(static=True)
 
@@ -41,6 +41,8 @@ class Block(eqx.Module, Transient):
 
     def fresh(self) -> "Block":
         """The same block without batches; `like` may be abstract."""
+        if self.rows is None:
+            return self
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
         return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(NOT_FETCHED))
 

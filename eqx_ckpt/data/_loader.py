@@ -147,15 +147,20 @@ class Loader(eqx.Module):
             raise ValueError(
                 f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
             )
-        kept, size = None, self.batching.batch_size
+        size, block = self.batching.batch_size, (None, None, None)
         if self.arrays is None and self.cache > 1:
             kept = jax.tree.map(
                 lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype),
                 self.host.like,
             )
-        zero, used = jnp.uint32(0), jnp.uint32(NOT_FETCHED)
-        block = Block(kept, jnp.zeros(3, jnp.uint32), used, self.make_up, accept_any)
-        return Cursor(jnp.uint32(int(seed)), zero, zero, block)
+            block = kept, jnp.zeros(3, jnp.uint32), jnp.uint32(NOT_FETCHED)
+        # Separate arrays, since a step may donate the cursor.
+        return Cursor(
+            jnp.uint32(int(seed)),
+            jnp.uint32(0),
+            jnp.uint32(0),
+            Block(*block, self.make_up, accept_any),
+        )
 
     def next(self, cursor: Cursor, *, info: bool = False) -> tuple[Any, ...]:
         """The next batch. Inside `jit`, `scan`, `vmap` and `grad`, or outside.
@@ -225,7 +230,8 @@ class Loader(eqx.Module):
         **Returns:**
 
         An iterator of `(cursor, batch)`, or `(cursor, batch, info)`. The cursor is the
-        one after this batch, whatever was fetched ahead: save it with the step.
+        one after this batch, whatever was fetched ahead: save it with the step. A step
+        may donate it if the loader's `cache` is 1; else, cursors share that memory.
         """
         self._check(cursor, info)
         if not is_integer(prefetch) or prefetch < 0:

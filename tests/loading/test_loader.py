@@ -117,6 +117,21 @@ def test_a_replayed_cursor_gives_the_same_batch():
     assert np.array_equal(first["i"], again["i"])
 
 
+def test_a_step_may_donate_its_cursor():
+    loader = data.Loader(small(), 4)
+    expected = drawn(loader, loader.start(), 6)
+    step = eqx.filter_jit(lambda c: jax.tree.map(jnp.negative, c), donate="all")
+    begun = loader.start()
+    batches = loader.iterate(begun)
+    found = [next(batches)[1]["i"]]
+    step(begun)
+    for cursor, batch in itertools.islice(batches, 5):
+        found.append(batch["i"])
+        step(cursor)
+        assert cursor.position.is_deleted()
+    assert np.array_equal(found, expected)
+
+
 def test_an_iterator_may_end_in_its_own_thread():
     may_end, has_ended = threading.Event(), threading.Event()
 
