@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import tree_util as jtu
 from jaxtyping import Array, PyTree
 
+from .._types import KeyPath
 from ._order import Rows
 
 
@@ -188,7 +190,8 @@ class RandomAccessSource(Source):
 
     Examples are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and
     torch's map datasets. A row is a dictionary, a tuple, or any other PyTree of numbers
-    and arrays; all rows have the same shapes.
+    and arrays, and a batch is the same PyTree of arrays. A list in a row becomes one
+    array. All rows have the same shapes.
 
     !!! example
 
@@ -208,7 +211,8 @@ class RandomAccessSource(Source):
 
         **Raises:**
 
-        - `TypeError`: `dataset` is a stream, or a column does not hold numbers.
+        - `TypeError`: `dataset` is a stream or a dictionary, or a part of a row is not
+            a number or an array of numbers.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -222,22 +226,21 @@ class RandomAccessSource(Source):
         self._dataset = dataset
         self._exclude = set(exclude)
         self.rows = Rows(len(dataset))
-        first = self._as_row(dataset[0]) if self.rows.total else {}
-        self._treedef = jax.tree.structure(first)
-        self.like = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first
+        first = self._kept(_first(dataset)) if self.rows.total else {}
+        leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
+        self._names = [_name(path) for path, _ in leaves]
+        arrays = [
+            as_numbers(name, value, _way_out(first, path, value))
+            for name, (path, value) in zip(self._names, leaves, strict=True)
+        ]
+        self.like = self._treedef.unflatten(
+            jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays
         )
 
-    def _as_row(self, row: Any) -> PyTree[np.ndarray]:
+    def _kept(self, row: Any) -> PyTree:
         if isinstance(row, Mapping):
-            kept = {key: row[key] for key in row if key not in self._exclude}
-            return {key: self._array(repr(key), value) for key, value in kept.items()}
-        if isinstance(row, tuple):
-            return tuple(self._array(str(i), value) for i, value in enumerate(row))
-        return self._array("the row", row)
-
-    def _array(self, name: str, value: Any) -> np.ndarray:
-        return np.asarray(as_numbers(name, value, f"leave it out: `exclude=[{name}]`"))
+            return {key: row[key] for key in row if key not in self._exclude}
+        return row
 
     def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
         numbers = [int(i) for i in indices]
@@ -252,7 +255,7 @@ class RandomAccessSource(Source):
         try:
             found = many(numbers) if many else map(self._dataset.__getitem__, numbers)
             for row in found:
-                columns.append(self._checked(self._as_row(row)))
+                columns.append(self._checked(self._kept(row)))
         except Exception as e:
             number = numbers[len(columns)]
             raise RuntimeError(
@@ -260,12 +263,41 @@ class RandomAccessSource(Source):
             ) from e
         return self._treedef.unflatten(map(np.stack, zip(*columns, strict=True)))
 
-    def _checked(self, row: PyTree[np.ndarray]) -> list[np.ndarray]:
-        arrays = self._treedef.flatten_up_to(row)
-        for array, like in zip(arrays, jax.tree.leaves(self.like), strict=True):
+    def _checked(self, row: PyTree) -> list[np.ndarray]:
+        arrays = [np.asarray(value) for value in self._treedef.flatten_up_to(row)]
+        likes = jax.tree.leaves(self.like)
+        for name, array, like in zip(self._names, arrays, likes, strict=True):
             if array.shape != like.shape or array.dtype != like.dtype:
                 raise ValueError(
-                    f"it has {array.dtype}{list(array.shape)}, and row 0 has "
+                    f"{name} is {array.dtype}{list(array.shape)}, and in row 0 "
                     f"{like.dtype}{list(like.shape)}; pad or convert the rows"
                 )
         return arrays
+
+
+def _first(dataset: Any) -> Any:
+    try:
+        return dataset[0]
+    except KeyError as e:
+        raise TypeError(
+            f"`dataset[0]` of a {type(dataset).__name__} is a KeyError, and rows are "
+            "numbered from 0. Of a dictionary, pass one entry, or its arrays to "
+            "`eqx_ckpt.data.ArraySource(x=array)`."
+        ) from e
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a part of a row is one entry: `None` too, so that it is refused."""
+    return value is None or isinstance(value, list)
+
+
+def _name(path: KeyPath) -> str:
+    return repr(jtu.keystr(path, simple=True, separator="/")) if path else "The row"
+
+
+def _way_out(row: PyTree, path: KeyPath, value: Any) -> str:
+    """What to do about a part of a row that is not an array of numbers."""
+    is_column = isinstance(row, Mapping)
+    exclude = f": `exclude=[{path[0].key!r}]`" if is_column else " of the rows"
+    whole = ". A list becomes one array, a tuple does not"
+    return f"leave it out{exclude}{whole if isinstance(value, list) else ''}"

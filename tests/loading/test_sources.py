@@ -1,7 +1,9 @@
 """Sources: rows of data sets, of checkpoints, and of Zarr arrays."""
 
 import itertools
+from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,61 @@ def test_text_is_refused():
         data.RandomAccessSource(rows())
 
 
+class Pair(NamedTuple):
+    x: object
+    y: object
+
+
+class Sample(eqx.Module):
+    x: object
+    y: object
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda i: {"x": {"a": [i, i], "b": i}, "y": (i, [i, i])},
+        lambda i: (i, ([i, i, i], {"z": i})),
+        lambda i: Pair(i, [i, i]),
+        lambda i: Sample(i, {"z": [i, i]}),
+        lambda i: [i, i + 1],
+        lambda i: i,
+    ],
+    ids=["nested", "tuples", "namedtuple", "module", "list", "number"],
+)
+def test_a_batch_has_the_structure_of_a_row(row):
+    source = data.RandomAccessSource([row(i) for i in range(4)])
+    loader = data.Loader(source, 4, order="sequential", cache=2)
+    _, drawn = loader.next(loader.start())
+    _, iterated = next(loader.iterate(loader.start()))
+    for batch in (drawn, iterated):
+        for i in range(4):
+            found = jax.tree.map(lambda x, i=i: x[i].tolist(), batch)
+            assert str(found) == str(row(i))
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"x": {"a": 1, "b": "t"}}, r"^'x/b' is .*exclude=\['x'\]"),
+        ((1, (2, "t")), r"^'1/1' is .*leave it out of the rows"),
+        (Sample(1, {"z": None}), r"^'y/z' is "),
+        ({"x": [np.ones(2), 1]}, r"^'x' is .*exclude=\['x'\].*a tuple"),
+        ([np.ones(2), 1], r"^The row is .*A list becomes one array"),
+        ("t", r"^The row is "),
+        ((jax.random.key(0), 1), r"^'0' is "),
+    ],
+)
+def test_what_is_no_number_is_named_by_its_path(row, error):
+    with pytest.raises(TypeError, match=error):
+        data.RandomAccessSource([row] * 5)
+
+
+def test_arrays_in_a_dictionary_are_refused():
+    with pytest.raises(TypeError, match="ArraySource"):
+        data.RandomAccessSource({"x": np.ones(5)})
+
+
 def test_streams_are_refused():
     with pytest.raises(TypeError, match="stream"):
         data.RandomAccessSource(iter(rows()))
@@ -86,9 +143,9 @@ def test_a_row_that_cannot_be_read_is_named():
 
 
 def test_rows_of_other_shapes_are_named():
-    source = data.RandomAccessSource([np.ones(2), np.ones(2), np.ones(3)])
+    source = data.RandomAccessSource([{"x": np.ones(n)} for n in (2, 2, 3)])
     loader = data.Loader(source, 3)
-    with pytest.raises(RuntimeError, match=r"Row 2 .*\[3\]"):
+    with pytest.raises(RuntimeError, match=r"Row 2 .*'x' is .*\[3\]"):
         next(loader.iterate(loader.start()))
 
 
