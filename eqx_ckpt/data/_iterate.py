@@ -22,11 +22,22 @@ _GROUP_BYTES = 2**22
 _MOST = 128
 
 
+def checked_sharding(sharding: Any) -> Sharding | None:
+    if isinstance(sharding, jax.Device):
+        return SingleDeviceSharding(sharding)
+    if sharding is not None and not isinstance(sharding, Sharding):
+        raise TypeError(
+            f"`sharding` is a {type(sharding).__name__}. Pass a `Sharding`, such as "
+            "`jax.sharding.NamedSharding(mesh, jax.P('data'))`, or a device."
+        )
+    return sharding
+
+
 def batches(
     loader: Any,
     cursor: Cursor,
     prefetch: int,
-    sharding: Any,
+    sharding: Sharding | None,
     info: bool,
 ) -> Iterator[tuple[Any, ...]]:
     groups = _Groups(loader, cursor, sharding, info)
@@ -58,14 +69,12 @@ class _Groups:
         self,
         loader: Any,
         cursor: Cursor,
-        sharding: Any,
+        sharding: Sharding | None,
         info: bool,
     ) -> None:
         self._loader = loader
         self._info = info
         self._place = sharding
-        if isinstance(sharding, jax.Device):
-            self._place = SingleDeviceSharding(sharding)
         # Unflattened, which takes a fifteenth of the time of `Cursor(...)`.
         leaves, self._treedef = jax.tree.flatten(cursor, lambda x: x is cursor.block)
         seed, *self._begun, self._block = leaves
@@ -88,7 +97,9 @@ class _Groups:
     def fetch(self, order: "_Order") -> list[PyTree]:
         self._loader.host.check_open()
         numbers = np.asarray(order.numbers)
-        return self._placed(numbers) if self._place else self._in_memory(numbers)
+        if self._place is None:
+            return self._in_memory(numbers)
+        return [self._global(batch, self._place) for batch in numbers]
 
     def with_cursors(self, order: "_Order", rows: list[PyTree]) -> Iterator[tuple]:
         """The batches of a group, each with the cursor after it."""
@@ -106,13 +117,8 @@ class _Groups:
         leaves, treedef = jax.tree.flatten(self._loader.host.take(numbers))
         return [treedef.unflatten(leaf) for leaf in zip(*leaves, strict=True)]
 
-    def _placed(self, numbers: np.ndarray) -> list[PyTree[jax.Array]]:
-        return [self._global(batch) for batch in numbers]
-
-    def _global(self, numbers: np.ndarray) -> PyTree[jax.Array]:
+    def _global(self, numbers: np.ndarray, place: Sharding) -> PyTree[jax.Array]:
         """A batch on its devices; only the rows of this process's devices are read."""
-        place, like = self._place, self._loader.host.like
-        assert isinstance(place, Sharding)
         known: dict[tuple[int, int], PyTree[np.ndarray]] = {}
 
         def rows_of(index: tuple[slice, ...]) -> PyTree[np.ndarray]:
@@ -121,7 +127,7 @@ class _Groups:
                 known[start, stop] = self._loader.host.take(numbers[start:stop])
             return known[start, stop]
 
-        leaves, treedef = jax.tree.flatten(like)
+        leaves, treedef = jax.tree.flatten(self._loader.host.like)
 
         def array(position: int, struct: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: Any) -> np.ndarray:

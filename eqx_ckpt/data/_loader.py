@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, PyTree
 from ._batching import Batching
 from ._cursor import Block, Cursor, NOT_FETCHED
 from ._gather import gather, Host
-from ._iterate import batches
+from ._iterate import batches, checked_sharding
 from ._order import Order
 from ._sources import check_count, is_a, is_integer, Source
 
@@ -222,7 +222,8 @@ class Loader(eqx.Module):
         - `cursor`: of the first batch.
         - `prefetch`: how many batches to fetch ahead; 0: none, and no thread.
         - `sharding`: where to put the batches. `None`: they stay in host memory, as
-            NumPy arrays. In a job of several processes, or on a mesh, a `Sharding`
+            NumPy arrays. A device: there. In a job of several processes, or on a mesh,
+            a `Sharding` such as `jax.sharding.NamedSharding(mesh, jax.P("data"))`
             gives global arrays, of which each process reads the rows of its own
             devices. The cursor does not depend on it.
         - `info`: as `next`.
@@ -232,11 +233,17 @@ class Loader(eqx.Module):
         An iterator of `(cursor, batch)`, or `(cursor, batch, info)`. The cursor is the
         one after this batch, whatever was fetched ahead: save it with the step. A step
         may donate it if the loader's `cache` is 1; else, cursors share that memory.
+
+        **Raises:**
+
+        - `TypeError`: `sharding` is not a `Sharding` or a device.
+        - `ValueError`: as `next`, or `prefetch` is not an integer >= 0.
+        - `RuntimeError`: the loader is closed.
         """
         self._check(cursor, info)
         if not is_integer(prefetch) or prefetch < 0:
             raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
-        return batches(self, cursor, prefetch, sharding, info)
+        return batches(self, cursor, prefetch, checked_sharding(sharding), info)
 
     def map(
         self, fn: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any

@@ -289,6 +289,9 @@ def test_bad_uses():
             draw(loader.start(), info=True)
     with pytest.raises(ValueError, match="prefetch"):
         loader.iterate(loader.start(), prefetch=-1)
+    for sharding in (jax.P("d"), jax.make_mesh((1,), ("d",)), "d"):
+        with pytest.raises(TypeError, match=r"NamedSharding\(mesh, "):
+            loader.iterate(loader.start(), sharding=sharding)
     with pytest.raises(ValueError, match="`k`"):
         loader.block(loader.start(), 0)
     with pytest.raises(Exception, match="Cursor"):
