@@ -33,6 +33,7 @@ Status: TypeAlias = Literal[
     "shape",
     "dtype",
     "sharding",
+    "loader",
 ]
 _HARMLESS = frozenset(get_args(Harmless))
 # What is found for a leaf that a `transform` does not return.
@@ -52,7 +53,8 @@ class LeafMatch(NamedTuple):
         the save. All others stop a restore: `"missing"` from the checkpoint;
         `"abstract"`: missing, and `like` has no value to keep; `"unexpected"`: in the
         checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
-        `"dtype"`; or a `"sharding"` that it cannot have.
+        `"dtype"`; a `"sharding"` that it cannot have; or the position of another
+        `"loader"` of data.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf; of very many, for those
@@ -295,6 +297,8 @@ WAYS_OUT: Mapping[Status, str] = {
     "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
     "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
     "the saved PartitionSpecs do not fit.",
+    "loader": "To restore the position of another loader, make the cursor in `like` by "
+    "`loader.start(accept_any=True)`.",
     "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
     "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "
     "as what they were saved. Bytes of a custom `filter_spec` need the spec that reads "
@@ -309,6 +313,7 @@ _STATUS: Mapping[Status, str] = {
     "shape": "of another shape",
     "dtype": "of another dtype",
     "sharding": "not to be sharded so",
+    "loader": "of another loader",
     "changed": "not saved, and changed",
     "same": "replicated",
     "renamed": "renamed",

@@ -237,7 +237,7 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
     if is_transient(leaf.leaf):
         note = leaf.leaf.note()
         found = manifest.unsaved.get(leaf.name, note)
-        status = "same" if leaf.leaf.accepts(found) else "kind"
+        status = "same" if leaf.leaf.accepts(found) else "loader"
         return leaf.leaf.fresh(), LeafMatch(status, note, found)
     expected = describe_like(leaf.leaf)
     now = expected or fingerprint(leaf.leaf)
