@@ -182,7 +182,9 @@ class Loader(eqx.Module):
 
         - `ValueError`: the cursor belongs to another loader, or the order has no masks.
         - `RuntimeError`: the loader is closed.
-        - `jax.errors.JaxRuntimeError`: a row cannot be read; the error names it.
+        - `jax.errors.JaxRuntimeError` or `ValueError`: a row cannot be read; the error
+            names it. Which of them, JAX decides: it differs between the first call of a
+            compiled function and later ones.
         """
         self._check(cursor, info)
         cursor, batch, mask = _next(self, cursor)
@@ -238,7 +240,10 @@ class Loader(eqx.Module):
 
         - `TypeError`: `sharding` is not a `Sharding` or a device.
         - `ValueError`: as `next`, or `prefetch` is not an integer >= 0.
-        - `RuntimeError`: the loader is closed.
+        - `RuntimeError`: the loader is closed; or, from the iterator, a row of a data
+            set cannot be read.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: from the iterator, stored data are
+            damaged.
         """
         self._check(cursor, info)
         if not is_integer(prefetch) or prefetch < 0:
@@ -309,7 +314,8 @@ class Loader(eqx.Module):
 def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]:
     at = loader.batching.positions(cursor.epoch, cursor.position, 1)
     epoch, position = at.next_epoch[0], at.next_position[0]
-    if cursor.block.rows is None:
+    block = jax.lax.stop_gradient(cursor.block)
+    if block.used is None:
         rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
         batch = jax.tree.map(lambda x: x[0], rows)
         return cursor.moved(epoch, position), batch, at.mask[0]
@@ -326,7 +332,6 @@ def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]
 
     # A loop of one iteration or none: `cond` would copy the rows that a scan carries.
     # The fetch depends on the loop's state, or XLA would move it before the loop.
-    block = jax.lax.stop_gradient(cursor.block)
     now = cursor.seed, cursor.epoch, cursor.position
     is_here = jnp.all(block.at == jnp.stack(now))
     used = jnp.where(is_here, block.used, jnp.uint32(NOT_FETCHED))

@@ -131,12 +131,17 @@ def test_a_row_that_cannot_be_read_is_named():
     dataset = Flaky()
     loader = data.Loader(data.RandomAccessSource(dataset), 5, order="sequential")
     dataset.broken = True
-    with pytest.raises(Exception, match="Row 3 .*the disk is gone"):
+    by_jax = jax.errors.JaxRuntimeError, ValueError
+    with pytest.raises(by_jax, match="Row 3 .*the disk is gone"):
         jax.block_until_ready(loader.next(loader.start()))
     with pytest.raises(RuntimeError, match="Row 3 "):
         next(loader.iterate(loader.start()))
     dataset.broken = False
     assert loader.next(loader.start())[1]["y"].tolist() == [0, 1, 2, 3, 4]
+    dataset.broken = True
+    with pytest.raises(by_jax, match="Row 3 .*the disk is gone"):
+        jax.block_until_ready(loader.next(loader.start()))
+    dataset.broken = False
     dataset.rows.append(rows()[0])
     with pytest.raises(RuntimeError, match="11 rows now"):
         next(loader.iterate(loader.start()))
