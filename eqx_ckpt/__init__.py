@@ -4,6 +4,8 @@ Each name is imported at its first use, so that the command line, which only ins
 checkpoints, need not import JAX.
 """
 
+# It cannot be imported after the main thread has ended.
+import concurrent.futures.thread  # noqa: F401
 import importlib
 import typing
 

@@ -150,6 +150,7 @@ class Skipped:
 
 
 _TRACED = "is being traced by JAX; call this outside `jax.jit`"
+_PARTED = "is on devices of other processes: save before `jax.distributed.shutdown()`"
 
 
 class CannotSave(Exception):
@@ -196,7 +197,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
     A leaf that cannot be saved gets the kind `"unknown"`, which no saved leaf has.
     """
     try:
-        if type(leaf) is jax.ShapeDtypeStruct:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
             return _like("struct", leaf.shape, leaf.dtype)
         if type(leaf) is np.ndarray:
             return _like("numpy", leaf.shape, leaf.dtype)
@@ -204,8 +205,6 @@ def describe_like(leaf: Any) -> LeafRecord | None:
             raise CannotSave(_TRACED)
         if isinstance(leaf, jax.Array):
             return _like("jax", leaf.shape, leaf.dtype)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return _like("struct", leaf.shape, leaf.dtype)
         if isinstance(leaf, np.generic):
             return _like("numpy_scalar", (), leaf.dtype)
         return describe(leaf)
@@ -258,6 +257,8 @@ def _array_record(
 ) -> LeafRecord:
     shard, sharding = shape, None
     if leaf is not None and len(leaf.sharding.device_set) > 1:
+        if not (leaf.is_fully_addressable or jax.distributed.is_initialized()):
+            raise CannotSave(_PARTED)
         shard = leaf.sharding.shard_shape(shape)
         sharding = _describe_sharding(leaf.sharding)
     tag, data_type = tag_and_data_type(dtype)

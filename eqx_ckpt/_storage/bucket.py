@@ -12,6 +12,8 @@ from .._types import Layout
 from .bucket_attempt import BucketAttempt, BucketShare
 from .bucket_steps import BucketSteps
 from .bucket_writer import BucketWriter
+from .committed import is_checkpoint
+from .foreign import ONE_CHECKPOINT
 from .key_values import KeyValues
 from .kvstore import wait_for
 from .patience import LAST_PATIENCE, wait_patiently
@@ -38,6 +40,9 @@ class Bucket(KeyValues):
 
     def steps(self) -> Steps:
         return BucketSteps(self)
+
+    def explain_run(self) -> str:
+        return ONE_CHECKPOINT if is_checkpoint(self) else ""
 
     def writer(self) -> SoleWriter:
         return BucketWriter(self)

@@ -15,6 +15,7 @@ _LEVANTER = re.compile(rb'\{"step": \d{1,18}, "timestamp": "')
 _ARRAY = {".zarray", "zarr.json"}
 _INDEX = ".safetensors.index.json"
 _MOST_SHOWN = 5
+ONE_CHECKPOINT = "It is one checkpoint, and no run: pass the directory that it is in."
 _WORDS = {
     "eqx": "It is a file of Equinox",
     "flax": "It seems to be msgpack of flax",
@@ -44,7 +45,7 @@ def instead_of_a_run(path: str) -> str:
     if not os.path.isdir(path):
         return ""
     if _is_ours(path):
-        return "It is one checkpoint, and no run: pass the directory that it is in."
+        return ONE_CHECKPOINT
     try:
         return _around(path) or _orbax(path)
     except OSError:

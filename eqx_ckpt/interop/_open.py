@@ -7,7 +7,10 @@ from typing import Any, get_args
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.manifest import MANIFEST
 from .._format.source import Source
+from .._storage.committed import is_checkpoint
+from .._storage.directory import locate
 from .._storage.foreign import format_at
 from .._storage.reading import opened
 from .._types import Format, PathLike
@@ -92,6 +95,13 @@ def _opened(format: str, path: PathLike, like: PyTree) -> Source:
 
 def _in_store(path: PathLike, like: PyTree, error: CheckpointNotFoundError) -> Source:
     """What others have saved in an object store; raise the error if there is none."""
+    place = locate(path)
+    keys = (key.split("/") for key in place.list_keys())
+    first = next((key[0] for key in keys if key[1:] == [MANIFEST]), None)
+    if first is not None and is_checkpoint(place / f"{first}/"):
+        raise CheckpointNotFoundError(
+            f"{error} It holds checkpoints, such as {first!r}: pass one of them."
+        )
     for format in ("orbax", "jax_arrays"):
         try:
             return _OPEN[format](path, like)

@@ -57,6 +57,17 @@ def test_removing_a_step(remote, ask):
     assert ask("verify", remote)[0] == 0
 
 
+def test_what_is_no_checkpoint_and_no_run(remote, ask):
+    eqx_ckpt.tree_serialise_leaves(f"{remote}/named/a", state(1))
+    for command in ("verify", "tree"):
+        status, text = ask(command, f"{remote}/named")
+        assert status == 2
+        assert "It holds checkpoints, such as 'a': pass one of them." in text
+    status, text = ask("gc", f"{remote}/000001")
+    assert status == 2
+    assert "It is one checkpoint, and no run" in text
+
+
 def test_no_bucket(place, ask):
     scheme = place.url.partition(":")[0]
     status, text = ask("ls", f"{scheme}://no-such-bucket/run")

@@ -139,6 +139,13 @@ if ending == "shutdown":
     # JAX forgets the client last, as a busy machine shows.
     time.sleep(2)
     forgotten.set()
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
+    tree = {"g": jax.make_array_from_callback((4,), sharding, np.ones(4).__getitem__)}
+    try:
+        eqx_ckpt.tree_serialise_leaves(directory + "/later", tree)
+    except eqx_ckpt.CheckpointError as e:
+        print(e, file=sys.stderr)
 """
 
 
@@ -166,3 +173,4 @@ def test_the_last_save_of_a_script(tmp_path: pathlib.Path, ending: str) -> None:
     assert run.latest() is None
     for output in outputs:
         assert "`jax.distributed.shutdown()` was called before this save" in output
+        assert "'g' is on devices of other processes: save before" in output
