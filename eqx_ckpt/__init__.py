@@ -4,11 +4,12 @@ Each name is imported at its first use, so that the command line, which only ins
 checkpoints, need not import JAX.
 """
 
-# It cannot be imported after the main thread has ended.
-import concurrent.futures.thread  # noqa: F401
 import importlib
 import typing
 
+
+# Python cannot import it once the main thread has ended.
+importlib.import_module("concurrent.futures.thread")
 
 if typing.TYPE_CHECKING:
     from . import data as data, interop as interop, recording as recording
