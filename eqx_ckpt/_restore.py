@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from ._distributed.meeting import check_deadline, DEADLINE
 from ._distributed.reading import everybody, JointReading, readers, wanted_by
 from ._errors import LeafMismatchError
+from ._format.dtypes import is_numpys
 from ._format.leaves import describe_like
 from ._format.manifest import fingerprint
 from ._format.parse import scalar_from_text
@@ -348,8 +349,7 @@ def _content(leaves: Leaves, read: Read) -> bytes:
     if read.record.kind == "bytes":
         return array.tobytes()
     # `np.save` would write JAX's dtypes as voids; write their names.
-    is_user_defined = array.dtype.isbuiltin == 2
-    descr = array.dtype.name if is_user_defined else array.dtype.str
+    descr = array.dtype.str if is_numpys(array.dtype) else array.dtype.name
     header = {"descr": descr, "fortran_order": False, "shape": array.shape}
     np.lib.format.write_array_header_1_0(f, header)
     return f.getvalue() + array.tobytes()

@@ -2,7 +2,7 @@
 
 import re
 
-from .lazy import np
+from .lazy import DType, np
 
 
 # The dtypes that TensorStore's zarr3 driver stores natively.
@@ -41,3 +41,8 @@ class _Sizes(dict[str, int]):
 DATA_TYPES = _DataTypes({t: t for t in STORED} | dict.fromkeys(VIEWED, "uint8"))
 _BITS = {name: (re.findall(r"\d+", name) or [8])[0] for name in STORED}
 SIZES = _Sizes({name: max(1, int(bits) // 8) for name, bits in _BITS.items()})
+
+
+def is_numpys(dtype: DType) -> bool:
+    """Whether a dtype is NumPy's own; it cannot write the names of `ml_dtypes`."""
+    return dtype.isbuiltin != 2

@@ -37,7 +37,7 @@ class NewFiles:
                     "another path."
                 )
             if os.path.lexists(path) and not overwrite:
-                raise _exists(path)
+                raise exists_already(path)
 
     def __enter__(self) -> "NewFiles":
         return self
@@ -84,7 +84,7 @@ class NewFiles:
                 # Unlike a rename, a link never takes the place of a file.
                 os.link(temporary, path)
             except FileExistsError:
-                raise _exists(path) from None
+                raise exists_already(path) from None
             os.unlink(temporary)
         fd = os.open(os.path.dirname(path), os.O_RDONLY)
         try:
@@ -98,7 +98,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _exists(path: str) -> CheckpointExistsError:
+def exists_already(path: str) -> CheckpointExistsError:
     return CheckpointExistsError(
         f"{path!r} exists already. Choose another path, or pass `overwrite=True`."
     )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._format.dtypes import is_numpys
 from .._format.leaves import (
     LeafRecord,
     SCALAR_KINDS,
@@ -89,7 +90,7 @@ def casting_word(old: str, new: str) -> Casting | None:
         return "no"
     a, b = np.dtype(old), np.dtype(new)
     # Of the dtypes of `ml_dtypes`, NumPy calls casts safe that are not.
-    can_cast = _can_cast if 2 in (a.isbuiltin, b.isbuiltin) else np.can_cast
+    can_cast = np.can_cast if is_numpys(a) and is_numpys(b) else _can_cast
     return next((word for word in WORDS[1:] if can_cast(a, b, word)), None)
 
 

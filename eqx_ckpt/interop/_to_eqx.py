@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import LeafMismatchError
+from .._format.dtypes import is_numpys
 from .._format.leaves import (
     describe_like,
     dtype_from_tag,
@@ -119,8 +120,7 @@ def _problem(kind: str, record: LeafRecord) -> str | None:
     # The file has no names of JAX's own dtypes. JAX knows bfloat16 by its size, and
     # only NumPy arrays have dtypes of other byte orders, or of times.
     dtype = _dtype(record)
-    is_numpys = dtype.isbuiltin != 2
     is_read = dtype.isbuiltin == 1 or dtype == np.dtype("bfloat16")
-    if not (is_numpys if kind == "numpy" else is_read):
+    if not (is_numpys(dtype) if kind == "numpy" else is_read):
         return f"the dtype `{dtype}`, which Equinox writes but does not read"
     return None

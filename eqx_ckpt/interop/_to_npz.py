@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from .._errors import CheckpointError
+from .._format.dtypes import is_numpys
 from .._format.leaves import LeafRecord
 from .._format.source import Source
 from .._inspect import leaves, read_manifest
@@ -101,7 +102,7 @@ def _problem(_: str, record: LeafRecord) -> str | None:
         return f"keys longer than the {_MAX_NAME} bytes of a name in a zip file"
     dtype = plain_dtype(record)
     # NumPy would write the size of JAX's own dtypes, without their name.
-    if dtype.isbuiltin == 2:
+    if not is_numpys(dtype):
         return f"the dtype `{dtype}`"
     if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
         return "an integer of more than 64 bits"

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import CheckpointError, CheckpointExistsError
+from .._errors import CheckpointError
 from .._format.dtypes import STORED
 from .._format.leaves import LeafRecord, SCALAR_KINDS
 from .._format.manifest import Manifest
 from .._format.parse import scalar_from_text
 from .._format.source import Source
 from .._storage.atomic import exchange
+from .._storage.new_files import exists_already
 from .._storage.reading import opened
 from .._storage.url import local_path
 from .._tree.nested import nested
@@ -102,7 +103,7 @@ def to_orbax(
         strict=strict,
     )
     if os.path.lexists(place) and not overwrite:
-        raise _exists(place)
+        raise exists_already(str(place))
     tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
     with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
@@ -134,14 +135,8 @@ def _move(new: Path, place: Path, *, overwrite: bool) -> None:
         new.rename(place)
     except OSError as e:
         if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise _exists(place) from None
+            raise exists_already(str(place)) from None
         raise
-
-
-def _exists(place: Path) -> CheckpointExistsError:
-    return CheckpointExistsError(
-        f"{str(place)!r} exists already. Choose another path, or pass `overwrite=True`."
-    )
 
 
 class _Later:

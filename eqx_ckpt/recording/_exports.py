@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import CheckpointError
+from .._format.dtypes import is_numpys
 from .._format.leaves import dtype_from_tag, from_stored
 from .._format.recorded import dimension_names, Leaf, Record
 from .._storage.new_files import NewFiles
@@ -55,7 +56,7 @@ def common_draws(record: Record) -> int:
 def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Path]:
     """Write one `.npz` archive per chain."""
     record = recorded.record
-    _check_dtypes(record.leaves, "npz file", _in_npy)
+    _check_dtypes(record.leaves, "npz file", is_numpys)
     folder = os.fspath(directory)
     paths = [f"{folder}/chain_{chain}.npz" for chain in range(len(record.draws))]
     with NewFiles(paths, overwrite=overwrite) as new:
@@ -92,7 +93,7 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
             h5py.h5t.py_create(dtype, logical=True)
         except TypeError:
             return False
-        return _in_npy(dtype)
+        return is_numpys(dtype)
 
     _check_dtypes(record.leaves, "HDF5 file", fits)
     with (
@@ -125,11 +126,6 @@ def _parts(
         some = range(start, min(start + size, draws))
         rows = plain_samples(recorded, leaf, range(chain, chain + 1), some)
         yield some, rows.reshape(len(some), *leaf.record.data_shape)
-
-
-def _in_npy(dtype: np.dtype) -> bool:
-    """Whether `.npy` files can name the dtype; they cannot name `bfloat16`."""
-    return np.dtype(dtype.str) == dtype
 
 
 def _check_dtypes(leaves: Sequence[Leaf], format: str, fits: Any) -> None:

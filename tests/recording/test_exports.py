@@ -107,11 +107,12 @@ def test_dtypes_of_hdf5(tmp_path, dtype):
 
 def test_dtypes_that_files_cannot_hold(tmp_path):
     like = {"a": np.zeros(2, ml_dtypes.bfloat16), "b": jnp.zeros(2, jnp.int4)}
-    like["c"] = np.float32(0)
+    like |= {"c": np.float32(0), "d": jnp.zeros(2, jnp.float8_e5m2)}
     with Recording(tmp_path / "a", like) as recording:
         recording.append(like)
     found = Recording.open(tmp_path / "a")
-    with pytest.raises(eqx_ckpt.CheckpointError, match="- 'a': bfloat16.\n- 'b': int4"):
+    bad = "- 'a': bfloat16.\n- 'b': int4.\n- 'd': float8_e5m2"
+    with pytest.raises(eqx_ckpt.CheckpointError, match=bad):
         found.to_npz(tmp_path / "out")
     if "h5py" in sys.modules:
         with pytest.raises(eqx_ckpt.CheckpointError, match="'a': bfloat16.\n- 'b'"):
