@@ -53,11 +53,24 @@ class Batching(NamedTuple):
             return Positions(
                 epoch + at // count, at % count, mask, epoch + turned, after
             )
-        turns = position // size + turns
-        epochs, starts = epoch + turns // self.per_epoch, turns % self.per_epoch * size
+        epochs, starts = self._starts(epoch, position, turns)
         at = starts[:-1, None] + inside
         epochs_of_rows = jnp.broadcast_to(epochs[:-1, None], at.shape)
         return Positions(epochs_of_rows, at % count, at < count, epochs[1:], starts[1:])
+
+    def _starts(self, epoch: Any, position: Any, turns: Any) -> tuple[Any, Any]:
+        """The epochs and positions at which batches start, in the order `"epochs"`.
+
+        The position of a loader with another batch size is not a multiple of this one.
+        """
+        size = jnp.uint32(self.batch_size)
+        rest = self.rows.total - jnp.minimum(position, self.rows.total)
+        left = (rest + size - 1) // size
+        later = turns - left  # Of use where it is not negative.
+        is_now = turns < left
+        epochs = jnp.where(is_now, epoch, epoch + 1 + later // self.per_epoch)
+        later_start = later % self.per_epoch * size
+        return epochs, jnp.where(is_now, position + turns * size, later_start)
 
     def numbers(self, seed: Any, at: Positions) -> UInt32[Array, "k batch_size"]:
         """The numbers of the rows at positions; inside `jit`."""

@@ -21,14 +21,15 @@ class Block(eqx.Module, Transient):
     **Attributes:**
 
     - `rows`: the batches, one after another; `None` if none are kept.
-    - `at`: seed, epoch and position of the next batch in `rows`, if there are any.
+    - `at`: which batch in `rows` is next, if there are any: two words for the loader
+        that fetched it, seed, epoch and position.
     - `used`: how many batches of `rows` the cursor has passed, if there are any.
     - `make_up`: the make-up of the loader, as text.
     - `accept_any`: whether the position of another loader may be restored.
     """
 
     rows: PyTree[Array | None]
-    at: UInt32[Array, "3"] | None
+    at: UInt32[Array, "5"] | None
     used: UInt32[Array, ""] | None
     make_up: str = eqx.field(static=True)
     accept_any: bool = eqx.field(static=True)
@@ -45,6 +46,10 @@ class Block(eqx.Module, Transient):
             return self
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
         return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(NOT_FETCHED))
+
+    def without_batches(self) -> "Block":
+        """The block of a cursor that holds no memory for batches."""
+        return Block(None, None, None, self.make_up, self.accept_any)
 
 
 class Cursor(eqx.Module):

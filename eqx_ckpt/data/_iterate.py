@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
 from ._batching import Batching
 from ._cursor import Cursor
-from ._sources import narrowed
+from ._sources import name_of, narrowed
 
 
 # Small batches of a quick source are gathered in one group.
@@ -22,14 +23,32 @@ _GROUP_BYTES = 2**22
 _MOST = 128
 
 
-def checked_sharding(sharding: Any) -> Sharding | None:
+def checked_sharding(
+    sharding: Any, batch_size: int, like: PyTree[jax.ShapeDtypeStruct]
+) -> Sharding | None:
+    """The sharding of all arrays of a batch, whose rows are `like`."""
     if isinstance(sharding, jax.Device):
         return SingleDeviceSharding(sharding)
-    if sharding is not None and not isinstance(sharding, Sharding):
+    if sharding is None:
+        return None
+    if not isinstance(sharding, Sharding):
         raise TypeError(
             f"`sharding` is a {type(sharding).__name__}. Pass a `Sharding`, such as "
             "`jax.sharding.NamedSharding(mesh, jax.P('data'))`, or a device."
         )
+    for path, struct in jtu.tree_leaves_with_path(like):
+        shape = (batch_size, *struct.shape)
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+        try:
+            if len(spec) > len(shape):
+                raise ValueError("has more dimensions")
+            sharding.shard_shape(shape)
+        except ValueError as e:
+            raise ValueError(
+                f"`sharding` is {sharding}, which does not fit {name_of(path)} of a "
+                f"batch, {struct.dtype}{list(shape)}: {e}. Pass one that fits all "
+                "arrays, such as one for the first axis only."
+            ) from None
     return sharding
 
 
@@ -77,7 +96,9 @@ class _Groups:
         self._place = sharding
         # Unflattened, which takes a fifteenth of the time of `Cursor(...)`.
         leaves, self._treedef = jax.tree.flatten(cursor, lambda x: x is cursor.block)
-        seed, *self._begun, self._block = leaves
+        seed, *self._begun, block = leaves
+        # Cursors that shared the memory of batches could not be donated.
+        self._block = block.without_batches()
         # A step may donate the cursor.
         self._seed = jnp.copy(seed)
         self.size = loader.cache
@@ -95,7 +116,6 @@ class _Groups:
         return order
 
     def fetch(self, order: "_Order") -> list[PyTree]:
-        self._loader.host.check_open()
         numbers = np.asarray(order.numbers)
         if self._place is None:
             return self._in_memory(numbers)

@@ -1,5 +1,6 @@
 """Batches of a source, in an order that is a function of the cursor alone."""
 
+import functools as ft
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, NamedTuple
 
@@ -18,12 +19,13 @@ from ._sources import check_count, is_a, is_integer, Source
 
 
 class Info(NamedTuple):
-    """The mask and counts of a batch in the order `"epochs"`.
+    """The mask and counts of a batch.
 
     **Attributes:**
 
-    - `mask`: which rows count; `bool[batch_size]`. Those that pad the last batch of an
-        epoch do not. For a block: `bool[k, batch_size]`.
+    - `mask`: which rows count; `bool[batch_size]`. In the order `"epochs"`, those that
+        pad the last batch of an epoch do not; in the others, all do. For a block:
+        `bool[k, batch_size]`.
     - `count`: how many rows of the batch count; `int32[]`. For a block: `int32[k]`.
     - `batch_size`: how many rows the batch has.
     - `total`: how many rows the source has.
@@ -67,7 +69,7 @@ class Loader(eqx.Module):
         ```
     """
 
-    host: Host = eqx.field(static=True)
+    host: Host
     arrays: PyTree[Array] | None
     batching: Batching = eqx.field(static=True)
     cache: int = eqx.field(static=True)
@@ -147,31 +149,34 @@ class Loader(eqx.Module):
             raise ValueError(
                 f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
             )
-        size, block = self.batching.batch_size, (None, None, None)
-        if self.arrays is None and self.cache > 1:
-            kept = jax.tree.map(
-                lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype),
-                self.host.like,
-            )
-            block = kept, jnp.zeros(3, jnp.uint32), jnp.uint32(NOT_FETCHED)
+        empty = Block(None, None, None, self.make_up, accept_any)
         # Separate arrays, since a step may donate the cursor.
         return Cursor(
-            jnp.uint32(int(seed)),
-            jnp.uint32(0),
-            jnp.uint32(0),
-            Block(*block, self.make_up, accept_any),
+            jnp.uint32(int(seed)), jnp.uint32(0), jnp.uint32(0), self._cached(empty)
         )
+
+    def _cached(self, block: Block) -> Block:
+        """A block with room for as many batches as this loader fetches at a time."""
+        if self.arrays is not None or self.cache == 1:
+            return block
+        size = self.batching.batch_size
+        rows = jax.tree.map(
+            lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype), self.host.like
+        )
+        at, used = jnp.zeros(5, jnp.uint32), jnp.uint32(NOT_FETCHED)
+        return Block(rows, at, used, block.make_up, block.accept_any)
 
     def next(self, cursor: Cursor, *, info: bool = False) -> tuple[Any, ...]:
         """The next batch. Inside `jit`, `scan`, `vmap` and `grad`, or outside.
 
         Every `cache` calls, a callback fetches rows from the host; it only gathers.
-        Under `vmap` with different cursors, every call fetches: correct, but slow.
+        Every call fetches under `vmap` with different cursors, and for a cursor without
+        room for `cache` batches: of `iterate`, or of a loader with another `cache`.
 
         **Arguments:**
 
         - `cursor`: from `start`, from this function, or restored.
-        - `info`: return an [`eqx_ckpt.data.Info`][] too; for the order `"epochs"` only.
+        - `info`: return an [`eqx_ckpt.data.Info`][] too.
 
         **Returns:**
 
@@ -180,13 +185,14 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `ValueError`: the cursor belongs to another loader, or the order has no masks.
+        - `ValueError`: the cursor belongs to a loader of another make-up.
         - `RuntimeError`: the loader is closed.
-        - `jax.errors.JaxRuntimeError` or `ValueError`: a row cannot be read; the error
-            names it. Which of them, JAX decides: it differs between the first call of a
-            compiled function and later ones.
+        - `jax.errors.JaxRuntimeError` or `ValueError`: a row cannot be read, and the
+            error names it; or the loader of a compiled function is closed. Which of
+            them, JAX decides: it differs between the first call of a compiled function
+            and later ones.
         """
-        self._check(cursor, info)
+        self._check(cursor)
         cursor, batch, mask = _next(self, cursor)
         return (cursor, batch, self.info_of(mask)) if info else (cursor, batch)
 
@@ -202,7 +208,7 @@ class Loader(eqx.Module):
 
         As `next`; all arrays have a first axis of length `k`.
         """
-        self._check(cursor, info)
+        self._check(cursor)
         check_count("k", k)
         if self.batching.batch_size * (k + 1) + self.batching.rows.total >= 2**32:
             raise ValueError(f"`k` is {k}: more rows than a loader can number.")
@@ -233,22 +239,25 @@ class Loader(eqx.Module):
         **Returns:**
 
         An iterator of `(cursor, batch)`, or `(cursor, batch, info)`. The cursor is the
-        one after this batch, whatever was fetched ahead: save it with the step. A step
-        may donate it if the loader's `cache` is 1; else, cursors share that memory.
+        one after this batch, whatever was fetched ahead: save it with the step, which
+        may donate it. It has no room for batches, so `next` fetches one at a time from
+        it; save and restore it, to go on with `cache`.
 
         **Raises:**
 
         - `TypeError`: `sharding` is not a `Sharding` or a device.
-        - `ValueError`: as `next`, or `prefetch` is not an integer >= 0.
+        - `ValueError`: as `next`, or `prefetch` is not an integer >= 0, or `sharding`
+            does not fit an array of a batch.
         - `RuntimeError`: the loader is closed; or, from the iterator, a row of a data
             set cannot be read.
         - [`eqx_ckpt.CorruptCheckpointError`][]: from the iterator, stored data are
             damaged.
         """
-        self._check(cursor, info)
+        self._check(cursor)
         if not is_integer(prefetch) or prefetch < 0:
             raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
-        return batches(self, cursor, prefetch, checked_sharding(sharding), info)
+        placed = checked_sharding(sharding, self.batching.batch_size, self.host.like)
+        return batches(self, cursor, prefetch, placed, info)
 
     def map(
         self, fn: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any
@@ -276,29 +285,26 @@ class Loader(eqx.Module):
         )
 
     def close(self) -> None:
-        """Release what the source holds, such as open files. May be called twice."""
+        """Release the source and what it holds, such as open files.
+
+        After that, drawing is an error, also in compiled programs. May be called twice.
+        A loader that nobody uses any more is released without it.
+        """
         self.host.close()
 
     def fetch(self, numbers: Array) -> PyTree[Array]:
         """Rows by their numbers; inside `jit`."""
         if self.arrays is None:
             return gather(self.host, numbers)
-        return jax.tree.map(
-            lambda array: array.at[numbers].get(mode="promise_in_bounds"), self.arrays
-        )
+        return jax.tree.map(ft.partial(_rows, numbers), self.arrays)
 
     def info_of(self, mask: Any) -> Info:
         """The `Info` of batches with a mask."""
         count = mask.sum(-1, dtype=np.int32)
         return Info(mask, count, self.batching.batch_size, self.batching.rows.total)
 
-    def _check(self, cursor: Cursor, info: bool) -> None:
+    def _check(self, cursor: Cursor) -> None:
         self.host.check_open()
-        if info and self.batching.order != "epochs":
-            raise ValueError(
-                f"The order {self.batching.order!r} has no masks: every row of a batch "
-                'counts. Leave `info` out, or pass `order="epochs"` to the loader.'
-            )
         if not is_a(Cursor, cursor):
             raise TypeError(
                 f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
@@ -309,13 +315,18 @@ class Loader(eqx.Module):
                 f"is {self.make_up}."
             )
 
+    def has_room_in(self, block: Block) -> bool:
+        """Whether a block is one that `start` makes."""
+        own = eqx.filter_eval_shape(self._cached, block.without_batches())
+        return jax.tree.map(_type_of, own) == jax.tree.map(_type_of, block)
+
 
 @eqx.filter_jit
 def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]:
     at = loader.batching.positions(cursor.epoch, cursor.position, 1)
     epoch, position = at.next_epoch[0], at.next_position[0]
     block = jax.lax.stop_gradient(cursor.block)
-    if block.used is None:
+    if block.used is None or not loader.has_room_in(block):
         rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
         batch = jax.tree.map(lambda x: x[0], rows)
         return cursor.moved(epoch, position), batch, at.mask[0]
@@ -324,20 +335,22 @@ def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]
         return state[1] >= loader.cache
 
     def refill(state: tuple[Any, Array, Any]) -> tuple[Any, Array, Any]:
-        (seed, epoch, position), _, _ = state
+        (seed, epoch, position), used, _ = state
         ahead = loader.batching.positions(epoch, position, loader.cache)
         rows = loader.fetch(loader.batching.numbers(seed, ahead))
         at = (seed, ahead.next_epoch[-1], ahead.next_position[-1])
-        return at, jnp.uint32(0), rows
+        return at, 0 * used, rows
 
     # A loop of one iteration or none: `cond` would copy the rows that a scan carries.
     # The fetch depends on the loop's state, or XLA would move it before the loop.
+    # Products, not constants: so `vmap` on a mesh shards them as the cursor.
+    words = [word + 0 * cursor.seed for word in loader.host.words]
     now = cursor.seed, cursor.epoch, cursor.position
-    is_here = jnp.all(block.at == jnp.stack(now))
+    is_here = jnp.all(block.at == jnp.stack([*words, *now]))
     used = jnp.where(is_here, block.used, jnp.uint32(NOT_FETCHED))
     _, used, rows = jax.lax.while_loop(is_used_up, refill, (now, used, block.rows))
     batch = jax.tree.map(lambda x: x[used], rows)
-    after = jnp.stack([cursor.seed, epoch, position])
+    after = jnp.stack([*words, cursor.seed, epoch, position])
     block = eqx.tree_at(
         lambda b: (b.rows, b.at, b.used), block, (rows, after, used + 1)
     )
@@ -355,22 +368,42 @@ def _block(loader: Loader, cursor: Cursor, k: int) -> tuple[Cursor, Any, Array]:
 def _map(loader: Loader, fn: Callable, carry: Any) -> tuple[Any, Any]:
     count, size = loader.batching.rows.total, loader.batching.batch_size
     total = loader.batches_per_epoch
-    numbers = jnp.arange(total * size, dtype=jnp.uint32).reshape(total, size)
 
-    def some(carry: Any, numbers: Array) -> tuple[Any, Any]:
+    def some(start: Array, k: int, carry: Any) -> tuple[Any, Any]:
+        """Run over `k` batches, fetched together, from the one numbered `start`."""
+
         def one(carry: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
             return fn(carry, *xs)
 
+        numbers = start * size + jnp.arange(k * size, dtype=jnp.uint32)
+        numbers = numbers.reshape(k, size)
         rows = loader.fetch(numbers % count)
         return jax.lax.scan(one, carry, (rows, numbers < count))
 
-    whole = total // loader.cache * loader.cache
-    blocks = numbers[:whole].reshape(-1, loader.cache, size)
+    def full(carry: Any, block: Array) -> tuple[Any, Any]:
+        return some(block * loader.cache, loader.cache, carry)
+
+    blocks, rest = divmod(total, loader.cache)
     found: list[Any] = []
-    if whole:
-        carry, results = jax.lax.scan(some, carry, blocks)
-        found.append(jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), results))
-    if whole < total:
-        carry, results = some(carry, numbers[whole:])
+    if blocks:
+        turns = jnp.arange(blocks, dtype=jnp.uint32)
+        carry, results = jax.lax.scan(full, carry, turns)
+        found.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results))
+    if rest:
+        carry, results = some(jnp.uint32(total - rest), rest, carry)
         found.append(results)
     return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs), *found)
+
+
+def _rows(numbers: Array, array: Array) -> Array:
+    """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
+    kind = jax.typeof(array).sharding
+    sharding = None
+    if kind.spec[0] is not None:
+        spec = jax.P(*jax.typeof(numbers).sharding.spec, *kind.spec[1:])
+        sharding = jax.sharding.NamedSharding(kind.mesh, spec)
+    return array.at[numbers].get(mode="promise_in_bounds", out_sharding=sharding)
+
+
+def _type_of(array: Any) -> tuple[Any, Any]:
+    return array.shape, array.dtype

@@ -47,9 +47,25 @@ class Source(abc.ABC):
         - `indices`: as `take`. They and the arrays are valid only during the call.
         - `out`: of the leaves' shapes and, but for their width, dtypes.
         """
-        rows = jax.tree.leaves(self.take(indices.copy()))
+        rows = jax.tree.leaves(self.take_all(indices.copy()))
         for array, found in zip(out, rows, strict=True):
             array[...] = narrowed(found, array.dtype)
+
+    def take_all(self, indices: np.ndarray) -> PyTree[np.ndarray]:
+        """`take`, which must give as many rows as are asked for, as in `like`."""
+        rows = self.take(indices)
+
+        def check(path: KeyPath, like: jax.ShapeDtypeStruct, found: Any) -> None:
+            expected = (len(indices), *like.shape)
+            if found.shape != expected or found.dtype != like.dtype:
+                raise RuntimeError(
+                    f"{name_of(path)} of {len(indices)} rows is {found.dtype}"
+                    f"{list(found.shape)}, and not {like.dtype}{list(expected)}: the "
+                    "source gave others than it was asked for."
+                )
+
+        jtu.tree_map_with_path(check, self.like, rows)
+        return rows
 
     def close(self) -> None:  # noqa: B027 (most sources hold nothing)
         """Release what the source holds."""
@@ -228,7 +244,7 @@ class RandomAccessSource(Source):
         self.rows = Rows(len(dataset))
         first = self._kept(_first(dataset)) if self.rows.total else {}
         leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
-        self._names = [_name(path) for path, _ in leaves]
+        self._names = [name_of(path) for path, _ in leaves]
         arrays = [
             as_numbers(name, value, _way_out(first, path, value))
             for name, (path, value) in zip(self._names, leaves, strict=True)
@@ -253,14 +269,19 @@ class RandomAccessSource(Source):
         many = getattr(self._dataset, "__getitems__", None)
         columns: list[list[np.ndarray]] = []
         try:
-            found = many(numbers) if many else map(self._dataset.__getitem__, numbers)
+            found = many(numbers) if many else (self._dataset[i] for i in numbers)
             for row in found:
                 columns.append(self._checked(self._kept(row)))
         except Exception as e:
-            number = numbers[len(columns)]
+            number = numbers[min(len(columns), len(numbers) - 1)]
             raise RuntimeError(
                 f"Row {number} of the data set cannot be read: {e}"
             ) from e
+        if len(columns) != len(numbers):
+            raise RuntimeError(
+                f"The data set gave {len(columns)} rows, and was asked for "
+                f"{len(numbers)}: {numbers[:10]}"
+            )
         return self._treedef.unflatten(map(np.stack, zip(*columns, strict=True)))
 
     def _checked(self, row: PyTree) -> list[np.ndarray]:
@@ -291,7 +312,7 @@ def _is_whole(value: Any) -> bool:
     return value is None or isinstance(value, list)
 
 
-def _name(path: KeyPath) -> str:
+def name_of(path: KeyPath) -> str:
     return repr(jtu.keystr(path, simple=True, separator="/")) if path else "The row"
 
 

@@ -1,13 +1,17 @@
 """Loaders: equal cursors give equal batches, however they are drawn."""
 
+import gc
 import itertools
+import pickle
 import threading
+import weakref
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
 import eqx_ckpt
 from eqx_ckpt import data
@@ -119,8 +123,9 @@ def test_a_replayed_cursor_gives_the_same_batch():
     assert np.array_equal(first["i"], again["i"])
 
 
-def test_a_step_may_donate_its_cursor():
-    loader = data.Loader(small(), 4)
+@pytest.mark.parametrize("cache", [1, 3])
+def test_a_step_may_donate_its_cursor(cache):
+    loader = data.Loader(small(), 4, cache=cache)
     expected = drawn(loader, loader.start(), 6)
     step = eqx.filter_jit(lambda c: jax.tree.map(jnp.negative, c), donate="all")
     begun = loader.start()
@@ -132,6 +137,155 @@ def test_a_step_may_donate_its_cursor():
         step(cursor)
         assert cursor.position.is_deleted()
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("cache", "others"), [(5, 5), (5, 1), (5, 3), (1, 5)])
+def test_a_cursor_holds_no_rows_of_another_loader(cache, others):
+    count = 40
+    rows, negative = np.arange(count), -np.arange(count)
+    first = data.Loader(data.ArraySource(i=rows), 4, cache=cache)
+    same = data.Loader(data.ArraySource(i=negative), 4, cache=others)
+    keys = data.Loader(data.ArraySource(j=negative.astype(float)), 4, cache=others)
+    expected = drawn(first, first.start(3), 6)
+    cursors = {0: first.start(3), 1: same.start(3), 2: keys.start(3)}
+    # Each loader draws from the cursors of all, in turn and in a scan.
+    for start in cursors.values():
+        cursor = start
+        for step, (loader, name) in enumerate(3 * [(first, "i"), (same, "i")]):
+            cursor, batch = loader.next(cursor)
+            assert np.array_equal(np.abs(batch[name]), expected[step])
+            assert (batch[name] >= 0).all() == (loader is first)
+        assert np.array_equal(drawn(first, start, 6), expected)
+        assert np.array_equal(drawn(same, start, 6), -expected)
+        (_, batch), *_ = itertools.islice(keys.iterate(start), 1)
+        assert np.array_equal(batch["j"], -expected[0])
+
+
+def test_a_cursor_of_another_process_holds_no_rows_of_this_one():
+    loader = data.Loader(small(), 2, cache=3)
+    cursor = loader.next(loader.start())[0]
+    other = pickle.loads(pickle.dumps(loader))
+    assert np.array_equal(other.next(cursor)[1]["i"], loader.next(cursor)[1]["i"])
+    other.close()
+    loader.next(cursor)
+
+
+def test_the_position_of_another_batch_size_repeats_no_row(tmp_path):
+    before = data.Loader(small(230), 50, order="epochs")
+    cursor = before.block(before.start(1), 3)[0]
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", cursor)
+    seen = before.block(before.start(1), 3)[1]["i"].ravel().tolist()
+    loader = data.Loader(small(230), 100, order="epochs")
+    like = loader.start(accept_any=True)
+    cursor = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like)
+    cursor, batch, info = loader.next(cursor, info=True)
+    seen += batch["i"][info.mask].tolist()
+    assert sorted(seen) == list(range(230))
+    assert (int(cursor.epoch), int(cursor.position)) == (1, 0)
+    _, rows, infos = loader.block(cursor, 3, info=True)
+    assert sorted(rows["i"][infos.mask].tolist()) == list(range(230))
+    # A source with fewer rows: its next epoch.
+    fewer = data.Loader(small(120), 100, order="epochs")
+    like = fewer.start(accept_any=True)
+    cursor = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like)
+    cursor, _, info = fewer.next(cursor, info=True)
+    assert (int(info.count), int(cursor.epoch), int(cursor.position)) == (100, 1, 100)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_the_data_are_freed(on_device, end):
+    class Large(data.ArraySource):
+        """A source whose life can be followed."""
+
+    source = Large(on_device=on_device, i=np.arange(10))
+    life = weakref.ref(source)
+    loader = data.Loader(source, 2, cache=2)
+    step = eqx.filter_jit(lambda loader, cursor: loader.next(cursor))
+    cursor, _ = step(loader, loader.start())
+    cursor, _ = loader.next(cursor)
+    loader.block(cursor, 2)
+    loader.map(lambda carry, batch, mask: (carry + mask.sum(), None), 0)
+    for _ in zip(range(3), loader.iterate(cursor), strict=False):
+        pass
+    del source
+    if end == "close":
+        loader.close()
+    else:
+        del loader
+    gc.collect()
+    assert life() is None
+
+
+@pytest.mark.parametrize("cache", [1, 2])
+def test_a_compiled_program_does_not_draw_after_close(cache):
+    loader = data.Loader(small(), 2, cache=cache)
+    draw = jax.jit(lambda cursor: loader.next(cursor))
+    cursor = loader.start()
+    for _ in range(cache):
+        cursor, batch = draw(cursor)
+    jax.block_until_ready(batch)
+    loader.close()
+    by_jax = jax.errors.JaxRuntimeError, ValueError
+    with pytest.raises(by_jax, match="The loader is closed"):
+        jax.block_until_ready(draw(cursor))
+    for use in (loader.next, loader.iterate, lambda c: loader.block(c, 2)):
+        with pytest.raises(RuntimeError, match="is closed"):
+            use(cursor)
+    with pytest.raises(RuntimeError, match="is closed"):
+        loader.map(lambda carry, *_: (carry, None), 0)
+    loader.close()
+
+
+def test_map_does_not_hold_the_number_of_each_row():
+    count = 1_000_000
+    loader = data.Loader(data.ArraySource(x=np.ones(count, np.int8)), 100, cache=10)
+
+    def total(carry, batch, mask):
+        return carry + jnp.sum(batch["x"] * mask, dtype=jnp.int32), None
+
+    program = jax.jit(lambda: loader.map(total, jnp.int32(0))).lower().compile()
+    assert program()[0] == count
+    memory = program.memory_analysis()
+    assert memory.temp_size_in_bytes < count / 4
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("cache", [1, 3])
+def test_on_a_mesh(kind, cache):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    rows = NamedSharding(mesh, jax.P("d"))
+    loader = data.Loader(small(12), 4, cache=cache)
+    seeds = [loader.start(seed) for seed in range(4)]
+    expected = np.stack([drawn(loader, cursor, 2)[1] for cursor in seeds])
+    stacked = jax.tree.map(lambda *xs: jax.device_put(jnp.stack(xs), rows), *seeds)
+    draw = jax.jit(jax.vmap(loader.next))
+    with jax.set_mesh(mesh):
+        assert np.array_equal(draw(draw(stacked)[0])[1]["i"], expected)
+        assert np.array_equal(drawn(loader, seeds[1], 2)[1], expected[1])
+    assert np.array_equal(draw(draw(stacked)[0])[1]["i"], expected)
+    for placed in (jax.P("d"), jax.P(None, "d")):
+        x = jax.device_put(jnp.arange(48.0).reshape(12, 4), NamedSharding(mesh, placed))
+        there = data.Loader(data.ArraySource(on_device=True, x=x), 4, cache=cache)
+        cursor, _ = there.next(there.start(2))
+        found = np.asarray(there.next(cursor)[1]["x"])
+        assert np.array_equal(found[:, 0] // 4, expected[2])
+    x = jax.device_put(jnp.arange(48.0).reshape(12, 4), rows)
+    there = data.Loader(data.ArraySource(on_device=True, x=x), 4, cache=cache)
+    draw_there = eqx.filter_jit(lambda it, cursor: jax.vmap(it.next)(cursor))
+    found = np.asarray(draw_there(there, draw_there(there, stacked)[0])[1]["x"])
+    assert np.array_equal(found[:, :, 0] // 4, expected)
+
+
+def test_a_sharding_that_does_not_fit_is_named():
+    mesh = jax.make_mesh((2, 2), ("a", "b"))
+    loader = data.Loader(small(8), 4)
+    for spec, error in (
+        (jax.P("a", "b"), r"'i' of a batch, int32\[4\]: has more dimensions"),
+        (jax.P(None, ("a", "b")), r"'[ix]' of a batch"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            loader.iterate(loader.start(), sharding=NamedSharding(mesh, spec))
 
 
 def test_an_iterator_may_end_in_its_own_thread():
@@ -169,6 +323,19 @@ def test_the_last_batch_of_an_epoch_is_masked():
     assert (int(cursor.epoch), int(cursor.position)) == (1, 0)
     _, _, info = loader.block(loader.start(0), 3, info=True)
     assert info.count.tolist() == [4, 4, 2]
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffle", "independent"])
+def test_all_rows_count_in_the_other_orders(order):
+    loader = data.Loader(small(10), 4, order=order)
+    *_, info = loader.next(loader.start(), info=True)
+    assert info.mask.tolist() == [True] * 4
+    assert (int(info.count), info.batch_size, info.total) == (4, 4, 10)
+    *_, info = loader.block(loader.start(), 3, info=True)
+    assert info.mask.all()
+    assert info.count.tolist() == [4, 4, 4]
+    *_, info = next(loader.iterate(loader.start(), info=True))
+    assert info.mask.all()
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -282,13 +449,6 @@ def test_bad_uses():
     loader = data.Loader(small(), 2)
     with pytest.raises(ValueError, match="seed"):
         loader.start(-1)
-    for draw in (
-        loader.next,
-        loader.iterate,
-        lambda c, info: loader.block(c, 2, info=info),
-    ):
-        with pytest.raises(ValueError, match="'shuffle' has no masks"):
-            draw(loader.start(), info=True)
     with pytest.raises(ValueError, match="prefetch"):
         loader.iterate(loader.start(), prefetch=-1)
     for sharding in (jax.P("d"), jax.make_mesh((1,), ("d",)), "d"):

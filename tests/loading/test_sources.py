@@ -147,6 +147,48 @@ def test_a_row_that_cannot_be_read_is_named():
         next(loader.iterate(loader.start()))
 
 
+class Short(list):
+    """Gives fewer rows, or more, than it was asked for."""
+
+    change = 0
+
+    def __getitems__(self, indices):
+        return [self[0]] * (len(indices) + self.change)
+
+
+class Ending(list):
+    def __getitem__(self, i):
+        if i == 2:
+            raise StopIteration
+        return super().__getitem__(i)
+
+
+class OneRow(data.ArraySource):
+    def fill(self, indices, out):
+        return data._sources.Source.fill(self, indices, out)
+
+    def take(self, indices):
+        return {name: array[:1] for name, array in super().take(indices).items()}
+
+
+@pytest.mark.parametrize("cache", [1, 2])
+@pytest.mark.parametrize("change", [-3, -1, 1])
+def test_a_short_read_is_an_error(cache, change):
+    dataset = Short({"y": i} for i in range(4))
+    dataset.change = change
+    sources = [
+        (data.RandomAccessSource(dataset), r"gave \d+ rows, and was asked for \d+"),
+        (data.RandomAccessSource(Ending({"y": i} for i in range(4))), "Row 2 "),
+        (OneRow(y=np.arange(4)), r"'y' of \d+ rows is int64\[1\]"),
+    ]
+    for source, error in sources:
+        loader = data.Loader(source, 4, order="sequential", cache=cache)
+        with pytest.raises(Exception, match=error):
+            jax.block_until_ready(loader.next(loader.start()))
+        with pytest.raises(RuntimeError, match=error):
+            next(loader.iterate(loader.start()))
+
+
 def test_rows_of_other_shapes_are_named():
     source = data.RandomAccessSource([{"x": np.ones(n)} for n in (2, 2, 3)])
     loader = data.Loader(source, 3)

@@ -1,0 +1,158 @@
+"""Any sequence of ways to draw, beside a list of the rows that have to come."""
+
+import functools as ft
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, HealthCheck, settings, strategies as st
+from jax.sharding import AxisType, NamedSharding
+
+import eqx_ckpt
+from eqx_ckpt import data
+
+
+COUNTS = (7, 12)
+SIZES = (2, 4, 5)
+ORDERS = ("sequential", "shuffle", "epochs", "independent")
+
+
+# Compiled programs are kept for each loader.
+@ft.cache
+def loader_of(count: int, order: str, size: int, cache: int, kind: str) -> data.Loader:
+    rows = np.arange(count)
+    if kind == "random access":
+        source = data.RandomAccessSource([{"i": i} for i in rows])
+    else:
+        source = data.ArraySource(on_device=kind == "on device", i=rows)
+    return data.Loader(source, size, order=order, cache=cache)
+
+
+@ft.cache
+def epoch_of(count: int, order: str, seed: int, epoch: int) -> list[int]:
+    """The rows of an epoch, in one batch: `test_order` holds that none is lost."""
+    loader = data.Loader(data.ArraySource(i=np.arange(count)), count, order=order)
+    cursor, epochs = loader.start(seed), jnp.uint32(epoch)
+    cursor = data.Cursor(cursor.seed, epochs, cursor.position, cursor.block)
+    return loader.block(cursor, 1)[1]["i"][0].tolist()
+
+
+class Expected:
+    """Where a loader has to be, and what comes next."""
+
+    def __init__(self, count: int, order: str, seed: int) -> None:
+        self.count, self.order, self.seed = count, order, seed
+        self.epoch = self.position = 0
+
+    def batch(self, size: int) -> list[int]:
+        """The rows of the next batch that count."""
+        found: list[int] = []
+        while len(found) < size:
+            rows = epoch_of(self.count, self.order, self.seed, self.epoch)
+            some = rows[self.position : self.position + size - len(found)]
+            found += some
+            self.position += len(some)
+            if self.position == self.count:
+                self.epoch, self.position = self.epoch + 1, 0
+                if self.order == "epochs":
+                    break
+        return found
+
+
+def counting(rows, mask) -> list[int]:
+    return np.asarray(rows)[np.asarray(mask)].tolist()
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("next"), st.integers(1, 4)),
+    st.tuples(st.just("scan"), st.just(3)),
+    st.tuples(st.just("block"), st.integers(1, 3)),
+    st.tuples(st.just("iterate"), st.integers(1, 4), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("save"), st.sampled_from(SIZES), st.sampled_from((1, 2, 5))),
+    st.tuples(
+        st.just("other"),
+        st.sampled_from((1, 2, 5)),
+        st.sampled_from(("array", "on device", "random access")),
+    ),
+    st.tuples(st.just("map")),
+)
+
+
+@given(
+    st.sampled_from(COUNTS),
+    st.sampled_from(ORDERS),
+    st.sampled_from(SIZES),
+    st.integers(0, 2),
+    st.lists(OPERATIONS, min_size=3, max_size=10),
+    st.sampled_from(AxisType),
+)
+@settings(
+    derandomize=True,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axes):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(axes,))
+    cache, kind = 1, "array"
+    loader = loader_of(count, order, size, cache, kind)
+    cursor, expected = loader.start(seed), Expected(count, order, seed)
+    for number, (operation, *arguments) in enumerate(operations):
+        found = []
+        match operation, *arguments:
+            case "next", n:
+                for _ in range(n):
+                    cursor, batch, info = loader.next(cursor, info=True)
+                    found.append((batch["i"], info.mask))
+            case "scan", n:
+                cursor, found = scanned(loader, cursor, n)
+            case "block", k:
+                cursor, rows, infos = loader.block(cursor, k, info=True)
+                found = [*zip(rows["i"], infos.mask, strict=True)]
+            case "iterate", n, prefetch, is_sharded:
+                place = NamedSharding(mesh, jax.P("d")) if size % 2 == 0 else None
+                batches = loader.iterate(
+                    cursor,
+                    prefetch=prefetch,
+                    sharding=place if is_sharded else None,
+                    info=True,
+                )
+                drawn = [*itertools.islice(batches, n)]
+                cursor = drawn[-1][0]
+                found = [(batch["i"], info.mask) for _, batch, info in drawn]
+            case "save", size, cache:
+                path = tmp_path / "c"
+                eqx_ckpt.tree_serialise_leaves(path, cursor, overwrite=True)
+                loader = loader_of(count, order, size, cache, kind)
+                like = loader.start(accept_any=True)
+                cursor = eqx_ckpt.tree_deserialise_leaves(path, like)
+                # From here on, of this make-up.
+                eqx_ckpt.tree_serialise_leaves(path, cursor, overwrite=True)
+                cursor = eqx_ckpt.tree_deserialise_leaves(path, loader.start())
+            case "other", cache, kind:
+                loader = loader_of(count, order, size, cache, kind)
+            case ("map",):
+                seen, _ = loader.map(seen_rows, jnp.zeros(count, int))
+                assert seen.tolist() == [1] * count
+        for rows, mask in found:
+            assert counting(rows, mask) == expected.batch(size), (number, operation)
+        at = int(cursor.epoch), int(cursor.position)
+        assert at == (expected.epoch, expected.position), (number, operation)
+
+
+def seen_rows(seen, batch, mask):
+    return seen.at[batch["i"]].add(mask), None
+
+
+@ft.cache
+def scan_of(loader, n: int):
+    def step(cursor, _):
+        cursor, batch, info = loader.next(cursor, info=True)
+        return cursor, (batch["i"], info.mask)
+
+    return jax.jit(lambda cursor: jax.lax.scan(step, cursor, length=n))
+
+
+def scanned(loader, cursor, n: int):
+    cursor, (rows, masks) = scan_of(loader, n)(cursor)
+    return cursor, [*zip(rows, masks, strict=True)]
