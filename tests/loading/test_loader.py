@@ -247,6 +247,7 @@ def test_map_does_not_hold_the_number_of_each_row():
     program = jax.jit(lambda: loader.map(total, jnp.int32(0))).lower().compile()
     assert program()[0] == count
     memory = program.memory_analysis()
+    assert memory is not None
     assert memory.temp_size_in_bytes < count / 4
 
 

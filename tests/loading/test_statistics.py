@@ -16,8 +16,10 @@ from eqx_ckpt.data._order import Order, Rows, rows
 
 LEAST_P = 1e-5
 SMALL = [1, 2, 3, 4, 5, 6]
-LARGER = [7, 8, 10, 13, 16, 17, 31, 50, 64, 100]
-LARGER += [127, 256, 257, 500, 1000, 4096, 10_007, 65_536, 65_537, 99_991]
+LARGER = [
+    *(7, 8, 10, 13, 16, 17, 31, 50, 64, 100),
+    *(127, 256, 257, 500, 1000, 4096, 10_007, 65_536, 65_537, 99_991),
+]
 
 # From seeds, epochs and positions, which broadcast, to rows.
 Shuffle = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
