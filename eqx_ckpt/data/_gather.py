@@ -1,4 +1,4 @@
-"""Fetching rows from the host, inside `jit`."""
+"""Fetching rows from the host or from arrays on devices, inside `jit`."""
 
 import functools as ft
 import secrets
@@ -141,3 +141,13 @@ def _of_whole_bytes(dtype: Any) -> np.dtype:
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
         return np.dtype(np.float32)
     return dtype
+
+
+def taken(numbers: Array, array: Array) -> Array:
+    """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
+    kind = jax.typeof(array).sharding
+    sharding = None
+    if kind.spec[0] is not None:
+        spec = PartitionSpec(*jax.typeof(numbers).sharding.spec, *kind.spec[1:])
+        sharding = NamedSharding(kind.mesh, spec)
+    return array.at[numbers].get(mode="promise_in_bounds", out_sharding=sharding)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from ._batching import Batching
 from ._cursor import Block, Cursor, NOT_FETCHED
-from ._gather import gather, Host
+from ._gather import gather, Host, taken
 from ._iterate import batches, checked_sharding
 from ._order import Order
 from ._sources import check_count, is_a, is_integer, Source
@@ -296,7 +296,7 @@ class Loader(eqx.Module):
         """Rows by their numbers; inside `jit`."""
         if self.arrays is None:
             return gather(self.host, numbers)
-        return jax.tree.map(ft.partial(_rows, numbers), self.arrays)
+        return jax.tree.map(ft.partial(taken, numbers), self.arrays)
 
     def info_of(self, mask: Any) -> Info:
         """The `Info` of batches with a mask."""
@@ -393,16 +393,6 @@ def _map(loader: Loader, fn: Callable, carry: Any) -> tuple[Any, Any]:
         carry, results = some(jnp.uint32(total - rest), rest, carry)
         found.append(results)
     return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs), *found)
-
-
-def _rows(numbers: Array, array: Array) -> Array:
-    """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
-    kind = jax.typeof(array).sharding
-    sharding = None
-    if kind.spec[0] is not None:
-        spec = jax.P(*jax.typeof(numbers).sharding.spec, *kind.spec[1:])
-        sharding = jax.sharding.NamedSharding(kind.mesh, spec)
-    return array.at[numbers].get(mode="promise_in_bounds", out_sharding=sharding)
 
 
 def _type_of(array: Any) -> tuple[Any, Any]:
