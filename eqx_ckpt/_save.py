@@ -99,7 +99,8 @@ def tree_serialise_leaves(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointExistsError`][]: `path` exists already.
-    - [`eqx_ckpt.LeafNameError`][]: two leaves would have the same name.
+    - [`eqx_ckpt.LeafNameError`][]: two leaves would have the same name, or the same
+        directory on a file system that ignores letter case.
     - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` is not a prefix of `pytree`.
     - [`eqx_ckpt.CheckpointError`][]: a leaf or `metadata` cannot be saved exactly.
     - `OSError`: the disk is full, not writable, or failing.
@@ -246,7 +247,8 @@ class Alone(contextlib.ExitStack):
     ) -> tuple[Attempt, list[Write]]:
         """Begin the attempt; return it with the writes that have data."""
         arrays = [write for write in writes if write.leaf is not None]
-        return target.begin(layout, overwrite=overwrite), arrays
+        names = [write.name for write in arrays]
+        return target.begin(layout, names, overwrite=overwrite), arrays
 
     def from_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
         return make()

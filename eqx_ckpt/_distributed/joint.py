@@ -75,6 +75,7 @@ class JointAttempt(Attempt):
         self._overwrite = overwrite
         # What this process has to close; on process 0, the attempt.
         self._stack = contextlib.ExitStack()
+        self._arrays: list[str] = []
         self._attempt: Attempt | None = None
         self._share: Share | None = None
         # Whether the others wait for this process's checksums, or for its commit.
@@ -82,6 +83,7 @@ class JointAttempt(Attempt):
 
     def agree(self, writes: Sequence[Write]) -> list[Write]:
         """Agree on what is saved, and where; return the writes of this process."""
+        self._arrays = [write.name for write in writes if write.leaf is not None]
         place = f"path {self._target}, overwrite={self._overwrite}, "
         outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
         try:
@@ -109,7 +111,9 @@ class JointAttempt(Attempt):
         self.chunks = chunks.part(_part(self._group.index))
 
     def _begin_first(self) -> tuple[str, str]:
-        attempt = self._target.begin(self._layout, overwrite=self._overwrite)
+        attempt = self._target.begin(
+            self._layout, self._arrays, overwrite=self._overwrite
+        )
         self._attempt = self._stack.enter_context(attempt)
         return attempt.chunks.place.spec["path"], attempt.root
 

@@ -37,9 +37,6 @@ _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
-# A capital letter, or a sequence that is escaped already.
-_CAPITAL = re.compile(r"%[0-9A-F]{2}|[A-Z]")
-_ESCAPED = re.compile(r"%(?:4[1-9A-F]|5[0-9A])")
 # What file systems and Zarr have another use for.
 _RESERVED = re.compile(
     r"zarr\.json\Z|(con|prn|aux|nul|com\d|lpt\d)(\.|\Z)", re.IGNORECASE | re.ASCII
@@ -189,7 +186,7 @@ def _decoded(kind: str, part: str) -> tuple[str, str | int]:
     else:
         text = "" if part == EMPTY else part
         token = unquote_to_bytes(text).decode("utf-8", "surrogatepass")
-    if _component(token, True) not in (part, unescaped(part)) or kind not in _LETTERS:
+    if _component(token, True) != part or kind not in _LETTERS:
         raise ValueError(f"{part[:50]!r} is not part of a name")
     return _LETTERS[kind], token
 
@@ -216,26 +213,15 @@ def folders(names: Iterable[str]) -> set[str]:
     return found
 
 
-def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
-    """Map names that differ only by letter case to the names under which they are
-    stored.
-
-    Some file systems ignore letter case. So, where two components of one folder differ
-    only by case, their capital letters are escaped: `{"Wq": "%57q"}` for `["Wq",
-    "wq"]`.
-
-    **Raises:**
-
-    - `LeafNameError`: two names are equal, or one is inside the other.
-    """
+def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
+    """Raise `LeafNameError` if two names are equal, or one is inside the other."""
     leaves: dict[str, tuple[KeyPath, str]] = {}
     clashes: list[str] = []
     for path, name in named:
         first = leaves.setdefault(name, (path, name))
         if first[0] is not path:
             clashes.append(_clash(first, (path, name)))
-    above = folders(leaves)
-    for folder in leaves.keys() & above:
+    for folder in leaves.keys() & folders(leaves):
         inside = next(leaf for leaf in leaves if leaf.startswith(folder + "/"))
         clashes.append(_clash(leaves[folder], leaves[inside]))
     if clashes:
@@ -245,54 +231,24 @@ def distinct(named: Sequence[tuple[KeyPath, str]]) -> dict[str, str]:
             + "\nA leaf has a directory of its own, in which no other leaf can be: "
             "rename one of each."
         )
-    nodes = above.union(leaves)
-    if len({node.casefold() for node in nodes}) == len(nodes):
-        return {}
-    return _escaped(leaves, nodes)
 
 
-def _escaped(names: Iterable[str], nodes: Iterable[str]) -> dict[str, str]:
-    """Escape the names below nodes that differ from a sibling only by letter case."""
-    alike: dict[str, list[str]] = {}
-    for node in nodes:
-        folder, slash, last = node.rpartition("/")
-        alike.setdefault(f"{folder}{slash}{last.casefold()}", []).append(node)
-    last_of = {
-        node: _CAPITAL.sub(_escape_letter, node.rpartition("/")[2])
-        for group in alike.values()
-        if len(group) > 1
-        for node in group
-    }
-    found: dict[str, str] = {}
+def alike(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of names with a part that differs only by letter case: `a/Wq` and `a/wq`.
+
+    There is one pair for each two folders or leaves of one parent.
+    """
+    nodes = folders(names).union(names)
+    if len({node.lower() for node in nodes}) == len(nodes):
+        return []
+    # A leaf of each node, by its parent and its last key in small letters.
+    seen: dict[tuple[str, str], dict[str, str]] = {}
     for name in names:
-        keys = name.split("/")
-        above = ("/".join(keys[: i + 1]) for i in range(len(keys)))
-        stored = [last_of.get(node, key) for node, key in zip(above, keys, strict=True)]
-        if stored != keys:
-            found[name] = "/".join(stored)
-    return found
-
-
-def _escape_letter(match: re.Match[str]) -> str:
-    return match[0] if match[0][0] == "%" else f"%{ord(match[0]):02X}"
-
-
-def unescaped(name: str) -> str:
-    """Restore the capital letters that `distinct` escaped in a stored name."""
-    plain = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
-    if plain == name:
-        return name
-    return "/".join(
-        _percent(part[0]) + part[1:] if _RESERVED.match(part) else part
-        for part in plain.split("/")
-    )
-
-
-def stored_names(names: Iterable[str]) -> dict[str, str]:
-    """The stored names, and their parent folders, that contain escaped letters."""
-    escaped = [name for name in names if "%" in name and _ESCAPED.search(name)]
-    nodes = folders(escaped).union(escaped)
-    return {unescaped(node): node for node in nodes if unescaped(node) != node}
+        for node in (*folders([name]), name):
+            parent, _, last = node.rpartition("/")
+            seen.setdefault((parent, last.lower()), {}).setdefault(node, name)
+    groups = ([*leaf_of.values()] for leaf_of in seen.values())
+    return sorted((first, other) for first, *others in groups for other in others)
 
 
 def _clash(a: tuple[KeyPath, str], b: tuple[KeyPath, str]) -> str:

@@ -34,7 +34,7 @@ from .manifest import (
     NO_DIGEST,
 )
 from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
-from .names import decode, Decoder, encode, folders, unescaped
+from .names import decode, Decoder, encode, folders
 
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
@@ -218,9 +218,7 @@ def check_records(leaves: Mapping[str, LeafRecord], where: str) -> None:
 
 def _check_record(name: str, record: LeafRecord) -> None:
     expected = encode(record.path)
-    _require(
-        expected in (name, unescaped(name)), f"its `path` has the name {expected!r}"
-    )
+    _require(expected == name, f"its `path` has the name {expected!r}")
     initials = "".join([kind[0] for kind, _ in record.path])
     _require(
         decode(encode(record.path, uncut=True), initials) == record.path,
@@ -294,7 +292,7 @@ def _checked_leaf(
         fields, chunks = types[number]
         kinds, _, uncut = keys.partition(" ")
         path = path_of(uncut or name, kinds)
-        if uncut and encode(path) not in (name, unescaped(name)):
+        if uncut and encode(path) != name:
             raise _Wrong("its path is another leaf's")
         if chunks is None:
             _require(type(text) is str, "its value is not text")

@@ -13,7 +13,7 @@ from .lazy import np
 from .leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
 from .manifest import check_array, COMPRESSIONS
 from .metadata import pack, unpack
-from .names import encode, unescaped
+from .names import encode
 
 
 RECORD = "recording.json"
@@ -248,7 +248,7 @@ def _leaf(name: str, entry: dict[str, Any]) -> Leaf:
     path = tuple((str(kind), _token(token)) for kind, token in entry["path"])
     _require({kind for kind, _ in path} <= {"attr", "index", "key"}, "a path")
     # Any other name would be unsafe as a directory.
-    _require(encode(path) in (name, unescaped(name)), "a name")
+    _require(encode(path) == name, "a name")
     shape = tuple(_number(n) for n in entry["shape"])
     data_shape = tuple(_number(n) for n in entry["data_shape"])
     kind, impl = entry["kind"], entry["impl"]

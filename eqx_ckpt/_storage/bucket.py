@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -32,7 +33,9 @@ class Bucket(KeyValues):
     max_key = 1024
     max_object = 5 * 2**30
 
-    def begin(self, layout: Layout, *, overwrite: bool) -> Attempt:
+    def begin(
+        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+    ) -> Attempt:
         return BucketAttempt(self, layout, overwrite)
 
     def join(self, path: str, layout: Layout) -> Share:

@@ -58,6 +58,7 @@ class ChunkFiles(Chunks):
     """Each array is a folder, and each chunk a file in it."""
 
     place: Storage
+    has_folders = True
     _folders: set[str] = field(default_factory=set, init=False)
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:

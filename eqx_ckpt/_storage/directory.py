@@ -28,7 +28,7 @@ from .crew import MAX_IN_FLIGHT
 from .database_files import DatabaseFiles
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
-from .files import database_problem, list_files, read_file, read_files
+from .files import check_case, database_problem, list_files, read_file, read_files
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import wait_for
 from .storage import (
@@ -141,7 +141,9 @@ class Directory(Storage):
     def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
         return wait_for(future, self.url(key), most)
 
-    def begin(self, layout: Layout, *, overwrite: bool) -> Attempt:
+    def begin(
+        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+    ) -> Attempt:
         target = self.spec["path"].rstrip("/") or "/"
         _is_replacement(target, overwrite)
         above = os.path.dirname(target)
@@ -150,13 +152,18 @@ class Directory(Storage):
             # Opened before the first write: it reports the errors of writes since then.
             parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, parent)
-            temporary = stack.enter_context(_claimed(target)) + ".tmp"
+            stem = stack.enter_context(_claimed(target))
+            place = Directory({**self.spec, "path": stem + ".tmp/"})
+            chunks = self.layouts[layout](place)
+            # What ignores letter case here does so in each directory that is made here.
+            if chunks.has_folders and os.path.lexists(stem + ".LOCK"):
+                check_case(arrays, above, "pass `layout='ocdbt'`, ")
+            temporary = stem + ".tmp"
             os.mkdir(temporary)
             inode = os.stat(temporary).st_ino
-            place = Directory({**self.spec, "path": temporary + "/"})
             held = stack.pop_all()
         return _DirectoryAttempt(
-            self.layouts[layout](place),
+            chunks,
             target,
             temporary,
             parent,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .._errors import CheckpointExistsError
 from .chunk_files import write_file
-from .files import read_file
+from .files import check_case, read_file
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
 
@@ -71,6 +71,10 @@ class DirectoryWriter(SoleWriter):
             return [f"{folder}/{name}" for name in os.listdir(self._root + folder)]
         except FileNotFoundError:
             return []
+
+    def check(self, arrays: Sequence[str]) -> None:
+        if os.path.lexists(self._root + WRITER_LOCK.upper()):
+            check_case(arrays, self._root)
 
     def make(self, folder: str) -> None:
         os.makedirs(self._root + folder, exist_ok=True)

@@ -7,8 +7,9 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from .._errors import CorruptCheckpointError
+from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.manifest import MAX_BYTES
+from .._format.names import alike
 from .chunk_bytes import Chunk, Wanted
 
 
@@ -72,6 +73,17 @@ def of_leaf(error: OSError, name: str) -> OSError:
         return error
     text = f"{os.strerror(error.errno)} (leaf {name!r})"
     return OSError(error.errno, text, error.filename)
+
+
+def check_case(names: Sequence[str], place: str, remedy: str = "") -> None:
+    """Raise if arrays of these names share folders where letter case is ignored."""
+    if pairs := alike(names):
+        shown = "\n".join(f"- {a!r} and {b!r}." for a, b in pairs)
+        raise LeafNameError(
+            f"Nothing was saved: the file system of {place!r} ignores letter case, and "
+            f"these leaves would share a directory in it:\n{shown}\nRename one of "
+            f"each, {remedy}or choose a path on a file system that does not."
+        )
 
 
 def list_files(path: str) -> list[str]:

@@ -101,8 +101,13 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin(self, layout: Layout, *, overwrite: bool) -> "Attempt":
-        """Begin to save a checkpoint here."""
+    def begin(
+        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+    ) -> "Attempt":
+        """Begin to save a checkpoint here with arrays of these names.
+
+        Raises `LeafNameError` if two of them would be in one place.
+        """
 
     @abc.abstractmethod
     def join(self, path: str, layout: Layout) -> "Share":
@@ -150,6 +155,8 @@ class Chunks(abc.ABC):
     """The arrays of a checkpoint, as chunks below one location."""
 
     place: Storage
+    # Whether each array has a folder of its name.
+    has_folders: ClassVar[bool] = False
 
     @abc.abstractmethod
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
@@ -317,6 +324,9 @@ class SoleWriter(abc.ABC):
     @abc.abstractmethod
     def list(self, folder: str) -> list[str]:
         """The keys directly below a folder."""
+
+    def check(self, arrays: Sequence[str]) -> None:  # noqa: B027
+        """Raise `LeafNameError` if two of these names would be in one place."""
 
     @abc.abstractmethod
     def make(self, folder: str) -> None:

@@ -8,7 +8,7 @@ from .._errors import LeafMismatchError
 from .._format.lazy import jax
 from .._format.leaves import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
-from .._format.names import folders, is_below, stored_names
+from .._format.names import folders, is_below
 from .._format.parse import key_shape, scalar_from_text
 from .similar import did_you_mean, Index
 
@@ -30,7 +30,6 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
     prefix = prefix.strip("/")
     if not prefix:
         return prefix
-    prefix = stored_names(manifest.leaves).get(prefix, prefix)
     sought = prefix.rpartition("/")[0] if is_empty else prefix
     names = [*manifest.leaves, *manifest.unsaved]
     if not sought or any(is_below(sought, name) for name in names):

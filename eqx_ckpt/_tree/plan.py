@@ -20,7 +20,7 @@ from .._format.leaves import (
 )
 from .._format.manifest import check_array, fingerprint
 from .._format.names import (
-    distinct,
+    check_distinct,
     key_paths,
     Namer,
 )
@@ -149,9 +149,7 @@ def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePl
             + "\n".join(problems)
             + "\nConvert them, or leave them out with a `filter_spec`."
         )
-    stored = distinct(saved)
-    if stored:
-        writes = [w._replace(name=stored.get(w.name, w.name)) for w in writes]
+    check_distinct(saved)
     if suspects:
         warn_of_state(suspects)
     if len(writes) > _MANY:

@@ -25,7 +25,6 @@ from .._format.names import (
     encode,
     is_below,
     key_paths,
-    stored_names,
     typed,
 )
 from .._format.parse import scalar_from_text
@@ -144,14 +143,9 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     if request.transform is not None:
         derived = derive(manifest, prefix, request.transform)
         manifest, prefix = derived.manifest, ""
-    stored = stored_names(manifest.leaves)
     named = leaves
-    if prefix or stored:
-        named = [
-            leaf._replace(name=stored.get(name, name))
-            for leaf in leaves
-            for name in [below(prefix, leaf.name)]
-        ]
+    if prefix:
+        named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
     chosen: Collection[int] = range(len(named))
     if request.where is not None:
         chosen = chosen_by(request.where, like, is_leaf)

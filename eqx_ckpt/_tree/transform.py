@@ -20,11 +20,10 @@ from .._format.leaves import (
 from .._format.manifest import fingerprint, Manifest
 from .._format.names import (
     below,
-    distinct,
+    check_distinct,
     is_below,
     key_paths,
     Namer,
-    unescaped,
 )
 from .._format.parse import key_shape
 from .._types import KeyPath
@@ -99,8 +98,8 @@ def described(
     origin = derived.origins.get(name)
     if origin is None:
         return match, None
-    before = unescaped(below(derived.prefix, name))
-    if not origin.is_made and unescaped(origin.names[0]) == before:
+    before = below(derived.prefix, name)
+    if not origin.is_made and origin.names[0] == before:
         return match, origin
     match = match._replace(origin=origin.names, computed=origin.is_made)
     if problem := _obstacle(derived, origin):
@@ -282,7 +281,7 @@ def _made(
 
 def _check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
     try:
-        distinct(named)
+        check_distinct(named)
     except LeafNameError as e:
         raise LeafNameError(f"What `transform` returned: {e}") from e
 

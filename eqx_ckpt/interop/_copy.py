@@ -2,7 +2,6 @@
 
 from collections.abc import Container, Iterator
 
-import jax.tree_util as jtu
 import numpy as np
 
 from .._distributed.group import from_first, gather_errors
@@ -12,7 +11,6 @@ from .._errors import CheckpointError
 from .._format.chunks import blocks, Region, Start, start_of, whole
 from .._format.leaves import LeafRecord
 from .._format.manifest import Manifest
-from .._format.names import distinct, stored_names
 from .._format.source import read_regions, RegionRead, Source
 from .._progress import Progress
 from .._save import Alone, Save
@@ -89,35 +87,24 @@ def copy(
                     f"{reading} was replaced meanwhile, or is not the same for all "
                     "processes. Nothing was written. Begin again."
                 )
-            plan, names = _plan(opened.manifest)
+            plan = _plan(opened.manifest)
             metadata = opened.manifest.metadata
             save = Save(path, plan, compression, metadata, layout, progress)
             save.begin(group, overwrite)
             arrays = [
-                ArrayWrite(w.name, w.record, _pieces(opened, names[w.name], w.owned))
+                ArrayWrite(w.name, w.record, _pieces(opened, w.name, w.owned))
                 for w in save.arrays
             ]
             with reading.unless_replaced():
                 save.run(arrays)
 
 
-def _plan(manifest: Manifest) -> tuple[WritePlan, dict[str, str]]:
-    """Plan the writes; also return the name of each leaf in the source."""
-    unescaped = {stored: name for name, stored in stored_names(manifest.leaves).items()}
-    paths = {
-        unescaped.get(name, name): tuple(jtu.DictKey(key) for _, key in record.path)
-        for name, record in manifest.leaves.items()
-    }
-    stored = distinct([(path, name) for name, path in paths.items()])
+def _plan(manifest: Manifest) -> WritePlan:
     writes: list[Write] = []
-    names: dict[str, str] = {}
     for name, record in manifest.leaves.items():
-        plain = unescaped.get(name, name)
-        target = stored.get(plain, plain)
-        names[target] = name
         record = record._replace(crc32c=(), compression=None)
-        writes.append(Write(target, record, record if record.is_array else None))
-    return WritePlan(writes, dict(manifest.unsaved)), names
+        writes.append(Write(name, record, record if record.is_array else None))
+    return WritePlan(writes, dict(manifest.unsaved))
 
 
 def _pieces(

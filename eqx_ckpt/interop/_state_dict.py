@@ -11,7 +11,7 @@ from .._errors import CheckpointError
 from .._format.chunks import Region
 from .._format.leaves import CannotSave, describe, LeafRecord, shards
 from .._format.manifest import fingerprint, Manifest
-from .._format.names import distinct
+from .._format.names import check_distinct
 from .._format.parse import scalar_from_text
 from .._format.source import RegionRead, Source
 from .._restore import tree_deserialise_leaves
@@ -157,7 +157,7 @@ class _StateDict(Source):
             raise CheckpointError(
                 "These leaves of `state` cannot be restored:\n" + "\n".join(problems)
             )
-        distinct(paths)
+        check_distinct(paths)
         self._manifest = Manifest(records, unsaved)
 
     @property

@@ -14,7 +14,7 @@ from .._format.leaves import (
     LeafRecord,
     SCALAR_KINDS,
 )
-from .._format.names import encode, key_paths, stored_names, typed
+from .._format.names import encode, key_paths, typed
 from .._format.source import Source
 from .._inspect import read_manifest
 from .._like import match
@@ -79,11 +79,9 @@ def to_eqx(
     if not found.ok:
         raise LeafMismatchError(explain(found))
     manifest = read_manifest(source)
-    stored = stored_names(manifest.leaves)
     kinds = {
-        stored.get(name, name): expected.kind
+        encode(typed(key_path)): expected.kind
         for key_path, leaf in key_paths(like, is_leaf)
-        for name in [encode(typed(key_path))]
         if (expected := describe_like(leaf)) is not None
     }
     check_leaves(

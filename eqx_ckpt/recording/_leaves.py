@@ -16,7 +16,7 @@ from .._format.leaves import (
     tag_and_data_type,
 )
 from .._format.manifest import check_array, COMPRESSIONS
-from .._format.names import distinct, encode, key_paths, typed
+from .._format.names import check_distinct, encode, key_paths, typed
 from .._format.parse import key_shape
 from .._format.recorded import Leaf, Record
 from .._tree.compression import Compression
@@ -43,20 +43,19 @@ def leaves_of(
         target = min(_CHUNK_BYTES, target)
     paths = list(key_paths(like))
     named = [(path, encode(typed(path))) for path, _ in paths]
-    stored = distinct(named)
+    check_distinct(named)
     found: list[Leaf] = []
     problems: list[str] = []
     for (path, example), (_, name) in zip(paths, named, strict=True):
         try:
             record = _record(example)._replace(path=typed(path))
-            stored_name = stored.get(name, name)
             codec = compression
             if callable(codec):
-                codec = codec(stored_name, record)
+                codec = codec(name, record)
             if codec not in (None, *COMPRESSIONS):
                 raise CannotSave(f"cannot be compressed by {codec!r}; pass 'zstd'")
             record = record._replace(compression=codec)
-            leaf = Leaf(stored_name, record, 1)
+            leaf = Leaf(name, record, 1)
             # A chunk size that the user passes applies to scalars too.
             most = _MAX_ROWS if chunk_bytes is None else target
             rows = max(1, min(target // max(1, leaf.row_bytes), most))

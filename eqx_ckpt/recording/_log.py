@@ -98,6 +98,7 @@ class Log:
     def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
         """Acquire the recording, and delete what was written after the last commit."""
         self._files.acquire()
+        self._files.check([leaf.name for leaf in wanted.leaves])
         self.record = self._found_or_new(wanted, differs)
         make_groups(self._files, self.record)
         trim(self._files, self.record)

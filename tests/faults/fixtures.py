@@ -16,8 +16,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """A process under the fault shim that forks a child for each fault."""
     if reason := shim.missing():
         pytest.skip(reason)
-    library = shim.build(tmp_path_factory.mktemp("shim"))
-    process = Zygote(library, tmp_path_factory.mktemp("compiled"))
+    libraries = shim.build(tmp_path_factory.mktemp("shim"))
+    process = Zygote(libraries, tmp_path_factory.mktemp("compiled"))
     yield process
     process.close()
 

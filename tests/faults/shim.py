@@ -1,4 +1,4 @@
-"""Build faultshim.c, and arm it in a process that was started with it."""
+"""Build the shims, and arm them in a process that was started with them."""
 
 import ctypes
 import errno
@@ -47,13 +47,16 @@ class Fault:
     log: str = ""
 
 
-def build(directory: pathlib.Path) -> pathlib.Path:
-    """Compile the shim into `directory`."""
-    source = pathlib.Path(__file__).with_name("faultshim.c")
-    library = directory / "faultshim.so"
+def build(directory: pathlib.Path) -> str:
+    """Compile the shims into `directory`; return what `LD_PRELOAD` has to be."""
     flags = ["-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]
-    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
-    return library
+    libraries: list[str] = []
+    for name in ("foldshim", "faultshim"):
+        source = pathlib.Path(__file__).with_name(f"{name}.c")
+        library = directory / f"{name}.so"
+        subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+        libraries.append(str(library))
+    return ":".join(libraries)
 
 
 def missing() -> str:
@@ -84,6 +87,11 @@ def disarm() -> int:
     shim = ctypes.CDLL(None)
     shim.faultshim_disarm.restype = ctypes.c_long
     return shim.faultshim_disarm()
+
+
+def fold(root: str) -> None:
+    """Let everything below a directory ignore letter case, in this process."""
+    ctypes.CDLL(None).foldshim_fold(os.fsencode(root))
 
 
 def note(text: str) -> None:

@@ -48,13 +48,13 @@ class Outcome:
 class Zygote:
     """The process, seen from the tests."""
 
-    def __init__(self, library: pathlib.Path, compiled: pathlib.Path) -> None:
+    def __init__(self, libraries: str, compiled: pathlib.Path) -> None:
         ours, theirs = Pipe()
         here = pathlib.Path(__file__).resolve().parent
         self.environment = {
             **os.environ,
             **keep_compiled(compiled),
-            "LD_PRELOAD": str(library),
+            "LD_PRELOAD": libraries,
             "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
         }
         self._process = subprocess.Popen(
