@@ -3,6 +3,7 @@
 import contextlib
 import math
 import mmap
+import os
 from collections.abc import Sequence
 
 from .._format.lazy import Array, np
@@ -10,6 +11,11 @@ from .._format.lazy import Array, np
 
 _ALIGNMENT = 64
 _HUGE_PAGE = 2**21
+
+
+def memory() -> int:
+    """The bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def empty(shape: Sequence[int], dtype: "np.typing.DTypeLike") -> Array:

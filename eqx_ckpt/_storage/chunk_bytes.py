@@ -28,6 +28,8 @@ from .._format.leaves import LeafRecord
 
 
 CHECKSUM_BYTES = 4
+# zstd compresses at most 2**17 bytes into a block, which has four bytes at least.
+_MAX_RATIO = 2**15
 # The page cache of a file that is written in smaller parts has smaller pages.
 _PIECE_BYTES = 2**21
 # Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
@@ -123,10 +125,12 @@ def check_size(chunk: Chunk, nbytes: int) -> None:
     expected = chunk.nbytes + CHECKSUM_BYTES
     # zstd makes incompressible data a little larger.
     packed = chunk.record.compression is not None
+    least = chunk.nbytes / _MAX_RATIO + CHECKSUM_BYTES
     most = expected * 1.01 + 1024
-    if nbytes != expected and not (packed and CHECKSUM_BYTES <= nbytes <= most):
+    if nbytes != expected and not (packed and least <= nbytes <= most):
         raise CorruptCheckpointError(
             f"{chunk.key} has {nbytes} bytes instead of {expected}"
+            f"{' before compression' if packed else ''}"
         )
 
 

@@ -27,7 +27,8 @@ def open_file(path: str, key: str) -> tuple[int, int] | None:
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path + key, flags)
-    except (FileNotFoundError, NotADirectoryError):
+    # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as e:
         if e.errno not in (errno.ELOOP, errno.ENXIO):

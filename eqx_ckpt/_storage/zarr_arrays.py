@@ -1,16 +1,19 @@
 """Other programs' Zarr arrays, in directories or in OCDBT databases."""
 
+import functools as ft
 import json
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
 
-from .._errors import CorruptCheckpointError
+from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.lazy import Array, DType, np
+from .._format.screen import in_bytes
 from .._format.source import RegionRead
 from .._types import PathLike, Report
+from .buffers import memory
 from .crew import MAX_IN_FLIGHT
 from .database import Database
 from .directory import locate
@@ -34,10 +37,20 @@ class ZarrArray(NamedTuple):
     """The metadata of an array, and its location."""
 
     shape: tuple[int, ...]
+    chunk: tuple[int, ...]
     dtype: DType
     place: KvSpec
     key: str
     driver: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one chunk, which TensorStore allocates whenever it reads of it."""
+        return math.prod(self.chunk) * self.dtype.itemsize
 
 
 class Place:
@@ -86,6 +99,7 @@ class Place:
         """The arrays that exist; the problem with one is put into `damage`."""
         found: dict[str, ZarrArray] = {}
         todo = list(keys)
+        list_keys = ft.cache(self._base.list_keys)
         for name, driver in _DRIVERS.items():
             names = [_folder(key) + name for key in todo]
             for key, data in zip(todo, self._base.read_all(names), strict=True):
@@ -94,8 +108,10 @@ class Place:
                 try:
                     if isinstance(data, CorruptCheckpointError):
                         raise data
-                    shape, dtype = _described(data, driver)
-                    found[key] = ZarrArray(shape, dtype, self._base.spec, key, driver)
+                    described = _described(data, driver)
+                    array = ZarrArray(*described, self._base.spec, key, driver)
+                    _check_size(array, list_keys)
+                    found[key] = array
                 except (CorruptCheckpointError, ValueError) as e:
                     damage[key] = str(e)
             todo = [key for key in todo if key not in found and key not in damage]
@@ -103,11 +119,32 @@ class Place:
         return found
 
 
-def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], DType]:
-    """Shape and dtype; check that TensorStore can safely open the array.
+def _check_size(array: ZarrArray, list_keys: Callable[[], list[str]]) -> None:
+    """Raise `ValueError` for an array that claims far more than is there.
 
-    TensorStore allocates whole chunks, and ends the process if memory is short.
+    TensorStore ends the process if memory is short.
     """
+    most = memory()
+    if array.chunk_nbytes > most:
+        raise ValueError(
+            f"its chunks of {in_bytes(array.chunk_nbytes)} are larger than the memory "
+            f"of this machine, {in_bytes(most)}"
+        )
+    if array.nbytes <= most:
+        return
+    folder = _folder(array.key)
+    there = sum(key.startswith(folder) for key in list_keys()) - 1
+    if array.nbytes - there * array.chunk_nbytes > most:
+        raise ValueError(
+            f"its shape {str(array.shape)[:100]} is that of {in_bytes(array.nbytes)}, "
+            f"and {there} chunks of {in_bytes(array.chunk_nbytes)} are there"
+        )
+
+
+def _described(
+    data: bytes, driver: str
+) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
+    """Shape, chunk shape and dtype; check that TensorStore can open the array."""
     if len(data) > _MAX_METADATA:
         raise ValueError(f"its metadata have {len(data)} bytes")
     try:
@@ -118,7 +155,8 @@ def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], DType]:
         else:
             chunk, name = metadata["chunks"], metadata["dtype"]
         shape = _sizes(metadata["shape"])
-        if len(_sizes(chunk)) != len(shape):
+        chunk = _sizes(chunk)
+        if len(chunk) != len(shape):
             raise ValueError("its chunks have another rank")
         if not isinstance(name, str) or not _DTYPE.fullmatch(name):
             raise ValueError(f"its dtype is {str(name)[:100]!r}")
@@ -131,7 +169,7 @@ def _described(data: bytes, driver: str) -> tuple[tuple[int, ...], DType]:
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         reason = f"{type(e).__name__}: {str(e)[:100]}"
         raise ValueError(f"its metadata are not those of an array ({reason})") from None
-    return shape, dtype
+    return shape, chunk, dtype
 
 
 def _sizes(found: Any) -> tuple[int, ...]:
@@ -172,6 +210,7 @@ def read_zarr(
             found.append(np.empty(read.shape, read.record.data_type))
 
     for read in reads:
+        _check_fits(arrays[read.name], read)
         waiting.append((read, _reading(opened[read.name], read)))
         in_flight += read.nbytes
         while in_flight > MAX_IN_FLIGHT:
@@ -179,6 +218,16 @@ def read_zarr(
     while waiting:
         take()
     return found
+
+
+def _check_fits(array: ZarrArray, read: RegionRead) -> None:
+    nbytes = read.nbytes + array.chunk_nbytes
+    if nbytes > memory():
+        raise CheckpointError(
+            f"Leaf {read.name!r} cannot be read at once: that takes "
+            f"{in_bytes(nbytes)}, and this machine has {in_bytes(memory())}. Restore "
+            "parts of it, with a `sharding`, or make a checkpoint of all with `copy`."
+        )
 
 
 def _open(

@@ -39,7 +39,7 @@ def guarded(command: Callable[[], int | None]) -> int:
         except eqx_ckpt.CorruptCheckpointError as e:
             complain(e)
             return DAMAGED
-        except (eqx_ckpt.CheckpointError, ImportError, OSError) as e:
+        except (eqx_ckpt.CheckpointError, ImportError, OSError, MemoryError) as e:
             complain(e)
             return TROUBLE
 

@@ -162,13 +162,15 @@ def _extension(fd: int, blob: Blob, keys: TypedPath) -> _Leaf:
     return _Leaf(keys, record, ((0,), (data.start,)))
 
 
-def _array(fd: int, blob: Blob, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
+def _array(fd: int, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
     where = f"the array {encode(keys)[:200]!r}"
-    if blob.code not in (_NDARRAY, _SCALAR):
+    if not isinstance(blob, Blob) or blob.code not in (_NDARRAY, _SCALAR):
         raise ValueError(f"{where} is not an array")
     parts = Walker(fd, blob.start, blob.start + blob.nbytes).object()
     try:
         shape, name, data = parts
+        if not isinstance(shape, list) or not isinstance(data, Blob):
+            raise TypeError("it is no shape, dtype and data")
         if not _DTYPE.fullmatch(name):
             raise TypeError("its dtype is not one")
         # NumPy knows the names of JAX's dtypes, such as `bfloat16`.

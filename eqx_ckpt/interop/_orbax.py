@@ -199,12 +199,25 @@ def _key_impls(place: Place) -> dict[str, str]:
         data = place.file(f"array_metadatas/process_{process}", _MAX_METADATA)
         if data is None:
             break
-        for entry in parse_object(data, place.url(), FORMAT).get("array_metadatas", ()):
-            found = entry["array_metadata"]
-            extra = found.get("ext_metadata") or {}
-            if "random_key_impl" in extra:
-                impls[str(found["param_name"])] = str(extra["random_key_impl"])
+        found = parse_object(data, place.url(), FORMAT).get("array_metadatas", ())
+        try:
+            impls.update(pair for entry in found for pair in _key_impl(entry))
+        except (KeyError, TypeError, AttributeError) as e:
+            reason = f"its metadata of arrays are not those ({e!r})"[:300]
+            raise corrupt(place.url(), FORMAT, reason) from None
     return impls
+
+
+def _key_impl(entry: Any) -> list[tuple[str, str]]:
+    """The key of an array and its implementation, if it is of PRNG keys."""
+    found = entry["array_metadata"]
+    extra = found.get("ext_metadata") or {}
+    if "random_key_impl" not in extra:
+        return []
+    key, impl = found["param_name"], extra["random_key_impl"]
+    if not isinstance(key, str) or not isinstance(impl, str):
+        raise TypeError(f"the key {key!r} is of {impl!r}")
+    return [(key, impl)]
 
 
 def _numbers(

@@ -182,7 +182,8 @@ def read_index(place: Path) -> tuple[dict[str, str], Any]:
         raise corrupt(place, "index", "it has no `weight_map`")
     for name, shard in weight_map.items():
         # Nothing outside of this folder: an index may come from anywhere.
-        if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+", shard):
+        is_name = isinstance(shard, str) and re.fullmatch(r"[^/\\\0]+", shard)
+        if not is_name or shard in (".", ".."):
             raise corrupt(place, "index", f"{name[:200]!r} is in {str(shard)[:200]!r}")
     return weight_map, index.get("metadata")
 

@@ -229,6 +229,7 @@ UNTRUE: dict[str, Callable[[dict[str, Any]], None]] = {
     "a shape of 2**30": _array([2**30], [2**30]),
     "a shape of 2**40": _array([2**40], [2**40]),
     "2**40 bytes": _array([2**40], [2**40], dtype="uint8", data_type="uint8"),
+    "2**40, compressed": _array([2**40], [2**40], compression="zstd"),
     "many axes of 2": _array([2] * 30, [2] * 30),
     "huge chunks": _array([8, 4], [2**30, 2**29]),
     "a hundred thousand chunks": _array([10**5], [1], 10**5),

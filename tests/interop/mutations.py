@@ -1,8 +1,11 @@
-"""Random changes of files, and what a source may answer to them."""
+"""Changes of files, and what a source may answer to them."""
 
+import copy
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +38,55 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(found)
 
 
+# One of each type, and texts that no file can have as its name, or that lead out.
+VALUES = (None, True, 0, -1, 2**63, 0.5, "w", "", "w\0", "..", "\ud800", [], [1], {}, {"w": 1})
+
+
+def retyped(tree: Any) -> Iterator[Any]:
+    """A tree of dictionaries and lists, with each value and key replaced in turn.
+
+    A value is replaced by one of each other type, and a text by others; a key by texts.
+    """
+    for place in _places(tree, ()):
+        for value in VALUES:
+            if value != _at(tree, place):
+                yield _with(tree, place, lambda parent, key, v=value: {key: v})
+        if place and isinstance(place[-1], str):
+            for name in ("w\0", "\ud800", "", "..", "x" * 300):
+                yield _with(
+                    tree, place, lambda parent, key, n=name: {n: parent.pop(key)}
+                )
+
+
+def retyped_json(data: bytes, most: int, rng: random.Random) -> list[bytes]:
+    """At most `most` such changes of JSON."""
+    found = [json.dumps(tree).encode() for tree in retyped(json.loads(data))]
+    return found if len(found) <= most else rng.sample(found, most)
+
+
+def _places(tree: Any, above: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    yield above
+    if isinstance(tree, dict | list):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield from _places(tree[key], (*above, key))
+
+
+def _at(tree: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        tree = tree[key]
+    return tree
+
+
+def _with(tree: Any, place: tuple[Any, ...], change: Callable[..., Any]) -> Any:
+    """A copy of a tree in which a function of a node and a key changes the node."""
+    root = {"root": copy.deepcopy(tree)}
+    *above, last = ("root", *place)
+    parent = _at(root, tuple(above))
+    for key, value in change(parent, last).items():
+        parent[key] = value
+    return root["root"]
+
+
 def check(open_source: Callable[[], eqx_ckpt.Source], place: Path) -> bool:
     """Open and read everything; return whether that was possible."""
     problem = ""
@@ -44,5 +96,5 @@ def check(open_source: Callable[[], eqx_ckpt.Source], place: Path) -> bool:
             assert np.shape(value) == record.data_shape, name
     except eqx_ckpt.CheckpointError as e:
         problem = str(e)
-    assert not problem or str(place) in problem
+    assert not problem or str(place) in problem, problem
     return not problem

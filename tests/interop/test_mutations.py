@@ -5,6 +5,7 @@ import random
 import shutil
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from jax.experimental.array_serialization import serialization
 
 from eqx_ckpt import interop
 
-from .mutations import check, mutated
+from .mutations import check, mutated, retyped, retyped_json
 
 
 ARRAYS = {
@@ -27,6 +28,10 @@ TREE = {
     "n": 3,
     "x": 2.5,
 }
+
+
+JSON_OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA", "process_0", ".zarray")
+MOST = 40
 
 
 def eqx_file(path):
@@ -96,6 +101,111 @@ def test_directories_of_orbax(tmp_path, ocdbt):
     checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=ocdbt)
     checkpointer.save(tmp_path / "orbax", TREE)
     check_files(tmp_path / "orbax", tmp_path / "broken", interop.orbax)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", ["files", "zarr3", "database"])
+def test_json_of_orbax_of_other_types(tmp_path, how):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    options = {"use_ocdbt": how == "database", "use_zarr3": how == "zarr3"}
+    tree = {"a": {"w": jnp.ones((2, 3))}, "l": [3], "key": jax.random.key(1)}
+    ocp.PyTreeCheckpointer(**options).save(tmp_path / "orbax", tree)
+    check_json(tmp_path / "orbax", tmp_path / "broken", interop.orbax)
+
+
+def test_json_of_jax_of_other_types(tmp_path, jax_directory):
+    check_json(jax_directory, tmp_path / "broken", interop.jax_arrays)
+
+
+def test_json_of_numbered_arrays_of_other_types(tmp_path):
+    pytest.importorskip("flatbuffers")
+    from jax.experimental.array_serialization import pytree_serialization
+
+    tree = {"w": jnp.ones(3), "none": None}
+    pytree_serialization.save(tree, tmp_path / "tree")
+
+    def open_directory(place):
+        return interop.jax_arrays(place, tree)
+
+    check_json(tmp_path / "tree", tmp_path / "broken", open_directory)
+
+
+def check_json(good, broken, open_directory):
+    """Each value of each file of JSON in turn."""
+    shutil.copytree(good, broken)
+    assert check(lambda: open_directory(broken), broken)
+    rng = random.Random(0)
+    count = 0
+    for file in sorted(path for path in good.rglob("*") if path.is_file()):
+        data = file.read_bytes()
+        if file.suffix != ".json" and file.name not in JSON_OF_ORBAX:
+            continue
+        place = broken / file.relative_to(good)
+        for changed in retyped_json(data, MOST, rng):
+            place.write_bytes(changed)
+            check(lambda: open_directory(broken), broken)
+            count += 1
+        place.write_bytes(data)
+    assert count >= MOST
+
+
+def test_the_header_of_safetensors_of_other_types(tmp_path):
+    path = tmp_path / "broken.safetensors"
+    safetensors_file(path)
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    for header in retyped_json(data[8:end], 1000, random.Random(0)):
+        length = len(header).to_bytes(8, "little")
+        path.write_bytes(length + header + data[end:])
+        check(lambda: interop.safetensors(path), path)
+
+
+def test_the_index_of_safetensors_of_other_types(tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors_file(path)
+    index = tmp_path / "broken.safetensors.index.json"
+    weight_map = dict.fromkeys(ARRAYS, path.name)
+    tree = {"metadata": {"total_size": 3}, "weight_map": weight_map}
+    for changed in retyped_json(json.dumps(tree).encode(), 1000, random.Random(0)):
+        index.write_bytes(changed)
+        check(lambda: interop.safetensors(index), tmp_path)
+
+
+def test_msgpack_of_other_types(tmp_path, monkeypatch):
+    library = pytest.importorskip("flax.serialization")
+    msgpack = pytest.importorskip("msgpack")
+    path = tmp_path / "broken.msgpack"
+    # Arrays of more bytes are in several pieces.
+    monkeypatch.setattr(library, "MAX_CHUNK_SIZE", 32)
+    data = library.to_bytes({"a": np.ones(3), "big": np.ones(9), "c": 1j, "n": [3]})
+
+    def packed(node):
+        """A tree in which an extension is a dictionary, as msgpack."""
+        if isinstance(node, dict) and node.keys() == {"code", "content"}:
+            code = node["code"] if node["code"] in range(128) else 1
+            return msgpack.ExtType(code, msgpack.packb(content(node["content"])))
+        if isinstance(node, dict):
+            return {key: packed(value) for key, value in node.items()}
+        return [*map(packed, node)] if isinstance(node, list) else node
+
+    def content(node):
+        return node if not isinstance(node, dict) else {k: node[k] for k in node}
+
+    def unpacked(code, data):
+        return {"code": code, "content": msgpack.unpackb(data)}
+
+    tree = msgpack.unpackb(data, ext_hook=unpacked)
+    path.write_bytes(msgpack.packb(packed(tree)))
+    assert check(lambda: interop.flax(path), path)
+    count = 0
+    for changed in retyped(tree):
+        try:
+            path.write_bytes(msgpack.packb(packed(changed)))
+        except UnicodeEncodeError:
+            continue
+        check(lambda: interop.flax(path), path)
+        count += 1
+    assert count > 500
 
 
 def check_files(good, broken, open_directory):
