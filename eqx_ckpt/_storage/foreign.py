@@ -12,6 +12,16 @@ _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
 _JAX = ("manifest.ocdbt", "pytreedef.json")
 # How `metadata.json` begins in a step of Levanter.
 _LEVANTER = re.compile(rb'\{"step": \d{1,18}, "timestamp": "')
+_NUMPY = b"\x93NUMPY"
+# Of a file, where lines of text may precede the first array of Equinox.
+_HEAD_BYTES = 2**16
+# The format of a file whose content does not say it, perhaps because it is damaged.
+SUFFIXES = {
+    ".eqx": "eqx",
+    ".msgpack": "flax",
+    ".npz": "npz",
+    ".safetensors": "safetensors",
+}
 _ARRAY = {".zarray", "zarr.json"}
 _INDEX = ".safetensors.index.json"
 _MOST_SHOWN = 5
@@ -33,7 +43,9 @@ def what_is_at(path: str) -> str:
             _file(path) if os.path.isfile(path) else _orbax(path) or _holds(path)
         )
     except (FileNotFoundError, NotADirectoryError):
-        return ""
+        # Equinox adds it.
+        file = f"{path}.eqx"
+        return f"There is {file!r}. {_file(file)}" if os.path.isfile(file) else ""
     except OSError as e:
         return f"It cannot be read: {e.strerror}."
 
@@ -82,17 +94,18 @@ def format_at(path: str) -> str:
 
 def _of_file(path: str) -> str:
     with open(path, "rb") as f:
-        head = f.read(9)
-    if head.startswith(b"\x93NUMPY"):
+        head = f.read(_HEAD_BYTES)
+    if head.startswith(_NUMPY):
         return "eqx"
     if head.startswith(b"PK"):
         return "npz"
-    is_header = head[8:] == b"{"
+    is_header = head[8:9] == b"{"
     if is_header and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
         return "safetensors"
     if path.endswith(_INDEX):
         return "safetensors"
-    return "flax" if path.endswith(".msgpack") else ""
+    of_text = "eqx" if b"\n" + _NUMPY in head else ""
+    return SUFFIXES.get(os.path.splitext(path)[1].lower(), of_text)
 
 
 def _of_folder(path: str) -> str:
@@ -156,6 +169,6 @@ def _holds(path: str) -> str:
             "newest step with a `CheckpointManager`."
         )
     for name in names:
-        if name.endswith((".eqx", ".safetensors")):
+        if name.endswith((".eqx", ".safetensors")) and os.path.isfile(f"{path}/{name}"):
             return f"It holds {name!r}. {_file(f'{path}/{name}')}"
     return ""

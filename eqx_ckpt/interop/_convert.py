@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError
 from .._format.source import Source
+from .._storage.foreign import SUFFIXES
 from .._types import PathLike, Target
 from ._copy import copy
 from ._open import check_format, open_source
@@ -18,12 +19,6 @@ from ._to_orbax import to_orbax
 from ._to_safetensors import to_safetensors
 
 
-_SUFFIXES = {
-    ".eqx": "eqx",
-    ".msgpack": "flax",
-    ".npz": "npz",
-    ".safetensors": "safetensors",
-}
 _WRITE: dict[str, Callable[..., Any]] = {
     "flax": to_flax,
     "npz": to_npz,
@@ -96,10 +91,10 @@ def convert(
 
 def _target(path: PathLike) -> str:
     suffix = os.path.splitext(os.fspath(path))[1].lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in SUFFIXES:
         raise CheckpointError(
             f"The suffix of {os.fspath(path)!r} names no format. Choose one of "
-            f"{', '.join(_SUFFIXES)}, or pass `to`: one of "
+            f"{', '.join(SUFFIXES)}, or pass `to`: one of "
             f"{', '.join(map(repr, get_args(Target)))}."
         )
-    return _SUFFIXES[suffix]
+    return SUFFIXES[suffix]

@@ -14,7 +14,7 @@ from .._storage.zarr_arrays import Place
 from .._types import PathLike, TypedPath
 from ._json import parse_object
 from ._records import array_record, corrupt, manifest_of, Named, split
-from ._zarr import ZarrSource
+from ._zarr import check_arrays, ZarrSource
 
 
 FORMAT = "directory of arrays of JAX"
@@ -98,9 +98,7 @@ def _source(
         raise CheckpointNotFoundError(f"There are no Zarr arrays in {where}.")
     damage: dict[str, str] = {}
     arrays = place.describe([*keys], damage)
-    if damage:
-        shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
-        raise corrupt(where.url(), FORMAT, f"of {len(damage)} arrays, {shown}")
+    check_arrays(damage, where, FORMAT)
     leaves: list[Named] = []
     unsaved: dict[str, str] = {}
     for key, array in arrays.items():

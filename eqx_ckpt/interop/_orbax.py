@@ -18,8 +18,15 @@ from .._storage.url import Store
 from .._storage.zarr_arrays import Place, read_zarr, ZarrArray
 from .._types import PathLike, TypedPath
 from ._json import parse_object
-from ._records import array_record, corrupt, manifest_of, Named, position_or_key
-from ._zarr import ZarrSource
+from ._records import (
+    array_record,
+    corrupt,
+    is_unicode,
+    manifest_of,
+    Named,
+    position_or_key,
+)
+from ._zarr import check_arrays, ZarrSource
 
 
 FORMAT = "checkpoint of Orbax"
@@ -91,10 +98,10 @@ def orbax(
     named = _named(place, entries)
     damage: dict[str, str] = {}
     arrays = place.describe([*named], damage)
-    if damage:
-        shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
-        raise corrupt(where, FORMAT, f"of {len(damage)} arrays, {shown}")
-    leaves, unsaved = _records(place, named, arrays)
+    check_arrays(damage, place, FORMAT)
+    # Otherwise it leaves out what is zero.
+    is_complete = metadata.get("store_array_data_equal_to_fill_value") is True
+    leaves, unsaved = _records(place, named, arrays, is_complete)
     unsaved |= {encode(e.keys): "a string" for e in entries if e.kind == "string"}
     manifest = manifest_of(
         leaves, where, unsaved=unsaved, metadata=metadata.get("custom_metadata")
@@ -103,9 +110,7 @@ def orbax(
         str(place),
         manifest,
         {encode(named[key].keys): array for key, array in arrays.items()},
-        # Otherwise it leaves out what is zero.
-        allow_missing_chunks=metadata.get("store_array_data_equal_to_fill_value")
-        is not True,
+        allow_missing_chunks=not is_complete,
     )
 
 
@@ -126,6 +131,8 @@ def _entry(entry: Any) -> _Entry:
     parts = [part["key"] for part in entry["key_metadata"]]
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(f"its keys are {str(parts)[:100]}")
+    if not is_unicode(*parts):
+        raise ValueError(f"its keys {str(parts)[:100]!a} are not Unicode")
     value = entry["value_metadata"]
     keys = tuple(map(position_or_key, parts))
     return _Entry(
@@ -154,7 +161,10 @@ def _leaves_directory(key: str) -> bool:
 
 
 def _records(
-    place: Place, named: Mapping[str, _Entry], arrays: Mapping[str, ZarrArray]
+    place: Place,
+    named: Mapping[str, _Entry],
+    arrays: Mapping[str, ZarrArray],
+    is_complete: bool,
 ) -> tuple[list[Named], dict[str, str]]:
     impls = _key_impls(place)
     leaves: list[Named] = []
@@ -177,7 +187,7 @@ def _records(
         for leaf in leaves
         if named[leaf.text].kind == "scalar" and not leaf[1].shape
     ]
-    numbers = _numbers(scalars, arrays)
+    numbers = _numbers(place, scalars, arrays, is_complete)
     return [numbers.get(leaf.text, leaf) for leaf in leaves], unsaved
 
 
@@ -221,16 +231,20 @@ def _key_impl(entry: Any) -> list[tuple[str, str]]:
 
 
 def _numbers(
-    scalars: Sequence[Named], arrays: Mapping[str, ZarrArray]
+    place: Place,
+    scalars: Sequence[Named],
+    arrays: Mapping[str, ZarrArray],
+    is_complete: bool,
 ) -> dict[str, Named]:
     """Python numbers, which Orbax keeps in arrays of their own."""
     reads = [RegionRead(leaf.text, leaf.record, ()) for leaf in scalars]
     damage: dict[str, str] = {}
-    found = read_zarr(arrays, reads, damage, allow_missing_chunks=True)
+    found = read_zarr(arrays, reads, damage, allow_missing_chunks=not is_complete)
+    check_arrays(damage, place, FORMAT)
     numbers: dict[str, Named] = {}
     for leaf, array in zip(scalars, found, strict=True):
         kind = _KINDS.get(array.dtype.kind)
-        if leaf.text in damage or kind is None:
+        if kind is None:
             continue
         value = scalar_to_text(array.item())
         record = LeafRecord(kind, path=leaf.record.path, value=value)
@@ -248,7 +262,7 @@ def _item(path: PathLike, step: int | None, item: str | None) -> PathLike:
         )
     is_item = _has(path, _METADATA)
     is_step = is_item or _has(path, _STEP_METADATA)
-    steps = {} if is_step else _steps(place, item)
+    steps = {} if is_step else _steps(place, item, step)
     if steps:
         return _item_of_step(_step(path, steps, step), item)
     if step is not None:
@@ -259,8 +273,12 @@ def _item(path: PathLike, step: int | None, item: str | None) -> PathLike:
     return _item_of_step(path, item)
 
 
-def _steps(place: Place, item: str | None) -> dict[int, str]:
-    """The folders of the steps in a run; none if `item` is in this directory."""
+def _steps(place: Place, item: str | None, step: int | None) -> dict[int, str]:
+    """The folders of the steps in a run; none if `item` is in this directory.
+
+    Old versions of Orbax do not mark steps: with a prefix, they may be items, unless
+    one is asked for as a `step`.
+    """
     files = place.files()
     if f"{item}/{_METADATA}" in files:
         return {}
@@ -268,8 +286,7 @@ def _steps(place: Place, item: str | None) -> dict[int, str]:
     for file in files:
         name, _, rest = file.partition("/")
         match = _STEP.fullmatch(name)
-        # Old versions of Orbax do not mark steps; with a prefix, it may be an item.
-        is_old = rest == _METADATA and name.isdecimal()
+        is_old = rest == _METADATA and (name.isdecimal() or step is not None)
         if match and (is_old or _IN_STEP.fullmatch(rest)):
             found[name] = match
     prefixes = sorted({match[1] or "" for match in found.values()})
@@ -303,9 +320,11 @@ def _item_of_step(path: PathLike, item: str | None) -> PathLike:
     if item is None and len(items) == 1:
         return _below(path, items[0])
     if item not in items:
+        are_steps = all(map(_STEP.fullmatch, items))
+        hint = "; if they are steps, the number of one as `step`" if are_steps else ""
         raise CheckpointError(
             f"{place} has the items {', '.join(map(repr, items))}: pass one of them as "
-            f"`item`{'' if item is None else f', and not {item!r}'}."
+            f"`item`{'' if item is None else f', and not {item!r}'}{hint}."
         )
     return _below(path, item)
 

@@ -1,6 +1,5 @@
 """What all exports share: the order of leaves, and what formats cannot hold."""
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +14,10 @@ from .._format.source import RegionRead, Source
 from .._inspect import leaves
 from .._storage.reading import opened
 from .._types import PathLike, Report
-from ._records import Unreadable
+from ._records import is_unicode, Unreadable
 
 
 _MOST_SHOWN = 20
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
 
 
@@ -45,11 +43,6 @@ def raw(array: np.ndarray) -> memoryview:
 def key_texts(record: LeafRecord) -> list[str]:
     """The keys of a leaf, as text."""
     return [str(key) for _, key in record.path]
-
-
-def is_unicode(*texts: str) -> bool:
-    """Whether texts can be encoded: Python's may have halves of surrogate pairs."""
-    return not any(map(_SURROGATE.search, texts))
 
 
 def key_problem(record: LeafRecord) -> str | None:

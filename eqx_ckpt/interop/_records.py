@@ -21,6 +21,7 @@ NARROWED = {
     "uint64": "uint32",
     "complex128": "complex64",
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _POSITION = re.compile(r"(0|[1-9]\d{0,17})\Z", re.ASCII)
 
 
@@ -39,6 +40,11 @@ def corrupt(where: object, format: str, reason: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{str(where)!r} is not a valid {format}: {reason}. Nothing was read from it."
     )
+
+
+def is_unicode(*texts: str) -> bool:
+    """Whether texts can be encoded: Python's may have halves of surrogate pairs."""
+    return not any(map(_SURROGATE.search, texts))
 
 
 def position_or_key(text: str) -> tuple[str, str | int]:

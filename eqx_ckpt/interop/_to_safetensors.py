@@ -21,7 +21,6 @@ from .._tree.transform import Transform
 from .._types import PathLike
 from ._out import (
     check_leaves,
-    is_unicode,
     key_problem,
     key_texts,
     losses,
@@ -29,6 +28,7 @@ from ._out import (
     plain_dtype,
     raw,
 )
+from ._records import is_unicode
 from ._safetensors import DTYPES, INDEX, MAX_HEADER_BYTES, read_index
 from ._transformed import transformed
 

@@ -6,8 +6,16 @@ import numpy as np
 
 from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
-from .._storage.zarr_arrays import read_zarr, ZarrArray
+from .._storage.zarr_arrays import Place, read_zarr, ZarrArray
 from .._types import Report
+from ._records import corrupt
+
+
+def check_arrays(damage: Mapping[str, str], where: Place, format: str) -> None:
+    """Raise if arrays cannot be opened: the problem with each, by its key."""
+    if damage:
+        shown = "; ".join(f"{key!r}: {why}" for key, why in [*damage.items()][:5])
+        raise corrupt(where.url(), format, f"of {len(damage)} arrays, {shown}")
 
 
 class ZarrSource(Source):

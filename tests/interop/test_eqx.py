@@ -228,3 +228,22 @@ def test_broken_files(tmp_path):
         assert str(path) in str(e.value)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
         interop.eqx(tmp_path / "b.eqx", tree)
+
+
+def test_a_file_with_hyperparameters_is_recognised(tmp_path):
+    tree = {"w": jnp.ones(3)}
+    with open(tmp_path / "model.eqx", "wb") as f:
+        f.write(b'{"width": 8}\n')
+        eqx.tree_serialise_leaves(f, tree)
+    assert_same(
+        eqx_ckpt.tree_deserialise_leaves(
+            interop.open_source(tmp_path / "model.eqx", like=tree), tree
+        ),
+        tree,
+    )
+    with pytest.raises(eqx_ckpt.CheckpointError, match="has no names"):
+        interop.open_source(tmp_path / "model.eqx")
+    interop.convert(
+        tmp_path / "model.eqx", tmp_path / "model", to="checkpoint", like=tree
+    )
+    assert eqx_ckpt.read_manifest(tmp_path / "model").metadata == '{"width": 8}\n'

@@ -1,6 +1,7 @@
 """Arrays that JAX's own serialization wrote, as Levanter uses it."""
 
 import json
+import os
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -126,3 +127,39 @@ def test_numbered_arrays_to_a_file_without_names(numbered, tmp_path):
 def test_no_arrays(tmp_path):
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no Zarr arrays"):
         interop.jax_arrays(tmp_path)
+
+
+def write_metadata(folder, driver, shape, chunk):
+    """The metadata of an array, and no chunk of it."""
+    folder.mkdir(parents=True)
+    if driver == "zarr":
+        text = {"zarr_format": 2, "shape": shape, "chunks": chunk, "dtype": "<f4"}
+        text |= {"compressor": None, "fill_value": 0, "order": "C", "filters": None}
+        (folder / ".zarray").write_text(json.dumps(text))
+        return
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    text = {"zarr_format": 3, "node_type": "array", "shape": shape, "fill_value": 0.0}
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    text |= {"data_type": "float32", "chunk_grid": grid, "codecs": codecs}
+    text |= {"chunk_key_encoding": {"name": "default"}}
+    (folder / "zarr.json").write_text(json.dumps(text))
+
+
+@pytest.mark.parametrize("chunk", [2**48, 2**20, 1])
+@pytest.mark.parametrize("driver", ["zarr", "zarr3"])
+def test_an_array_of_which_nothing_is_there(tmp_path, driver, chunk):
+    """TensorStore would end the process, as the memory is short."""
+    write_metadata(tmp_path / "w", driver, [2**48], [chunk])
+    (tmp_path / "w" / ("0" if driver == "zarr" else "c.0")).write_bytes(bytes(4096))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'w': its (chunk|shape)"):
+        interop.jax_arrays(tmp_path)
+
+
+@pytest.mark.parametrize("driver", ["zarr", "zarr3"])
+def test_a_chunk_and_an_array_that_do_not_fit_together(tmp_path, driver):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = memory // 4 * 3 // 4
+    write_metadata(tmp_path / "w", driver, [size], [size])
+    source = interop.jax_arrays(tmp_path)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="'w' cannot be read at once"):
+        list(eqx_ckpt.leaves(source))

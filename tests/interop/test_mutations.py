@@ -1,5 +1,6 @@
 """Thousands of broken files: an error that names the place, or the right shapes."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -154,7 +155,7 @@ def test_the_header_of_safetensors_of_other_types(tmp_path):
     safetensors_file(path)
     data = path.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
-    for header in retyped_json(data[8:end], 1000, random.Random(0)):
+    for header in retyped_json(data[8:end], 200, random.Random(0)):
         length = len(header).to_bytes(8, "little")
         path.write_bytes(length + header + data[end:])
         check(lambda: interop.safetensors(path), path)
@@ -166,7 +167,7 @@ def test_the_index_of_safetensors_of_other_types(tmp_path):
     index = tmp_path / "broken.safetensors.index.json"
     weight_map = dict.fromkeys(ARRAYS, path.name)
     tree = {"metadata": {"total_size": 3}, "weight_map": weight_map}
-    for changed in retyped_json(json.dumps(tree).encode(), 1000, random.Random(0)):
+    for changed in retyped_json(json.dumps(tree).encode(), 200, random.Random(0)):
         index.write_bytes(changed)
         check(lambda: interop.safetensors(index), tmp_path)
 
@@ -183,13 +184,10 @@ def test_msgpack_of_other_types(tmp_path, monkeypatch):
         """A tree in which an extension is a dictionary, as msgpack."""
         if isinstance(node, dict) and node.keys() == {"code", "content"}:
             code = node["code"] if node["code"] in range(128) else 1
-            return msgpack.ExtType(code, msgpack.packb(content(node["content"])))
+            return msgpack.ExtType(code, msgpack.packb(node["content"]))
         if isinstance(node, dict):
             return {key: packed(value) for key, value in node.items()}
         return [*map(packed, node)] if isinstance(node, list) else node
-
-    def content(node):
-        return node if not isinstance(node, dict) else {k: node[k] for k in node}
 
     def unpacked(code, data):
         return {"code": code, "content": msgpack.unpackb(data)}
@@ -197,15 +195,11 @@ def test_msgpack_of_other_types(tmp_path, monkeypatch):
     tree = msgpack.unpackb(data, ext_hook=unpacked)
     path.write_bytes(msgpack.packb(packed(tree)))
     assert check(lambda: interop.flax(path), path)
-    count = 0
-    for changed in retyped(tree):
-        try:
+    for changed in random.Random(0).sample([*retyped(tree)], 300):
+        # It has no halves of surrogate pairs.
+        with contextlib.suppress(UnicodeEncodeError):
             path.write_bytes(msgpack.packb(packed(changed)))
-        except UnicodeEncodeError:
-            continue
         check(lambda: interop.flax(path), path)
-        count += 1
-    assert count > 500
 
 
 def check_files(good, broken, open_directory):

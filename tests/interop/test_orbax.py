@@ -131,8 +131,15 @@ def test_items_of_a_step_without_a_mark(tmp_path):
         (tmp_path / name / "_CHECKPOINT_METADATA").unlink()
     found = interop.orbax(tmp_path, item="net_1")
     assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_1"]), trees["net_1"])
-    with pytest.raises(eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2'"):
+    with pytest.raises(
+        eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2': .*they are steps"
+    ):
         interop.orbax(tmp_path)
+    # They may be the steps of a run as well.
+    found = interop.orbax(tmp_path, step=2)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_2"]), trees["net_2"])
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=r"no step 3, but \[1, 2"):
+        interop.orbax(tmp_path, step=3)
 
 
 def test_a_step_or_an_item_of_an_item(saved):
@@ -185,12 +192,54 @@ def test_a_lost_chunk_is_no_zero(saved, tmp_path):
         eqx_ckpt.tree_deserialise_leaves(interop.orbax(tmp_path / "a"), TREE)
 
 
+NUMBERS = {"zero": 0, "int": 3, "float": 2.5, "flag": True, "w": jnp.arange(2000.0)}
+
+
+@pytest.mark.parametrize("use_zarr3", [False, True])
+@pytest.mark.parametrize("use_ocdbt", [False, True])
+def test_a_file_that_is_lost_is_no_zero(tmp_path, use_ocdbt, use_zarr3):
+    """Not that of a number either."""
+    good, broken = tmp_path / "a", tmp_path / "b"
+    checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    checkpointer.save(good, NUMBERS)
+    shutil.copytree(good, broken)
+    refused = 0
+    for file in [path for path in good.rglob("*") if path.is_file()]:
+        lost = broken / file.relative_to(good)
+        lost.unlink()
+        try:
+            found = eqx_ckpt.tree_deserialise_leaves(interop.orbax(broken), NUMBERS)
+            assert_same(found, NUMBERS)
+        except (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError):
+            refused += 1
+        shutil.copy(file, lost)
+    assert refused >= (4 if use_ocdbt else 10)
+
+
+def test_zeros_that_old_versions_left_out(tmp_path):
+    tree = {"zero": 0, "w": jnp.zeros(3)}
+    ocp.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "a", tree)
+    metadata = json.loads((tmp_path / "a" / "_METADATA").read_text())
+    del metadata["store_array_data_equal_to_fill_value"]
+    (tmp_path / "a" / "_METADATA").write_text(json.dumps(metadata))
+    for name in tree:
+        (tmp_path / "a" / name / "0").unlink()
+    assert_same(
+        eqx_ckpt.tree_deserialise_leaves(interop.orbax(tmp_path / "a"), tree), tree
+    )
+
+
 @pytest.mark.parametrize(
     ("file", "text", "problem"),
     [
         ("_METADATA", "{", "no JSON"),
         ("_METADATA", "{}", "its tree is not one"),
         ("_METADATA", '{"tree_metadata": {"x": 3}}', "its tree is not one"),
+        (
+            "array_metadatas/process_0",
+            '{"array_metadatas": 3}',
+            "its metadata of arrays are not those",
+        ),
         ("a.w/.zarray", "[]", "'a.w': its metadata are not those"),
         ("a.w/.zarray", "{}", "'a.w': its metadata are not those"),
         ("a.w/.zarray", None, "'a.w': there is no such array"),
@@ -208,6 +257,7 @@ def test_metadata_that_lie(saved, tmp_path, file, text, problem):
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
+        ("shape", [2**44, 4], "256.0 TiB, and 1 chunks of 48 B are there"),
         ("shape", [2**62, 2**62], "its shape is"),
         ("shape", [2**40, 2**40], "too large"),
         ("shape", [-3, 4], "its shape is"),

@@ -24,6 +24,11 @@ def orbax(folder):
 @pytest.fixture
 def place(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "model.eqx", TREE)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/last.eqx", "text"):
+        with open(tmp_path / name, "wb") as f:
+            f.write(b'{"width": 8}\n')
+            eqx.tree_serialise_leaves(f, TREE)
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
     (tmp_path / "model.safetensors").write_bytes(
         len(header).to_bytes(8, "little") + header.encode() + bytes(4)
@@ -50,6 +55,10 @@ def place(tmp_path):
             "model.eqx",
             "file of Equinox: pass `eqx_ckpt.interop.eqx\\('.*model.eqx', like\\)`",
         ),
+        ("model", "There is '.*model.eqx'. It is a file of Equinox"),
+        ("text", "file of Equinox: pass `eqx_ckpt.interop.eqx"),
+        ("runs", "holds 'last.eqx'. It is a file of Equinox"),
+        ("runs/last.eqx", "file of Equinox: pass `eqx_ckpt.interop.eqx"),
         ("model.safetensors", "file of safetensors: pass `eqx_ckpt.interop.safet"),
         ("notes.txt", "It is a file, and a checkpoint is a directory"),
         ("hub", "holds 'w.safetensors'.*file of safetensors"),
@@ -71,6 +80,15 @@ def test_what_it_is_and_what_to_do(place, name, what):
         eqx_ckpt.tree_deserialise_leaves(place / name, TREE)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
         eqx_ckpt.read_manifest(place / name)
+
+
+@pytest.mark.parametrize("name", ["eqx", "msgpack", "npz", "safetensors"])
+@pytest.mark.parametrize("data", [b"", b"\xc1", bytes(99), b"\0" * 8 + b"{" * 99])
+def test_a_file_whose_content_does_not_say_what_it_is_is_damaged(tmp_path, name, data):
+    path = tmp_path / f"a.{name}"
+    path.write_bytes(data)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=f"a.{name}' is not a va"):
+        eqx_ckpt.interop.open_source(path, like=TREE)
 
 
 def test_nothing_is_said_of_what_is_not_known(place):
