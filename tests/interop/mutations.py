@@ -39,7 +39,23 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 # One of each type, and texts that no file can have as its name, or that lead out.
-VALUES = (None, True, 0, -1, 2**63, 0.5, "w", "", "w\0", "..", "\ud800", [], [1], {}, {"w": 1})
+VALUES = (
+    None,
+    True,
+    0,
+    -1,
+    2**63,
+    0.5,
+    "w",
+    "",
+    "w\0",
+    "..",
+    "\ud800",
+    [],
+    [1],
+    {},
+    {"w": 1},
+)
 
 
 def retyped(tree: Any) -> Iterator[Any]:

@@ -138,7 +138,9 @@ def test_items_of_a_step_without_a_mark(tmp_path):
     # They may be the steps of a run as well.
     found = interop.orbax(tmp_path, step=2)
     assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_2"]), trees["net_2"])
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=r"no step 3, but \[1, 2"):
+    with pytest.raises(
+        eqx_ckpt.CheckpointNotFoundError, match=r"no step 3, but \[1, 2"
+    ):
         interop.orbax(tmp_path, step=3)
 
 
