@@ -198,6 +198,13 @@ def below(prefix: str, name: str) -> str:
     return prefix if name == ROOT else f"{prefix}/{name}"
 
 
+def from_below(prefix: str, name: str) -> str:
+    """The inverse of `below`: what the leaf is called there."""
+    if not prefix:
+        return name
+    return ROOT if name == prefix else name[len(prefix) + 1 :]
+
+
 def is_below(prefix: str, name: str) -> bool:
     return not prefix or name == prefix or name.startswith(prefix + "/")
 
@@ -269,17 +276,18 @@ def _undecorated(marker: str) -> str:
 
 @ft.lru_cache(maxsize=65536, typed=True)
 def _component(token: str | int, uncut: bool) -> str:
-    if isinstance(token, int):
-        return str(token)
     if token == "":
         return EMPTY
-    out = token if _SAFE.match(token) else "".join(map(_escape, token))
-    if _INT.match(out) or out[0] == "." or out.startswith("__") or _RESERVED.match(out):
-        out = _percent(out[0]) + out[1:]
-    if out[-1] == ".":
-        out = out[:-1] + "%2E"
-    if out.lower().endswith(".__lock"):
-        out = out[:-7] + "%2E" + out[-6:]
+    out = str(token)
+    if isinstance(token, str):
+        out = token if _SAFE.match(token) else "".join(map(_escape, token))
+        is_special = _INT.match(out) or _RESERVED.match(out)
+        if is_special or out[0] == "." or out.startswith("__"):
+            out = _percent(out[0]) + out[1:]
+        if out[-1] == ".":
+            out = out[:-1] + "%2E"
+        if out.lower().endswith(".__lock"):
+            out = out[:-7] + "%2E" + out[-6:]
     if len(out) > _MAX_COMPONENT and not uncut:
         digest = hashlib.sha256(out.encode()).hexdigest()[:32]
         out = re.sub(r"%[0-9A-F]?\Z", "", out[:167]) + "@" + digest

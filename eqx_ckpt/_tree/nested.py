@@ -22,12 +22,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 
     A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
     """
-    if not isinstance(prefix, str):
-        raise LeafMismatchError(
-            f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "
-            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
-        )
-    prefix = prefix.strip("/")
+    prefix = without_slashes(prefix)
     if not prefix:
         return prefix
     sought = prefix.rpartition("/")[0] if is_empty else prefix
@@ -39,6 +34,16 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
         f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
         f"it.{did_you_mean(nearest)}"
     )
+
+
+def without_slashes(prefix: Any) -> str:
+    """A `prefix` without slashes around it, which mean nothing."""
+    if not isinstance(prefix, str):
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "
+            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
+        )
+    return prefix.strip("/")
 
 
 def nested(

@@ -21,6 +21,7 @@ from .._format.manifest import fingerprint, Manifest
 from .._format.names import (
     below,
     check_distinct,
+    from_below,
     is_below,
     key_paths,
     Namer,
@@ -122,13 +123,13 @@ def unreturned(
         if match.status in ("missing", "abstract", "kept") and match.found == "nothing"
     ]
     used = {name for origin in derived.origins.values() for name in origin.names}
-    skip = len(derived.prefix) + 1 if derived.prefix else 0
-    left = [name[skip:] for name in derived.inputs if name not in used]
+    left = [from_below(derived.prefix, n) for n in derived.inputs if n not in used]
     nearest = similar(absent, left)
-    return {
-        name: matches[name]._replace(found=UNRETURNED, origin=nearest.get(name, ()))
-        for name in absent
-    }
+    found: dict[str, LeafMatch] = {}
+    for name in absent:
+        origin = tuple(below(derived.prefix, other) for other in nearest.get(name, ()))
+        found[name] = matches[name]._replace(found=UNRETURNED, origin=origin)
+    return found
 
 
 def _obstacle(derived: Derived, origin: Origin) -> str:
@@ -197,8 +198,8 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
 
 
 def _below(unsaved: Mapping[str, str], prefix: str) -> dict[str, str]:
-    skip = len(prefix) + 1 if prefix else 0
-    return {n[skip:]: text for n, text in unsaved.items() if is_below(prefix, n)}
+    there = {n: text for n, text in unsaved.items() if is_below(prefix, n)}
+    return {from_below(prefix, n): text for n, text in there.items()}
 
 
 def _seen(record: LeafRecord) -> Any:

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from .._errors import LeafMismatchError
 from .._format.leaves import describe_like
 from .._format.names import encode, folders, is_below, key_paths, typed
-from .._tree.nested import sortable
+from .._tree.nested import sortable, without_slashes
 from .._types import KeyPath
 
 
@@ -89,7 +89,7 @@ def optax_transform(
         state = eqx_ckpt.tree_deserialise_leaves("ckpt", like, transform=to_like)
         ```
     """
-    prefix = prefix.strip("/")
+    prefix = without_slashes(prefix)
     wanted = list(_leaves_of(like, prefix))
     chosen = dict(choose or {})
 

@@ -199,6 +199,8 @@ def test_layer_by_layer():
 
 @pytest.mark.parametrize("prefix", [None, 0, Path("model"), b"model"])
 def test_a_prefix_that_is_no_string(saved, skeleton, prefix, unchecked):
+    with pytest.raises(unchecked.LeafMismatchError, match="which is not a string"):
+        unchecked.interop.optax_transform(skeleton, prefix)
     match = "`prefix` is .*, which is not a string"
     with pytest.raises(unchecked.LeafMismatchError, match=match):
         unchecked.tree_deserialise_leaves(saved, skeleton["model"], prefix=prefix)
@@ -238,6 +240,9 @@ def test_a_prefix_that_is_not_there(saved, skeleton):
         eqx_ckpt.tree_deserialise_leaves(saved, skeleton, prefix="model/encode")
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="no leaf of that name"):
         eqx_ckpt.tree_like(saved, prefix="mode")
+    for prefix in ("model//encoder", "model/./encoder", " model", "Model"):
+        with pytest.raises(eqx_ckpt.LeafMismatchError, match="no leaf of that name"):
+            eqx_ckpt.tree_like(saved, prefix=prefix)
 
 
 def test_tree_like(saved, expected):

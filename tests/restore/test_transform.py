@@ -248,6 +248,19 @@ def test_prefix_is_of_the_checkpoint():
     assert_same(found, {"backbone": jnp.ones(2)})
 
 
+def test_a_prefix_that_is_one_leaf():
+    old = {"w": jnp.ones(2), "f": jax.nn.relu}
+    found = restored(old, jnp.zeros(2), lambda w: w, prefix="w")
+    assert_same(found, jnp.ones(2))
+    for function, status in ((jax.nn.relu, "same"), (jax.nn.gelu, "changed")):
+        how = {"transform": lambda f: f, "prefix": "f"}
+        (match,) = eqx_ckpt.match(PATH, function, **how).leaves.values()
+        assert match.status == status
+        assert "relu" in match.found
+    error = refused(old, jnp.zeros(2), lambda w: {"x": 1.0}, prefix="w")
+    assert "The checkpoint has 'w', which `transform` does not use" in error
+
+
 def test_missing_and_unexpected():
     old = {"a": jnp.ones(2), "b": jnp.ones(3)}
     like = {"x": jnp.zeros(2), "new": jnp.zeros(1)}
@@ -276,7 +289,7 @@ def test_missing_is_said_in_words_of_both_trees():
     error = refused(
         {"model": old}, like, lambda old: {"b": old["head"]}, prefix="model"
     )
-    assert "The checkpoint has 'enc/w', which" in error
+    assert "The checkpoint has 'model/enc/w', which" in error
     error = refused({"a": jnp.ones(3)}, like, lambda old: old)
     assert f"- {absent}\n" in error
     two = {"new": [jnp.zeros(3), jnp.zeros(3)]}

@@ -42,6 +42,7 @@ KEYS = PLAIN | {
     _LONG: f"{_CUT[:167]}@{hashlib.sha256(_CUT.encode()).hexdigest()[:32]}",
     10**30: str(10**30),
     -1: "-1",
+    10**200: f"1{'0' * 166}@{hashlib.sha256(b'1' + b'0' * 200).hexdigest()[:32]}",
 }
 
 
