@@ -182,13 +182,15 @@ def _restored(
     check_deadline(deadline)
     guess = ft.partial(wanted_by, request.like, request.sharding)
     joint = JointReading(source, deadline, everybody if read_once else guess)
-    try:
-        plan, arrived = read_consistently(
-            source, plan_of, None if joint.is_alone else joint.agree
-        )
-    finally:
-        joint.close()
-    return plan.filled(assembled(arrived))
+    # What is read is there, even while JAX traces the caller.
+    with jax.ensure_compile_time_eval():
+        try:
+            plan, arrived = read_consistently(
+                source, plan_of, None if joint.is_alone else joint.agree
+            )
+        finally:
+            joint.close()
+        return plan.filled(assembled(arrived))
 
 
 class _Arguments(How, total=False):

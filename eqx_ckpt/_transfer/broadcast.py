@@ -18,6 +18,7 @@ from jax.sharding import (
 from .._format.chunks import Region, region_of
 from .._format.leaves import LeafRecord
 from .._storage.buffers import empty
+from .._tree.tracing import without_mesh
 from .placement import Pieces
 
 
@@ -76,7 +77,8 @@ class Stack(NamedTuple):
                 for d, region in self._blocks()
             ],
         )
-        return _sum(self.target, self.dtype)(whole)
+        with without_mesh():
+            return _sum(self.target, self.dtype)(whole)
 
     @property
     def shard_shape(self) -> tuple[int, ...]:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from .._format.chunks import distinct_regions, Region, whole
 from .._format.leaves import dtype_from_tag, LeafRecord
+from .._tree.sharding import automatic
+from .._tree.tracing import without_mesh
 
 
 # The distinct regions to read, each with its devices.
@@ -86,32 +86,39 @@ def finished(leaf: Any, record: LeafRecord) -> Any:
 
 
 def _as_weak(array: jax.Array) -> jax.Array:
-    """The same array with a weak type, which JAX derives only from Python scalars."""
-    kind = array.dtype.kind
-    if kind not in _ZEROS:
+    """The same array with a weak type, which no function of JAX gives to an array.
+
+    But a compiled one does not look at the weak types of what it is called with.
+    """
+    home = array.sharding
+    if not home.addressable_devices:
+        # JAX computes only on meshes that include a device of this process.
         return array
-    is_placed = not isinstance(array, Tracer) and array.committed
-    home = array.sharding if is_placed else None
-    wide = array.dtype.itemsize > (8 if kind == "c" else 4)
-    # A saved NaN is not an error of a computation, so `jax_debug_nans` must not raise.
-    with jax.enable_x64(wide), jax.debug_nans(False), jax.debug_infs(False):
-        if home is None:
-            return _weak_copy(kind, None)(array)
+    device = next(iter(home.addressable_devices))
+    with (
+        without_mesh(),
+        jax.default_device(device),
+        jax.enable_x64(True),  # Its dtype may be wider than those of now.
+        # A saved NaN is not an error of a computation.
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        if not array.committed:
+            return _to_weak(array.shape, array.dtype, device)(array)
         # Some versions of JAX cannot compute in memory other than the default one.
-        device = next(iter(home.device_set))
-        default = home.with_memory_kind(device.default_memory().kind)
-        weak = _weak_copy(kind, default)(jax.device_put(array, default))
+        there = automatic(home)
+        weak = _to_weak(array.shape, array.dtype, there)(jax.device_put(array, there))
         return jax.device_put(weak, home)
 
 
-_ZEROS = {"i": 0, "f": 0.0, "c": 0j}
-
-
-@ft.cache
-def _weak_copy(
-    kind: str, sharding: Sharding | None
+# Not more, as each is a program that is kept.
+@ft.lru_cache(maxsize=256)
+def _to_weak(
+    shape: tuple[int, ...], dtype: np.dtype, on: Any
 ) -> Callable[[jax.Array], jax.Array]:
-    def copy(array: jax.Array) -> jax.Array:
-        return jnp.full(array.shape, _ZEROS[kind]).at[...].set(array)
-
-    return jax.jit(copy, out_shardings=sharding)
+    """To call with arrays on that sharding, or uncommitted ones on the default device,
+    which is `on`.
+    """
+    sharding = on if isinstance(on, Sharding) else None
+    weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    return jax.jit(lambda x: x, out_shardings=sharding).lower(weak).compile()

@@ -65,7 +65,7 @@ def becomes(
         kind=kind,
         dtype=new,
         data_type=data_type,
-        weak_type=found.weak_type and old == new,
+        weak_type=found.weak_type and kind == found.kind and old == new,
         value=None,
     )
 

@@ -171,14 +171,15 @@ def computed_on(devices: Sequence[Any] | None, places: Sequence[Place]) -> Mesh 
     return Mesh(grid, ("devices",), axis_types=_auto(grid))
 
 
-def automatic(sharding: Sharding | None) -> Sharding | None:
+def automatic(sharding: Sharding) -> Sharding:
     """The same in the default memory, on a mesh of `Auto` axes, to compute on."""
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    mesh = sharding.mesh
-    assert isinstance(mesh, Mesh)
-    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.devices))
-    return NamedSharding(mesh, sharding.spec)
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        assert isinstance(mesh, Mesh)
+        mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.devices))
+        return NamedSharding(mesh, sharding.spec)
+    device = next(iter(sharding.device_set))
+    return sharding.with_memory_kind(device.default_memory().kind)
 
 
 def _auto(devices: np.ndarray) -> tuple[AxisType, ...]:

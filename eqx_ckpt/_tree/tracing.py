@@ -1,16 +1,36 @@
 """A function of arrays as equations: what each of its outputs is computed from."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import numpy as np
+from jax.sharding import Mesh
+
+from .._errors import CheckpointError
 
 
-def without_mesh() -> AbstractContextManager[None]:
+_NO_MESH = Mesh(np.empty((), object), ())
+
+
+@contextmanager
+def without_mesh() -> Generator[None, None, None]:
     """Let no mesh of `jax.set_mesh` have a say in what is traced or computed."""
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    try:
+        cleared = jax.set_mesh(_NO_MESH)
+    except ValueError as e:
+        raise CheckpointError(
+            "A restore that computes, as for a `transform` or a weakly typed array, is "
+            "not possible inside of `jax.jit` under `jax.set_mesh`: call it outside of "
+            "one of them."
+        ) from e
+    with cleared:
+        yield
 
 
 class _Step(NamedTuple):

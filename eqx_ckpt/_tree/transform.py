@@ -166,8 +166,16 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         tree = nested(
             manifest, prefix, lambda n, r: given[n] if r.is_array else struct_of(r)
         )
-        returned.extend(_called(transform, tree, [*records]))
-        return [leaf for _, leaf in returned if isinstance(leaf, Tracer)]
+        leaves = _called(transform, tree, [*records])
+        # Tracers must not outlive the trace.
+        returned.extend(
+            (
+                path,
+                _Output(x.shape, x.dtype, x.weak_type) if isinstance(x, Tracer) else x,
+            )
+            for path, x in leaves
+        )
+        return [leaf for _, leaf in leaves if isinstance(leaf, Tracer)]
 
     # Many arrays are alike, and share one type: JAX takes long to make each.
     seen = {record[:5]: record for record in inputs.values()}
@@ -239,6 +247,14 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".") + "."
 
 
+class _Output(NamedTuple):
+    """Stands for a traced array that a `transform` returned."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+
+
 _Made = dict[str, tuple[LeafRecord, Origin | None]]
 
 
@@ -258,7 +274,7 @@ def _made(
     for path, leaf in returned:
         name, keys = name_of(path)
         try:
-            if isinstance(leaf, Tracer):
+            if isinstance(leaf, _Output):
                 record, origin = _of_output(output, leaf, traced, named_inputs)
                 output += 1
             else:
@@ -289,7 +305,7 @@ def _check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
 
 def _of_output(
     output: int,
-    leaf: Tracer,
+    leaf: _Output,
     traced: Traced,
     inputs: Sequence[tuple[str, LeafRecord]],
 ) -> tuple[LeafRecord, Origin]:
