@@ -15,7 +15,6 @@ from .._format.chunks import (
     start_of,
     whole,
 )
-from .._format.keys import key_data
 from .._format.leaves import LeafRecord
 from .._tree.plan import Write
 
@@ -67,7 +66,7 @@ def _holders(
     if isinstance(leaf, LeafRecord):
         return [(whole(record.data_shape), sorted(place_of(leaf)))]
     if record.kind == "key":
-        leaf = key_data(leaf)
+        leaf = jax.random.key_data(leaf)
     shape = record.data_shape
     indices = leaf.sharding.devices_indices_map(shape)
     return [

@@ -19,8 +19,7 @@ from .chunks import (
     whole,
 )
 from .dtypes import DATA_TYPES, SIZES, STORED, VIEWED
-from .keys import key_data, key_impl
-from .lazy import Array, DType, eqx, jax, jtu, np
+from .lazy import Array, DType, eqx, jax, jnp, jtu, np
 from .screen import in_bytes, table_html
 
 
@@ -218,9 +217,22 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
     if kind in ("numpy", "numpy_scalar"):
         return _array_record(kind, shape, dtype)
-    if impl := key_impl(dtype):
+    if impl := _key_impl(dtype):
         return LeafRecord("key", "key", shape, impl=impl)
     return LeafRecord(kind, tag_and_data_type(dtype)[0], shape)
+
+
+@ft.cache
+def _key_impl(dtype: Any) -> str | None:
+    """The PRNG implementation of a dtype of typed keys; `None` for other dtypes."""
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
+    return str(jax.random.key_impl(jnp.empty((), dtype)))
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of typed PRNG keys."""
+    return isinstance(leaf, jax.Array) and _key_impl(leaf.dtype) is not None
 
 
 def _describe_jax(leaf: "jax.Array") -> LeafRecord:
@@ -231,8 +243,9 @@ def _describe_jax(leaf: "jax.Array") -> LeafRecord:
     dtype: Any = leaf.dtype
     if isinstance(dtype, np.dtype):
         return _array_record("jax", leaf.shape, dtype, leaf)
-    impl = key_impl(dtype)
-    data = key_data(leaf)
+    impl = str(jax.random.key_impl(leaf))
+    with jax.ensure_compile_time_eval():
+        data = jax.random.key_data(leaf)
     record = _array_record("key", data.shape, data.dtype, data)
     return record._replace(dtype="key", shape=leaf.shape, impl=impl)
 
@@ -312,7 +325,7 @@ def dtype_from_tag(tag: str) -> DType:
 
 def start_transfer(leaf: Any) -> None:
     """Start to copy an array to the host, so that `shards` waits less."""
-    if not isinstance(leaf, jax.Array) or key_impl(leaf.dtype):
+    if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
         return
     devices = leaf.sharding.device_set
     if next(iter(devices)).platform == "cpu":
@@ -335,7 +348,8 @@ def shards(
     are views.
     """
     if record.kind == "key":
-        leaf = key_data(leaf)
+        with jax.ensure_compile_time_eval():
+            leaf = jax.random.key_data(leaf)
     if isinstance(leaf, Written):
         leaf = np.frombuffer(leaf, np.uint8)
     shape, dtype = record.data_shape, np.dtype(record.data_type)
@@ -365,9 +379,7 @@ def from_stored(array: Array, record: LeafRecord) -> Array:
     """The inverse of `shards` for one array: its original dtype."""
     if record.dtype == record.data_type:
         return array
-    dtype = np.dtype(record.data_type)
-    if record.kind != "key":
-        dtype = dtype_from_tag(record.dtype)
+    dtype = dtype_from_tag(record.data_type if record.kind == "key" else record.dtype)
     return array.view(dtype.newbyteorder("=")).astype(dtype, copy=False)
 
 

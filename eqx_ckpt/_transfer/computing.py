@@ -9,8 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._format.chunks import whole
-from .._format.keys import is_key, key_data
-from .._format.leaves import from_stored, SCALAR_KINDS
+from .._format.leaves import from_stored, is_key, SCALAR_KINDS
 from .._format.source import read_regions, RegionRead, Source
 from .._tree.parts import Part, parts_of, Read
 from .._tree.reads import of_type, ReadPlan
@@ -107,7 +106,7 @@ class Leaves:
             kind = "key" if read.record.kind == "key" else "numpy"
             host = read.record._replace(kind=kind, weak_type=False)
             value = self.value(read._replace(becomes=host, place=Place(None)))
-            return np.asarray(key_data(value) if is_key(value) else value)
+            return np.asarray(jax.random.key_data(value) if is_key(value) else value)
         region = RegionRead(read.name, read.record, whole(read.record.data_shape))
         heard = self._report and ft.partial(self._report, "read")
         (array,) = read_regions(self._shown, [region], heard)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._format.chunks import shape_of
-from .._format.keys import is_key, key_data
+from .._format.leaves import is_key
 from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
 from .._storage.buffers import empty
@@ -88,6 +89,6 @@ def _under(names: dict[str, str], report: Report) -> Report:
 
 def _stored(value: Any, read: RegionRead) -> np.ndarray:
     """A region of an array that `transform` closes over, as sources return regions."""
-    host = np.asarray(key_data(value) if is_key(value) else value)
+    host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
     return native.view(read.record.data_type)

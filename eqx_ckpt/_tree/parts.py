@@ -16,8 +16,7 @@ from jax.sharding import (
 
 from .._errors import LeafMismatchError
 from .._format.chunks import batches
-from .._format.keys import is_key
-from .._format.leaves import LeafRecord, tag_and_data_type
+from .._format.leaves import is_key, LeafRecord, tag_and_data_type
 from .._types import KeyPath, Spec
 from .sharding import automatic, computed_on, Place, spread
 from .tracing import Computation

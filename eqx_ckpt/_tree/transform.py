@@ -168,13 +168,7 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         )
         leaves = _called(transform, tree, [*records])
         # Tracers must not outlive the trace.
-        returned.extend(
-            (
-                path,
-                _Output(x.shape, x.dtype, x.weak_type) if isinstance(x, Tracer) else x,
-            )
-            for path, x in leaves
-        )
+        returned.extend((path, _Output.of(leaf)) for path, leaf in leaves)
         return [leaf for _, leaf in leaves if isinstance(leaf, Tracer)]
 
     # Many arrays are alike, and share one type: JAX takes long to make each.
@@ -253,6 +247,12 @@ class _Output(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        """This for a tracer; another leaf is returned as it is."""
+        is_traced = isinstance(leaf, Tracer)
+        return cls(leaf.shape, leaf.dtype, leaf.weak_type) if is_traced else leaf
 
 
 _Made = dict[str, tuple[LeafRecord, Origin | None]]

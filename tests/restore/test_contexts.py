@@ -23,12 +23,6 @@ def mesh(*types: AxisType) -> jax.sharding.Mesh:
     return jax.make_mesh((4, 2), ("a", "b"), axis_types=types)
 
 
-MESHES = {
-    "auto": (AUTO, AUTO),
-    "explicit": (EXPLICIT, EXPLICIT),
-    "mixed": (AUTO, EXPLICIT),
-}
-SPECS = [P("a"), P(), P(None, "b")]
 CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no context": contextlib.nullcontext,
     "explicit mesh": lambda: jax.set_mesh(mesh(EXPLICIT, EXPLICIT)),
@@ -42,10 +36,16 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def places() -> list[Any]:
-    found: list[Any] = [None, jax.devices()[3]]
-    found += [NamedSharding(mesh(*t), s) for t in MESHES.values() for s in SPECS]
-    pinned = NamedSharding(mesh(EXPLICIT, EXPLICIT), P("a"), memory_kind="pinned_host")
-    return [*found, pinned]
+    explicit = mesh(EXPLICIT, EXPLICIT)
+    return [
+        None,
+        NamedSharding(explicit, P("a")),
+        jax.devices()[3],
+        NamedSharding(explicit, P("a"), memory_kind="pinned_host"),
+        NamedSharding(explicit, P()),
+        NamedSharding(mesh(AUTO, AUTO), P(None, "b")),
+        NamedSharding(mesh(AUTO, EXPLICIT), P(("a", "b"))),
+    ]
 
 
 def weak(dtype: Any) -> jax.Array:
@@ -60,8 +60,10 @@ def one(x: jax.Array) -> jax.Array:
     return jnp.where(True, x, x)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("dtype", [int, float, complex])
+@pytest.mark.parametrize(
+    ("context", "dtype"),
+    [(c, float) for c in CONTEXTS] + [("x64", int), ("x64", complex)],
+)
 @pytest.mark.parametrize("is_computed", [False, True], ids=["read", "computed"])
 def test_weakly_typed_arrays_go_anywhere(context, dtype, is_computed):
     transform = (lambda old: {"x": weak(dtype)}) if is_computed else None
@@ -70,7 +72,7 @@ def test_weakly_typed_arrays_go_anywhere(context, dtype, is_computed):
         assert saved.weak_type
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": saved}, overwrite=True)
     like = jax.ShapeDtypeStruct(saved.shape, saved.dtype)
-    for place in places()[:: 5 if is_computed else 2]:
+    for place in places()[: 3 if is_computed else None]:
         with CONTEXTS[context]():
             # Computed values are checked by `jax_debug_nans`, as they should be.
             checks = jax.debug_nans(False) if is_computed else contextlib.nullcontext()
@@ -114,7 +116,7 @@ def test_a_transform_computes_for_the_place_not_for_the_context(context):
     tree = {"x": jnp.arange(64.0).reshape(8, 8)}
     eqx_ckpt.tree_serialise_leaves(PATH, tree, overwrite=True)
     like = {"x": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
-    for place in places()[::3]:
+    for place in places()[:3]:
         with CONTEXTS[context]():
             found = eqx_ckpt.tree_deserialise_leaves(
                 PATH, like, sharding=place, transform=lambda old: {"x": one(old["x"])}
@@ -149,10 +151,9 @@ TRACES: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("trace", TRACES)
-def test_concrete_trees_in_a_trace(leaf, trace):
-    tree = {"x": LEAVES[leaf]()}
+def test_concrete_trees_in_a_trace(trace):
+    tree = {name: make() for name, make in LEAVES.items()}
     found: list[Any] = []
 
     def run(x: Any) -> Any:
@@ -167,9 +168,9 @@ def test_concrete_trees_in_a_trace(leaf, trace):
     TRACES[trace](run)
     for each in found:
         assert_same(each, tree)
-        if isinstance(tree["x"], jax.Array):
-            assert each["x"].sharding == tree["x"].sharding
-            assert each["x"].committed == tree["x"].committed
+        for name in LEAVES.keys() - {"NumPy", "number"}:
+            assert each[name].sharding == tree[name].sharding
+            assert each[name].committed == tree[name].committed
 
 
 def test_computing_in_a_trace_under_a_mesh_is_refused_by_name():
@@ -200,7 +201,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "conditional": lambda old: {
         "x": jax.lax.cond(old["y"].sum() > 0, lambda: old["x"], lambda: -old["x"])
     },
-    "random": lambda old: {"x": jax.random.normal(old["key"], (4,))},
     "from elsewhere": lambda old: {"x": jnp.arange(4.0)},
 }
 
