@@ -62,6 +62,10 @@ class Manifest:
     - `layout`: how the arrays are stored there: `"zarr"`, each in a directory of its
         own name, or `"ocdbt"`, all in one database.
     - `format_version`: the version of the format, see `docs/format.md`.
+    - `separators`: for a source of another format, the characters at which it splits
+        what it has of a key path, perhaps none. A leaf of `like` that has no leaf of
+        its name there is restored from the one that it would have become. `None`: by
+        their names only.
     """
 
     leaves: Mapping[str, LeafRecord]
@@ -71,6 +75,7 @@ class Manifest:
     root: str = ""
     layout: Layout = "zarr"
     format_version: int = FORMAT_VERSION
+    separators: str | None = None
 
     @property
     def nbytes(self) -> int:

@@ -96,6 +96,18 @@ def _typed(key: Any, path: KeyPath) -> tuple[str, str | int]:
     return kind, token
 
 
+def joined(path: TypedPath, separators: str) -> tuple[str, ...]:
+    """What is left of a key path in a format that joins keys, and splits them again.
+
+    The keys become texts; those with one of the `separators` in them are split there.
+    """
+    texts = [str(key) for _, key in path]
+    if not separators:
+        return tuple(texts)
+    text = separators[0].join(texts)
+    return tuple(re.split(f"[{re.escape(separators)}]", text))
+
+
 class Namer:
     """Names the leaves of one tree; fast if many leaves are in one folder."""
 

@@ -38,6 +38,7 @@ from .parts import Part, parts_of, Read
 from .plan import named_leaves, NamedLeaf
 from .sharding import Place, place, targets_of
 from .similar import similar
+from .spelling import spelled
 from .transform import derive, Derived, described, Transform, unreturned
 from .where import chosen_by
 
@@ -146,6 +147,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     named = leaves
     if prefix:
         named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
+    if other := spelled(manifest, ((n.name, n.typed) for n in named), prefix):
+        named = [leaf._replace(name=other.get(leaf.name, leaf.name)) for leaf in named]
     chosen: Collection[int] = range(len(named))
     if request.where is not None:
         chosen = chosen_by(request.where, like, is_leaf)

@@ -19,7 +19,7 @@ from .._storage.storage import ArrayWrite
 from .._tree.compression import Compression
 from .._tree.plan import Write, WritePlan
 from .._types import Layout, PathLike
-from ._out import check_leaves
+from ._out import check_leaves, Form
 
 
 def copy(
@@ -79,7 +79,9 @@ def copy(
         if error is not None:
             raise error
         assert opened is not None
-        check_leaves(opened.manifest, "checkpoint", strict=strict, loses_metadata=False)
+        check_leaves(
+            opened.manifest, Form("checkpoint"), strict=strict, loses_metadata=False
+        )
         version = from_first(f"{call}: its version", reading.digest, deadline)
         with all_saving(path, deadline) or Alone() as group:
             if reading.digest() != version:

@@ -87,9 +87,8 @@ def flax(path: PathLike) -> FileSource:
         if leaf.record.is_array:
             starts, offsets = leaf.pieces
             extents[name] = _Pieces(file, offsets[0], starts=starts, offsets=offsets)
-    return FileSource(
-        file.path, manifest_of(leaves, file.path, unsaved=unsaved), extents
-    )
+    manifest = manifest_of(leaves, file.path, unsaved=unsaved, separators="")
+    return FileSource(file.path, manifest, extents)
 
 
 @dataclass(frozen=True, kw_only=True)

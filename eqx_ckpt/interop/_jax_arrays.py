@@ -109,7 +109,9 @@ def _source(
             unsaved[encode(keys[key])] = f"an array that {e}"
     return ZarrSource(
         str(where),
-        manifest_of(leaves, where.url(), unsaved=unsaved, metadata=metadata),
+        manifest_of(
+            leaves, where.url(), unsaved=unsaved, metadata=metadata, separators="/"
+        ),
         {encode(keys[key]): array for key, array in arrays.items()},
         allow_missing_chunks=True,
     )

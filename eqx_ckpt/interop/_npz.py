@@ -17,6 +17,7 @@ from ._records import array_record, corrupt, manifest_of, Named, split
 
 
 FORMAT = "npz file"
+SEPARATORS = "/."
 # Bytes of a local header before its name, and the most that may follow.
 _LOCAL = 30
 _PIECE = 2**20
@@ -70,7 +71,7 @@ def npz(path: PathLike) -> FileSource:
     unsaved: dict[str, str] = {}
     for member in _members(file):
         key = member.name.removesuffix(".npy")
-        keys = split(key, "/.")
+        keys = split(key, SEPARATORS)
         npy = _header(member)
         if isinstance(npy, str):
             unsaved[encode(keys)] = npy
@@ -91,9 +92,8 @@ def npz(path: PathLike) -> FileSource:
             member=member,
             first=npy.header_nbytes,
         )
-    return FileSource(
-        file.path, manifest_of(leaves, file.path, unsaved=unsaved), extents
-    )
+    manifest = manifest_of(leaves, file.path, unsaved=unsaved, separators=SEPARATORS)
+    return FileSource(file.path, manifest, extents)
 
 
 @dataclass(frozen=True)

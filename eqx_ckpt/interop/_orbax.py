@@ -104,7 +104,11 @@ def orbax(
     leaves, unsaved = _records(place, named, arrays, is_complete)
     unsaved |= {encode(e.keys): "a string" for e in entries if e.kind == "string"}
     manifest = manifest_of(
-        leaves, where, unsaved=unsaved, metadata=metadata.get("custom_metadata")
+        leaves,
+        where,
+        unsaved=unsaved,
+        metadata=metadata.get("custom_metadata"),
+        separators="",
     )
     return ZarrSource(
         str(place),

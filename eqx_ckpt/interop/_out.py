@@ -3,18 +3,19 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._errors import CheckpointError
 from .._format.leaves import dtype_from_tag, LeafRecord, SCALAR_KINDS
 from .._format.manifest import Manifest
+from .._format.names import encode
 from .._format.source import RegionRead, Source
 from .._inspect import leaves
 from .._storage.reading import opened
 from .._types import PathLike, Report
-from ._records import is_unicode, Unreadable
+from ._records import clashes, is_unicode, read_as, Unreadable
 
 
 _MOST_SHOWN = 20
@@ -45,9 +46,47 @@ def key_texts(record: LeafRecord) -> list[str]:
     return [str(key) for _, key in record.path]
 
 
-def key_problem(record: LeafRecord) -> str | None:
-    """Why the keys of a leaf cannot be in a file, if they cannot."""
-    return None if is_unicode(*key_texts(record)) else "a key that is not Unicode"
+class Form(NamedTuple):
+    """What a format has in place of names and integers.
+
+    **Attributes:**
+
+    - `words`: what to call it.
+    - `separators`: those of its source's manifest; `None` if it has names as they are,
+        or none at all.
+    - `integers`: those that it has, if not all.
+    """
+
+    words: str
+    separators: str | None = None
+    integers: range | None = None
+
+    def problem(self, record: LeafRecord) -> str | None:
+        """Why it cannot hold a leaf of these keys, or of this value, if so."""
+        if self.separators is not None and not is_unicode(*key_texts(record)):
+            return "a key that is not Unicode"
+        if self.integers is None or record.kind != "int":
+            return None
+        value = int(record.value or "", 0)
+        return None if value in self.integers else "an integer of more than 64 bits"
+
+    def lost_names(self, manifest: Manifest) -> dict[str, str]:
+        """The names of leaves with which this package would not open the file."""
+        if self.separators is None:
+            return {}
+        read = {
+            name: encode(read_as(record.path, self.separators))
+            for name, record in manifest.leaves.items()
+        }
+        return {
+            name: f"its name: as {read[name]!r} it clashes with {read[other]!r}, which "
+            f"is of {other!r}, so that this package does not open the file again"
+            for a, b in clashes(read.items())
+            for name, other in ((a, b), (b, a))
+        }
+
+
+INT64 = range(-(2**63), 2**63)
 
 
 def losses(
@@ -78,7 +117,7 @@ def losses(
 
 def check_leaves(
     manifest: Manifest,
-    format: str,
+    form: Form,
     problem_of: Callable[[str, LeafRecord], str | None] = lambda name, record: None,
     losses_of: Callable[[LeafRecord], list[str]] = lambda record: [],
     *,
@@ -92,17 +131,18 @@ def check_leaves(
     problems = {
         name: problem
         for name, record in manifest.leaves.items()
-        if (problem := problem_of(name, record))
+        if (problem := form.problem(record) or problem_of(name, record))
     }
     if problems:
         raise CheckpointError(
-            f"Nothing was written, because a {format} cannot hold these leaves:\n"
+            f"Nothing was written, because a {form.words} cannot hold these leaves:\n"
             + _lines(problems)
         )
+    names = form.lost_names(manifest)
     lost = {
         name: ", ".join(found)
         for name, record in manifest.leaves.items()
-        if (found := losses_of(record))
+        if (found := ([names[name]] if name in names else []) + losses_of(record))
     }
     for name, note in manifest.unsaved.items():
         if isinstance(note, Unreadable):
@@ -113,10 +153,10 @@ def check_leaves(
         return
     if strict:
         raise CheckpointError(
-            f"Nothing was written, because a {format} would lose:\n{_lines(lost)}\n"
+            f"Nothing was written, because a {form.words} would lose:\n{_lines(lost)}\n"
             "Pass `strict=False` to write it all the same."
         )
-    warnings.warn(f"A {format} does not keep:\n{_lines(lost)}", stacklevel=3)
+    warnings.warn(f"A {form.words} does not keep:\n{_lines(lost)}", stacklevel=3)
 
 
 def _lines(found: dict[str, str]) -> str:

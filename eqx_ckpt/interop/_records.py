@@ -1,7 +1,7 @@
 """Names and records for leaves of other formats."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import chunk_shape
 from .._format.leaves import LeafRecord, tag_and_data_type
 from .._format.manifest import check_array, Manifest
-from .._format.names import encode, folders
+from .._format.names import encode, folders, joined
 from .._types import TypedPath
 
 
@@ -54,8 +54,28 @@ def position_or_key(text: str) -> tuple[str, str | int]:
 
 def split(text: str, separators: str = ".") -> TypedPath:
     """The key path of a name such as `"layers.0.weight"`."""
-    parts = re.split(f"[{re.escape(separators)}]", text)
-    return tuple(map(position_or_key, parts))
+    return read_as((("key", text),), separators)
+
+
+def read_as(path: TypedPath, separators: str) -> TypedPath:
+    """The key path that is read where a format joins keys, and splits them again."""
+    return tuple(map(position_or_key, joined(path, separators)))
+
+
+def clashes(named: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of texts whose names are equal, or of which one is in the other."""
+    texts: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    for text, name in named:
+        if name in texts:
+            found.append((texts[name], text))
+        texts.setdefault(name, text)
+    above = folders(texts) & texts.keys()
+    for name, text in texts.items() if above else ():
+        parts = name.split("/")
+        inside_of = {"/".join(parts[:i]) for i in range(1, len(parts))} & above
+        found += [(texts[folder], text) for folder in inside_of]
+    return found
 
 
 def array_record(
@@ -87,30 +107,23 @@ def manifest_of(
     *,
     unsaved: Mapping[str, str] | None = None,
     metadata: Any = None,
+    separators: str | None = None,
 ) -> Manifest:
     """The manifest of a source; `unsaved` says what its other values are.
+
+    `separators` are as those of `Manifest`.
 
     **Raises:**
 
     - `LeafNameError`: two leaves have the same name, or one is inside the other.
     """
-    texts: dict[str, str] = {}
-    clashes: list[tuple[str, str]] = []
-    records: dict[str, LeafRecord] = {}
-    for text, record in leaves:
-        name = encode(record.path)
-        if name in texts:
-            clashes.append((texts[name], text))
-        texts[name], records[name] = text, record
-    for folder in folders(texts) & texts.keys():
-        inside = next(name for name in texts if name.startswith(folder + "/"))
-        clashes.append((texts[folder], texts[inside]))
-    if clashes:
+    records = {encode(record.path): record for _, record in leaves}
+    if found := clashes((text, encode(record.path)) for text, record in leaves):
         raise LeafNameError(
             f"{str(where)!r} has leaves whose names are equal, or inside of another "
             "one, once they are split into keys:\n"
-            + "\n".join(f"- {a!r} and {b!r}." for a, b in sorted(clashes)[:20])
+            + "\n".join(f"- {a!r} and {b!r}." for a, b in sorted(found)[:20])
             + "\nRename one of each, with the library that wrote them."
         )
     notes = {name: Unreadable(note) for name, note in (unsaved or {}).items()}
-    return Manifest(leaves=records, unsaved=notes, metadata=metadata, versions={})
+    return Manifest(records, notes, metadata, separators=separators)

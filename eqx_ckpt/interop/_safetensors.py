@@ -19,6 +19,7 @@ from ._records import array_record, corrupt, manifest_of, Named, split
 
 
 FORMAT = "safetensors file"
+SEPARATORS = "."
 # As in the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 _MAX_INDEX_BYTES = MAX_HEADER_BYTES
@@ -139,7 +140,7 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
     unsaved: dict[str, str] = {}
     for file, header in headers.items():
         for text, tensor in header.tensors.items():
-            path = split(text)
+            path = split(text, SEPARATORS)
             if tensor.dtype in _PACKED:
                 shape = ", ".join(map(str, tensor.shape))
                 unsaved[encode(path)] = f"{tensor.dtype}[{shape}] of safetensors"
@@ -150,7 +151,9 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
                 raise corrupt(place, FORMAT, f"{text[:200]!r} {e}") from None
             leaves.append(Named(text, record))
             extents[encode(path)] = Extent(file, tensor.start)
-    manifest = manifest_of(leaves, place, unsaved=unsaved, metadata=metadata)
+    manifest = manifest_of(
+        leaves, place, unsaved=unsaved, metadata=metadata, separators=SEPARATORS
+    )
     return FileSource(place, manifest, extents)
 
 

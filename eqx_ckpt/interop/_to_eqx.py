@@ -21,8 +21,9 @@ from .._like import match
 from .._storage.new_files import NewFiles
 from .._storage.url import local_path
 from .._tree.match import explain
+from .._tree.spelling import spelled
 from .._types import IsLeaf, PathLike
-from ._out import check_leaves, in_order, losses, plain_dtype
+from ._out import check_leaves, Form, in_order, INT64, losses, plain_dtype
 
 
 def to_eqx(
@@ -79,14 +80,16 @@ def to_eqx(
     if not found.ok:
         raise LeafMismatchError(explain(found))
     manifest = read_manifest(source)
-    kinds = {
-        encode(typed(key_path)): expected.kind
+    paths = {
+        encode(typed(key_path)): (typed(key_path), expected.kind)
         for key_path, leaf in key_paths(like, is_leaf)
         if (expected := describe_like(leaf)) is not None
     }
+    other = spelled(manifest, ((name, path) for name, (path, _) in paths.items()))
+    kinds = {other.get(name, name): kind for name, (_, kind) in paths.items()}
     check_leaves(
         manifest,
-        "file of Equinox",
+        Form("file of Equinox", integers=INT64),
         lambda name, record: _problem(kinds[name], record),
         ft.partial(losses, keeps_numbers=True, keeps_numpy=True, keeps_byte_order=True),
         strict=strict,
@@ -113,8 +116,6 @@ def _problem(kind: str, record: LeafRecord) -> str | None:
         return "a PRNG key"
     if record.kind == "bytes":
         return "what a `filter_spec` wrote"
-    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
-        return "an integer of more than 64 bits"
     # The file has no names of JAX's own dtypes. JAX knows bfloat16 by its size, and
     # only NumPy arrays have dtypes of other byte orders, or of times.
     dtype = _dtype(record)

@@ -16,8 +16,8 @@ from .._storage.new_files import NewFiles
 from .._types import PathLike
 from ._out import (
     check_leaves,
+    Form,
     in_order,
-    key_problem,
     key_texts,
     losses,
     plain,
@@ -80,7 +80,7 @@ def to_flax(
     manifest = read_manifest(source)
     check_leaves(
         manifest,
-        "msgpack of flax",
+        Form("msgpack of flax", "", range(-(2**63), 2**64)),
         _problem,
         lambda record: losses(record, keeps_numbers=True, keeps_numpy=True),
         strict=strict,
@@ -101,7 +101,7 @@ def _nested(manifest: Manifest) -> _Node | str:
         *folders, last = key_texts(record)
         node = tree
         for key in folders:
-            node = node.setdefault(key, {})
+            node = node.setdefault(key, {}) if isinstance(node, dict) else node
         if not isinstance(node, dict) or last in node:
             raise CheckpointError(
                 f"Nothing was written: {name!r} would take the place of another leaf."
@@ -197,11 +197,7 @@ def _extension(code: int, nbytes: int) -> bytes:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
-    if problem := key_problem(record):
-        return problem
     dtype = plain_dtype(record)
     if dtype.kind in "mM":
         return f"the dtype `{dtype}`"
-    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**64:
-        return "an integer of more than 64 bits"
     return None

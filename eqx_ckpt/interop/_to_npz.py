@@ -12,7 +12,8 @@ from .._format.source import Source
 from .._inspect import leaves, read_manifest
 from .._storage.new_files import NewFiles
 from .._types import PathLike
-from ._out import check_leaves, key_problem, key_texts, losses, plain, plain_dtype
+from ._npz import SEPARATORS
+from ._out import check_leaves, Form, INT64, key_texts, losses, plain, plain_dtype
 
 
 # Of a file in a zip archive.
@@ -72,7 +73,7 @@ def to_npz(
         )
     check_leaves(
         manifest,
-        "npz file",
+        Form("npz file", SEPARATORS, INT64),
         _problem,
         lambda record: losses(record, keeps_numbers=False, keeps_numpy=True),
         strict=strict,
@@ -94,8 +95,6 @@ def _key(record: LeafRecord) -> str:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
-    if problem := key_problem(record):
-        return problem
     if "\0" in _key(record):
         return "a key with a NUL, where a zip file cuts names"
     if len(f"{_key(record)}.npy".encode()) > _MAX_NAME:
@@ -104,6 +103,4 @@ def _problem(_: str, record: LeafRecord) -> str | None:
     # NumPy would write the size of JAX's own dtypes, without their name.
     if not is_numpys(dtype):
         return f"the dtype `{dtype}`"
-    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
-        return "an integer of more than 64 bits"
     return None

@@ -23,12 +23,13 @@ from .._storage.atomic import exchange
 from .._storage.new_files import exists_already
 from .._storage.reading import opened
 from .._storage.url import local_path
-from .._tree.nested import nested
+from .._tree.nested import nested, sortable
 from .._types import PathLike
 from ._out import (
     check_leaves,
+    Form,
     in_order,
-    key_problem,
+    INT64,
     key_texts,
     losses,
     plain_dtype,
@@ -97,7 +98,7 @@ def to_orbax(
         )
     check_leaves(
         found.manifest,
-        "checkpoint of Orbax",
+        Form("checkpoint of Orbax", "", INT64),
         _problems(found.manifest),
         _losses,
         strict=strict,
@@ -282,9 +283,7 @@ def _problem(record: LeafRecord) -> str | None:
         return "an array without elements"
     if record.kind == "complex":
         return "a Python complex number"
-    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
-        return "an integer of more than 64 bits"
-    return key_problem(record)
+    return None
 
 
 def _losses(record: LeafRecord) -> list[str]:
@@ -303,4 +302,4 @@ def _as_lists(node: Any) -> Any:
     children = {key: _as_lists(child) for key, child in node.items()}
     if children and sorted(children, key=str) == sorted(range(len(children)), key=str):
         return [children[i] for i in range(len(children))]
-    return children
+    return sortable(children)

@@ -21,7 +21,8 @@ from .._tree.transform import Transform
 from .._types import PathLike
 from ._out import (
     check_leaves,
-    key_problem,
+    Form,
+    INT64,
     key_texts,
     losses,
     plain,
@@ -29,7 +30,13 @@ from ._out import (
     raw,
 )
 from ._records import is_unicode
-from ._safetensors import DTYPES, INDEX, MAX_HEADER_BYTES, read_index
+from ._safetensors import (
+    DTYPES,
+    INDEX,
+    MAX_HEADER_BYTES,
+    read_index,
+    SEPARATORS,
+)
 from ._transformed import transformed
 
 
@@ -106,7 +113,7 @@ def to_safetensors(
     metadata = manifest.metadata if _is_strings(manifest.metadata) else None
     check_leaves(
         manifest,
-        "safetensors file",
+        Form("safetensors file", SEPARATORS, INT64),
         _problem,
         lambda record: losses(record, keeps_numbers=False, keeps_numpy=False),
         strict=strict,
@@ -158,12 +165,8 @@ def _names(manifest: Manifest) -> dict[str, str]:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
-    if problem := key_problem(record):
-        return problem
     if plain_dtype(record) not in _TAGS:
         return f"the dtype `{plain_dtype(record)}`"
-    if record.kind == "int" and not -(2**63) <= int(record.value or "", 0) < 2**63:
-        return "an integer of more than 64 bits"
     return None
 
 
