@@ -92,7 +92,7 @@ def test_any_tree_is_restored_or_its_leaves_are_named(name, tmp_path):
         pytest.importorskip("orbax.checkpoint")
     suffix, _, open_file, separators = FORMATS[name]
     rng = random.Random(name)
-    for i in range(15 if name == "orbax" else 60):
+    for i in range(15 if name == "orbax" else 40):
         tree = random_tree(rng)
         try:
             eqx_ckpt.tree_serialise_leaves(CKPT, tree, overwrite=True)
@@ -137,7 +137,8 @@ def test_the_state_of_a_model_comes_back(name, tmp_path, getkey):
     tree = jax.tree.map(lambda x: x.astype(x.dtype) if eqx.is_array(x) else x, tree)
     eqx_ckpt.tree_serialise_leaves(CKPT, tree, overwrite=True)
     suffix, write, open_file, _ = FORMATS[name]
-    write(CKPT, tmp_path / f"a{suffix}", strict=True)
+    # Others have arrays only, so that the model's `inference` is one.
+    write(CKPT, tmp_path / f"a{suffix}", strict=name in ("flax", "orbax"))
     source = open_file(tmp_path / f"a{suffix}")
     like = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, tree)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, like), tree)
