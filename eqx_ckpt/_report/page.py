@@ -10,6 +10,8 @@ from typing import Any
 _PACKAGE = __name__.rpartition(".")[0]
 _SCRIPTS = ("basics", "treemap", "table", "leaf", "steps", "main")
 # Inside of a script, these would end it, or begin a comment.
+# By which a page is recognised, near its beginning.
+GENERATOR = b'<meta name="generator" content="eqx-ckpt report">'
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 

@@ -6,10 +6,11 @@ from typing import Any
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.new_files import NewFiles
+from .._storage.replacing import Kind
 from .._types import PathLike
 from .columns import find_columns
 from .facts import facts_of
-from .page import page
+from .page import GENERATOR, page
 
 
 _TRIES = 3
@@ -21,6 +22,7 @@ def write_report(
     other: PathLike | Source | None = None,
     *,
     steps: int = 50,
+    overwrite: bool = False,
 ) -> list[str]:
     """Write a page about a checkpoint, or a run, or what two checkpoints differ in.
 
@@ -36,9 +38,10 @@ def write_report(
 
     - `source`: the directory or URL of a checkpoint, of a run, or of a
         [`eqx_ckpt.Recording`][], or a [`eqx_ckpt.Source`][].
-    - `path`: of the page, which is replaced if it exists.
+    - `path`: of the page.
     - `other`: a checkpoint to compare with `source`. A run stands for its newest step.
     - `steps`: of a run, show at most so many, evenly spread, with the newest one.
+    - `overwrite`: replace an older page; anything else is never replaced.
 
     **Returns:**
 
@@ -51,7 +54,8 @@ def write_report(
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a checkpoint is damaged.
     - [`eqx_ckpt.CheckpointError`][]: what is read is replaced again and again.
     - `ImportError`: plotly is not installed.
-    - [`eqx_ckpt.CheckpointExistsError`][]: `path` is a directory.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something exists at `path` that may not be
+        replaced, or it is inside of a checkpoint.
     - `OSError`: the page cannot be written, or the file system fails.
 
     !!! example
@@ -66,7 +70,7 @@ def write_report(
         assert shouts == ["1 leaf has NaNs or infinities"]
         ```
     """
-    return [shout["text"] for shout in written(source, path, other, steps)]
+    return [shout["text"] for shout in written(source, path, other, steps, overwrite)]
 
 
 def written(
@@ -74,12 +78,14 @@ def written(
     path: PathLike,
     other: PathLike | Source | None,
     steps: int,
+    overwrite: bool,
 ) -> list[dict[str, Any]]:
     """Write the page; returns what it shouts."""
-    plotly = _plotly()
     if steps < 1:
         raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
-    with NewFiles([path], overwrite=True) as files, files.next() as f:
+    files = NewFiles([path], _KIND, overwrite=overwrite)
+    plotly = _plotly()
+    with files, files.next() as f:
         replaced: list[str] = []
         for _ in range(_TRIES):
             columns = find_columns(source, other, steps)
@@ -95,6 +101,14 @@ def written(
         f"{', '.join(replaced)} was replaced or removed while it was read, "
         f"{_TRIES} times. Report a checkpoint that nobody overwrites or removes."
     )
+
+
+def _differs(path: str) -> str:
+    with open(path, "rb") as f:
+        return "" if GENERATOR in f.read(1024) else "It does not begin as one."
+
+
+_KIND = Kind("a report of this package", _differs)
 
 
 def _plotly() -> str:

@@ -4,6 +4,7 @@ Its objects are written below a fresh prefix. Then the manifest, which points to
 is created if none exists: the one operation that succeeds for one writer only.
 """
 
+import contextlib
 import logging
 import re
 import uuid
@@ -11,12 +12,14 @@ from types import TracebackType
 
 from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from .._format.manifest import foreign, MANIFEST
-from .._format.parse import from_bytes
+from .._format.parse import from_bytes, HEAD
+from .._format.recorded import is_state, RECORD
 from .._format.strangers import strangers
 from .._types import Checksums, Layout
 from .heartbeat import Heartbeat
 from .key_values import KeyValues
-from .storage import already_there, Attempt, Share
+from .replacing import already_there, inside
+from .storage import Attempt, Share
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -38,6 +41,7 @@ class BucketAttempt(Attempt):
         self._old = target.read_version(MANIFEST)
         if self._old.value is not None and not overwrite:
             raise already_there(str(target))
+        check_above(target, is_new=not overwrite)
         self._check_keys()
         self.root = f"@{uuid.uuid4().hex}/"
         self._place = target / self.root
@@ -158,6 +162,36 @@ class BucketShare(Share):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+
+def check_above(place: KeyValues, *, is_new: bool) -> None:
+    """Raise if a location is in a checkpoint or a recording.
+
+    A new state of a recording is in the recording.
+    """
+    path = place.spec["path"].rstrip("/")
+    key = _closest_above(place.at(""), path)
+    folder, _, file = key.rpartition("/")
+    is_recording = file == RECORD
+    if is_recording and is_new and is_state(path.removeprefix(f"{folder}/")):
+        return
+    if key:
+        what = "recording" if is_recording else "checkpoint"
+        raise inside(str(place), what, str(place.at(f"{folder}/")))
+
+
+def _closest_above(bucket: KeyValues, path: str) -> str:
+    """The key of what makes a location above a path a checkpoint or a recording."""
+    parts = path.split("/")
+    above = ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts))]
+    keys = [folder + file for folder in above[::-1] for file in (MANIFEST, RECORD)]
+    # It may be allowed to read less than the whole bucket.
+    with contextlib.suppress(OSError):
+        for key, value in zip(keys, bucket.read_all(keys), strict=True):
+            is_there = isinstance(value, bytes)
+            if is_there and (key.endswith(RECORD) or HEAD.match(value)):
+                return key
+    return ""
 
 
 def check_conditions(place: KeyValues, *, replace: bool) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
-from .bucket_attempt import check_conditions
+from .bucket_attempt import check_above, check_conditions
 from .heartbeat import clock
 from .key_values import KeyValues
 from .patience import LAST_PATIENCE
@@ -54,6 +54,7 @@ class BucketWriter(SoleWriter):
         self._lease: _Lease | None = None
 
     def acquire(self) -> None:
+        check_above(self._place, is_new=False)
         if self._conditions:
             check_conditions(self._place, replace=True)
         self._lease = _Lease(self._place, self._conditions)

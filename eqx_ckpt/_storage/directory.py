@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
-from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.strangers import strangers
 from .._types import Checksums, Layout, PathLike
@@ -31,8 +31,8 @@ from .directory_writer import DirectoryWriter
 from .files import check_case, database_problem, list_files, read_file, read_files
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import wait_for
+from .replacing import already_there, is_replacement, Kind
 from .storage import (
-    already_there,
     Attempt,
     Chunks,
     DatabaseOptions,
@@ -73,7 +73,12 @@ def locate(path: PathLike) -> Storage:
             f"A name in {folder[:300]!r} has {longest} bytes, and file systems take "
             f"{_LONGEST_NAME}. Choose another directory."
         )
-    return Directory({"driver": "file", "path": folder.rstrip("/") + "/"})
+    spec = {"driver": "file", "path": folder.rstrip("/") + "/"}
+    name = os.path.expanduser(text).rstrip("/")
+    if os.path.islink(name):
+        above, name = os.path.split(name)
+        return Directory(spec, os.path.join(os.path.realpath(above), name))
+    return Directory(spec)
 
 
 def _remote(path: PathLike, url: str) -> Storage:
@@ -96,9 +101,15 @@ def _remote(path: PathLike, url: str) -> Storage:
 
 @dataclass(frozen=True, eq=False)
 class Directory(Storage):
-    """A directory of a file system, or a path where one may be created."""
+    """A directory of a file system, or a path where one may be created.
+
+    **Attributes:**
+
+    - `link`: the symbolic link that leads to it, if its path ends in one.
+    """
 
     spec: KvSpec
+    link: str = ""
     always_fits = 2000
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkFiles,
@@ -145,7 +156,9 @@ class Directory(Storage):
         self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
     ) -> Attempt:
         target = self.spec["path"].rstrip("/") or "/"
-        _is_replacement(target, overwrite)
+        if self.link and os.path.isdir(target) and os.listdir(target):
+            target = self.link
+        is_replacement(target, CHECKPOINT, overwrite=overwrite)
         above = os.path.dirname(target)
         os.makedirs(above, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -214,7 +227,7 @@ class _DirectoryAttempt(Attempt):
         with open(f"{self.temporary}/{MANIFEST}", "xb") as f:
             f.write(manifest)
         flush(self.parent, self.temporary)
-        replaced = _is_replacement(self.target, self.overwrite)
+        replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
         # From here on the directory may be the target, or what the target was. Only a
         # failed rename says that it is still ours to delete.
         self.is_ours = False
@@ -288,31 +301,17 @@ class _DirectoryShare(Share):
         os.close(self.fd)
 
 
-def _is_replacement(target: str, overwrite: bool) -> bool:
-    """Whether a checkpoint is replaced; raise if that is not allowed or not safe."""
+def _differs(target: str) -> str:
+    """Why a directory is not a checkpoint and nothing else, or `""`."""
     try:
-        with os.scandir(target) as entries:
-            if not any(entries):
-                return False
-    except FileNotFoundError:
-        return False
-    except NotADirectoryError:
-        if not os.path.lexists(target):
-            raise
-        raise CheckpointExistsError(
-            f"{target} is a file. Nothing was saved; choose another path."
-        ) from None
-    if not overwrite:
-        raise already_there(repr(target))
-    data = read_file(target + "/", MANIFEST)
+        data = read_file(target + "/", MANIFEST)
+    except CorruptCheckpointError as e:
+        return f"Its {e}."
     foreign = strangers(list_files(target), data, repr(target), on_disk=True)
-    if foreign:
-        raise CheckpointExistsError(
-            f"{target} holds files that are not of a checkpoint, such as "
-            f"{foreign[0]!r}, and `overwrite=True` replaces only checkpoints. "
-            "Nothing was saved; move them away, or choose another path."
-        )
-    return True
+    return f"It holds {foreign[0]!r}." if foreign else ""
+
+
+CHECKPOINT = Kind("a checkpoint", _differs, is_folder=True)
 
 
 def remove(checkpoints: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from .._errors import CheckpointExistsError
 from .chunk_files import write_file
 from .files import check_case, read_file
+from .replacing import check_above
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
 
@@ -26,6 +27,7 @@ class DirectoryWriter(SoleWriter):
         self._lock = self._directory = -1
 
     def acquire(self) -> None:
+        check_above(self._root.rstrip("/"), is_new=False)
         try:
             os.makedirs(self._root, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -60,7 +62,10 @@ class DirectoryWriter(SoleWriter):
         self._lock = self._directory = -1
 
     def strangers(self) -> list[str]:
-        names = sorted(os.listdir(self._root))
+        try:
+            names = sorted(os.listdir(self._root))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         return [n for n in names if n != WRITER_LOCK and not n.endswith(_TEMPORARY)]
 
     def read(self, key: str) -> bytes | None:

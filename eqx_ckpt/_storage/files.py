@@ -91,8 +91,9 @@ def list_files(path: str) -> list[str]:
     """All files below a directory, relative to it."""
     return [
         os.path.relpath(f"{folder}/{name}", path)
-        for folder, _, names in os.walk(path)
-        for name in names
+        for folder, folders, names in os.walk(path)
+        # A link to a directory is not walked into.
+        for name in (*names, *(f for f in folders if os.path.islink(f"{folder}/{f}")))
     ]
 
 

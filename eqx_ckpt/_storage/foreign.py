@@ -3,9 +3,7 @@
 import os
 import re
 
-from .._format.manifest import MANIFEST
-from .._format.parse import HEAD, HEAD_BYTES
-from .._format.recorded import RECORD
+from .replacing import has_manifest, whole_above
 
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
@@ -56,7 +54,7 @@ def instead_of_a_run(path: str) -> str:
         return "It is a file, and a run is a directory."
     if not os.path.isdir(path):
         return ""
-    if _is_ours(path):
+    if has_manifest(path):
         return ONE_CHECKPOINT
     try:
         return _around(path) or _orbax(path)
@@ -64,26 +62,16 @@ def instead_of_a_run(path: str) -> str:
         return ""
 
 
-def _is_ours(directory: str) -> bool:
-    try:
-        with open(f"{directory}/{MANIFEST}", "rb") as f:
-            return HEAD.match(f.read(HEAD_BYTES)) is not None
-    except OSError:
-        return False
-
-
 def _around(path: str) -> str:
     """A sentence, if the path is inside a checkpoint."""
-    parent, name = os.path.split(path)
-    while name:
-        if _is_ours(parent):
-            inside = os.path.relpath(path, parent)
-            part = os.path.dirname(inside) if os.path.isfile(path) else inside
-            prefix = f" and `prefix={part!r}`" if part else ""
-            return f"It is inside of the checkpoint {parent!r}: pass that{prefix}."
-        if os.path.isfile(f"{parent}/{RECORD}") and not _is_ours(path):
-            return f"It is inside of the recording {parent!r}: pass that."
-        parent, name = os.path.split(parent)
+    what, above = whole_above(path)
+    if what == "checkpoint":
+        inside = os.path.relpath(path, above)
+        part = os.path.dirname(inside) if os.path.isfile(path) else inside
+        prefix = f" and `prefix={part!r}`" if part else ""
+        return f"It is inside of the checkpoint {above!r}: pass that{prefix}."
+    if what == "recording" and not has_manifest(path):
+        return f"It is inside of the recording {above!r}: pass that."
     return ""
 
 
@@ -160,7 +148,7 @@ def _orbax(path: str) -> str:
 
 def _holds(path: str) -> str:
     names = sorted(os.listdir(path))
-    steps = [name for name in names if _is_ours(f"{path}/{name}")]
+    steps = [name for name in names if has_manifest(f"{path}/{name}")]
     if steps:
         more = ", ..." if len(steps) > _MOST_SHOWN else ""
         shown = ", ".join(map(repr, steps[:_MOST_SHOWN])) + more

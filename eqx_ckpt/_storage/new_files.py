@@ -3,11 +3,12 @@
 import contextlib
 import os
 import uuid
+import zipfile
 from collections.abc import Generator, Sequence
 from typing import BinaryIO
 
-from .._errors import CheckpointExistsError
 from .._types import PathLike
+from .replacing import already_there, is_replacement, Kind
 from .url import local_path
 
 
@@ -21,23 +22,22 @@ class NewFiles:
     def __init__(
         self,
         paths: Sequence[PathLike],
+        kind: Kind,
         *,
         overwrite: bool,
         replaces: Sequence[str] = (),
     ) -> None:
         self.paths = [local_path(path) for path in paths]
         self._replaces = replaces
+        self._kind = kind
         self._overwrite = overwrite
         self._temporary: list[str] = []
         self._folders: list[str] = []
-        for path in (*self.paths, *replaces):
-            if os.path.isdir(path):
-                raise CheckpointExistsError(
-                    f"{path!r} is a directory, and a file is to be written. Choose "
-                    "another path."
-                )
-            if os.path.lexists(path) and not overwrite:
-                raise exists_already(path)
+        self._check()
+
+    def _check(self) -> None:
+        for path in (*self.paths, *self._replaces):
+            is_replacement(path, self._kind, overwrite=self._overwrite)
 
     def __enter__(self) -> "NewFiles":
         return self
@@ -45,6 +45,7 @@ class NewFiles:
     def __exit__(self, error: object, *_: object) -> None:
         try:
             if error is None:
+                self._check()
                 for temporary, path in zip(self._temporary, self.paths, strict=True):
                     self._commit(temporary, path)
                 for path in self._replaces:
@@ -84,7 +85,7 @@ class NewFiles:
                 # Unlike a rename, a link never takes the place of a file.
                 os.link(temporary, path)
             except FileExistsError:
-                raise exists_already(path) from None
+                raise already_there(repr(path)) from None
             os.unlink(temporary)
         fd = os.open(os.path.dirname(path), os.O_RDONLY)
         try:
@@ -98,7 +99,14 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def exists_already(path: str) -> CheckpointExistsError:
-    return CheckpointExistsError(
-        f"{path!r} exists already. Choose another path, or pass `overwrite=True`."
-    )
+def _differs(path: str) -> str:
+    """Why a file is not an archive of NumPy, or `""`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            others = [n for n in archive.namelist() if not n.endswith(".npy")]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return "It is not a zip file."
+    return f"It has {others[0]!r}." if others else ""
+
+
+NPZ = Kind("an npz file", _differs)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
-from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.chunks import Region
 from .._format.lazy import Array
 from .._format.leaves import LeafRecord
@@ -369,14 +369,6 @@ def has_a_writer(where: str) -> CheckpointError:
     return CheckpointError(
         "The recording is written by another process, or by another `Recording`: "
         f"{where}. Wait for it to close, or choose another path."
-    )
-
-
-def already_there(target: str) -> CheckpointExistsError:
-    return CheckpointExistsError(
-        f"{target} exists already. Nothing was saved, and it was left as it is: choose "
-        "another path or step, or remove it; `tree_serialise_leaves` replaces a "
-        "checkpoint with `overwrite=True`."
     )
 
 

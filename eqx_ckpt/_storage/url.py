@@ -30,6 +30,8 @@ def censored(text: str) -> str:
 def local_path(path: PathLike) -> str:
     """The absolute path of a file or directory of another format; raise for a URL."""
     text = os.fspath(path)
+    if not text:
+        raise CheckpointError("'' is not a path. Pass that of a file or a directory.")
     if URL.match(text):
         raise CheckpointError(
             f"{censored(text)!r} is a URL, and this format is read from and written to "

@@ -29,7 +29,9 @@ _Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run
 _Source = Annotated[
     str, typer.Argument(metavar="SRC", help="A checkpoint, or a file of a library.")
 ]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what exists.")]
+_Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the same format.")
+]
 _Prefix = Annotated[
     str, typer.Argument(metavar="[PREFIX]", help="Only what is below this name.")
 ]
@@ -194,12 +196,16 @@ def report(
     steps: Annotated[
         int, typer.Option(min=1, help="Of a run, show at most so many, evenly spread.")
     ] = 50,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an older page.")
+    ] = False,
 ) -> None:
     """Write an HTML page to look at. The status is 1 if it has something to shout.
 
     Example: eqx-ckpt report runs/a -o report.html
     """
-    _finish(_report.report(path, other, output, steps))
+    how = {"steps": steps, "overwrite": overwrite}
+    _finish(_report.report(path, other, output, how))
 
 
 @app.command()

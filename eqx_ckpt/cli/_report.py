@@ -1,5 +1,7 @@
 """The command that writes a page."""
 
+from typing import Any
+
 import eqx_ckpt
 
 from .._report.write import written
@@ -9,11 +11,11 @@ from ._output import printable, say
 from ._sources import path_or_source
 
 
-def report(path: str, other: str | None, output: str, steps: int) -> int:
+def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> int:
     source = _found(path)
     compared = None if other is None else _found(other)
     try:
-        shouts = written(source, output, compared, steps)
+        shouts = written(source, output, compared, **how)
     except ImportError as e:
         raise eqx_ckpt.CheckpointError(str(e)) from None
     for shout in shouts:

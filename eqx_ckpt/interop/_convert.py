@@ -49,7 +49,7 @@ def convert(
         target has no names, such as a file of Equinox.
     - `strict`: raise, instead of warning once, if the format does not keep something,
         such as metadata or shardings. A checkpoint keeps all that can be read.
-    - `overwrite`: replace what exists.
+    - `overwrite`: replace what exists, if it is of the same format.
 
     **Returns:**
 

@@ -1,6 +1,7 @@
 """Writing files that `equinox.tree_deserialise_leaves` reads."""
 
 import functools as ft
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,12 @@ from .._format.source import Source
 from .._inspect import read_manifest
 from .._like import match
 from .._storage.new_files import NewFiles
+from .._storage.replacing import Kind
 from .._storage.url import local_path
 from .._tree.match import explain
 from .._tree.spelling import spelled
 from .._types import IsLeaf, PathLike
+from ._npy import read_npy
 from ._out import check_leaves, Form, in_order, INT64, losses, plain_dtype
 
 
@@ -48,7 +51,7 @@ def to_eqx(
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
         types and metadata are left out.
-    - `overwrite`: replace a file that exists.
+    - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**
 
@@ -96,11 +99,34 @@ def to_eqx(
     )
     values = in_order(source, [*kinds])
     place = Path(local_path(path))
-    place = place if place.suffix else place.with_suffix(".eqx")
-    with NewFiles([place], overwrite=overwrite) as new, new.next() as f:
+    # Such as `.`, to whose own name no suffix is added.
+    is_folder = os.path.basename(os.fspath(path)) in ("", ".", "..")
+    if not (is_folder or place.suffix):
+        place = place.with_suffix(".eqx")
+    with NewFiles([place], _KIND, overwrite=overwrite) as new, new.next() as f:
         for _, record, value in values:
             np.save(f, np.asarray(value, _dtype(record), order="C"), allow_pickle=False)
     return Path(new.paths[0])
+
+
+def _differs(path: str) -> str:
+    """Why a file is not of Equinox, which writes one `.npy` after the other, or `""`.
+
+    One that is called `.npy` is of NumPy.
+    """
+    if path.endswith(".npy"):
+        return "Its name is that of an array of NumPy."
+    with open(path, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        try:
+            while f.tell() < size:
+                f.seek(read_npy(f.read).nbytes, os.SEEK_CUR)
+        except (ValueError, NotImplementedError) as e:
+            return f"In it, {e}."
+        return "" if f.tell() == size else "It is cut."
+
+
+_KIND = Kind("a file of Equinox", _differs)
 
 
 def _dtype(record: LeafRecord) -> np.dtype:

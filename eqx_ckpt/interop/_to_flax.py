@@ -13,7 +13,9 @@ from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspect import read_manifest
 from .._storage.new_files import NewFiles
+from .._storage.replacing import Kind, opened_by
 from .._types import PathLike
+from ._flax import flax
 from ._out import (
     check_leaves,
     Form,
@@ -52,7 +54,7 @@ def to_flax(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, all arrays become NumPy's, and shardings, weak types and metadata
         are left out.
-    - `overwrite`: replace a file that exists.
+    - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**
 
@@ -87,9 +89,20 @@ def to_flax(
     )
     tree = _nested(manifest)
     values = in_order(source, list(_names(tree)))
-    with NewFiles([path], overwrite=overwrite) as new, new.next() as f:
+    with NewFiles([path], _KIND, overwrite=overwrite) as new, new.next() as f:
         _write(f, tree, values)
     return Path(new.paths[0])
+
+
+def _read(path: str) -> None:
+    with open(path, "rb") as f:
+        # A text could be a small number.
+        if f.read(1).isascii():
+            raise CheckpointError("It does not begin as msgpack of flax.")
+    flax(path)
+
+
+_KIND = Kind("msgpack of flax", opened_by(_read))
 
 
 def _nested(manifest: Manifest) -> _Node | str:

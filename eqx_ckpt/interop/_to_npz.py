@@ -10,7 +10,7 @@ from .._format.dtypes import is_numpys
 from .._format.leaves import LeafRecord
 from .._format.source import Source
 from .._inspect import leaves, read_manifest
-from .._storage.new_files import NewFiles
+from .._storage.new_files import NewFiles, NPZ
 from .._types import PathLike
 from ._npz import SEPARATORS
 from ._out import check_leaves, Form, INT64, key_texts, losses, plain, plain_dtype
@@ -39,7 +39,7 @@ def to_npz(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and JAX's arrays become NumPy arrays, and shardings,
         weak types and metadata are left out.
-    - `overwrite`: replace a file that exists.
+    - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**
 
@@ -79,7 +79,7 @@ def to_npz(
         strict=strict,
     )
     with (
-        NewFiles([path], overwrite=overwrite) as new,
+        NewFiles([path], NPZ, overwrite=overwrite) as new,
         new.next() as f,
         zipfile.ZipFile(f, "w") as archive,
     ):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import errno
-import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Generator, Sequence
@@ -20,8 +20,9 @@ from .._format.manifest import Manifest
 from .._format.parse import scalar_from_text
 from .._format.source import Source
 from .._storage.atomic import exchange
-from .._storage.new_files import exists_already
+from .._storage.files import list_files
 from .._storage.reading import opened
+from .._storage.replacing import already_there, is_replacement, Kind
 from .._storage.url import local_path
 from .._tree.nested import nested, sortable
 from .._types import PathLike
@@ -33,6 +34,14 @@ from ._out import (
     key_texts,
     losses,
     plain_dtype,
+)
+
+
+# What it writes for a PyTree whose arrays are in one database.
+_OF_ORBAX = re.compile(
+    r"_CHECKPOINT_METADATA|_METADATA|_sharding|_strings\.json|commit_success\.txt"
+    r"|descriptor/.*|array_metadatas/process_\d+"
+    r"|(ocdbt\.process_\d+/)?(manifest\.ocdbt|d/[0-9a-f]{32})"
 )
 
 
@@ -54,7 +63,8 @@ def to_orbax(
     - `path`: the directory.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
         types and metadata are left out, and NumPy scalars become arrays.
-    - `overwrite`: replace what exists, in one step; needs Linux.
+    - `overwrite`: replace what Orbax has saved there, in one step, and nothing else;
+        needs Linux.
 
     **Returns:**
 
@@ -103,14 +113,25 @@ def to_orbax(
         _losses,
         strict=strict,
     )
-    if os.path.lexists(place) and not overwrite:
-        raise exists_already(str(place))
+    is_replacement(str(place), _KIND, overwrite=overwrite)
     tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
     with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
             checkpointer.save(new, args=ocp.args.PyTreeSave(tree))
     return place
+
+
+def _differs(path: str) -> str:
+    """Why a directory is not what Orbax writes for one PyTree, or `""`."""
+    files = list_files(path)
+    others = [file for file in files if not _OF_ORBAX.fullmatch(file)]
+    if others:
+        return f"It holds {others[0]!r}."
+    return "" if "_METADATA" in files else "It has no `_METADATA`."
+
+
+_KIND = Kind("a checkpoint of Orbax", _differs, is_folder=True)
 
 
 @contextlib.contextmanager
@@ -127,8 +148,8 @@ def _beside(place: Path, *, overwrite: bool) -> Generator[Path, None, None]:
 
 
 def _move(new: Path, place: Path, *, overwrite: bool) -> None:
-    """Move a directory to `place`; with `overwrite`, exchange it with what is there."""
-    if overwrite and os.path.lexists(place):
+    """Move a directory to `place`, or exchange it with what it replaces."""
+    if is_replacement(str(place), _KIND, overwrite=overwrite):
         exchange(str(new), str(place))
         return
     try:
@@ -136,7 +157,7 @@ def _move(new: Path, place: Path, *, overwrite: bool) -> None:
         new.rename(place)
     except OSError as e:
         if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise exists_already(str(place)) from None
+            raise already_there(repr(str(place))) from None
         raise
 
 

@@ -16,9 +16,11 @@ from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspect import leaves
 from .._storage.new_files import NewFiles
+from .._storage.replacing import is_replacement, Kind, opened_by
 from .._storage.url import local_path
 from .._tree.transform import Transform
 from .._types import PathLike
+from ._files import File
 from ._out import (
     check_leaves,
     Form,
@@ -34,6 +36,7 @@ from ._safetensors import (
     DTYPES,
     INDEX,
     MAX_HEADER_BYTES,
+    read_header,
     read_index,
     SEPARATORS,
 )
@@ -73,7 +76,7 @@ def to_safetensors(
         their data, Python numbers and NumPy arrays become arrays like all others, and
         shardings, weak types and metadata other than a dictionary of strings are left
         out.
-    - `overwrite`: whether files that exist may be replaced. What was written to the
+    - `overwrite`: replace existing files of safetensors. What was written to the
         same `path` in another number of files is removed.
 
     **Returns:**
@@ -107,6 +110,8 @@ def to_safetensors(
         raise CheckpointError(
             f"`max_shard_bytes` is {max_shard_bytes!r}. Pass an integer of at least 1."
         )
+    place = Path(local_path(path))
+    is_replacement(str(place), _KIND, overwrite=overwrite)
     source = transformed(source, transform)
     manifest = source.manifest
     names = _names(manifest)
@@ -119,7 +124,6 @@ def to_safetensors(
         strict=strict,
         loses_metadata=metadata is None,
     )
-    place = Path(local_path(path))
     shards = _shards(manifest, max_shard_bytes)
     paths = [place]
     if len(shards) > 1:
@@ -128,7 +132,7 @@ def to_safetensors(
         paths = [place.with_name(name) for name in numbered]
         paths.append(place.with_name(place.name + INDEX))
     stale = [str(file) for file in _written_before(place) if file not in paths]
-    with NewFiles(paths, overwrite=overwrite, replaces=stale) as new:
+    with NewFiles(paths, _KIND, overwrite=overwrite, replaces=stale) as new:
         values = leaves(source)
         for shard in shards:
             with new.next() as f:
@@ -139,6 +143,16 @@ def to_safetensors(
             with new.next() as f:
                 f.write(_index(shards, names, paths, manifest))
     return Path(new.paths[-1])
+
+
+def _read(path: str) -> None:
+    if path.endswith(INDEX):
+        read_index(Path(path))
+    else:
+        read_header(File(path))
+
+
+_KIND = Kind("a safetensors file", opened_by(_read))
 
 
 def _is_strings(metadata: Any) -> bool:

@@ -1,7 +1,6 @@
 """Write committed samples to files of other formats, in bounded memory."""
 
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ from .._errors import CheckpointError
 from .._format.dtypes import is_numpys
 from .._format.leaves import dtype_from_tag, from_stored
 from .._format.recorded import dimension_names, Leaf, Record
-from .._storage.new_files import NewFiles
+from .._storage.new_files import NewFiles, NPZ
 from .._storage.recorded import memory, Recorded
+from .._storage.replacing import Kind
+from .._storage.url import local_path
 from .._types import PathLike
 
 
@@ -57,9 +58,9 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
     """Write one `.npz` archive per chain."""
     record = recorded.record
     _check_dtypes(record.leaves, "npz file", is_numpys)
-    folder = os.fspath(directory)
+    folder = local_path(directory)
     paths = [f"{folder}/chain_{chain}.npz" for chain in range(len(record.draws))]
-    with NewFiles(paths, overwrite=overwrite) as new:
+    with NewFiles(paths, NPZ, overwrite=overwrite) as new:
         for chain, draws in enumerate(record.draws):
             with new.next() as f, zipfile.ZipFile(f, "w") as archive:
                 for leaf in record.leaves:
@@ -74,6 +75,14 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
                         for _, rows in _parts(recorded, leaf, chain):
                             member.write(memory(rows))
     return [Path(path) for path in new.paths]
+
+
+def _differs(path: str) -> str:
+    with open(path, "rb") as f:
+        return "" if f.read(8) == b"\x89HDF\r\n\x1a\n" else "It does not begin as one."
+
+
+_HDF5 = Kind("an HDF5 file", _differs)
 
 
 def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
@@ -97,7 +106,7 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
 
     _check_dtypes(record.leaves, "HDF5 file", fits)
     with (
-        NewFiles([path], overwrite=overwrite) as new,
+        NewFiles([path], _HDF5, overwrite=overwrite) as new,
         new.next() as f,
         h5py.File(f.name, "w") as file,
     ):

@@ -97,6 +97,7 @@ class Log:
 
     def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
         """Acquire the recording, and delete what was written after the last commit."""
+        self._found()  # Before there is a lock.
         self._files.acquire()
         self._files.check([leaf.name for leaf in wanted.leaves])
         self.record = self._found_or_new(wanted, differs)
@@ -124,22 +125,27 @@ class Log:
     def _found_or_new(
         self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
     ) -> Record:
-        data = self._files.read(RECORD)
+        data = self._found()
         if data is not None:
             found = from_bytes(data, self.where)
             check_same(found, wanted, self.where, differs)
             found = dataclasses.replace(found, writer=uuid.uuid4().hex)
             self._files.take_over(RECORD, found.to_commit())
             return found
-        strangers = self._files.strangers()
+        self._files.commit(RECORD, wanted.to_commit())
+        return wanted
+
+    def _found(self) -> bytes | None:
+        """The record; raise if there is none, and something else is there."""
+        data = self._files.read(RECORD)
+        strangers = self._files.strangers() if data is None else []
         if strangers:
             explanation = self.base.explain()
             raise CheckpointExistsError(
                 f"{self.where} holds {strangers[0]!r}, and is not a recording."
                 f"{explanation and ' '}{explanation} Choose another path."
             )
-        self._files.commit(RECORD, wanted.to_commit())
-        return wanted
+        return data
 
     def _go_on(self) -> list[list[Column]]:
         record = self.record

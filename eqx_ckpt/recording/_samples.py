@@ -145,7 +145,7 @@ class Samples:
         **Arguments:**
 
         - `directory`: the directory to write to.
-        - `overwrite`: whether to replace existing files.
+        - `overwrite`: whether to replace existing npz files.
 
         **Returns:**
 
@@ -172,7 +172,7 @@ class Samples:
         **Arguments:**
 
         - `path`: the file to write.
-        - `overwrite`: whether to replace an existing file.
+        - `overwrite`: whether to replace an existing HDF5 file.
 
         **Returns:**
 

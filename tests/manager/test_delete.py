@@ -149,3 +149,18 @@ def test_of_a_link_only_the_link_is_removed(linked, caplog):
     assert os.listdir(run) == ["000003"]
     eqx_ckpt.verify(elsewhere)
     assert "delete it by hand" not in caplog.text
+
+
+def test_a_damaged_link_is_replaced_and_not_what_it_leads_to(linked):
+    run, elsewhere = linked
+    (run / "000007").symlink_to("../elsewhere")
+    (elsewhere / "w" / "c.0").write_bytes(b"damaged")
+    before = {f: f.read_bytes() for f in elsewhere.rglob("*") if f.is_file()}
+    with CheckpointManager(run) as manager:
+        with pytest.warns(match="7"):
+            assert manager.restore(TREE, on_damage="fallback")["step"] == 1
+        manager.save(7, TREE | {"step": 7})
+    assert not (run / "000007").is_symlink()
+    assert CheckpointManager(run).restore(TREE)["step"] == 7
+    assert {f: f.read_bytes() for f in elsewhere.rglob("*") if f.is_file()} == before
+    assert sorted(os.listdir(run)) == ["000000", "000001", "000002", "000007"]

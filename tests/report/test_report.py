@@ -29,7 +29,7 @@ def report(tmp_path):
     def report(*arguments, **keywords):
         page = tmp_path / "out/a page.html"
         source, *other = arguments
-        shouts = eqx_ckpt.write_report(source, page, *other, **keywords)
+        shouts = eqx_ckpt.write_report(source, page, *other, overwrite=True, **keywords)
         found = facts(page)
         assert shouts == [shout["text"] for shout in found["shouts"]]
         return shouts, found, {leaf["name"]: leaf for leaf in found["leaves"]}
@@ -366,6 +366,11 @@ def test_nothing_is_written_without_a_page(run, tmp_path):
     assert not (tmp_path / "pages").exists()
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="another path"):
         eqx_ckpt.write_report(run, tmp_path)
+    (tmp_path / "weights").write_bytes(b"mine")
+    for overwrite in (False, True):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="weights"):
+            eqx_ckpt.write_report(run, tmp_path / "weights", overwrite=overwrite)
+    assert (tmp_path / "weights").read_bytes() == b"mine"
     with pytest.raises(eqx_ckpt.CheckpointError, match="at least one step"):
         eqx_ckpt.write_report(run, tmp_path / "page.html", steps=0)
 
@@ -377,14 +382,18 @@ def test_the_command(run, tmp_path, capsys):
     assert "wrote" in capsys.readouterr().out
     assert facts(page)["kind"] == "run"
     first, second = str(run / "000001"), str(run / "000002")
-    assert main(["report", first, second, "-o", str(page)]) == 0
+    assert main(["report", first, second, "-o", str(page)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert facts(page)["kind"] == "run"
+    to = ["-o", str(page), "--overwrite"]
+    assert main(["report", first, second, *to]) == 0
     assert facts(page)["kind"] == "comparison"
     np.savez(tmp_path / "x.npz", w=np.ones(3))
-    assert main(["report", str(tmp_path / "x.npz"), "-o", str(page)]) == 0
+    assert main(["report", str(tmp_path / "x.npz"), *to]) == 0
     assert facts(page)["leaves"][0]["name"] == "w"
     (run / "000004/model/w/c.0.0").write_bytes(b"\1" * 28)
-    assert main(["report", str(run), "-o", str(page), "--steps", "2"]) == 1
+    assert main(["report", str(run), *to, "--steps", "2"]) == 1
     assert "is damaged" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "no"), "-o", str(page)]) == 2
+    assert main(["report", str(tmp_path / "no"), *to]) == 2
     assert main(["report", str(run), "-o", str(tmp_path)]) == 2
     assert "Traceback" not in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_every_kind_of_leaf(place, layout, compression):
     assert_same(
         eqx_ckpt.tree_deserialise_leaves(place.url, every_kind(0)), every_kind(1)
     )
-    url = f"{place.url}/second"
+    url = f"{place.url}-second"
 
     def choose(name, record):
         return compression if record.data_type in ("float32", "int16") else None
@@ -142,15 +142,16 @@ def test_requests_of_a_save_and_a_restore(place):
     is_gcs = place.url.startswith("gs:")
     counted(place)
     # A LIST of GCS that is denied looks empty: one more GET tells.
-    asking = Counter(GET=1 + is_gcs, LIST=1)
-    eqx_ckpt.tree_serialise_leaves(place.url + "/2", TREE)
+    # And two GETs for each location above, which could be a checkpoint or a recording.
+    asking = Counter(GET=1 + is_gcs + 2, LIST=1)
+    eqx_ckpt.tree_serialise_leaves(place.url + "-2", TREE)
     assert counted(place) == asking + Counter(PUT=3 * 2 + 1)
-    eqx_ckpt.tree_deserialise_leaves(place.url + "/2", TREE)
+    eqx_ckpt.tree_deserialise_leaves(place.url + "-2", TREE)
     # The manifest twice, since its size is not known, and what it begins with twice.
     assert counted(place) == Counter(GET=3 + 4)
-    eqx_ckpt.match(place.url + "/2", TREE)
+    eqx_ckpt.match(place.url + "-2", TREE)
     assert counted(place) == Counter(GET=2)
-    eqx_ckpt.verify(place.url + "/2")
+    eqx_ckpt.verify(place.url + "-2")
     assert counted(place) == Counter(GET=3 * 2 + 4)
 
 
@@ -537,6 +538,34 @@ def test_what_is_not_of_a_checkpoint_is_left_alone(place, name):
             eqx_ckpt.tree_serialise_leaves(place.url, TREE, overwrite=overwrite)
     assert keys(place) == {name}
     assert kv.read(name).result().value == b"years of work"
+
+
+def values(place: Place) -> dict[bytes, bytes]:
+    kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
+    return {key: kv.read(key).result().value for key in kv.list().result()}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_other_checkpoints_below_and_above_are_left_alone(place, overwrite):
+    like = {"x": np.float32(0)}
+    with eqx_ckpt.CheckpointManager(f"{place.url}/run") as manager:
+        manager.save(1, TREE)
+    with eqx_ckpt.Recording(f"{place.url}/chain", like) as recording:
+        recording.extend({"x": np.zeros(4, np.float32)})
+        recording.commit(TREE)
+    before = values(place)
+    step = f"{place.url}/run/000001"
+    inside = [f"{step}/in", f"{step}/a/b/c", f"{place.url}/chain/in"]
+    inside += [f"{place.url}/chain/states/000001/in", f"{place.url}/chain/samples"]
+    for url in [place.url, f"{place.url}/run", f"{place.url}/chain", *inside]:
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=url):
+            eqx_ckpt.tree_serialise_leaves(url, TREE, overwrite=overwrite)
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=url):
+            eqx_ckpt.copy(step, url, overwrite=overwrite)
+    for url in (*inside, place.url, f"{place.url}/run"):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match=url):
+            eqx_ckpt.Recording(url, like)
+    assert values(place) == before
 
 
 @pytest.mark.parametrize("text", [b'{"zarr_format": 3}', b"damaged", b""])
