@@ -27,7 +27,7 @@ logger = logging.getLogger("eqx_ckpt")
 # `@<uuid>/`, the prefix of an attempt.
 PREFIX = re.compile(r"@[0-9a-f]{32}/")
 _TRIES = 2
-_PROBE = "probe"
+PROBE = "probe"
 # The buckets that passed the test of conditional writes, by their identity.
 _keep_conditions: set[tuple[object, ...]] = set()
 
@@ -205,7 +205,7 @@ def check_conditions(place: KeyValues, *, replace: bool) -> None:
         keeps = _keeps_conditions(place, replace)
     except CheckpointError as e:
         place.write(
-            _PROBE, b""
+            PROBE, b""
         )  # Raises if the refusal has another cause than the condition.
         keeps, refused = False, e
     if not keeps:
@@ -223,16 +223,16 @@ def check_conditions(place: KeyValues, *, replace: bool) -> None:
 
 def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
     """Request a write that the store must refuse."""
-    absent = place.read_version(_PROBE)
-    place.write(_PROBE, b"first", absent.version)
-    place.write(_PROBE, b"second", absent.version)
-    found = place.read_version(_PROBE)
+    absent = place.read_version(PROBE)
+    place.write(PROBE, b"first", absent.version)
+    place.write(PROBE, b"second", absent.version)
+    found = place.read_version(PROBE)
     expected = b"first"
     if replace:
-        place.write(_PROBE, b"third", found.version)
-        place.write(_PROBE, b"fourth", found.version)
-        found, expected = place.read_version(_PROBE), b"third"
-    place.delete([_PROBE])
+        place.write(PROBE, b"third", found.version)
+        place.write(PROBE, b"fourth", found.version)
+        found, expected = place.read_version(PROBE), b"third"
+    place.delete([PROBE])
     return found.value == expected
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
-from .bucket_attempt import check_above, check_conditions
+from .bucket_attempt import check_above, check_conditions, PROBE
 from .heartbeat import clock
 from .key_values import KeyValues
 from .patience import LAST_PATIENCE
@@ -70,7 +70,9 @@ class BucketWriter(SoleWriter):
             lease.end()
 
     def strangers(self) -> list[str]:
-        return [key for key in self._place.list_keys() if key != WRITER_LOCK]
+        # A writer that was killed may have left them.
+        ours = (WRITER_LOCK, PROBE)
+        return [key for key in self._place.list_keys() if key not in ours]
 
     def read(self, key: str) -> bytes | None:
         found = self._place.read_version(key)

@@ -37,7 +37,7 @@ def test_a_file_that_comes_while_a_checkpoint_is_replaced(tmp_path):
         if phase == "commit":
             (path / "notes").write_text("mine")
 
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="such as 'notes'"):
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="It holds 'notes'"):
         eqx_ckpt.tree_serialise_leaves(path, {"w": 2.0}, overwrite=True, progress=put)
     assert (path / "notes").read_text() == "mine"
     assert eqx_ckpt.tree_deserialise_leaves(path, TREE) == TREE
