@@ -193,7 +193,8 @@ def from_bytes(data: bytes, where: str) -> Record:
             f"version {_VERSION}. Use the package that wrote it, or a newer one."
         )
     digest = fields.get("digest")
-    blank = data.replace(f'"{digest}"'.encode(), f'"{_NO_DIGEST}"'.encode(), 1)
+    stated = f'"{digest}"'.encode(errors="surrogatepass")
+    blank = data.replace(stated, f'"{_NO_DIGEST}"'.encode(), 1)
     if hashlib.sha256(blank).hexdigest() != digest:
         raise _corrupt(where, "its bytes do not have the digest that it states")
     try:
@@ -211,7 +212,7 @@ def _corrupt(where: str, problem: str) -> CorruptCheckpointError:
     )
 
 
-def _parsed(fields: dict[str, Any]) -> Record:
+def _parsed(fields: Any) -> Record:
     chains = fields["chains"]
     if chains is not None:
         _number(chains, 1)
@@ -249,7 +250,7 @@ def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...
     return chains
 
 
-def _leaf(name: str, entry: dict[str, Any]) -> Leaf:
+def _leaf(name: str, entry: Any) -> Leaf:
     path = tuple((str(kind), _token(token)) for kind, token in entry["path"])
     _require({kind for kind, _ in path} <= {"attr", "index", "key"}, "a path")
     # Any other name would be unsafe as a directory.
@@ -258,6 +259,7 @@ def _leaf(name: str, entry: dict[str, Any]) -> Leaf:
     data_shape = tuple(_number(n) for n in entry["data_shape"])
     kind, impl = entry["kind"], entry["impl"]
     _require(kind in ("jax", "numpy", "key"), "a kind")
+    _require(isinstance(entry["dtype"], str), "a dtype")
     _require(entry["compression"] in (None, *COMPRESSIONS), "a compression")
     if kind == "key":
         _require(isinstance(impl, str) and entry["dtype"] == "key", "a key")

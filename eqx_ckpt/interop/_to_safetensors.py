@@ -75,7 +75,8 @@ def to_safetensors(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and NumPy arrays become arrays like all others, and
         shardings, weak types and metadata other than a dictionary of strings are left
-        out.
+        out. Or if [`eqx_ckpt.interop.safetensors`][] would not open the file, because
+        the names of two leaves clash once they are split at `.`.
     - `overwrite`: replace existing files of safetensors. What was written to the
         same `path` in another number of files is removed.
 

@@ -1,7 +1,10 @@
 """What a recording refuses, and what it says then."""
 
+import hashlib
+import json
 import os
 import pathlib
+import random
 import re
 
 import jax
@@ -11,6 +14,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import Recording
+from interop.mutations import check, retyped
 
 
 LIKE = {"theta": jax.ShapeDtypeStruct((3,), jnp.float32), "n": np.int32(0)}
@@ -223,3 +227,26 @@ def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
         Recording(tmp_path / "run", LIKE)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_record_with_values_of_other_types(tmp_path, is_sealed):
+    with Recording(tmp_path / "run", LIKE, metadata={"a": 1}) as recording:
+        recording.extend(BLOCK)
+        recording.commit()
+    record = tmp_path / "run" / "recording.json"
+    whole = json.loads(record.read_bytes())
+    changes = [*retyped(whole)]
+    for tree in random.Random(0).sample(changes, 60):
+        if is_sealed and isinstance(tree, dict):
+            tree["digest"] = "0" * 64
+        data = json.dumps(tree).encode()
+        if is_sealed:
+            digest = hashlib.sha256(data).hexdigest().encode()
+            data = data.replace(b"0" * 64, digest, 1)
+        record.write_bytes(data)
+        check(lambda: eqx_ckpt.interop.open_source(tmp_path / "run"), tmp_path)
+    for digest in ("\ud800", 3, None, [1]):
+        record.write_text(json.dumps(whole | {"digest": digest}))
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="the digest"):
+            eqx_ckpt.read_manifest(tmp_path / "run")
