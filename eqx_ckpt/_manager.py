@@ -91,8 +91,8 @@ class CheckpointManager:
             reading are never removed.
         - `save`: when `should_save` returns `True`: [`eqx_ckpt.every_steps`][],
             [`eqx_ckpt.every_seconds`][], or any other function `(step, last) -> bool`,
-            where `last` is the newest step of the run. Of several, one `True` is
-            enough.
+            where `last` is the newest step that exists or is being saved, or `None`. Of
+            several, one `True` is enough.
         - `layout`, `compression`, `staging_bytes`: for saves, as in
             [`eqx_ckpt.tree_serialise_leaves_async`][].
         - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
@@ -116,8 +116,11 @@ class CheckpointManager:
         self._deadline = deadline
         self._check_finite = check_finite
         self._one_at_a_time = threading.RLock()
-        self._saved: set[int] = set()
+        # The steps of the run, once they are listed.
+        self._there: set[int] = set()
+        self._is_listed = False
         self._damaged: set[int] = set()
+        self._savings: list[tuple[int, Future[None]]] = []  # the last one
         self._closed = self._told = False
         if is_first():
             self._run.clean_up()
@@ -178,7 +181,7 @@ class CheckpointManager:
                 afterwards = ft.partial(self._retain, number, group)
                 held = stack.pop_all()
                 saving = save_in_background(save, group, held, limit, self, afterwards)
-            self._saved.add(number)
+            self._savings = [(number, saving)]
             return saving
 
     def restore(
@@ -295,7 +298,7 @@ class CheckpointManager:
                 raise problem
             assert number is not None
             from_first(call, lambda: self._run.delete(number), self._deadline)
-            self._saved.discard(number)
+            self._there.discard(number)
             self._damaged.discard(number)
 
     def should_save(self, step: SupportsIndex) -> bool:
@@ -311,28 +314,33 @@ class CheckpointManager:
         **Returns:**
 
         `True` in all processes if, in any of them, a function of `save` returned `True`
-        or SIGTERM arrived. `False` if this manager has saved `step` already.
+        or SIGTERM arrived. `False` if `step` exists or is being saved.
         """
         self._check_open()
+        number, there = as_step(step), self._there_or_running()
         why = 2 * told_to_end(self)
-        if self._when and not why:
-            last = max(self._saved, default=self._found)
-            why = is_due(self._when, as_step(step), last)
+        if not why:
+            why = is_due(self._when, number, max(there, default=None))
         call = self._call(f"should_save({in_words(step)})")
-        why = most_said(call, why, self._deadline)
+        why, is_there = most_said(call, [why, number in there], self._deadline)
         self._told = why == 2
-        return why > 0 and as_step(step) not in self._saved
+        return why > 0 and not is_there
 
     @property
     def told_to_end(self) -> bool:
         """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
 
-    @ft.cached_property
-    def _found(self) -> int | None:
-        """The newest step that this manager does not know to be damaged."""
-        newest = ft.partial(self._run.newest_except, self._damaged)
-        return from_first(self._call("latest()"), newest, self._deadline)
+    def _there_or_running(self) -> set[int]:
+        """The undamaged steps that exist, as far as is known, or are being saved."""
+        if not self._is_listed:
+            call = self._call("latest()")
+            there = from_first(call, self._run.readable_or_not, self._deadline)
+            self._there.update(there)
+            self._is_listed = True
+        # Asked first: a save that ends meanwhile is among those that exist.
+        running = {step for step, saving in self._savings if not saving.done()}
+        return running | (self._there - self._damaged)
 
     def _call(self, call: str) -> str:
         """The text of a call, for errors when not all processes make it."""
@@ -395,6 +403,8 @@ class CheckpointManager:
             error.add_note(f"Besides, a save failed: {e!r}")
 
     def _retain(self, saved: int, group: Together | Alone) -> None:
+        self._there.add(saved)
         self._damaged.discard(saved)  # The step is no longer damaged.
         tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
-        group.from_first("retained", tidy_up, slow=True)
+        removed = group.from_first("retained", tidy_up, slow=True)
+        self._there.difference_update(removed)

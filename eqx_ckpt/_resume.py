@@ -41,7 +41,7 @@ def resumed(
         return result, []
     if isinstance(problem, CheckpointNotFoundError):
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
-        step = from_first(newer, lambda: max(run.steps(), default=-1), deadline)
+        step = from_first(newer, lambda: max(run.readable_or_not(), default=-1), deadline)
         if step > steps[-1]:
             # Another job has saved a newer step, and has removed this one.
             return restored(step), []
@@ -63,7 +63,7 @@ def _steps(run: Run) -> list[int]:
     """The committed steps; raise if there are none."""
     # Listed before the steps, so that a step committed in between is not foreign.
     named = run.named()
-    steps = run.steps()
+    steps = run.readable_or_not()
     if not steps:
         raise CheckpointNotFoundError(
             f"No committed checkpoint in {run.directory!r}. To start a new run there, "

@@ -1,5 +1,6 @@
 """The steps of a training run, as its storage lists them."""
 
+import copy
 import logging
 import operator
 import warnings
@@ -13,7 +14,7 @@ from ._format.screen import table_html
 from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
 from ._storage.directory import locate
-from ._storage.storage import step_name, Storage
+from ._storage.storage import MAX_STEP, step_name, Storage
 from ._storage.url import Store
 from ._types import PathLike
 
@@ -32,7 +33,7 @@ def as_step(value: Any) -> int:
         step = -1 if is_bool else operator.index(value)
     except TypeError:
         step = -1
-    if not 0 <= step < 2**63:
+    if not 0 <= step <= MAX_STEP:
         raise CheckpointError(
             f"{in_words(value)} is not a step. Pass a non-negative integer below 2**63."
         )
@@ -75,13 +76,23 @@ class Run:
 
     def readable_or_not(self) -> list[int]:
         """The saved steps, and those of which it cannot be seen whether they are."""
-        try:
-            return self.steps()
-        except OSError:
-            return self.named()
+        doubtful: dict[int, OSError] = {}
+        return sorted([*self._steps.saved(doubtful), *doubtful])
+
+    def removable(self) -> list[int]:
+        """The saved steps; those of which that cannot be seen stay, with a warning."""
+        doubtful: dict[int, OSError] = {}
+        saved = self._steps.saved(doubtful)
+        for step, error in doubtful.items():
+            logger.warning("Step %d stays, as it cannot be read: %s", step, error)
+        return saved
 
     def latest(self) -> int | None:
-        newest = max(self.steps(), default=None)
+        doubtful: dict[int, OSError] = {}
+        newest = max(self._steps.saved(doubtful), default=None)
+        for step, error in doubtful.items():
+            if newest is None or step > newest:
+                raise error
         if newest is None and (found := self.explain()):
             warnings.warn(
                 f"There is no step in {self.directory!r}. {found}", stacklevel=2
@@ -93,10 +104,11 @@ class Run:
         return self._location.explain_run()
 
     def metadata(self, step: int) -> Any:
-        return self._steps.metadata(step)
+        """The metadata of a step; a copy, which the caller may change."""
+        return copy.deepcopy(self._steps.metadata(step))
 
     def missing(self, step: int) -> CheckpointNotFoundError:
-        there = ", ".join(map(str, self.steps())) or "none"
+        there = ", ".join(map(str, self.readable_or_not())) or "none"
         return CheckpointNotFoundError(
             f"No committed checkpoint at {self.location(step)}. The steps there are "
             f"{there}."
@@ -118,7 +130,7 @@ class Run:
     def as_html(self, head: str) -> str:
         """A table of the newest steps and their metadata, for notebooks."""
         try:
-            steps = self.steps()
+            steps = self.readable_or_not()
             rows = [
                 (str(step), self._words(step)) for step in steps[: -_SHOWN - 1 : -1]
             ]
@@ -133,15 +145,20 @@ class Run:
         """The metadata of a step as text, or what is wrong with it."""
         try:
             metadata = self.metadata(step)
-        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+        except (CheckpointError, OSError) as e:
             return str(e)
         if not isinstance(metadata, dict):
             return "" if metadata is None else repr(metadata)
         return ", ".join(f"{key}={value!r}" for key, value in metadata.items())
 
+    def check(self, step: int) -> None:
+        """Raise if a step was not saved; other steps may be unreadable."""
+        doubtful: dict[int, OSError] = {}
+        if step not in self._steps.saved(doubtful):
+            raise doubtful.get(step) or self.missing(step)
+
     def delete(self, step: int) -> None:
-        if step not in self.steps():
-            raise self.missing(step)
+        self.check(step)
         self.remove([step])
 
     def remove(self, steps: Sequence[int]) -> None:
@@ -159,10 +176,6 @@ class Run:
         except (OSError, CheckpointError) as e:
             # A process with read-only access, or without locks, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
-
-    def newest_except(self, damaged: set[int]) -> int | None:
-        """The newest step not known to be damaged; `None` if there is none."""
-        return max({*self.steps()} - damaged, default=None)
 
     def best(self, metric: str, mode: Mode) -> int:
         """The step with the best value of a metric; raise if no step has the metric."""
@@ -252,7 +265,7 @@ class Candidates(Mapping[int, Any]):
 
     def __init__(self, run: Run, without: set[int]) -> None:
         self._run = run
-        steps = (step for step in run.steps() if step not in without)
+        steps = (step for step in run.removable() if step not in without)
         self._steps = dict.fromkeys(steps)
         self.unreadable: set[int] = set()
 
@@ -261,7 +274,7 @@ class Candidates(Mapping[int, Any]):
             raise KeyError(step)
         try:
             return self._run.metadata(step)
-        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+        except (CorruptCheckpointError, CheckpointNotFoundError, OSError) as e:
             # Keep it: its metadata cannot show that it is worse.
             logger.warning("The metadata of step %d cannot be read: %s", step, e)
             self.unreadable.add(step)
@@ -285,8 +298,10 @@ def _chosen(answer: Any) -> list[int]:
         ) from e
 
 
-def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> None:
-    """Remove the steps that no function keeps, after `saved` was committed."""
+def retain(
+    run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
+) -> list[int]:
+    """Remove, and return, the steps that no function keeps, after `saved`."""
     try:
         removed = _steps_to_remove(run, keep, damaged, saved)
         run.remove(removed)
@@ -296,6 +311,7 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> Non
         raise
     for step in removed:
         logger.info("Removed %s.", run.path(step))
+    return removed
 
 
 def _steps_to_remove(

@@ -175,11 +175,13 @@ def gather_errors(
     return made, error or next(others, None)
 
 
-def most_said(call: str, value: int, deadline: float) -> int:
-    """The largest value of all processes."""
+def most_said(call: str, values: list[int], deadline: float) -> list[int]:
+    """The largest of each value among all processes."""
     if is_alone():
-        return value
-    return _all().together(call, value, deadline, max)
+        return values
+    return _all().together(
+        call, values, deadline, lambda said: [max(of) for of in zip(*said, strict=True)]
+    )
 
 
 def _all() -> Circle:

@@ -12,7 +12,7 @@ from .._format.manifest import MANIFEST
 from .._format.parse import from_bytes
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data
-from .committed import is_checkpoint, read_metadata
+from .committed import committed_steps, read_metadata
 from .key_values import KeyValues
 from .storage import is_step, step_name, Steps
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("eqx_ckpt")
 _AT_ONCE = 16
 # Seconds between two looks at what may be dead.
 _PAUSE = 30.0
-_STEP_ATTEMPT = re.compile(r"[0-9]{6,}/@[0-9a-f]{32}/")
+_STEP_ATTEMPT = re.compile(r"([0-9]+)/@[0-9a-f]{32}/")
 
 
 class BucketSteps(Steps):
@@ -97,14 +97,12 @@ class BucketSteps(Steps):
             self._by_root[root] = metadata
         return metadata
 
-    def saved(self) -> list[int]:
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
         named = self._named()
         # A manifest without data was copied here, or is something else.
-        return sorted(
-            step
-            for step, has_data in named.items()
-            if has_data or is_checkpoint(self._step(step))
-        )
+        unclear = {step: self._step(step) for step in named if not named[step]}
+        clear = [step for step in named if named[step]]
+        return sorted([*clear, *committed_steps(unclear, doubtful)])
 
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:
@@ -163,7 +161,8 @@ class OrphanSweeper:
         manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
         self._in_use = {p for p in self._in_use if _manifest_of(p) in manifests}
         for key in everything:
-            if (m := _STEP_ATTEMPT.match(key)) and m[0] not in self._in_use:
+            m = _STEP_ATTEMPT.match(key)
+            if m and is_step(m[1]) and m[0] not in self._in_use:
                 found.setdefault(m[0], []).append(key)
         return found
 

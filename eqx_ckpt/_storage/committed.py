@@ -1,6 +1,7 @@
 """The metadata of the checkpoint that was committed at a location."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
@@ -29,6 +30,22 @@ def read_metadata(place: Storage) -> tuple[str, Any]:
     metadata = metadata_from_bytes(data, str(place))
     root = _ROOT.search(data)
     return root[1].decode() if root else "", metadata
+
+
+def committed_steps(
+    places: Mapping[int, Storage], doubtful: dict[int, OSError] | None
+) -> list[int]:
+    """The steps at whose place a checkpoint was committed; see `Steps.saved`."""
+    steps: list[int] = []
+    for step, place in places.items():
+        try:
+            if is_checkpoint(place):
+                steps.append(step)
+        except OSError as e:
+            if doubtful is None:
+                raise
+            doubtful[step] = e
+    return steps
 
 
 def is_checkpoint(place: Storage) -> bool:

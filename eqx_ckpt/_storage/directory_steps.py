@@ -34,12 +34,17 @@ class DirectorySteps(Steps):
             return []
         return sorted(int(name) for name in names if is_step(name))
 
-    def saved(self) -> list[int]:
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
         named = self.named()
-        steps = [step for step in named if committed.is_checkpoint(self._step(step))]
+        places = {step: self._step(step) for step in named}
+        steps = committed.committed_steps(places, doubtful)
         # Another process may have removed one meanwhile, after saving a newer one.
         vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
-        return self.saved() if vanished else steps
+        if not vanished:
+            return steps
+        if doubtful is not None:
+            doubtful.clear()
+        return self.saved(doubtful)
 
     def metadata(self, step: int) -> Any:
         """Read again only if the step was replaced."""

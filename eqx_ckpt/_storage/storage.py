@@ -24,6 +24,7 @@ KvSpec: TypeAlias = dict[str, Any]
 S = TypeVar("S", bound="Storage")
 # The key that says who writes.
 WRITER_LOCK = "writer.lock"
+MAX_STEP = 2**63 - 1
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
@@ -267,8 +268,12 @@ class Steps(abc.ABC):
         """Every entry with the name of a step, in order."""
 
     @abc.abstractmethod
-    def saved(self) -> list[int]:
-        """The committed steps, in order, damaged or not."""
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
+        """The committed steps, in order, damaged or not.
+
+        Those of which it cannot be seen whether they are committed go to `doubtful`,
+        with the reason; without it, this raises.
+        """
 
     @abc.abstractmethod
     def metadata(self, step: int) -> Any:
@@ -383,4 +388,4 @@ def step_name(step: int) -> str:
 
 
 def is_step(name: str) -> bool:
-    return _STEP.fullmatch(name) is not None
+    return _STEP.fullmatch(name) is not None and int(name) <= MAX_STEP

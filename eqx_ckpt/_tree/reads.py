@@ -162,8 +162,11 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             continue
         record = manifest.leaves.get(leaf.name) if index in chosen else None
         if record is None:
-            value, match = _without_record(leaf, manifest)
-            match = _kept(match, leaf, request)
+            if index in chosen:
+                value, match = _without_record(leaf, manifest)
+                match = _kept(match, leaf, request)
+            else:
+                value, match = _not_picked(leaf)
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
             values[index], matches[leaf.name] = value, match
@@ -227,6 +230,14 @@ def _to_initialise(
     found = place(target, name, value, expected._replace(kind=kind))
     struct = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=found.sharding)
     return struct, with_place(match, found)
+
+
+def _not_picked(leaf: NamedLeaf) -> tuple[Any, LeafMatch]:
+    """A leaf that `where` does not pick, whatever the checkpoint has of it."""
+    if is_transient(leaf.leaf):
+        return leaf.leaf.fresh(), LeafMatch("kept", leaf.leaf.note(), "nothing")
+    now = describe_like(leaf.leaf) or fingerprint(leaf.leaf)
+    return leaf.leaf, LeafMatch("kept", now, "nothing")
 
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:

@@ -51,10 +51,8 @@ def _say_result(result: dict[str, Any]) -> None:
 
 def rm(path: str, steps: list[int]) -> int:
     run = Run(path)
-    there = run.steps()
-    missing = [step for step in steps if step not in there]
-    if missing:
-        raise run.missing(missing[0])
+    for step in steps:
+        run.check(step)
     manager = eqx_ckpt.CheckpointManager(path)
     for step in dict.fromkeys(steps):
         manager.delete(step)

@@ -79,9 +79,12 @@ def test_what_is_no_step(tmp_path, method, step):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_of_too_many_digits_is_not_the_one_to_save_now(tmp_path):
-    with CheckpointManager(tmp_path) as manager:
-        assert not manager.should_save(10**5000)
+def test_a_step_of_too_many_digits_cannot_be_saved(tmp_path):
+    with (
+        CheckpointManager(tmp_path) as manager,
+        pytest.raises(eqx_ckpt.CheckpointError, match="this `int` is not a step"),
+    ):
+        manager.should_save(10**5000)
 
 
 @pytest.mark.parametrize(

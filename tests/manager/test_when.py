@@ -132,3 +132,54 @@ def test_being_told_to_end(tmp_path):
         manager.save(3, {"step": 3})
         assert not manager.should_save(3)
         assert manager.told_to_end
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_save_that_failed_is_due_again(tmp_path, told):
+    with CheckpointManager(
+        tmp_path, save=every_steps(10), check_finite=True
+    ) as manager:
+        assert manager.should_save(10)
+        assert manager.save(10, {"w": jnp.array(jnp.nan)}).exception() is not None
+        if told:
+            signal.raise_signal(signal.SIGTERM)
+        assert manager.should_save(10)
+        assert manager.should_save(11)
+        manager.save(11, {"w": jnp.array(1.0)})
+        assert manager.should_save(12) == told
+        assert not manager.should_save(11)
+
+
+def test_a_save_whose_retention_failed_is_not_due_again(tmp_path):
+    with CheckpointManager(
+        tmp_path, save=every_steps(10), keep=lambda steps: None
+    ) as manager:
+        assert manager.save(10, {"step": 10}).exception() is not None
+        assert not manager.should_save(10)
+        assert not manager.should_save(11)
+
+
+def test_the_last_step_is_the_newest_after_a_deletion(tmp_path):
+    lasts = []
+    with CheckpointManager(
+        tmp_path, save=lambda step, last: lasts.append(last) or False
+    ) as manager:
+        for step in (10, 20):
+            manager.save(step, {"step": step})
+        manager.should_save(21)
+        manager.delete(20)
+        manager.should_save(21)
+        manager.delete(10)
+        manager.should_save(21)
+    assert lasts == [20, 10, None]
+
+
+def test_a_step_of_an_earlier_run_is_not_saved_again_at_sigterm(tmp_path):
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(10, {"step": 10})
+    with CheckpointManager(tmp_path) as manager:
+        assert not manager.should_save(10)
+        signal.raise_signal(signal.SIGTERM)
+        assert not manager.should_save(10)
+        assert manager.told_to_end
+        assert manager.should_save(11)

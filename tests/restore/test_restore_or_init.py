@@ -98,6 +98,29 @@ def test_what_may_be_missing(base):
     assert "'head" not in str(error.value)
 
 
+@pytest.mark.parametrize("spec", [eqx_ckpt.default_deserialise_filter_spec, "mine"])
+def test_only_what_is_picked_has_to_be_there(base, spec):
+    """What `where` does not pick is neither missing nor given to a `filter_spec`."""
+    seen = []
+
+    def mine(f, leaf):
+        seen.append(f.name)
+        return eqx_ckpt.default_deserialise_filter_spec(f, leaf)
+
+    spec = mine if spec == "mine" else spec
+    key = jax.random.key(1)
+    model = eqx_ckpt.restore_or_init(
+        PATH, init, key, where=lambda t: t["base"], missing="raise", filter_spec=spec
+    )
+    assert_same(model["base"], base)
+    assert jnp.allclose(model["head"].weight, init(key)["head"].weight)
+    assert all(name.startswith("base/") for name in seen)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'head/bias'"):
+        eqx_ckpt.restore_or_init(
+            PATH, init, key, where=lambda t: (t["base"], t["head"]), missing="raise"
+        )
+
+
 def test_with_a_transform(base):
     model = eqx_ckpt.restore_or_init(
         PATH, init, jax.random.key(1), transform=lambda old: {"base": old["base"]}
