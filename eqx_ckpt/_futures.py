@@ -22,7 +22,7 @@ pending_saves: "set[Saving]" = set()
 
 
 class Saving(Future[None]):
-    """The future of a save, which runs in its own thread after `start`.
+    """The future of a save, which runs in a thread of its own after `start`.
 
     `what` is the path, for messages. `owner` identifies the manager that raises the
     failure if nobody calls `result`: see `raise_pending_failure`. `give_up` makes the
@@ -63,15 +63,16 @@ class Saving(Future[None]):
             error = CheckpointError(f"The save of {self.what} got no thread: {e}.")
             error.__cause__ = e
             self.give_up(error)
-            self._work()  # Fails at once, and cleans up.
+            self.run_here()  # Fails at once, and cleans up.
 
     def _thread_main(self) -> None:
         if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
             with contextlib.suppress(OSError):  # A sandbox may forbid it.
                 os.nice(_NICENESS)  # Threads that this one starts inherit it.
-        self._work()
+        self.run_here()
 
-    def _work(self) -> None:
+    def run_here(self) -> None:
+        """Run the save in the calling thread, in place of `start`."""
         # The future may outlive the save; the tree must not.
         run, self._run = self._run, None
         assert run is not None

@@ -23,7 +23,7 @@ from ._restore import tree_deserialise_leaves
 from ._resume import check_on_damage, OnDamage, resumed
 from ._retention import checked_keep, Keep, keep_all, Mode
 from ._save import Alone, Save, save_in_background
-from ._steps import as_step, in_words, retain, Run
+from ._steps import as_step, in_words, KnownSteps, retain, Run
 from ._storage.checkpoint import collector_paused
 from ._storage.storage import check_layout
 from ._transfer.finite import FiniteCheck
@@ -116,11 +116,7 @@ class CheckpointManager:
         self._deadline = deadline
         self._check_finite = check_finite
         self._one_at_a_time = threading.RLock()
-        # The steps of the run, once they are listed.
-        self._there: set[int] = set()
-        self._is_listed = False
-        self._damaged: set[int] = set()
-        self._savings: list[tuple[int, Future[None]]] = []  # the last one
+        self._known = KnownSteps(self._listed)
         self._closed = self._told = False
         if is_first():
             self._run.clean_up()
@@ -176,12 +172,12 @@ class CheckpointManager:
                 )
                 # A restore fell back to an older step, so this damaged one may be
                 # replaced.
-                save.begin(group, overwrite=number in self._damaged)
+                save.begin(group, overwrite=number in self._known.damaged)
                 save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group)
                 held = stack.pop_all()
                 saving = save_in_background(save, group, held, limit, self, afterwards)
-            self._savings = [(number, saving)]
+            self._known.begin(number, saving)
             return saving
 
     def restore(
@@ -238,7 +234,7 @@ class CheckpointManager:
             except CheckpointNotFoundError as e:
                 raise self._run.missing(step) from e
         result, passed = resumed(self._run, restored, on_damage, self._deadline)
-        self._damaged.update(passed)
+        self._known.damaged.update(passed)
         return result
 
     def steps(self) -> list[int]:
@@ -298,8 +294,7 @@ class CheckpointManager:
                 raise problem
             assert number is not None
             from_first(call, lambda: self._run.delete(number), self._deadline)
-            self._there.discard(number)
-            self._damaged.discard(number)
+            self._known.remove([number])
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save now: because of `save`, or because of SIGTERM.
@@ -317,7 +312,7 @@ class CheckpointManager:
         or SIGTERM arrived. `False` if `step` exists or is being saved.
         """
         self._check_open()
-        number, there = as_step(step), self._there_or_running()
+        number, there = as_step(step), self._known.now()
         why = 2 * told_to_end(self)
         if not why:
             why = is_due(self._when, number, max(there, default=None))
@@ -331,16 +326,9 @@ class CheckpointManager:
         """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
 
-    def _there_or_running(self) -> set[int]:
-        """The undamaged steps that exist, as far as is known, or are being saved."""
-        if not self._is_listed:
-            call = self._call("latest()")
-            there = from_first(call, self._run.readable_or_not, self._deadline)
-            self._there.update(there)
-            self._is_listed = True
-        # Asked first: a save that ends meanwhile is among those that exist.
-        running = {step for step, saving in self._savings if not saving.done()}
-        return running | (self._there - self._damaged)
+    def _listed(self) -> list[int]:
+        call = self._call("latest()")
+        return from_first(call, self._run.readable_or_not, self._deadline)
 
     def _call(self, call: str) -> str:
         """The text of a call, for errors when not all processes make it."""
@@ -403,8 +391,6 @@ class CheckpointManager:
             error.add_note(f"Besides, a save failed: {e!r}")
 
     def _retain(self, saved: int, group: Together | Alone) -> None:
-        self._there.add(saved)
-        self._damaged.discard(saved)  # The step is no longer damaged.
-        tidy_up = ft.partial(retain, self._run, self._keep, self._damaged, saved)
-        removed = group.from_first("retained", tidy_up, slow=True)
-        self._there.difference_update(removed)
+        self._known.add(saved)
+        tidy_up = ft.partial(retain, self._run, self._keep, self._known.damaged, saved)
+        self._known.remove(group.from_first("retained", tidy_up, slow=True))

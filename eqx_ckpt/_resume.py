@@ -41,7 +41,9 @@ def resumed(
         return result, []
     if isinstance(problem, CheckpointNotFoundError):
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
-        step = from_first(newer, lambda: max(run.readable_or_not(), default=-1), deadline)
+        step = from_first(
+            newer, lambda: max(run.readable_or_not(), default=-1), deadline
+        )
         if step > steps[-1]:
             # Another job has saved a newer step, and has removed this one.
             return restored(step), []

@@ -26,6 +26,7 @@ from ._progress import Progress, Reporter
 from ._storage.checkpoint import collector_paused
 from ._storage.directory import locate
 from ._storage.storage import ArrayWrite, Attempt, check_layout, Storage
+from ._storage.threads import is_ending
 from ._transfer.finite import FiniteCheck
 from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
@@ -125,12 +126,7 @@ def tree_serialise_leaves(
         plan = plan_writes(pytree, filter_spec, is_leaf)
         save = Save(path, plan, compression, metadata, layout, progress)
         save.begin(group, overwrite)
-        save.run(
-            [
-                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, owned=w.owned))
-                for w in save.arrays
-            ]
-        )
+        save.run()
 
 
 def tree_serialise_leaves_async(
@@ -167,7 +163,7 @@ def tree_serialise_leaves_async(
     A `concurrent.futures.Future`. When its `result()` returns, the checkpoint survives
     a power cut. If the save fails, `result()` raises. If you never call it, the next
     save raises the error instead, or the interpreter prints it at exit. The interpreter
-    does not exit before the save has ended.
+    does not exit before the save has ended. In `atexit`, this saves in the foreground.
 
     **Raises:**
 
@@ -208,8 +204,11 @@ def save_in_background(
 ) -> Saving:
     """Stage the data of a save that has begun; a thread does the rest.
 
-    The thread calls `afterwards` after the commit, and closes `held` at the end.
+    The thread calls `afterwards` after the commit, and closes `held` at the end. While
+    the interpreter ends, this thread saves, and raises.
     """
+    if is_ending():
+        return _save_here(save, held, owner, afterwards)
     staging = Staging(save.arrays, limit)
 
     def run() -> None:
@@ -234,6 +233,23 @@ def save_in_background(
         wait(
             [saving]
         )  # The save's messages must not overlap with programs of the main thread.
+    return saving
+
+
+def _save_here(
+    save: "Save",
+    held: contextlib.ExitStack,
+    owner: object,
+    afterwards: Callable[[], None],
+) -> Saving:
+    def run() -> None:
+        with held:
+            save.run()
+            afterwards()
+
+    saving = Saving(run, lambda error: None, save.path, owner)
+    saving.run_here()
+    saving.result()
     return saving
 
 
@@ -307,14 +323,19 @@ class Save:
 
     def run(
         self,
-        arrays: Sequence[ArrayWrite],
+        arrays: Sequence[ArrayWrite] | None = None,
         release: Callable[[int], None] | None = None,
     ) -> None:
-        """Write the data of all leaves, and commit.
+        """Write the data of all leaves, straight from the tree by default, and commit.
 
         Call `release` with the size of each piece that has been written.
         """
         attempt, report = self._attempt, self._report
+        if arrays is None:
+            arrays = [
+                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, owned=w.owned))
+                for w in self.arrays
+            ]
 
         def written(name: str, nbytes: int) -> None:
             if release:

@@ -3,7 +3,7 @@
 import functools as ft
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ._format.names import is_below
 from ._format.parse import scalar_from_text
 from ._format.source import raise_damage, RegionRead, Source
 from ._storage.reading import read_consistently
+from ._storage.threads import Pool
 from ._tree.nested import checked_prefix
 from ._types import PathLike
 
@@ -127,7 +128,7 @@ def _pieces(
         )
     )
     computing: list[Future[list[tuple[str, Moments]]]] = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with Pool(len(os.sched_getaffinity(0))) as pool:
         for window in batches(reads, lambda read: read.nbytes, _WINDOW):
             arrays = source.read(window, damage)
             done, computing = computing, []

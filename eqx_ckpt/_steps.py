@@ -4,7 +4,8 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from html import escape
 from typing import Any
 
@@ -255,6 +256,41 @@ def sweep(directory: PathLike) -> dict[str, int | None]:
     return {path: nbytes for path, nbytes in before.items() if path not in left}
 
 
+class KnownSteps:
+    """The steps of a run, as a manager knows them without listing them each time.
+
+    **Attributes:**
+
+    - `damaged`: those that a restore has passed over.
+    """
+
+    def __init__(self, listed: Callable[[], Iterable[int]]) -> None:
+        self._listed: Callable[[], Iterable[int]] | None = listed
+        self._there: set[int] = set()
+        self._running: list[tuple[int, Future[None]]] = []  # one at a time
+        self.damaged: set[int] = set()
+
+    def begin(self, step: int, saving: Future[None]) -> None:
+        self._running = [(step, saving)]
+
+    def add(self, step: int) -> None:
+        self._there.add(step)
+        self.damaged.discard(step)
+
+    def remove(self, steps: Iterable[int]) -> None:
+        self._there.difference_update(steps)
+        self.damaged.difference_update(steps)
+
+    def now(self) -> set[int]:
+        """The undamaged steps that exist or are being saved."""
+        if self._listed is not None:
+            self._there.update(self._listed())
+            self._listed = None
+        # Asked first: a save that ends meanwhile is among those that exist.
+        running = {step for step, saving in self._running if not saving.done()}
+        return running | (self._there - self.damaged)
+
+
 class Candidates(Mapping[int, Any]):
     """The metadata of the steps that may be removed, read on access.
 
@@ -298,9 +334,7 @@ def _chosen(answer: Any) -> list[int]:
         ) from e
 
 
-def retain(
-    run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
-) -> list[int]:
+def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> list[int]:
     """Remove, and return, the steps that no function keeps, after `saved`."""
     try:
         removed = _steps_to_remove(run, keep, damaged, saved)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from .._format.leaves import from_stored, LeafRecord, SCALAR_KINDS
 from .._format.moments import Moments
 from .._format.source import RegionRead
 from .._stats import LeafStats, moments_of, stats_of
+from .._storage.threads import Pool
 from .change import Change, change, change_of_scalar
 from .columns import Column
 from .histogram import Histogram, histogram
@@ -90,7 +91,7 @@ def in_all(columns: Sequence[Column]) -> Iterator[tuple[str, list[Seen | None]]]
     the leaves are: a window of some columns, and the totals of the leaves in it.
     """
     totals: dict[str, list[_Total]] = {}
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with Pool(len(os.sched_getaffinity(0))) as pool:
         for window in batches(_pieces(columns), lambda piece: piece.nbytes, _WINDOW):
             for piece in window:
                 totals.setdefault(piece.name, [_Total() for _ in columns])
@@ -124,7 +125,7 @@ def _pieces(columns: Sequence[Column]) -> Iterator[_Piece]:
 
 
 def _of_window(
-    pool: ThreadPoolExecutor, columns: Sequence[Column], window: Sequence[_Piece]
+    pool: Pool, columns: Sequence[Column], window: Sequence[_Piece]
 ) -> Iterator[tuple[_Look, _Total]]:
     """What is found in each piece, computed while the next column is read."""
     computing: list[Future[list[tuple[_Look, _Total]]]] = []

@@ -4,7 +4,6 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .._errors import CheckpointError, CorruptCheckpointError
@@ -15,6 +14,7 @@ from .bucket_attempt import PREFIX, remove_data
 from .committed import committed_steps, read_metadata
 from .key_values import KeyValues
 from .storage import is_step, step_name, Steps
+from .threads import Pool
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -77,7 +77,7 @@ class BucketSteps(Steps):
         found = self._found
         if step not in found:
             missing = {step, *self._attempts} - found.keys()
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with Pool(_AT_ONCE) as pool:
                 reading = {step: pool.submit(self._read, step) for step in missing}
                 try:
                     found.update({step: r.result() for step, r in reading.items()})

@@ -20,6 +20,7 @@ from .heartbeat import clock
 from .key_values import KeyValues
 from .patience import LAST_PATIENCE
 from .storage import has_a_writer, SoleWriter, WRITER_LOCK
+from .threads import start
 
 
 # Seconds between two changes of a lease, and without one until it counts for nothing.
@@ -190,7 +191,8 @@ class _Lease:
         self._version = place.read_version(WRITER_LOCK).version
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._thread.start()
+        # Without a thread, the conditions alone keep a second writer away.
+        self._is_beating = start(self._thread)
 
     def _put(self, number: int, version: bytes) -> bool:
         """Whether the lease is ours now; after a lost answer, its value tells."""
@@ -218,7 +220,8 @@ class _Lease:
     def end(self) -> None:
         """Let others write at once."""
         self._ended.set()
-        self._thread.join(LAST_PATIENCE)
+        if self._is_beating:
+            self._thread.join(LAST_PATIENCE)
         with contextlib.suppress(OSError, CheckpointError):
             if self.is_held():
                 self._place.delete([WRITER_LOCK])

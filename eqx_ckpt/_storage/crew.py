@@ -8,6 +8,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from .threads import start
+
 
 # Bytes of chunks that have begun to move between memory and a disk.
 MAX_IN_FLIGHT = 48 * 2**20
@@ -115,9 +117,8 @@ class Crew(Generic[_T]):
 
     def _hire(self) -> None:
         thread = threading.Thread(target=self._work, daemon=True)
-        # No thread starts while the interpreter exits: then this one does all.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
+        # If none starts, the calling thread does all.
+        if start(thread):
             self._threads.append(thread)
 
     def _work(self) -> None:

@@ -12,6 +12,7 @@ import time
 from .._errors import CheckpointError
 from .key_values import KeyValues
 from .patience import LAST_PATIENCE
+from .threads import start
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -25,7 +26,11 @@ _KEY = "alive"
 
 
 class Heartbeat:
-    """A thread that writes below the prefix of an attempt while it lasts."""
+    """A thread that writes below the prefix of an attempt while it lasts.
+
+    If no thread starts any more, `check` allows a save that takes less than
+    `FAIL_AFTER`.
+    """
 
     def __init__(self, place: KeyValues) -> None:
         self._place = place
@@ -33,7 +38,7 @@ class Heartbeat:
         self._longest = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._thread.start()
+        self._is_beating = start(self._thread)
 
     def _beat(self) -> None:
         for number in itertools.count():
@@ -63,7 +68,8 @@ class Heartbeat:
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join(LAST_PATIENCE)
+        if self._is_beating:
+            self._thread.join(LAST_PATIENCE)
 
 
 def clock() -> float:

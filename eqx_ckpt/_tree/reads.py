@@ -162,11 +162,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             continue
         record = manifest.leaves.get(leaf.name) if index in chosen else None
         if record is None:
-            if index in chosen:
-                value, match = _without_record(leaf, manifest)
-                match = _kept(match, leaf, request)
-            else:
-                value, match = _not_picked(leaf)
+            picked = index in chosen
+            value, match = _missing(leaf, manifest, request, picked=picked)
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
             values[index], matches[leaf.name] = value, match
@@ -232,8 +229,13 @@ def _to_initialise(
     return struct, with_place(match, found)
 
 
-def _not_picked(leaf: NamedLeaf) -> tuple[Any, LeafMatch]:
-    """A leaf that `where` does not pick, whatever the checkpoint has of it."""
+def _missing(
+    leaf: NamedLeaf, manifest: Manifest, request: Request, *, picked: bool
+) -> tuple[Any, LeafMatch]:
+    """A leaf that the checkpoint does not have, or that `where` does not pick."""
+    if picked:
+        value, match = _without_record(leaf, manifest)
+        return value, _kept(match, leaf, request)
     if is_transient(leaf.leaf):
         return leaf.leaf.fresh(), LeafMatch("kept", leaf.leaf.note(), "nothing")
     now = describe_like(leaf.leaf) or fingerprint(leaf.leaf)

@@ -3,7 +3,7 @@
 import functools as ft
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
+from .._storage.threads import Pool
 from ._batching import Batching
 from ._cursor import Cursor
 from ._sources import name_of, narrowed
@@ -65,7 +66,7 @@ def batches(
         while True:
             order = groups.begin()
             yield from groups.with_cursors(order, groups.fetch(order))
-    pool = ThreadPoolExecutor(1, "eqx_ckpt data")
+    pool = Pool(1, "eqx_ckpt data")
     waiting: deque[tuple[_Order, Future[list[PyTree]]]] = deque()
     try:
         while True:

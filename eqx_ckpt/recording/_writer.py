@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from .._storage.threads import start
+
 
 class Writer:
     """A bounded queue of jobs, and the thread that runs them in order.
@@ -27,7 +29,7 @@ class Writer:
         self.failure: BaseException | None = None
 
     def put(self, job: Any, nbytes: int) -> None:
-        """Queue a job for the thread, once there is room.
+        """Queue a job for the thread, once there is room; without a thread, run it.
 
         A job of any size fits into an empty queue.
         """
@@ -43,11 +45,14 @@ class Writer:
             if self._thread is None:
                 # A daemon thread: uncommitted samples may be lost, so the interpreter
                 # need not wait.
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name=self._name, daemon=True
                 )
-                self._thread.start()
+                self._thread = thread if start(thread) else None
+            has_thread = self._thread is not None
             self._changed.notify_all()
+        if not has_thread:
+            self._do_next()
 
     def drain(self) -> None:
         """Wait until all jobs have run, or one has failed."""
@@ -67,25 +72,30 @@ class Writer:
             thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._jobs and not self._stopped:
-                    self._changed.wait()
-                if self._stopped:
-                    return
-                job, nbytes = self._jobs.popleft()
-                self._busy = True
-            failure = None
-            try:
-                self._write(job)
-            except BaseException as e:
-                failure = e
-            del job
-            with self._changed:
-                self._busy = False
-                self._nbytes -= nbytes
-                if failure is not None:
-                    self.failure = failure
-                    self._stopped = True
-                    self._jobs.clear()
-                self._changed.notify_all()
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """Wait for a job, and run it; whether there was one before the end."""
+        with self._changed:
+            while not self._jobs and not self._stopped:
+                self._changed.wait()
+            if self._stopped:
+                return False
+            job, nbytes = self._jobs.popleft()
+            self._busy = True
+        failure = None
+        try:
+            self._write(job)
+        except BaseException as e:
+            failure = e
+        del job
+        with self._changed:
+            self._busy = False
+            self._nbytes -= nbytes
+            if failure is not None:
+                self.failure = failure
+                self._stopped = True
+                self._jobs.clear()
+            self._changed.notify_all()
+        return True

@@ -325,6 +325,17 @@ def test_a_step_that_cannot_be_read(run, ask, data, refuse, code):
     assert '"label":"3"' in (run / "page.html").read_text()
 
 
+def test_rm_looks_only_at_the_steps_it_removes(run, ask, refuse):
+    refuse("000002", errno.EIO)
+    (run / "000009").mkdir()
+    status, text = ask("rm", run, 1, 2)
+    assert status == 2
+    assert os.strerror(errno.EIO) in text
+    assert "are 1, 2, 3." in ask("rm", run, 9)[1]
+    assert ask("rm", run, 1, 3)[0] == 0
+    assert sorted(path.name for path in run.iterdir()) == ["000002", "000009"]
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("command", ["stats", "verify", "diff", "show", "report"])
 def test_a_chunk_that_cannot_be_read(run, ask, refuse, command, code):

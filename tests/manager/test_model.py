@@ -9,8 +9,13 @@ import uuid
 import numpy as np
 import pytest
 
-from eqx_ckpt import CheckpointError, CheckpointManager, every_steps, keep_best
-from eqx_ckpt import keep_last
+from eqx_ckpt import (
+    CheckpointError,
+    CheckpointManager,
+    every_steps,
+    keep_best,
+    keep_last,
+)
 
 
 EVERY = 4

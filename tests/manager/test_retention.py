@@ -128,6 +128,27 @@ def test_what_is_no_keep(tmp_path, keep):
         eqx_ckpt.CheckpointManager(tmp_path, keep=keep)
 
 
+def test_a_keep_may_change_the_metadata_that_it_gets(tmp_path):
+    """Neither another function nor the next save sees that."""
+
+    def clear(steps):
+        for metadata in steps.values():
+            metadata["notes"].append("seen")
+            metadata["loss"] = 9.0
+        return []
+
+    metadata = losses(s1=0.1, s2=0.3, s3=0.2, s4=0.4)
+    for of_step in metadata.values():
+        of_step["notes"] = []
+    keep = [clear, keep_best("loss", 2)]
+    assert saved(tmp_path, keep, [1, 2, 3, 4], metadata) == [1, 3, 4]
+    manager = eqx_ckpt.CheckpointManager(tmp_path)
+    assert [manager.read_manifest(s).metadata for s in (1, 3)] == [
+        {"loss": 0.1, "notes": []},
+        {"loss": 0.2, "notes": []},
+    ]
+
+
 def test_a_keep_that_returns_no_steps(tmp_path):
     manager = eqx_ckpt.CheckpointManager(tmp_path, keep=lambda steps: None)
     with pytest.raises(eqx_ckpt.CheckpointError, match="`keep` returned None"):

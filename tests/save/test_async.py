@@ -327,26 +327,6 @@ def test_the_interpreter_waits_for_a_save_and_says_so(tmp_path):
     eqx_ckpt.verify(tmp_path / "new")
 
 
-def test_a_thread_that_outlives_the_main_thread(tmp_path):
-    """Also if it is the first to use the package."""
-    program = """
-    import sys, threading
-    import numpy as np
-    import eqx_ckpt
-
-    def work(main):
-        main.join()
-        path = sys.argv[1] + "/new"
-        eqx_ckpt.tree_serialise_leaves(path, {"w": np.ones(8)})
-        like = {"w": np.zeros(8)}
-        print(eqx_ckpt.tree_deserialise_leaves(path, like)["w"].sum())
-
-    threading.Thread(target=work, args=[threading.main_thread()]).start()
-    """
-    done = run_python(program, str(tmp_path))
-    assert done.stdout == "8.0\n", done.stderr
-
-
 def test_a_failure_that_nobody_saw_is_shown_at_the_end(tmp_path):
     program = PENDING.format(then="raise OSError('the disk is gone')")
     done = run_python(program, str(tmp_path / "new"))
