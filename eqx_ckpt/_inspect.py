@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ._errors import CheckpointNotFoundError, CorruptCheckpointError
+from ._errors import CheckpointError, CorruptCheckpointError
 from ._format.chunks import batches, blocks, whole
 from ._format.lazy import Array
 from ._format.leaves import from_stored, LeafRecord
@@ -133,7 +133,7 @@ def _value(record: LeafRecord, arrays: deque[Array]) -> Any:
     return from_stored(arrays.popleft(), record)
 
 
-def verify(source: PathLike | Source, *, progress: Progress = False) -> None:
+def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
     """Read every byte of every leaf, and verify the checksums.
 
     **Arguments:**
@@ -143,7 +143,9 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> None:
 
     **Returns:**
 
-    Nothing.
+    `True` for a checkpoint and a recording. `False` if there are no checksums to
+    compare with, as in most files of other formats: then every byte can be read, and
+    nothing more is known.
 
     **Raises:**
 
@@ -159,14 +161,14 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> None:
         import jax.numpy as jnp
 
         eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
-        eqx_ckpt.verify("ckpt")
+        assert eqx_ckpt.verify("ckpt")
         ```
     """
     check_progress(progress)
-    read_consistently(source, lambda found: ft.partial(_verify, found, progress))
+    return read_consistently(source, lambda found: ft.partial(_verify, found, progress))
 
 
-def _verify(source: Source, progress: Progress) -> None:
+def _verify(source: Source, progress: Progress) -> bool:
     damage: dict[str, str] = {}
     reads = (
         RegionRead(name, record, piece)
@@ -185,6 +187,7 @@ def _verify(source: Source, progress: Progress) -> None:
     raise_damage(damage, source)
     if isinstance(source, Recorded):
         _verify_state(source)
+    return source.has_checksums
 
 
 def _verify_state(source: Recorded) -> None:
@@ -194,7 +197,7 @@ def _verify_state(source: Recorded) -> None:
         return
     try:
         _verify(Checkpoint(source.base / state_folder(state)), False)
-    except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+    except CheckpointError as e:
         now = find_recorded(source.base)
         # A writer has committed in the meantime, and removed the state.
         if now is None or now.record.commit == source.record.commit:

@@ -54,8 +54,8 @@ class LeafStats:
 def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
     """Compute minimum, maximum, mean, norm, NaNs and infinities of each leaf.
 
-    Everything is read once, chunk by chunk, and its checksums are verified. At most 64
-    MiB are in memory, however large a leaf is.
+    Everything is read once, chunk by chunk, and its checksums, if it has any, are
+    verified. At most 64 MiB are in memory, however large a leaf is.
 
     **Arguments:**
 

@@ -6,12 +6,11 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from html import escape
 from typing import Any
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.lazy import np
-from ._format.screen import table_html
+from ._format.screen import escape, table_html
 from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
 from ._storage.directory import locate

@@ -9,8 +9,9 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, Sharding
 from jaxtyping import PyTree
 
-from .._errors import CheckpointError, CorruptCheckpointError
+from .._errors import CheckpointError
 from .._format.source import Source
+from .._storage.reading import OF_TWO_VERSIONS
 from .._types import PathLike
 from .coordination import is_alone, service
 from .group import Group
@@ -65,7 +66,7 @@ class JointReading:
             if value["error"] is not None
         }
         if any(value["has_changed"] for value in values) and all(
-            failure["kind"] == CorruptCheckpointError.__name__
+            failure["kind"] in [kind.__name__ for kind in OF_TWO_VERSIONS]
             for failure in failures.values()
         ):
             return False

@@ -4,7 +4,6 @@ import functools as ft
 import math
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from html import escape
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError
@@ -20,7 +19,7 @@ from .chunks import (
 )
 from .dtypes import DATA_TYPES, SIZES, STORED, VIEWED
 from .lazy import Array, DType, eqx, jax, jnp, jtu, np
-from .screen import in_bytes, table_html
+from .screen import escape, in_bytes, table_html
 
 
 if TYPE_CHECKING:

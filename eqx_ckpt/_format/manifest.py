@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from .._errors import CheckpointError
@@ -19,7 +18,7 @@ from .lazy import np
 from .leaves import CannotSave, describe_like, LeafRecord, Skipped
 from .metadata import pack
 from .names import encode, is_cut
-from .screen import first_lines, in_bytes, tree_html
+from .screen import escape, first_lines, in_bytes, tree_html
 
 
 FORMAT_VERSION = 1
@@ -243,6 +242,25 @@ def check_array(record: LeafRecord) -> None:
     for sizes in (record.chunk_shape, record.data_shape):
         if math.prod(n or 1 for n in sizes) >= limit:
             raise CannotSave(f"is too large: its shape is {record.data_shape}")
+
+
+def is_sharding(value: Any) -> bool:
+    """Whether this can be the `sharding` of a record."""
+    if value is None:
+        return True
+    if type(value) is not dict:
+        return False
+    names, sizes, spec = (
+        found if type(found := value.get(key)) is list else [...]
+        for key in ("axis_names", "mesh_shape", "spec")
+    )
+    axes = [x for part in spec for x in (part if type(part) is list else [part])]
+    return (
+        len(names) == len(sizes)
+        and all(type(name) in (str, int) for name in names)
+        and all(type(size) is int and size >= 0 for size in sizes)
+        and all(axis is None or axis in names for axis in axes)
+    )
 
 
 def fingerprint(leaf: Any) -> str:

@@ -37,6 +37,7 @@ _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 _MAX_COMPONENT = 200
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
+_ENCODED = re.compile(r"[A-Za-z0-9_.+=,%@/-]+\Z")
 # What file systems and Zarr have another use for.
 _RESERVED = re.compile(
     r"zarr\.json\Z|(con|prn|aux|nul|com\d|lpt\d)(\.|\Z)", re.IGNORECASE | re.ASCII
@@ -147,6 +148,11 @@ def _plain(token: Any, path: KeyPath) -> str | int:
         f"`{jtu.keystr(path)}` cannot be part of a leaf's name: only strings and "
         "integers can. Use such keys in the PyTree."
     )
+
+
+def is_encoded(name: str) -> bool:
+    """Whether a text has only characters that names have."""
+    return _ENCODED.match(name) is not None
 
 
 def encode(path: TypedPath, *, uncut: bool = False) -> str:

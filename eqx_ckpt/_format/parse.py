@@ -30,11 +30,12 @@ from .manifest import (
     COMPRESSIONS,
     excess,
     FORMAT_VERSION,
+    is_sharding,
     Manifest,
     NO_DIGEST,
 )
 from .metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
-from .names import decode, Decoder, encode, folders
+from .names import decode, Decoder, encode, folders, is_encoded
 
 
 # The beginning of a manifest in every format version, within `HEAD_BYTES`.
@@ -184,6 +185,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
     _require(content["layout"] in LAYOUTS, "its layout is not known")
     _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
+    _require(all(map(is_encoded, unsaved)), "`unsaved` has a name that no leaf has")
     types = [*map(_checked_type, content["types"])]
     path_of = Decoder()
     for name, entry in leaves.items():
@@ -313,7 +315,7 @@ def _check_array(record: LeafRecord) -> None:
     _require(record.kind in ARRAY_KINDS, "there is no such kind")
     _require(record.compression in (None, *COMPRESSIONS), "unknown compression")
     _require(
-        type(record.weak_type) is bool and type(record.sharding) in _OPTIONAL,
+        type(record.weak_type) is bool and is_sharding(record.sharding),
         "`weak_type` or `sharding` is of the wrong type",
     )
     if record.kind == "key":
@@ -329,9 +331,6 @@ def _check_array(record: LeafRecord) -> None:
         len(chunk) == len(shape) and 0 not in chunk, "its chunks do not form a grid"
     )
     check_array(record)
-
-
-_OPTIONAL = (dict, type(None))
 
 
 # JAX's own implementations; JAX need not be imported to look them up.

@@ -1,12 +1,29 @@
 """Show leaves as HTML in notebooks, and as text that fits a screen in the REPL."""
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 
 _MOST_LINES = 20
 _MOST_LEAVES = 5000
+# Of a tree in a notebook; deeper names are shown whole.
+_MOST_LEVELS = 50
+
+
+def printable(text: str) -> str:
+    """Escape what could move the cursor of a terminal, or turn a text around.
+
+    Whatever is shown of a file goes through this, or through `escape`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def escape(text: str) -> str:
+    """A text as HTML that shows it."""
+    return html.escape(printable(text))
 
 
 def in_bytes(count: int) -> str:
@@ -24,7 +41,7 @@ def first_lines(head: str, lines: Sequence[str]) -> str:
     shown = [head, *(f"  {line}" for line in lines[:_MOST_LINES])]
     if len(lines) > _MOST_LINES:
         shown.append(f"  ... and {len(lines) - _MOST_LINES} more")
-    return "\n".join(shown)
+    return "\n".join(map(printable, shown))
 
 
 def tree_html(head: str, leaves: Mapping[str, tuple[str, int]]) -> str:
@@ -32,7 +49,7 @@ def tree_html(head: str, leaves: Mapping[str, tuple[str, int]]) -> str:
     chosen = list(leaves.items())[:_MOST_LEAVES]
     nested: dict[str, Any] = {}
     for name, leaf in chosen:
-        *parents, last = name.split("/")
+        *parents, last = name.split("/", _MOST_LEVELS)
         node = nested
         for parent in parents:
             node = node.setdefault(parent, {})

@@ -161,6 +161,23 @@ class Source(abc.ABC):
         """
         return None
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether every array is compared with a checksum when it is read.
+
+        `False` unless a source overrides it: then [`eqx_ckpt.verify`][] can find that
+        data are missing, but not that they are other data.
+        """
+        return False
+
+    def has_changed(self) -> bool:
+        """Whether what was opened has been replaced or removed since.
+
+        What looks damaged then is only of another version, and the error says so.
+        `False` unless a source overrides it.
+        """
+        return False
+
     @abc.abstractmethod
     def __str__(self) -> str: ...
 
@@ -199,6 +216,10 @@ def _check(
 
 
 def raise_damage(damage: dict[str, str], source: Source) -> None:
+    if damage and source.has_changed():
+        raise CheckpointError(
+            f"{source} was replaced or removed while its leaves were read. Begin again."
+        )
     if damage:
         raise CorruptCheckpointError(
             f"{source} is damaged. These leaves are not what was saved:\n"

@@ -21,7 +21,9 @@ class Change:
 
     - `count`: how many elements differ. Two NaNs are equal.
     - `squares`: the sum of the squared distances that are finite.
-    - `largest`: the largest distance; infinite where they have none.
+    - `largest`: the largest distance; infinite where there is none, as from a number to
+        a NaN, or between two keys.
+    - `norm`: of all distances; infinite if one of them is.
     """
 
     count: int = 0
@@ -38,7 +40,7 @@ class Change:
 
     @property
     def norm(self) -> float:
-        return math.sqrt(self.squares)
+        return math.inf if math.isinf(self.largest) else math.sqrt(self.squares)
 
 
 def change(before: Array, after: Array, record: LeafRecord) -> Change:

@@ -22,6 +22,7 @@ class Column:
     **Attributes:**
 
     - `label`: what the page calls it.
+    - `has_checksums`: whether what was read was compared with any.
     - `damage`: what is wrong with leaves that were read, by name.
     - `unreadable`: why others could not be read, by name.
     """
@@ -31,6 +32,7 @@ class Column:
         self._reading = Reading(path)
         self._source = self._reading.open()
         self.manifest = self._source.manifest
+        self.has_checksums = self._source.has_checksums
         self.damage: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
 

@@ -42,6 +42,7 @@ def _column(column: Column) -> dict[str, Any]:
     return {
         "label": column.label,
         "path": str(column),
+        "checksums": column.has_checksums,
         "leaves": len(manifest.leaves),
         "nbytes": manifest.nbytes,
         "numbers": sum(math.prod(r.shape) for r in manifest.leaves.values()),
@@ -77,12 +78,13 @@ def _leaf(kind: str, name: str, versions: Sequence[Seen | None]) -> dict[str, An
     if len(versions) == 1:
         return leaf
     moved = [None if seen is None else seen.change for seen in versions[1:]]
+    far = [None] * len(moved) if record.kind in ("key", "bytes") else moved
     return leaf | {
         "first": _bins(first.histogram) if first is not last else None,
         "norms": [None if n is None else _number(n.norm) for n in numbers],
-        "changes": [None if c is None else _number(c.norm) for c in moved],
+        "changes": [None if c is None else _distance(c.norm) for c in far],
         "differ": None if moved[-1] is None else moved[-1].count,
-        "largest": None if moved[-1] is None else _number(moved[-1].largest),
+        "largest": None if far[-1] is None else _distance(far[-1].largest),
     }
 
 
@@ -130,6 +132,11 @@ def _number(value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= 2**53:
         return float(value) if abs(value) < 2**1023 else scalar_to_text(value)
     return value
+
+
+def _distance(value: float) -> Any:
+    """A distance; `"inf"` where there is none, as from a number to a NaN."""
+    return str(value) if math.isinf(value) else _number(value)
 
 
 def _json(value: Any) -> Any:

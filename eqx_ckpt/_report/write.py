@@ -31,8 +31,9 @@ def write_report(
     how each leaf changed from step to step. Needs plotly:
     `pip install 'eqx-ckpt[report]'`.
 
-    Each version is read once, chunk by chunk, and compared with its checksums; how much
-    memory that takes does not depend on the size of a leaf. What is damaged is listed.
+    Each version is read once, chunk by chunk, and compared with its checksums, if it
+    has any; how much memory that takes does not depend on the size of a leaf. What is
+    damaged is listed.
 
     **Arguments:**
 
@@ -70,7 +71,8 @@ def write_report(
         assert shouts == ["1 leaf has NaNs or infinities"]
         ```
     """
-    return [shout["text"] for shout in written(source, path, other, steps, overwrite)]
+    facts = written(source, path, other, steps, overwrite)
+    return [shout["text"] for shout in facts["shouts"]]
 
 
 def written(
@@ -79,8 +81,8 @@ def written(
     other: PathLike | Source | None,
     steps: int,
     overwrite: bool,
-) -> list[dict[str, Any]]:
-    """Write the page; returns what it shouts."""
+) -> dict[str, Any]:
+    """Write the page; returns what it shows."""
     if steps < 1:
         raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
     files = NewFiles([path], _KIND, overwrite=overwrite)
@@ -96,7 +98,7 @@ def written(
             replaced = [str(c) for c in columns.found if c.has_changed()]
             if not replaced:
                 f.write(page(facts, plotly).encode(errors="replace"))
-                return facts["shouts"]
+                return facts
     raise CheckpointError(
         f"{', '.join(replaced)} was replaced or removed while it was read, "
         f"{_TRIES} times. Report a checkpoint that nobody overwrites or removes."

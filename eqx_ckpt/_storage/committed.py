@@ -15,7 +15,10 @@ _ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
 
 def read_committed(place: Storage) -> bytes:
     """The manifest; `CheckpointNotFoundError` if there is none."""
-    data = place.read(MANIFEST)
+    try:
+        data = place.read(MANIFEST)
+    except CorruptCheckpointError as e:
+        raise CorruptCheckpointError(f"{place} is damaged: {e}.") from None
     if data is None:
         place.check_exists()
         raise CheckpointNotFoundError(

@@ -31,7 +31,9 @@ def open_file(path: str, key: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as e:
-        if e.errno not in (errno.ELOOP, errno.ENXIO):
+        # The path to it may be a loop, too.
+        is_link = e.errno == errno.ELOOP and os.path.islink(path + key)
+        if not is_link and e.errno != errno.ENXIO:
             raise
         raise CorruptCheckpointError(f"{key} is a link or a socket") from None
     found = os.fstat(fd)

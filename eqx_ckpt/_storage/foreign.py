@@ -3,6 +3,7 @@
 import os
 import re
 
+from .._format.recorded import RECORD
 from .replacing import has_manifest, whole_above
 
 
@@ -56,6 +57,8 @@ def instead_of_a_run(path: str) -> str:
         return ""
     if has_manifest(path):
         return ONE_CHECKPOINT
+    if os.path.isfile(f"{path}/{RECORD}"):
+        return "It is a recording, and no run."
     try:
         return _around(path) or _orbax(path)
     except OSError:

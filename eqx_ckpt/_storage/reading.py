@@ -27,6 +27,8 @@ from .recorded import find_recorded, Recorded
 from .storage import Storage
 
 
+# What a restore raises that reads one version, and then another one.
+OF_TWO_VERSIONS = (CorruptCheckpointError, CheckpointError)
 _TRIES = 10
 _T = TypeVar("_T")
 # From the version that was planned for, whether that was replaced meanwhile, and what
@@ -45,9 +47,11 @@ class Checkpoint(Source):
     def __init__(self, path: PathLike | Storage) -> None:
         place = path if isinstance(path, Storage) else locate(path)
         try:
-            manifest = from_bytes(read_committed(place), str(place))
+            data = read_committed(place)
+            manifest = from_bytes(data, str(place))
         except CheckpointNotFoundError as e:
             raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
+        self._place, self._head = place, data[:HEAD_BYTES]
         self.chunks = place.layouts[manifest.layout](place / manifest.root)
         self._manifest = manifest
 
@@ -71,6 +75,14 @@ class Checkpoint(Source):
         report: Report | None = None,
     ) -> None:
         read_chunks(self.chunks, reads, damage, report, targets)
+
+    @property
+    def has_checksums(self) -> bool:
+        return True
+
+    def has_changed(self) -> bool:
+        # The head has the digest of the manifest, which has all checksums.
+        return self._place.read(MANIFEST, HEAD_BYTES) != self._head
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for damage to files that no restore reads, and for all other damage."""
@@ -149,11 +161,12 @@ class Reading:
         """Distinguish damage from data of another version."""
         try:
             yield
-        except CorruptCheckpointError as e:
-            if not self.has_changed():
+        except OF_TWO_VERSIONS as e:
+            if type(e) not in OF_TWO_VERSIONS or not self.has_changed():
                 raise
             raise CheckpointError(
-                f"{self} was replaced while its leaves were read. Begin again."
+                f"{self} was replaced or removed while its leaves were read. Begin "
+                "again."
             ) from e
 
     def _identity(self) -> object:
@@ -202,7 +215,7 @@ def _try_to_read(
         result = [] if read is None else [read()]
     except Exception as e:
         error = e
-    has_changed = error is None or isinstance(error, CorruptCheckpointError)
+    has_changed = error is None or type(error) in OF_TWO_VERSIONS
     has_changed = has_changed and reading.has_changed()
     if agree is not None:
         return result if agree(reading.digest, has_changed, error) else []

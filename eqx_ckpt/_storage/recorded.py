@@ -64,6 +64,10 @@ class Recorded(Source):
         return Manifest(leaves, metadata=record.metadata, root=f"{FOLDER}/")
 
     @property
+    def has_checksums(self) -> bool:
+        return True
+
+    @property
     def digest(self) -> str:
         """Of what is committed."""
         return hashlib.sha256(self.record.to_bytes()).hexdigest()

@@ -26,6 +26,13 @@ class Transformed(Source):
     def manifest(self) -> Manifest:
         return self._derived.manifest
 
+    @property
+    def has_checksums(self) -> bool:
+        return self._source.has_checksums
+
+    def has_changed(self) -> bool:
+        return self._source.has_changed()
+
     def read(
         self,
         reads: Sequence[RegionRead],

@@ -4,11 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import get_args, Literal, NamedTuple, TypeAlias
 
 from .._format.leaves import LeafRecord, SCALAR_KINDS
-from .._format.screen import table_html
+from .._format.screen import escape, printable, table_html
 from .casting import becomes, WORDS
 from .sharding import Place
 from .similar import did_you_mean, renamed
@@ -155,7 +154,7 @@ def describe(leaves: Mapping[str, LeafMatch]) -> list[str]:
             left[leaf.status] += len(names)
             continue
         several = f"{len(names)} leaves such as " if len(names) > 1 else ""
-        lines.append(f"- {several}{names[0]!r}: {_sentence(leaf)}")
+        lines.append(f"- {several}{names[0]!r}: {printable(_sentence(leaf))}")
     lines += [
         f"- And {n} more leaves that are {_STATUS[status]}."
         for status, n in left.items()

@@ -8,7 +8,8 @@ import typer
 from .._retention import Mode
 from .._types import Layout, Target
 from . import _checkpoint, _convert, _ls, _report, _run, _tree
-from ._guard import complain, guarded, TROUBLE
+from ._guard import guarded, TROUBLE
+from ._output import complain
 
 
 app = typer.Typer(
@@ -108,6 +109,8 @@ def verify(
     path: Annotated[str, typer.Argument(metavar="CKPT|RUN")], json: _Json = False
 ) -> None:
     """Compare every byte with its checksum. The status is 1 if anything is damaged.
+
+    What has no checksums, such as files of safetensors, is only read.
 
     Example: eqx-ckpt verify runs/a
     """

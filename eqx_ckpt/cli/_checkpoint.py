@@ -15,15 +15,14 @@ from ._output import (
     columns,
     columns_of,
     number,
-    printable,
     say,
     say_json,
     say_problem,
-    styled,
+    Styled,
     table,
 )
-from ._sources import source_at
-from ._values import differences, leaf_named, split_index
+from ._sources import reading
+from ._values import differences, part_of, split_index
 
 
 _MOST_VALUES = 1000
@@ -34,14 +33,9 @@ _COLORS = {"only in a": "red", "only in b": "green"}
 
 def show(path: str, text: str, as_json: bool) -> int:
     name, index = split_index(text)
-    source = source_at(path)
-    record, value = leaf_named(source, name)
-    try:
-        part = np.asarray(value)[index] if index else np.asarray(value)
-    except IndexError as e:
-        raise eqx_ckpt.CheckpointError(f"{name!r} is {record}: {e}.") from None
-    found = eqx_ckpt.stats(source, prefix=name)[name]
+    record, part, stats = reading(path, lambda source: part_of(source, name, index))
     counts, edges = _histogram(_finite(part))
+    found = dataclasses.asdict(stats)
     if as_json:
         shown = part if part.size <= _MOST_VALUES else None
         if shown is not None and shown.dtype.kind in "mM":
@@ -51,17 +45,19 @@ def show(path: str, text: str, as_json: bool) -> int:
         values = None if shown is None else np.asarray(shown).tolist()
         histogram = {"counts": counts, "edges": edges}
         about = {"path": path, "name": name, "type": str(record), "values": values}
-        say_json(about | {"stats": dataclasses.asdict(found), "histogram": histogram})
+        say_json(about | {"stats": found, "histogram": histogram})
         return 0
-    say(f"{styled(printable(name), 'bold')}  {record}  {in_bytes(record.nbytes)}")
-    for key, stat in dataclasses.asdict(found).items():
+    title = Styled(text if index else name, "bold")
+    of = "of " if index else ""
+    say(title, f"  {of}{record}  {in_bytes(record.nbytes)}")
+    for key, stat in found.items():
         is_bad = key in ("nan", "inf") and stat
-        say(f"{key:>6}  {styled(number(stat), 'red') if is_bad else number(stat)}")
+        say(f"{key:>6}  ", Styled(number(stat), "red" if is_bad else None))
     width = columns() or _WIDTH
     for line in _written(part, width).split("\n"):
         say(line)
     for line in _bars(counts, edges, width):
-        say(line)
+        say(*line)
     return 0
 
 
@@ -71,16 +67,19 @@ def _written(part: Array, width: int) -> str:
     return np.array2string(part, threshold=100, max_line_width=width)
 
 
-def _bars(counts: list[int], edges: list[float], width: int) -> Iterator[str]:
+def _bars(
+    counts: list[int], edges: list[float], width: int
+) -> Iterator[list[str | Styled]]:
     """A histogram: where each bin begins, how many are in it, and a bar."""
     longest = max(10, min(60, width - 24))
     for count, low in zip(counts, edges[:-1], strict=True):
         # Eighths of a character, so that few of many can be seen.
         eighths = math.ceil(8 * longest * count / max(counts))
         bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-        yield f"{number(low):>12} {count:>9} {styled(bar, 'cyan')}".rstrip()
+        line = f"{number(low):>12} {count:>9}"
+        yield [line, " ", Styled(bar, "cyan")] if bar else [line]
     if edges:
-        yield f"{number(edges[-1]):>12}"
+        yield [f"{number(edges[-1]):>12}"]
 
 
 def _histogram(wide: Array) -> tuple[list[int], list[float]]:
@@ -105,8 +104,7 @@ def _finite(part: Array) -> Array:
 
 
 def stats(path: str, prefix: str, as_json: bool) -> int:
-    damage: dict[str, str] = {}
-    found = stats_and_damage(source_at(path), prefix, damage)
+    found, damage = reading(path, lambda source: _stats(source, prefix))
     bad = [name for name, leaf in found.items() if leaf.nan or leaf.inf]
     if as_json:
         leaves = [{"name": n} | dataclasses.asdict(leaf) for n, leaf in found.items()]
@@ -115,35 +113,43 @@ def stats(path: str, prefix: str, as_json: bool) -> int:
         for line in _stats_lines(found):
             say(line)
         for name in bad:
-            say(styled(printable(f"NaN or infinity: {name}"), "red"))
+            say(Styled(f"NaN or infinity: {name}", "red"))
         for name, problem in damage.items():
             say_problem(f"damaged: {name}: {problem}")
     return 1 if bad or damage else 0
 
 
-def _stats_lines(found: dict[str, eqx_ckpt.LeafStats]) -> Iterator[str]:
+def _stats(
+    source: eqx_ckpt.Source, prefix: str
+) -> tuple[dict[str, eqx_ckpt.LeafStats], dict[str, str]]:
+    damage: dict[str, str] = {}
+    return stats_and_damage(source, prefix, damage), damage
+
+
+def _stats_lines(found: dict[str, eqx_ckpt.LeafStats]) -> Iterator[str | Styled]:
     """A table, or a paragraph for each leaf where that is too wide for the terminal."""
     fields = [field.name for field in dataclasses.fields(eqx_ckpt.LeafStats)]
     rows = [
-        [printable(name), *(number(getattr(leaf, field)) for field in fields), ""]
+        [name, *(number(getattr(leaf, field)) for field in fields), ""]
         for name, leaf in found.items()
     ]
     lines = list(table(["leaf", *fields, ""], rows))
     width = columns()
     if width is None or max(map(columns_of, lines)) <= width:
-        yield styled(lines[0], "dim")
+        yield Styled(lines[0], "dim")
         yield from lines[1:]
         return
     for name, *values, _ in rows:
-        yield styled(name, "bold")
+        yield Styled(name, "bold")
         for field, value in zip(fields, values, strict=True):
             if value != "-":
                 yield f"{field:>7}  {value}"
 
 
 def diff(a: str, b: str, values: bool, as_json: bool) -> int:
-    damage: dict[str, str] = {}
-    found = list(differences(a, b, values, damage))
+    found, damage = reading(
+        a, lambda x: reading(b, lambda y: differences(x, y, values))
+    )
     found.sort(key=lambda entry: -entry.get("max_abs", float("inf")))
     if as_json:
         same = not found and not damage
@@ -160,9 +166,8 @@ def diff(a: str, b: str, values: bool, as_json: bool) -> int:
             text += f": {entry['a']}, {entry['b']}"
         else:
             text += f": {entry['a'] or entry['b']}"
-        color = _COLORS.get(entry["status"])
         # It may be longer than a line, and none of it is left out.
-        print(styled(printable(text), color) if color else printable(text))
+        say(Styled(text, _COLORS.get(entry["status"])), is_cropped=False)
     for problem in damage.values():
         say_problem(problem)
     return 1 if found or damage else 0

@@ -8,23 +8,23 @@ from typing import Any
 
 import eqx_ckpt
 
-from ._output import printable, say
+from ._output import say
 from ._progress import bar
-from ._sources import source_at
+from ._sources import found_at
 
 
 def copy(source: str, target: str, how: dict[str, Any]) -> int:
     with bar() as progress:
-        found = source_at(source)
+        found = found_at(source)
         eqx_ckpt.copy(found, target, **how, progress=progress(target))
-    say(printable(f"copied to {target}"))
+    say(f"copied to {target}")
     return 0
 
 
 def convert(source: str, target: str, like: str, how: dict[str, Any]) -> int:
     made = _named(like) if like else None
     eqx_ckpt.interop.convert(source, target, like=made, **how)
-    say(printable(f"written to {target}"))
+    say(f"written to {target}")
     return 0
 
 
@@ -39,7 +39,8 @@ def _named(text: str) -> Any:
     sys.path.insert(0, os.getcwd())
     try:
         return _made(getattr(importlib.import_module(module), name))
-    except Exception as e:  # It is the user's code, which can raise anything.
+    # It is the user's code, which can raise anything, and even exit.
+    except (Exception, SystemExit) as e:
         raise eqx_ckpt.CheckpointError(
             f"`--like {text}`: {type(e).__name__}: {e}"
         ) from e

@@ -9,7 +9,7 @@ from typing import Any
 
 import eqx_ckpt
 
-from ._output import printable
+from ._output import complain
 
 
 DAMAGED, TROUBLE = 1, 2
@@ -36,18 +36,15 @@ def guarded(command: Callable[[], int | None]) -> int:
             # Nobody reads on; Python would complain again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except eqx_ckpt.CorruptCheckpointError as e:
-            complain(e)
-            return DAMAGED
         except (eqx_ckpt.CheckpointError, ImportError, OSError, MemoryError) as e:
             complain(e)
-            return TROUBLE
+            return status_of(e)
 
 
-def complain(problem: object) -> None:
-    """Print what is wrong, where it does not disturb the answer."""
-    lines = [printable(line) for line in str(problem).splitlines()]
-    print("eqx-ckpt: " + "\n".join(lines), file=sys.stderr)
+def status_of(problem: Exception) -> int:
+    """The exit status that an error stands for."""
+    is_damage = isinstance(problem, eqx_ckpt.CorruptCheckpointError)
+    return DAMAGED if is_damage else TROUBLE
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

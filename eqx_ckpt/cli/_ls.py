@@ -9,7 +9,10 @@ import eqx_ckpt
 from .._format.screen import in_bytes
 from .._retention import Mode, ranked
 from .._steps import Run
-from ._output import number, printable, say, say_json, styled, table
+from .._types import is_real
+from ._guard import status_of
+from ._output import number, say, say_json, Styled, table
+from ._words import in_options
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -17,22 +20,47 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
     run = Run(path)
-    steps = steps_of(run)
-    found = [entry for step in steps if (entry := _entry(run, step)) is not None]
-    metrics = {entry["step"]: entry["metadata"] for entry in found}
-    first = next(iter(ranked(metrics, best, mode)), None) if best else None
+    status = 0
+    found: list[dict[str, Any]] = []
+    for step in steps_of(run):
+        entry, problem = _entry(run, step)
+        if isinstance(problem, eqx_ckpt.CheckpointNotFoundError | FileNotFoundError):
+            continue  # It has vanished meanwhile.
+        if problem is not None:
+            entry["problem"] = in_options(problem)
+            status = max(status, status_of(problem))
+        found.append(entry)
+    first = _best(found, best, mode) if best else None
     for entry in found:
         entry["latest"] = entry is found[-1]
         entry["best"] = entry["step"] == first
     if as_json:
         say_json({"run": run.directory, "steps": found})
-        return 0
+        return status
     lines = iter(table(("step", "age", "size", "leaves", ""), map(_row, found)))
-    say(styled(next(lines), "dim"))
+    say(Styled(next(lines), "dim"))
     for line, entry in zip(lines, found, strict=True):
         color = "red" if entry["problem"] else "green" if entry["best"] else None
-        say(styled(line, color) if color else line)
-    return 0
+        say(Styled(line, color))
+    return status
+
+
+def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
+    metrics = {entry["step"]: entry["metadata"] for entry in found}
+    for step in ranked(metrics, metric, mode):
+        return step
+    known = dict.fromkeys(
+        key
+        for metadata in metrics.values()
+        if isinstance(metadata, dict)
+        for key, value in metadata.items()
+        if is_real(value)
+    )
+    there = ", ".join(map(repr, known)) or "none"
+    raise eqx_ckpt.CheckpointError(
+        f"`--best {metric}`: none of the {len(found)} steps has a number {metric!r} in "
+        f"its metadata. The numbers there are {there}."
+    )
 
 
 def steps_of(run: Run) -> list[int]:
@@ -45,8 +73,8 @@ def steps_of(run: Run) -> list[int]:
     return steps
 
 
-def _entry(run: Run, step: int) -> dict[str, Any] | None:
-    """What there is to say of a step; nothing if it has vanished meanwhile."""
+def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
+    """What there is to say of a step, and why it cannot be read."""
     path = os.fspath(run.path(step))
     entry: dict[str, Any] = {
         "step": step,
@@ -61,13 +89,10 @@ def _entry(run: Run, step: int) -> dict[str, Any] | None:
         if os.path.exists(path):
             entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
         manifest = eqx_ckpt.read_manifest(run.path(step))
-        entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
-        entry["metadata"] = manifest.metadata
-    except (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError):
-        return None
     except (eqx_ckpt.CheckpointError, OSError) as e:
-        entry["problem"] = str(e)
-    return entry
+        return entry, e
+    entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
+    return entry | {"metadata": manifest.metadata}, None
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
@@ -75,10 +100,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
     notes = f"[{', '.join(marks)}] " if marks else ""
     metadata = entry["metadata"]
     if entry["problem"]:
-        notes += printable(entry["problem"].splitlines()[0])
+        notes += entry["problem"].split("\n")[0]
     elif isinstance(metadata, dict):
         parts = [f"{k}={number(v)}" for k, v in metadata.items()]
-        notes += printable(" ".join(parts))
+        notes += " ".join(parts)
     size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
     age = "-" if entry["saved"] is None else _age(entry["saved"])
     return [str(entry["step"]), age, size, number(entry["leaves"]), notes]

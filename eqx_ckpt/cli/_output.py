@@ -3,19 +3,27 @@
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._format.lazy import np
 from .._format.leaves import MAX_BITS, scalar_to_text
+from .._format.screen import printable
+from ._words import in_options
 
 
+NO_CHECKSUMS = "no checksums to compare with"
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "cyan": "36"}
-_CODE = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+class Styled(NamedTuple):
+    """A part of a line, in a style of a terminal."""
+
+    text: str
+    style: str | None
 
 
 def columns() -> int | None:
@@ -23,9 +31,28 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def styled(text: str, style: str) -> str:
-    """A text in a colour, on terminals only, and not if `NO_COLOR` is set."""
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if _has_colours() else text
+def say(*parts: str | Styled, is_cropped: bool = True) -> None:
+    """Print a line. All that commands print in words is printed here.
+
+    Control characters are escaped. On a terminal, what does not fit into its width is
+    left out, if `is_cropped`.
+    """
+    line = [
+        Styled(printable(part.text), part.style)
+        if isinstance(part, Styled)
+        else Styled(printable(part), None)
+        for part in parts
+    ]
+    width = columns() if is_cropped else None
+    if width is not None:
+        line = cropped(line, width)
+    codes = _STYLES if _has_colours() else {}
+    print(
+        "".join(
+            f"\x1b[{codes[style]}m{text}\x1b[0m" if style in codes else text
+            for text, style in line
+        )
+    )
 
 
 def _has_colours() -> bool:
@@ -36,35 +63,34 @@ def _has_colours() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str = "") -> None:
-    """Print a line; on a terminal, what does not fit into its width is left out."""
-    width = columns()
-    print(text if width is None else cropped(text, width))
-
-
 def say_problem(text: str) -> None:
     """Print all of a text in red: it may be wider than the terminal."""
-    for line in text.splitlines():
-        print(styled(printable(line), "red"))
+    for line in text.split("\n"):
+        say(Styled(line, "red"), is_cropped=False)
 
 
-def cropped(text: str, width: int) -> str:
-    """The beginning of a text that takes `width` columns, with its colours."""
-    if len(text) <= width or columns_of(_CODE.sub("", text)) <= width:
-        return text
-    left, shown = width - 1, ""
-    for part in _CODE.split(text):
-        if _CODE.fullmatch(part):
-            shown += part
-            continue
-        for character in part:
+def complain(problem: object) -> None:
+    """Print what is wrong, where it does not disturb the answer."""
+    lines = map(printable, in_options(problem).split("\n"))
+    print("eqx-ckpt: " + "\n".join(lines), file=sys.stderr)
+
+
+def cropped(line: list[Styled], width: int) -> list[Styled]:
+    """The beginning of a line that takes `width` columns."""
+    if sum(columns_of(part.text) for part in line) <= width:
+        return line
+    left, shown = width - 1, list[Styled]()
+    for text, style in line:
+        end = 0
+        for character in text:
             left -= columns_of(character)
             if left < 0:
                 break
-            shown += character
+            end += 1
+        shown.append(Styled(text[:end], style))
         if left < 0:
             break
-    return f"{shown}…\x1b[0m" if "\x1b" in shown else f"{shown}…"
+    return [*shown, Styled("…", None)]
 
 
 def columns_of(text: str) -> int:
@@ -79,7 +105,9 @@ def columns_of(text: str) -> int:
 
 def say_json(value: Any) -> None:
     """Print one JSON document; what is no number of JSON becomes a string."""
-    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+    text = json.dumps(_plain(value), indent=2, allow_nan=False)
+    # All other control characters are escaped already.
+    print(text.replace("\x7f", "\\u007f"))
 
 
 def _plain(value: Any) -> Any:
@@ -99,13 +127,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def printable(text: str) -> str:
-    """Escape control characters, which could move the cursor of a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def number(value: Any) -> str:
     """Format a number for a column."""
     if value is None:
@@ -117,7 +138,7 @@ def number(value: Any) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
     """Align columns: the first and the last to the left, the others to the right."""
-    lines = [list(head), *map(list, rows)]
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         gaps = [" " * (w - columns_of(t)) for t, w in zip(line, widths, strict=True)]

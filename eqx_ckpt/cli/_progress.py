@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator
 
+from .._format.screen import printable
 from .._progress import Progress
 
 
@@ -29,7 +30,7 @@ def bar() -> Generator[Callable[[str], Progress], None, None]:
         task = bars.add_task("", total=None)
 
         def labelled(label: str) -> Progress:
-            bars.reset(task, description=escape(label), total=None)
+            bars.reset(task, description=escape(printable(label)), total=None)
 
             def report(phase: str, leaf: str, done: int, total: int) -> None:
                 bars.update(task, completed=done, total=total)

@@ -7,10 +7,11 @@ import eqx_ckpt
 
 from .._format.screen import in_bytes
 from .._steps import Run
-from ._guard import DAMAGED, TROUBLE
-from ._output import printable, say, say_json, say_problem, styled, table
+from ._guard import DAMAGED, status_of
+from ._output import NO_CHECKSUMS, say, say_json, say_problem, Styled, table
 from ._progress import bar
-from ._sources import path_or_source
+from ._sources import found_at
+from ._words import in_options
 
 
 def verify(path: str, as_json: bool) -> int:
@@ -22,18 +23,16 @@ def verify(path: str, as_json: bool) -> int:
         for one in [os.fspath(run.path(step)) for step in steps] or [path]:
             result = {"path": one, "ok": True, "problem": None}
             try:
-                eqx_ckpt.verify(path_or_source(one), progress=progress(one))
-            except eqx_ckpt.CorruptCheckpointError as e:
-                status = status or DAMAGED
-                result |= {"ok": False, "problem": str(e)}
+                if not eqx_ckpt.verify(found_at(one), progress=progress(one)):
+                    result |= {"ok": None, "problem": NO_CHECKSUMS}
             except (eqx_ckpt.CheckpointError, OSError) as e:
                 # Of a run, the other steps are verified all the same.
-                if not steps:
+                if not steps and status_of(e) != DAMAGED:
                     raise
                 if isinstance(e, eqx_ckpt.CheckpointNotFoundError):
                     continue
-                status = TROUBLE
-                result |= {"ok": False, "problem": str(e)}
+                status = max(status, status_of(e))
+                result |= {"ok": False, "problem": in_options(e)}
             results.append(result)
             if not as_json:
                 _say_result(result)
@@ -44,7 +43,9 @@ def verify(path: str, as_json: bool) -> int:
 
 def _say_result(result: dict[str, Any]) -> None:
     if result["ok"]:
-        say(f"{styled('ok', 'green')}  {printable(result['path'])}")
+        say(Styled("ok", "green"), f"  {result['path']}")
+    elif result["ok"] is None:
+        say(f"read  {result['path']}: {result['problem']}")
     else:
         say_problem(result["problem"])
 
@@ -56,7 +57,7 @@ def rm(path: str, steps: list[int]) -> int:
     manager = eqx_ckpt.CheckpointManager(path)
     for step in dict.fromkeys(steps):
         manager.delete(step)
-        say(printable(f"deleted {os.fspath(run.path(step))}"))
+        say(f"deleted {os.fspath(run.path(step))}")
     return 0
 
 
@@ -77,7 +78,7 @@ def gc(path: str, dry_run: bool, as_json: bool) -> int:
         )
         return 0
     rows = [
-        ["-" if nbytes is None else in_bytes(nbytes), printable(one)]
+        ["-" if nbytes is None else in_bytes(nbytes), one]
         for one, nbytes in found.items()
     ]
     for line in table(["size", "path"], rows) if rows else ():

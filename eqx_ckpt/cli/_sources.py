@@ -1,17 +1,28 @@
 """What commands are given: paths of checkpoints, recordings, and other formats."""
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import eqx_ckpt
 
 from .._storage.foreign import format_at
-from .._storage.reading import opened
+from .._storage.reading import opened, read_consistently
 
 
-def source_at(path: str) -> eqx_ckpt.Source:
-    """What is at a path, in whatever format; ours is opened without importing JAX."""
+_T = TypeVar("_T")
+
+
+def found_at(path: str) -> str | eqx_ckpt.Source:
+    """What is at a path, for a function that reads it.
+
+    The path itself if it is ours: then it is read again if it is replaced meanwhile.
+    """
     try:
-        return opened(path)
+        opened(path)
+        return path
+    except eqx_ckpt.CorruptCheckpointError:
+        return path
     except eqx_ckpt.CheckpointNotFoundError:
         is_remote = "://" in path
         format = "" if is_remote else format_at(os.path.expanduser(path))
@@ -25,12 +36,6 @@ def source_at(path: str) -> eqx_ckpt.Source:
         return eqx_ckpt.interop.open_source(path)
 
 
-def path_or_source(path: str) -> str | eqx_ckpt.Source:
-    """The path itself if it is ours: then it is noticed if that is replaced."""
-    try:
-        opened(path)
-        return path
-    except eqx_ckpt.CorruptCheckpointError:
-        return path
-    except eqx_ckpt.CheckpointNotFoundError:
-        return source_at(path)
+def reading(path: str, read: Callable[[eqx_ckpt.Source], _T]) -> _T:
+    """Read what is at a path: again from the start if it is replaced meanwhile."""
+    return read_consistently(found_at(path), lambda source: lambda: read(source))

@@ -8,20 +8,21 @@ import eqx_ckpt
 
 from .._format.names import is_below
 from .._format.screen import in_bytes
+from .._storage.reading import opened
 from .._tree.nested import checked_prefix
-from ._output import printable, say, say_json, styled
-from ._sources import source_at
+from ._output import say, say_json, Styled
+from ._sources import found_at
 
 
 def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
-    manifest = source_at(path).manifest
+    manifest = opened(found_at(path)).manifest
     prefix = checked_prefix(prefix, manifest)
     root = grown(manifest, prefix)
     if not as_json:
         top = f"{path.rstrip('/')}/{prefix}" if prefix else path
-        say(f"{styled(printable(top), 'bold')}  {label(root)}")
+        say(Styled(top, "bold"), "  ", *label(root))
         for line in lines(root, depth):
-            say(line)
+            say(*line)
         return 0
     leaves = [
         {
@@ -87,32 +88,39 @@ def _way_to(root: Node, name: str) -> list[Node]:
     return nodes
 
 
-def lines(node: Node, depth: int | None, indent: str = "") -> Iterator[str]:
+def lines(root: Node, depth: int | None) -> Iterator[list[str | Styled]]:
     """A line for each node, down to a depth."""
-    last = len(node.children) - 1
-    for i, (name, child) in enumerate(node.children.items()):
-        corner, below = ("└── ", "    ") if i == last else ("├── ", "│   ")
-        shown = styled(printable(name), "bold")
-        yield f"{indent}{corner}{shown}  {label(child)}"
-        if depth is None or depth > 1:
-            deeper = None if depth is None else depth - 1
-            yield from lines(child, deeper, indent + below)
+    # A name may have more parts than Python's own stack has room for.
+    waiting = _below(root, "")
+    while waiting:
+        indent, name, child, is_last = waiting.pop()
+        corner, below = ("└── ", "    ") if is_last else ("├── ", "│   ")
+        yield [indent, corner, Styled(name, "bold"), "  ", *label(child)]
+        deeper = indent + below
+        if depth is None or len(deeper) < depth * len(below):
+            waiting += _below(child, deeper)
 
 
-def label(node: Node) -> str:
+def _below(node: Node, indent: str) -> list[tuple[str, str, Node, bool]]:
+    """The children of a node, the last one first."""
+    items = reversed(node.children.items())
+    return [(indent, name, child, not i) for i, (name, child) in enumerate(items)]
+
+
+def label(node: Node) -> list[str | Styled]:
     """The text beside the name of a node, the most important first."""
     record = node.record
     if node.unsaved is not None:
-        return styled(printable(f"left out: {node.unsaved}"), "dim")
+        return [Styled(f"left out: {node.unsaved}", "dim")]
     if record is None or node.children:
-        size = styled(in_bytes(node.nbytes), "cyan")
-        return (
-            f"{size}  {_count(node.numbers, 'number')} in {_count(node.leaves, 'leaf')}"
-        )
+        size = Styled(in_bytes(node.nbytes), "cyan")
+        counts = f"{_count(node.numbers, 'number')} in {_count(node.leaves, 'leaf')}"
+        return [size, "  ", counts]
     if record.value is not None:
-        return f"{record} = {record.value}"
-    text = f"{styled(str(record), 'green')}  {styled(in_bytes(record.nbytes), 'cyan')}"
-    return f"{text}  {styled(where, 'dim')}" if (where := sharding(record)) else text
+        return [f"{record} = {record.value}"]
+    size = Styled(in_bytes(record.nbytes), "cyan")
+    text = [Styled(str(record), "green"), "  ", size]
+    return [*text, "  ", Styled(where, "dim")] if (where := sharding(record)) else text
 
 
 def _count(number: int, word: str) -> str:

@@ -4,16 +4,19 @@ import difflib
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import eqx_ckpt
 
-from .._format.chunks import blocks, whole
+from .._format.chunks import blocks, Region, whole
 from .._format.distance import distances
 from .._format.lazy import Array, np
 from .._format.leaves import from_stored
+from .._format.moments import Moments
+from .._format.parse import scalar_from_text
 from .._format.source import read_regions
-from ._sources import source_at
+from .._stats import moments_of, stats_of
+from ._words import in_options
 
 
 _INDEX = re.compile(r"(?P<name>.*?)(\[(?P<index>[-0-9:, ]*)\])?\Z", re.S)
@@ -41,27 +44,80 @@ def _slice(text: str) -> int | slice:
     return found
 
 
-def leaf_named(source: eqx_ckpt.Source, name: str) -> tuple[eqx_ckpt.LeafRecord, Any]:
-    """Read the record and the value of one leaf."""
-    names = source.manifest.leaves
-    if (why := source.manifest.unsaved.get(name)) is not None:
+class Part(NamedTuple):
+    """A part of a leaf: its values, and their statistics."""
+
+    record: eqx_ckpt.LeafRecord
+    values: Array
+    stats: eqx_ckpt.LeafStats
+
+
+def part_of(source: eqx_ckpt.Source, name: str, index: tuple[Any, ...]) -> Part:
+    """Read a part of one leaf, and no more of it."""
+    record = _record_named(source.manifest, name)
+    try:
+        shape = np.broadcast_to(np.empty((), bool), record.shape)[index].shape
+    except IndexError as e:
+        raise eqx_ckpt.CheckpointError(f"{name!r} is {record}: {e}.") from None
+    alone = record._replace(shape=shape)
+    if not record.is_array:
+        value = scalar_from_text(record.kind, record.value or "")
+        return Part(record, np.asarray(value), stats_of(alone, Moments()))
+    region, inside = _bounds(index, record.data_shape)
+    (found,) = read_regions(source, [eqx_ckpt.RegionRead(name, record, region)])
+    stored = np.asarray(found[inside])
+    stats = stats_of(alone, moments_of(record, stored))
+    return Part(record, from_stored(stored, record), stats)
+
+
+def _record_named(manifest: eqx_ckpt.Manifest, name: str) -> eqx_ckpt.LeafRecord:
+    names = manifest.leaves
+    if (why := manifest.unsaved.get(name)) is not None:
         raise eqx_ckpt.LeafMismatchError(f"{name!r} was left out: {why}.")
-    if name not in names:
-        close = difflib.get_close_matches(name, names, 3, 0.4)
-        below = [other for other in names if other.startswith(name + "/")][:3]
-        hint = f" Did you mean {', '.join(map(repr, below or close))}?"
-        raise eqx_ckpt.LeafMismatchError(
-            f"There is no leaf {name!r}.{hint if below or close else ''}"
-        )
-    leaves = eqx_ckpt.leaves(source, prefix=name)
-    return next((record, value) for found, record, value in leaves if found == name)
+    if name in names:
+        return names[name]
+    close = difflib.get_close_matches(name, names, 3, 0.4)
+    below = [other for other in names if other.startswith(name + "/")][:3]
+    hint = f" Did you mean {', '.join(map(repr, below or close))}?"
+    raise eqx_ckpt.LeafMismatchError(
+        f"There is no leaf {name!r}.{hint if below or close else ''}"
+    )
+
+
+def _bounds(
+    index: tuple[Any, ...], shape: tuple[int, ...]
+) -> tuple[Region, tuple[Any, ...]]:
+    """The smallest region with all that an index picks, and the index inside of it."""
+    region: list[slice] = []
+    inside: list[int | slice] = []
+    rest = [slice(None)] * (len(shape) - len(index))
+    for one, size in zip([*index, *rest], shape, strict=True):
+        if isinstance(one, int):
+            first = last = range(size)[one]
+            inside.append(0)
+        else:
+            picked = range(size)[one]
+            first, last = sorted((picked[0], picked[-1])) if picked else (0, -1)
+            inside.append(slice(None, None, picked.step))
+        region.append(slice(first, last + 1))
+    return tuple(region), tuple(inside)
 
 
 def differences(
-    a: str, b: str, values: bool, damage: dict[str, str]
+    first: eqx_ckpt.Source, second: eqx_ckpt.Source, values: bool
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """How the leaves differ, in the manifests and, if asked for, in the data; and what
+    is damaged."""
+    damage: dict[str, str] = {}
+    return list(_differences(first, second, values, damage)), damage
+
+
+def _differences(
+    first: eqx_ckpt.Source,
+    second: eqx_ckpt.Source,
+    values: bool,
+    damage: dict[str, str],
 ) -> Iterator[dict[str, Any]]:
-    """The differences of each leaf: in the manifests and, if asked for, in the data."""
-    first, second = source_at(a), source_at(b)
     left, right = first.manifest.leaves, second.manifest.leaves
     for name in dict.fromkeys([*left, *right]):
         x, y = left.get(name), right.get(name)
@@ -78,7 +134,7 @@ def differences(
             try:
                 found = _compare(first, second, name, x, y)
             except eqx_ckpt.CorruptCheckpointError as e:
-                damage[name] = str(e)
+                damage[name] = in_options(e)
                 continue
             if found:
                 yield entry | {"status": "other values"} | found

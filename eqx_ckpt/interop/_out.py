@@ -187,6 +187,9 @@ class _Chosen(Source):
     def manifest(self) -> Manifest:
         return self._manifest
 
+    def has_changed(self) -> bool:
+        return self._source.has_changed()
+
     def read(
         self,
         reads: Sequence[RegionRead],

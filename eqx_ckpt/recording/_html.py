@@ -1,9 +1,7 @@
 """A recording in a notebook."""
 
-from html import escape
-
 from .._format.recorded import Record
-from .._format.screen import tree_html
+from .._format.screen import escape, tree_html
 
 
 def record_html(head: str, record: Record) -> str:

@@ -97,4 +97,4 @@ def test_without_a_manifest_there_is_nothing_to_describe(run, data, capsys):
         assert (status, out) == (1, "")
         assert err.startswith("eqx-ckpt: ")
     assert data("verify", broken)[0] == 1
-    assert data("ls", run)[0] == 0
+    assert data("ls", run)[0] == 1

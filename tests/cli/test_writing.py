@@ -31,6 +31,11 @@ def make_nothing():
     return {}["none"]
 
 
+def make_exit():
+    """What ends the program when `--like` calls it."""
+    raise SystemExit(0)
+
+
 @pytest.fixture
 def ckpt(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", make_model(), metadata={"n": 1})
@@ -90,15 +95,16 @@ def test_files_of_equinox(tmp_path, ckpt, ask):
     ("options", "problem"),
     [
         (["m.unknown"], "The suffix of 'm.unknown' names no format"),
-        (["m"], "pass `to`"),
+        (["m"], "pass `--to`"),
         (["m.npz", "--to", "zip"], "'zip'"),
-        (["m.npz", "--strict"], "would lose"),
-        (["m.eqx"], "Pass that, or one of"),
+        (["m.npz", "--strict"], "Leave out `--strict`"),
+        (["m.eqx"], "Pass `--like MODULE:NAME`"),
         (["m.eqx", "--like", "nonsense"], "is not `MODULE:NAME`"),
         (["m.eqx", "--like", "no_such_module:f"], "No module named"),
         (["m.eqx", "--like", f"{__name__}:missing"], "no attribute 'missing'"),
         (["m.eqx", "--like", f"{__name__}:make_wide"], "`: TypeError: make_wide()"),
         (["m.eqx", "--like", f"{__name__}:make_nothing"], "`: KeyError: 'none'"),
+        (["m.eqx", "--like", f"{__name__}:make_exit"], "`: SystemExit: 0"),
         (["m.eqx", "--like", "wrong:f"], "`--like wrong:f`: SyntaxError: "),
         (["there.npz"], "exists already"),
     ],

@@ -181,3 +181,81 @@ def test_thousands_of_leaves_are_drawn_in_parts(opened):
     page.click("#map g.slice:has-text('0 …')", position={"x": 20, "y": 8})
     assert " … " in page.inner_text("#crumbs")
     assert 0 < len(names(page)) < 5000
+
+
+EXTREMES = {
+    "equal": [1e-320] * 3,
+    "subnormal": [0.0, 1e-320, 2e-320],
+    "both signs": [5e-324, 0.0, -5e-324],
+    "small": [1e-307, 2e-307, 3e-307],
+    "large": [1.7e308, -1.7e308, 0.0],
+    "all": [1e-320, 1.0, 1.7e308],
+    "close": [1.0, 1.0 + 2**-52, 1.0],
+    "no float": [10**400, 1, 2],
+}
+
+
+def test_curves_of_extremes(tmp_path, opened):
+    """All are drawn, metrics and leaves; a title names the unit of an axis."""
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step in range(3):
+            now = {name: values[step] for name, values in EXTREMES.items()}
+            tree = {n: np.array([v, 0.0]) for n, v in now.items() if n != "no float"}
+            manager.save(step, tree | {"w": jnp.full(3, step)}, metadata=now)
+    page = opened(tmp_path / "run")
+    hidden = page.locator("#chosen-metrics button[aria-pressed=false]")
+    while hidden.count():
+        hidden.first.click()
+    traces = page.locator("#metrics .scatterlayer .trace")
+    assert traces.count() == len(EXTREMES)
+    assert page.locator("#metrics").text_content().count("× 1e-300") == 4
+    assert page.locator("#parts .scatterlayer").count() == 1
+    for name in names(page):
+        page.locator("#rows tr.leaf", has_text=name).first.click()
+        assert page.locator("#way .scatterlayer .trace").count() == 2
+        assert page.locator("#histogram .bars path").count() > 0
+
+
+def test_what_has_changed(tmp_path, opened):
+    """A leaf that is not finite any more, or was not, is infinitely far away; and a
+    key, which has no distance, is among those that have changed."""
+    ones, nans = np.ones(3), np.array([1.0, np.nan, 1.0])
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step in range(2):
+            tree = {
+                "to nan": nans if step else ones,
+                "from nan": ones if step else nans,
+                "nan": nans,
+                "key": jax.random.key(step),
+                "same key": jax.random.key(0),
+                "same": ones,
+                "moved": ones * (step + 1),
+                "scalar": np.nan if step else 1.0,
+            }
+            manager.save(step, tree)
+    page = opened(tmp_path / "run")
+    page.select_option("#only", "only changed")
+    changed = {"to%20nan", "from%20nan", "key", "moved", "scalar"}
+    assert set(names(page)) == changed | {"nan"}  # Not finite: that is its status.
+    page.select_option("#only", "all leaves")
+    cells = page.locator("#rows tr.leaf").all()
+    found = {(row := cell.inner_text().split("\t"))[0]: row[4:6] for cell in cells}
+    assert found["to%20nan"] == found["from%20nan"] == ["∞", "∞"]
+    assert found["scalar"][0] == "∞"
+    assert found["key"] == ["–", "–"]
+    assert found["same"] == found["nan"] == ["0", "0"]
+    sort_by(page, "change")
+    assert names(page)[3] == "moved"
+    page.select_option("#colour", "change")
+    page = opened(tmp_path / "run/000000", tmp_path / "run/000001")
+    assert set(names(page)) == changed | {"nan"}
+
+
+def test_what_has_no_checksums_is_not_called_whole(tmp_path, opened):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(3)})
+    eqx_ckpt.interop.to_safetensors(tmp_path / "c", tmp_path / "w.safetensors")
+    ours, file = tmp_path / "c", tmp_path / "w.safetensors"
+    file = eqx_ckpt.interop.safetensors(file)
+    well = opened(ours, file).inner_text(".well")
+    assert well.endswith("could be read. There are no checksums to compare with in B.")
+    assert opened(ours).inner_text(".well").endswith("byte agrees with its checksum.")

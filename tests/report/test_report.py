@@ -253,7 +253,7 @@ def test_two_checkpoints(run, tmp_path, report):
 
 
 def test_how_far_leaves_are_apart(tmp_path, report):
-    """Two NaNs are equal; where one is, there is no largest distance."""
+    """Two NaNs are equal, and infinitely far from numbers; keys have no distance."""
     ours = {
         "same": np.array([np.nan, 1.0]),
         "nan": np.array([np.nan, 1.0]),
@@ -277,12 +277,12 @@ def test_how_far_leaves_are_apart(tmp_path, report):
     found = {name: (leaf["differ"], leaf["largest"]) for name, leaf in leaves.items()}
     assert found == {
         "same": (0, 0),
-        "nan": (2, None),
+        "nan": (2, "inf"),
         "int": (1, 1),
         "year": (1, 2),
         "key": (1, None),
         "number": (1, 1),
-        "lost": (1, None),
+        "lost": (1, "inf"),
     }
 
 

@@ -3,6 +3,13 @@
 
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const { leaves, columns, kind } = facts;
+// Where there is no distance, as from a number to a NaN.
+const distance = (value) => (value === "inf" ? Infinity : value);
+for (const leaf of leaves) {
+  if (!leaf.changes) continue;
+  leaf.changes = leaf.changes.map(distance);
+  leaf.largest = distance(leaf.largest);
+}
 const newest = columns[columns.length - 1];
 const PALETTE = [
   "#4269d0", "#e0a02f", "#e8705c", "#4fae9c", "#3f9b58", "#d977a8", "#8f6bd8", "#7fa6e0",
@@ -41,6 +48,7 @@ function inBytes(count) {
 function inWords(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
+  if (value === Infinity) return "∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
@@ -56,6 +64,7 @@ const changeOf = (leaf) => last(leaf.changes);
 function movedBy(leaf) {
   const change = changeOf(leaf);
   const norm = last(leaf.norms);
+  if (change === Infinity) return change;
   if (change === null || norm === null) return null;
   return change === 0 ? 0 : norm > 0 ? change / norm : null;
 }
@@ -74,6 +83,35 @@ function mixed(from, to, share) {
 // The plotting library reads some HTML in texts.
 const plain = (text) =>
   String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// The plotting library fails where an axis nears the ends of what numbers can be.
+function unitOf(values) {
+  const largest = values.reduce((most, v) => (Number.isFinite(v) ? Math.max(most, Math.abs(v)) : most), 0);
+  if (largest > 1e290) return 1e300;
+  return largest > 0 && largest < 1e-290 ? 1e-300 : 1;
+}
+
+// Draws the numbers of an axis, "x" or "y", in a unit, which its title says if it is not 1.
+function inUnits(traces, layout, axis) {
+  const groups = new Map();
+  for (const trace of traces) {
+    const name = (trace[`${axis}axis`] || axis).replace(axis, `${axis}axis`);
+    groups.set(name, [...(groups.get(name) || []), trace]);
+  }
+  for (const [name, group] of groups) {
+    const unit = unitOf(group.flatMap((trace) => trace[axis]));
+    for (const trace of group) {
+      trace.customdata = trace[axis].map(inWords);
+      trace[axis] = trace[axis].map((v) => (Number.isFinite(v) ? v / unit : null));
+      if (axis === "x" && trace.width) trace.width /= unit;
+    }
+    if (unit === 1) continue;
+    const { title, range } = layout[name];
+    const words = [title && title.text, `× ${unit}`].filter(Boolean).join(" ");
+    layout[name] = { ...layout[name], title: { text: words } };
+    if (range) layout[name].range = range.map((end) => end / unit);
+  }
+}
 
 function draw(node, traces, layout) {
   const axis = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true };

@@ -41,7 +41,7 @@ function limitsOf(histograms) {
   const ends = histograms.flatMap(({ low, width, counts }) =>
     counts.length > 1 ? [low, low + width * counts.length] : [low]);
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
-  const widthOfOne = (high - low) / 50 || Math.abs(low) / 20 || 0.05;
+  const widthOfOne = high / 50 - low / 50 || Math.abs(low) / 20 || 0.05;
   return { range: [low - 2 * widthOfOne, high + 2 * widthOfOne], widthOfOne };
 }
 
@@ -54,7 +54,7 @@ function bars({ low, width, counts }, colour, widthOfOne) {
     width: isOne ? widthOfOne : width,
     marker: { color: colour, line: { width: 0 } },
     opacity: 0.75,
-    hovertemplate: "%{y} near %{x:.4g}<extra></extra>",
+    hovertemplate: "%{y} near %{customdata}<extra></extra>",
   };
 }
 
@@ -64,20 +64,25 @@ function drawLeaf() {
   if (byId("histogram")) {
     const { range, widthOfOne } = limitsOf([leaf.first, leaf.histogram].filter(Boolean));
     const before = leaf.first ? [bars(leaf.first, style("--ghost"), widthOfOne)] : [];
-    draw(byId("histogram"), [...before, bars(leaf.histogram, style("--bar"), widthOfOne)],
-      { barmode: "overlay", bargap: 0, xaxis: { range }, yaxis: {} });
+    const traces = [...before, bars(leaf.histogram, style("--bar"), widthOfOne)];
+    const layout = { barmode: "overlay", bargap: 0, xaxis: { range }, yaxis: {} };
+    inUnits(traces, layout, "x");
+    draw(byId("histogram"), traces, layout);
   }
   if (byId("way")) {
     const x = columns.map((column) => Number(column.label));
     const line = { type: "scatter", mode: "lines+markers", marker: { size: 4 } };
-    draw(byId("way"), [
-      { ...line, x, y: leaf.norms, line: { color: style("--accent") }, hovertemplate: "%{y:.5g} at step %{x}<extra>norm</extra>" },
-      { ...line, x: x.slice(1), y: leaf.changes, yaxis: "y2", line: { color: style("--ghost") }, hovertemplate: "%{y:.5g} at step %{x}<extra>change</extra>" },
-    ], {
+    const traces = [
+      { ...line, x, y: leaf.norms, line: { color: style("--accent") }, hovertemplate: "%{customdata} at step %{x}<extra>norm</extra>" },
+      { ...line, x: x.slice(1), y: leaf.changes, yaxis: "y2", line: { color: style("--ghost") }, hovertemplate: "%{customdata} at step %{x}<extra>change</extra>" },
+    ];
+    const layout = {
       yaxis: { domain: [0.56, 1], title: { text: "norm" } },
       yaxis2: { domain: [0, 0.44], title: { text: "change" }, rangemode: "tozero" },
       xaxis: { anchor: "y2" },
-    });
+    };
+    inUnits(traces, layout, "y");
+    draw(byId("way"), traces, layout);
   }
 }
 

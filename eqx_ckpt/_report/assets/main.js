@@ -23,7 +23,11 @@ function drawCharts() {
       document.documentElement.dataset.drawn = "yes";
       return;
     }
-    chart();
+    try {
+      chart();
+    } catch (error) {
+      console.error(error);  // The others can be drawn all the same.
+    }
     setTimeout(next);
   };
   next();
@@ -60,7 +64,12 @@ function showShouts() {
     ]);
     return el("div", { class: "shout", role: "alert" }, el("b", {}, text), el("div", {}, ...links));
   });
-  const well = el("p", { class: "well" }, "✓ Every number is finite, and every byte is what was saved.");
+  const bare = columns.filter((column) => !column.checksums);
+  const where = bare.some(({ label }) => label) ? ` in ${bare.map(({ label }) => label).join(", ")}` : "";
+  const bytes = bare.length
+    ? `every byte could be read. There are no checksums to compare with${where}.`
+    : "every byte agrees with its checksum.";
+  const well = el("p", { class: "well" }, `✓ Every number is finite, and ${bytes}`);
   byId("shouts").append(...(boxes.length ? boxes : [well]));
 }
 

@@ -38,11 +38,12 @@ function drawSteps() {
     return {
       type: "scatter", mode: "lines+markers", x, y: facts.metrics[name], marker: { size: 4 },
       xaxis: `x${n}`, yaxis: `y${n}`, line: { color: PALETTE[i % PALETTE.length] },
-      hovertemplate: "%{y:.5g} at step %{x}<extra></extra>",
+      hovertemplate: "%{customdata} at step %{x}<extra></extra>",
     };
   });
   byId("metrics").style.height = `${Math.max(190, 135 * down)}px`;
   byId("metrics").hidden = !names.length;
+  inUnits(traces, layout, "y");
   if (names.length) draw(byId("metrics"), traces, layout);
   drawParts(x.slice(1));
 }

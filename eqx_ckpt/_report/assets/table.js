@@ -32,7 +32,7 @@ const ONLY = {
   "only damaged or not finite": isBad,
   "only sharded": (leaf) => leaf.sharding !== null,
   ...(columns.length > 1
-    ? { "only changed": (leaf) => changeOf(leaf) !== 0 || leaf.status.length > 0 }
+    ? { "only changed": (leaf) => leaf.differ !== 0 || leaf.status.length > 0 }
     : {}),
 };
 if (kind === "comparison") {

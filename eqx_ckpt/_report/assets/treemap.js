@@ -104,6 +104,7 @@ function movedTogether(node) {
     moved += (changeOf(leaf) || 0) ** 2;
     norm += (last(leaf.norms) || 0) ** 2;
   }
+  if (moved === Infinity) return moved;
   return norm > 0 ? Math.sqrt(moved / norm) : 0;
 }
 
@@ -113,7 +114,7 @@ function colours(shown) {
   let found;
   if (by === "change") {
     const moved = shown.map((at) => movedTogether(at.node));
-    const most = Math.max(...moved.slice(1), 1e-300);
+    const most = Math.max(...moved.slice(1).filter(Number.isFinite), 1e-300);
     found = moved.map((m) => mixed(style("--soft"), "#e8705c", Math.sqrt(Math.min(1, m / most))));
     legend.set(`up to ${inWords(most)} of the norm`, "#e8705c");
   } else if (COLOURS[by]) {

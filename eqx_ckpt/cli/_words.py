@@ -1,0 +1,31 @@
+"""Errors in the words of the command line: its options, not arguments of Python."""
+
+import re
+
+
+_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        # A command opens what it is given by itself, or has no such way out.
+        (r": pass `eqx_ckpt\.interop\.\w+\([^`]*\)` in place of the path", ""),
+        (r", or restore the newest step with a `CheckpointManager`", ""),
+        (r", or choose leaves that are whole with `where` or `filter_spec`", ""),
+        (r", or other leaves by `where`", ""),
+        (r"Pass that(, or one of `jax.ShapeDtypeStruct`s,)? as `like`", "Pass `like`"),
+        (r"Pass `strict=False` to", "Leave out `--strict` to"),
+        (r" and `prefix=('[^`]*')`", r", and \1 as PREFIX"),
+        (r"`prefix`", "PREFIX"),
+        (r"`like`", "`--like MODULE:NAME`"),
+        (r"`(overwrite|strict)=True`", r"`--\1`"),
+        (r"`(layout|compression|to)='(\w+)'`", r"`--\1 \2`"),
+        (r"`(overwrite|strict|layout|compression|to|steps)`", r"`--\1`"),
+    )
+]
+
+
+def in_options(problem: object) -> str:
+    """What an error says, to somebody who calls a command."""
+    text = str(problem)
+    for pattern, words in _WORDS:
+        text = pattern.sub(words, text)
+    return text
