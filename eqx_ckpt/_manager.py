@@ -116,7 +116,7 @@ class CheckpointManager:
         self._deadline = deadline
         self._check_finite = check_finite
         self._one_at_a_time = threading.RLock()
-        self._known = KnownSteps(self._listed)
+        self._known = KnownSteps()
         self._closed = self._told = False
         if is_first():
             self._run.clean_up()
@@ -309,14 +309,18 @@ class CheckpointManager:
         **Returns:**
 
         `True` in all processes if, in any of them, a function of `save` returned `True`
-        or SIGTERM arrived. `False` if `step` exists or is being saved.
+        or SIGTERM arrived. `False` if this manager has saved `step`, is saving it, or,
+        if there is a `save`, has found it in the run.
         """
         self._check_open()
-        number, there = as_step(step), self._known.now()
-        why = 2 * told_to_end(self)
+        number, why = as_step(step), 2 * told_to_end(self)
+        call = self._call(f"should_save({in_words(step)})")
+        if self._when and not self._known.are_listed:
+            listed = self._run.readable_or_not
+            self._known.list(from_first(f"{call}, the first", listed, self._deadline))
+        there = self._known.now()
         if not why:
             why = is_due(self._when, number, max(there, default=None))
-        call = self._call(f"should_save({in_words(step)})")
         why, is_there = most_said(call, [why, number in there], self._deadline)
         self._told = why == 2
         return why > 0 and not is_there
@@ -325,10 +329,6 @@ class CheckpointManager:
     def told_to_end(self) -> bool:
         """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
-
-    def _listed(self) -> list[int]:
-        call = self._call("latest()")
-        return from_first(call, self._run.readable_or_not, self._deadline)
 
     def _call(self, call: str) -> str:
         """The text of a call, for errors when not all processes make it."""

@@ -4,7 +4,7 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -260,14 +260,19 @@ class KnownSteps:
 
     **Attributes:**
 
+    - `are_listed`: whether those of earlier managers are known.
     - `damaged`: those that a restore has passed over.
     """
 
-    def __init__(self, listed: Callable[[], Iterable[int]]) -> None:
-        self._listed: Callable[[], Iterable[int]] | None = listed
+    def __init__(self) -> None:
         self._there: set[int] = set()
+        self.are_listed = False
         self._running: list[tuple[int, Future[None]]] = []  # one at a time
         self.damaged: set[int] = set()
+
+    def list(self, steps: Iterable[int]) -> None:
+        self._there.update(steps)
+        self.are_listed = True
 
     def begin(self, step: int, saving: Future[None]) -> None:
         self._running = [(step, saving)]
@@ -282,9 +287,6 @@ class KnownSteps:
 
     def now(self) -> set[int]:
         """The undamaged steps that exist or are being saved."""
-        if self._listed is not None:
-            self._there.update(self._listed())
-            self._listed = None
         # Asked first: a save that ends meanwhile is among those that exist.
         running = {step for step, saving in self._running if not saving.done()}
         return running | (self._there - self.damaged)

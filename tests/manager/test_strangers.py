@@ -135,7 +135,6 @@ def test_a_step_that_cannot_be_read_is_left_alone(unreadable, caplog):
     with CheckpointManager(unreadable, keep=keep) as manager:
         for step in (1, 2, 3):
             manager.save(step, TREE, metadata={"loss": step}).result()
-        assert not manager.should_save(9)
     assert "Step 9 stays, as it cannot be read" in caplog.text
     for ask in (manager.latest, manager.steps, lambda: manager.restore(TREE)):
         with pytest.raises(PermissionError, match="000009"):

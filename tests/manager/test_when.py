@@ -177,7 +177,7 @@ def test_the_last_step_is_the_newest_after_a_deletion(tmp_path):
 def test_a_step_of_an_earlier_run_is_not_saved_again_at_sigterm(tmp_path):
     with CheckpointManager(tmp_path) as manager:
         manager.save(10, {"step": 10})
-    with CheckpointManager(tmp_path) as manager:
+    with CheckpointManager(tmp_path, save=every_steps(100)) as manager:
         assert not manager.should_save(10)
         signal.raise_signal(signal.SIGTERM)
         assert not manager.should_save(10)
