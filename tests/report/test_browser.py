@@ -39,7 +39,9 @@ def opened(browser, tmp_path):
     noise = []
 
     def opened(*sources, **options):
-        eqx_ckpt.write_report(sources[0], tmp_path / "page.html", *sources[1:])
+        eqx_ckpt.write_report(
+            sources[0], tmp_path / "page.html", *sources[1:], overwrite=True
+        )
         page = browser.new_page(viewport={"width": 1440, "height": 1200}, **options)
         page.on("console", lambda message: noise.append(message.text))
         page.on("pageerror", lambda error: noise.append(str(error)))
