@@ -23,6 +23,7 @@ from ._progress import Progress, reporting
 from ._storage.reading import read_consistently
 from ._transfer.computing import Check, Leaves
 from ._transfer.initialising import initialised
+from ._transfer.placement import moved
 from ._transfer.reading import Arrived, assembled
 from ._tree.casting import becomes, Casting, would_narrow
 from ._tree.filter_spec import (
@@ -317,7 +318,15 @@ def _restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) -
             f"The `filter_spec` returned {problem[0]} for leaf {read.name!r}, which is "
             f"{problem[1]} in `like`. Return a leaf of the same type, shape and dtype."
         )
-    return value
+    if value is read.like or not isinstance(value, jax.Array):
+        return value
+    kind = "key" if read.record.kind == "key" else "jax"
+    where_to = place(
+        read.place.target, read.name, read.like, read.record._replace(kind=kind)
+    )
+    if where_to.problem:
+        raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
+    return moved(value, where_to.sharding)
 
 
 def _narrows(read: Read) -> bool:
@@ -327,13 +336,12 @@ def _narrows(read: Read) -> bool:
 
 def _changed(value: Any, like: Any) -> tuple[str, str] | None:
     """Describe both leaves if they differ by Equinox's check; `None` otherwise."""
-    if isinstance(like, jax.ShapeDtypeStruct | jax.Array):
-        same_type = isinstance(value, jax.Array) or not isinstance(like, jax.Array)
-    else:
-        same_type = type(value) is type(like)
+    same_type = type(value) is type(like)
     expected, found = describe_like(like), describe_like(value)
     if expected is None or found is None:
         return None if same_type else (fingerprint(value), fingerprint(like))
+    # A `np.memmap` becomes an array, and `np.longlong` has a name of its own.
+    same_type |= expected.is_array or expected.kind == "struct"
     if same_type and becomes(expected, found, "no") is found:
         return None
     return str(found), str(expected)

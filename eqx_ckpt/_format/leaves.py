@@ -165,8 +165,7 @@ def describe(leaf: Any) -> LeafRecord | None:
         return _describe_jax(leaf)
     if isinstance(leaf, np.ndarray):
         if type(leaf) not in (np.ndarray, np.memmap):
-            name = type(leaf).__name__
-            raise CannotSave(f"is a `{name}`; save `np.asarray` of its parts")
+            raise CannotSave(f"is a `{type(leaf).__name__}`; save `np.asarray` of it")
         return _array_record("numpy", leaf.shape, leaf.dtype)
     if isinstance(leaf, np.generic):
         return _array_record("numpy_scalar", (), leaf.dtype)
@@ -193,11 +192,11 @@ def describe(leaf: Any) -> LeafRecord | None:
 def describe_like(leaf: Any) -> LeafRecord | None:
     """The record of a leaf of `like`, which may be a `jax.ShapeDtypeStruct` or deleted.
 
-    A leaf that cannot be saved gets the kind `"unknown"`, which no saved leaf has.
+    It says whether a struct has a sharding. What cannot be saved is "unknown".
     """
     try:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return _like("struct", leaf.shape, leaf.dtype)
+            return _like("struct", leaf.shape, leaf.dtype, leaf.sharding is not None)
         if type(leaf) is np.ndarray:
             return _like("numpy", leaf.shape, leaf.dtype)
         if isinstance(leaf, jax.core.Tracer):
@@ -213,12 +212,13 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 
 # Cached, because many leaves have equal records.
 @ft.lru_cache(maxsize=4096)
-def _like(kind: str, shape: tuple[int, ...], dtype: Any) -> LeafRecord:
+def _like(kind: str, shape: Any, dtype: Any, on: bool = False) -> LeafRecord:
     if kind in ("numpy", "numpy_scalar"):
         return _array_record(kind, shape, dtype)
     if impl := _key_impl(dtype):
         return LeafRecord("key", "key", shape, impl=impl)
-    return LeafRecord(kind, tag_and_data_type(dtype)[0], shape)
+    tag, _ = tag_and_data_type(dtype)
+    return LeafRecord(kind, tag, shape, sharding={} if on else None)
 
 
 @ft.cache

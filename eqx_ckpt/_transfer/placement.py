@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from .._format.chunks import distinct_regions, Region, whole
-from .._format.leaves import dtype_from_tag, LeafRecord
+from .._format.leaves import describe, dtype_from_tag, LeafRecord
 from .._tree.sharding import automatic
 from .._tree.tracing import without_mesh
 
@@ -70,6 +70,26 @@ def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -
         record.data_shape, sharding, arrays, dtype=None if arrays else dtype_of(record)
     )
     return finished(leaf, record)
+
+
+def on_devices(host: np.ndarray, record: LeafRecord, sharding: Sharding | None) -> Any:
+    """A leaf whose data each process has as a whole."""
+    parts = [
+        Part(host[(*region, ...)], record, sharding, devices)
+        for region, devices in pieces(sharding, host.shape)
+    ]
+    return assemble(record, sharding, [x for placed in put(parts) for x in placed])
+
+
+def moved(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
+    """The same leaf on another sharding, also on devices of other processes."""
+    if sharding is None or leaf.sharding == sharding:
+        return leaf
+    record = describe(leaf)
+    if record is None or not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    data = jax.random.key_data(leaf) if record.kind == "key" else leaf
+    return on_devices(np.asarray(data), record, sharding)
 
 
 def dtype_of(record: LeafRecord) -> np.dtype:

@@ -15,7 +15,7 @@ from .._tree.casting import cast_dtype
 from .._tree.parts import Read
 from .._tree.reads import number_like, of_type
 from .broadcast import Stack, stack_of
-from .placement import assemble, finished, Part, pieces, put
+from .placement import assemble, finished, on_devices, Part, pieces, put
 
 
 # Host memory for regions that are being copied to devices.
@@ -109,10 +109,4 @@ def _on_devices(value: Any, read: Read) -> Any:
     """Return a Python number, or put the array that it becomes on devices."""
     if not read.becomes.is_array:
         return value
-    sharding = read.place.sharding
-    parts = [
-        Part(value, read.becomes, sharding, devices)
-        for _, devices in pieces(sharding, ())
-    ]
-    arrays = [array for placed in put(parts) for array in placed]
-    return assemble(read.becomes, sharding, arrays)
+    return on_devices(value, read.becomes, read.place.sharding)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._format.dtypes import is_numpys
+from .._format.dtypes import is_numpys, STORED, VIEWED
 from .._format.leaves import (
     LeafRecord,
     SCALAR_KINDS,
@@ -16,13 +16,7 @@ from .._format.leaves import (
 )
 
 
-# `eqx.filter_eval_shape` narrows the dtype of NumPy leaves while x64 is off.
-_NARROWED = {
-    "float64": "float32",
-    "int64": "int32",
-    "uint64": "uint32",
-    "complex128": "complex64",
-}
+_WIDE = ("float64", "int64", "uint64", "complex128")
 Casting: TypeAlias = Literal["no", "safe", "same_kind", "unsafe"]
 WORDS: tuple[Casting, ...] = ("no", "safe", "same_kind", "unsafe")
 _ARRAYS = ("jax", "numpy", "numpy_scalar")
@@ -39,8 +33,10 @@ def becomes(
     if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
         return _exactly(expected, found)
     kind = found.kind if expected.kind == "struct" else expected.kind
+    if expected.sharding is not None and kind in _ARRAYS:
+        kind = "jax"  # Only a JAX array can have the sharding of a struct.
     if (kind, *expected[1:3]) == found[:3]:
-        return "dtype" if kind == "jax" and would_narrow(found.dtype) else found
+        return "dtype" if kind == "jax" and not is_jaxs(found.dtype) else found
     if found.kind in SCALAR_KINDS and kind == found.kind:
         return found if expected.kind == kind else "kind"
     is_number = expected.kind in SCALAR_KINDS
@@ -49,12 +45,15 @@ def becomes(
     if expected.shape != found.shape:
         return "kind" if is_number or found.kind in SCALAR_KINDS else "shape"
     old, new = dtype_of(found), dtype_of(expected)
-    if expected.kind == "struct" and kind != "jax" and _NARROWED.get(old) == new:
-        new = old  # It comes back as NumPy, as it was saved.
-    if casting_word(old, new) not in WORDS[: WORDS.index(casting) + 1]:
+    allowed = WORDS[: WORDS.index(casting) + 1]
+    is_allowed = casting_word(old, new) in allowed
+    if not is_allowed and expected.kind == "struct" and narrowed(old) == new:
+        # `eqx.filter_eval_shape` narrows NumPy's dtypes, too: it stays as it was saved.
+        is_allowed, new = kind != "jax", old
+    if not is_allowed:
         number = is_number or found.kind in SCALAR_KINDS
         return "kind" if number and casting == "no" else "dtype"
-    if kind == "jax" and would_narrow(new):
+    if kind == "jax" and not is_jaxs(new):
         return "dtype"
     if kind == found.kind and old == new:
         return found
@@ -126,21 +125,47 @@ def _is_exact(old: np.dtype, new: np.dtype) -> bool:
     return bool((same | (np.isnan(before) & np.isnan(after))).all())
 
 
+def narrowed(dtype: str) -> str:
+    """The dtype to which JAX would silently narrow an array."""
+    is_wide = dtype in _WIDE
+    return jax.dtypes.canonicalize_dtype(dtype).name if is_wide else dtype
+
+
 def would_narrow(dtype: str) -> bool:
-    """Whether JAX would silently narrow an array to 32 bits."""
-    return dtype in _NARROWED and jax.dtypes.canonicalize_dtype(dtype).name != dtype
+    return narrowed(dtype) != dtype
+
+
+def is_jaxs(dtype: str) -> bool:
+    """Whether a JAX array can have this dtype now."""
+    return dtype in STORED | VIEWED and not would_narrow(dtype)
 
 
 def cast_dtype(old: LeafRecord, new: LeafRecord) -> np.dtype | None:
     """The dtype to cast an array to on the host; `None` if it stays as it is."""
-    if old.dtype == new.dtype or new.kind in ("key", "bytes", *SCALAR_KINDS):
+    if old.dtype == new.dtype or new.kind in ("key", "bytes"):
         return None
-    return np.dtype(new.dtype)
+    is_integer = re.match("bool|uint|int", old.dtype)
+    if new.kind == "int" and is_integer:
+        return None  # Python's integers hold all values.
+    return np.dtype(dtype_of(new))
+
+
+def cast_number(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A Python number as an array of another dtype; it counts as one of 64 bits.
+
+    `OverflowError` if it is an integer of more bits, and the dtype is for fewer.
+    """
+    old = _DTYPES[type(value).__name__]
+    if old == "int64" and not -(2**63) <= value < 2**63:
+        is_integer = not re.match("bool|bfloat|float|complex", dtype.name)
+        old = "uint64" if is_integer else "float64"
+        if is_integer and dtype != np.uint64:
+            raise OverflowError("This integer has more than 64 bits.")
+    return np.asarray(value, old).astype(dtype)
 
 
 def number(value: Any, kind: str) -> Any:
-    """A number as a Python number of one of `SCALAR_KINDS`."""
-    made = np.asarray(value).astype(_DTYPES[kind]).item()
-    if kind in ("int", "bool") and made != value and not isinstance(value, float):
-        raise ValueError(f"`{kind}` of 64 bits, which {value!r} does not fit")
-    return made
+    """A Python number as one of another kind."""
+    if kind == "int" and isinstance(value, bool):
+        return int(value)
+    return cast_number(value, np.dtype(_DTYPES[kind])).item()

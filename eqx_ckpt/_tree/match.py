@@ -285,8 +285,8 @@ _WORDS: Mapping[Status, str] = {
 WAYS_OUT: Mapping[Status, str] = {
     "missing": "To keep what `like` has there, pass `missing='keep'`, or choose what "
     "to restore with `where`.",
-    "abstract": "A `jax.ShapeDtypeStruct` has no value to keep: build these leaves, or "
-    "use `equinox.tree_at` to put arrays there.",
+    "abstract": "A `jax.ShapeDtypeStruct` has no value to keep, nor has an array that "
+    "was donated: build these leaves, or use `equinox.tree_at` to put arrays there.",
     "unexpected": "To leave them out, pass `unexpected='ignore'`. To restore a part "
     "of the checkpoint, choose it with `where` or `prefix`.",
     "shape": "Shapes are never padded, cut or broadcast: build `like` with the "

@@ -2,6 +2,7 @@
 
 import functools as ft
 import operator
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Sharding
 from jaxtyping import PyTree
 
@@ -30,7 +32,7 @@ from .._format.names import (
 from .._format.parse import scalar_from_text
 from .._format.transient import is_transient, stop_at_transients
 from .._types import IsLeaf, Spec
-from .casting import becomes, Casting, dtype_of, number, WORDS
+from .casting import becomes, cast_number, Casting, dtype_of, number, WORDS
 from .filter_spec import default_deserialise_filter_spec, LeafReader, restored_by
 from .match import explain, LeafMatch, Match, with_place
 from .nested import checked_prefix
@@ -209,11 +211,15 @@ def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
         return match
     if request.answer("missing", leaf.name) == "raise":
         return match
-    has_value = not any(
-        isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(leaf.leaf)
-    )
+    has_value = not any(map(_has_no_value, jtu.tree_leaves(leaf.leaf)))
     is_kept = has_value or request.initialises
     return match._replace(status="kept" if is_kept else "abstract")
+
+
+def _has_no_value(leaf: Any) -> bool:
+    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+        return isinstance(leaf, jax.ShapeDtypeStruct)
+    return leaf.is_deleted()
 
 
 def _to_initialise(
@@ -294,13 +300,8 @@ def match_leaf(
     new = becomes(expected, record, casting)
     if isinstance(new, str):
         return LeafMatch(new, expected, record), record
-    if record.value is not None:
-        try:
-            number_like(like, record, new)
-        except ValueError as e:
-            return LeafMatch("kind", str(e), record), record
-        except OverflowError:
-            return LeafMatch("kind", f"{expected} (too small)", record), record
+    if problem := _not_a_number_for(like, expected, record, new):
+        return LeafMatch("kind", problem, record), record
     is_same = new is record or dtype_of(record) == dtype_of(new)
     status = "same" if is_same else "cast"
     if status == "same" and record.value is not None and expected.value is not None:
@@ -308,15 +309,35 @@ def match_leaf(
     return LeafMatch(status, expected, record), new
 
 
+def _not_a_number_for(
+    like: Any, expected: LeafRecord, record: LeafRecord, new: LeafRecord
+) -> str:
+    """Why a number cannot become one like this; nothing if it can, or is none."""
+    if record.value is None:
+        is_plain = new.kind not in SCALAR_KINDS or type(like).__name__ == new.kind
+        made = f"`{type(like).__name__}` (which is made from a Python number only)"
+        return "" if is_plain else made
+    try:
+        # Whatever the cast warns of, it does so when it takes place.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            number_like(like, record, new)
+    except ValueError as e:
+        return str(e)
+    except OverflowError:
+        return f"{expected} (too small)"
+    return ""
+
+
 def number_like(like: Any, record: LeafRecord, new: LeafRecord) -> Any:
     """What a Python number of the checkpoint becomes; an array is on the host.
 
     A subclass, such as an `IntEnum`, is made again from it. `ValueError` if it cannot
-    be, or would be another number.
+    be, or would be another number; `OverflowError` if it is too large.
     """
     value = scalar_from_text(record.kind, record.value or "")
     if new.kind not in SCALAR_KINDS:
-        return np.asarray(value).astype(np.dtype(new.dtype))
+        return cast_number(value, np.dtype(new.dtype))
     return of_type(like, value, new.kind)
 
 

@@ -90,7 +90,10 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
     if not _is_target(target):
         target = _asked(target, name, jax.ShapeDtypeStruct(like.shape, like.dtype))
         if not _is_target(target):
-            return Place(None, problem=f"{target!r} was returned for it")
+            way = ""
+            if isinstance(target, PartitionSpec):
+                way = f": return `NamedSharding(mesh, {target})`"
+            return Place(None, problem=f"{target!r} was returned for it{way}")
     if isinstance(target, Mesh):
         sharding, dropped = _as_saved(target, record)
         return Place(target, sharding, dropped)

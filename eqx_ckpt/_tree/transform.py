@@ -1,6 +1,7 @@
 """What a `transform` makes of a checkpoint, known before anything is read."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
+from .._format.dtypes import STORED, VIEWED
 from .._format.leaves import (
     CannotSave,
     describe,
@@ -144,7 +146,10 @@ def _uncomputable(record: LeafRecord) -> str:
     if record.kind == "key":
         return ""
     if would_narrow(record.dtype):
-        return "JAX would narrow: use `jax.enable_x64(True)`, or return it as it is"
+        return (
+            "JAX would narrow: use `jax.enable_x64(True)`, or return it as it is, and "
+            "let `casting` cast it"
+        )
     if dtype_from_tag(record.dtype).kind in "mM":
         return "JAX cannot compute with: return it as it is"
     return ""
@@ -173,8 +178,14 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
 
     # Many arrays are alike, and share one type: JAX takes long to make each.
     seen = {record[:5]: record for record in inputs.values()}
-    types = {key: jax.typeof(_seen(record)) for key, record in seen.items()}
-    traced = Traced(run, [types[record[:5]] for record in inputs.values()])
+    # Those of 64 bits, too: a cast in a `transform` is a cast while x64 is off.
+    with jax.enable_x64(True):
+        types = {key: jax.typeof(struct_of(record)) for key, record in seen.items()}
+    with warnings.catch_warnings():
+        if any(would_narrow(record.dtype) for record in inputs.values()):
+            # What is computed of them is refused, if it is needed.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+        traced = Traced(run, [types[record[:5]] for record in inputs.values()])
     if traced.effects:
         raise LeafMismatchError(
             f"`transform` has effects: it uses `{'`, `'.join(traced.effects)}`. It has "
@@ -202,15 +213,6 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
 def _below(unsaved: Mapping[str, str], prefix: str) -> dict[str, str]:
     there = {n: text for n, text in unsaved.items() if is_below(prefix, n)}
     return {from_below(prefix, n): text for n, text in there.items()}
-
-
-def _seen(record: LeafRecord) -> Any:
-    """What a `transform` gets for an array; JAX has 32 bits while x64 is off."""
-    struct = struct_of(record)
-    if record.kind == "key" or not would_narrow(record.dtype):
-        return struct
-    dtype = jax.dtypes.canonicalize_dtype(struct.dtype)
-    return jax.ShapeDtypeStruct(struct.shape, dtype)
 
 
 def _called(
@@ -289,8 +291,8 @@ def _made(
             named.append((path, name))
     if problems:
         raise LeafMismatchError(
-            "`transform` returned leaves that are neither arrays nor Python numbers:\n"
-            + "\n".join(problems)
+            "`transform` returned leaves that are neither arrays that can be restored, "
+            "nor Python numbers:\n" + "\n".join(problems)
         )
     _check_distinct(named)
     return made, unsaved
@@ -321,6 +323,11 @@ def _of_output(
         shape = (*leaf.shape, *(key_shape(record.impl or "") or ()))
         record = record._replace(data_type="uint32", data_shape=shape)
     else:
+        if record.dtype not in STORED | VIEWED:
+            raise CannotSave(
+                f"is computed, and has the dtype `{record.dtype}`, which JAX does not "
+                "compute with: return the leaf as it is, or cast it first"
+            )
         record = LeafRecord.of_array(leaf.shape, leaf.dtype, path=())
         record = record._replace(weak_type=leaf.weak_type)
     joined = traced.joined(output)

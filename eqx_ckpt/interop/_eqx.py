@@ -24,10 +24,11 @@ from .._format.leaves import (
 )
 from .._format.manifest import fingerprint
 from .._format.names import encode, key_paths, typed
+from .._tree.casting import narrowed
 from .._types import IsLeaf, PathLike
 from ._files import Extent, File, FileSource, read_bytes
 from ._npy import Npy, read_npy
-from ._records import array_record, corrupt, manifest_of, Named, NARROWED
+from ._records import array_record, corrupt, manifest_of, Named
 
 
 FORMAT = "file of Equinox"
@@ -284,7 +285,7 @@ def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:
         found = wanted if found.itemsize == wanted.itemsize else found
     record = array_record(found, npy.shape, ())
     is_narrowed = expected.kind == "struct" and (
-        NARROWED.get(record.dtype) == expected.dtype
+        narrowed(record.dtype) == expected.dtype
     )
     if record.dtype != expected.dtype and not is_narrowed:
         raise ValueError("the dtypes differ")
