@@ -1,6 +1,7 @@
 """A directory whose only writer is this process, as long as that lives."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -87,9 +88,16 @@ class DirectoryWriter(SoleWriter):
     def write(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         path = self._root + key
         try:
+            self._check_is_there()
             write_file(path, parts, os.O_TRUNC)
         except OSError as e:
             raise OSError(e.errno, os.strerror(e.errno or 0), path) from e
+
+    def _check_is_there(self) -> None:
+        """Raise if the directory was deleted: another one may have another writer."""
+        there = os.path.samestat(os.stat(self._root), os.fstat(self._directory))
+        if not there:
+            raise FileNotFoundError(errno.ENOENT, "", self._root)
 
     def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         self.write(key + _TEMPORARY, parts)
@@ -110,6 +118,7 @@ class DirectoryWriter(SoleWriter):
     def take_over(self, key: str, value: bytes) -> None: ...
 
     def commit(self, key: str, value: bytes) -> None:
+        self._check_is_there()
         temporary = f"{self._root}{key}{_TEMPORARY}"
         with open(temporary, "wb") as f:
             f.write(value)
@@ -119,6 +128,7 @@ class DirectoryWriter(SoleWriter):
         os.fsync(self._directory)
 
     def delete(self, keys: Iterable[str]) -> None:
+        self._check_is_there()
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._root + key)

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from .._format.recorded import Leaf
 from ._keep import check_keep
-from ._leaves import checked_samples, leaves_of
+from ._leaves import check_on_device, checked_samples, leaves_of
 
 
 def put(buffer: Array, sample: Any, index: Any) -> Array:
@@ -68,6 +68,7 @@ class SampleBuffer(eqx.Module):
         if capacity < 1:
             raise ValueError(f"`capacity` is {capacity}. Pass a positive integer.")
         self._leaves = tuple(leaves_of(like, None, None, None))
+        check_on_device(self._leaves)
         self.samples = jax.tree.map(
             lambda x: jnp.zeros((capacity, *x.shape), x.dtype), like
         )
@@ -87,14 +88,17 @@ class SampleBuffer(eqx.Module):
         - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
         - `ValueError`: `keep` has another shape or dtype.
         """
-        checked_samples(sample, self._leaves, None, one=True, traced=True)
+        check_on_device(self._leaves)
+        checked = checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]
         keep = jnp.asarray(keep)
         check_keep(keep, (), ())
         index = jnp.where(keep, self.count, capacity)
         is_full = self.count == capacity
-        samples = jax.tree.map(
-            lambda buffer, x: put(buffer, jnp.asarray(x), index), self.samples, sample
+        buffers, structure = jax.tree.flatten(self.samples)
+        samples = structure.unflatten(
+            put(buffer, jnp.asarray(x), index)
+            for buffer, x in zip(buffers, checked.arrays, strict=True)
         )
         return eqx.tree_at(
             lambda b: (b.samples, b.count, b.overflow),

@@ -149,8 +149,7 @@ def show(files: SoleWriter, record: Record) -> None:
 
 
 def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
-    """The keys of a leaf's files that belong to a record."""
-    yield f"{array_path(leaf)}/{MANIFEST}"
+    """The keys of a leaf's chunks that belong to a record."""
     for chain, draws in enumerate(record.draws):
         for number in range(leaf.chunks(draws)):
             key = chunk_key(leaf.chunk_at(record.chains, chain, number))
@@ -161,6 +160,14 @@ def trim(files: SoleWriter, record: Record) -> None:
     """Delete what was written after the last commit."""
     files.forget()
     for leaf in record.leaves:
-        known = set(committed_keys(leaf, record))
+        known = {f"{array_path(leaf)}/{MANIFEST}", *committed_keys(leaf, record)}
         found = files.list(array_path(leaf))
         files.delete([key for key in found if key not in known])
+
+
+def is_complete(files: SoleWriter, record: Record) -> bool:
+    """Whether no committed file is missing."""
+    return all(
+        set(files.list(array_path(leaf))).issuperset(committed_keys(leaf, record))
+        for leaf in record.leaves
+    )

@@ -45,14 +45,13 @@ def merged(record: Record, parts: Sequence[Any], steps: int, where: str) -> Reco
 
 
 def explained(
-    failure: BaseException, leaf: str, record: Record, where: str
+    failure: BaseException, leaf: str, safety: str, where: str
 ) -> BaseException:
-    """Add the leaf, the recording, and the number of safe draws to a failure."""
+    """Add the leaf, the recording, and what is safe to a failure."""
     if not isinstance(failure, Exception):
         return failure
     leaf = f"leaf {leaf!r}, " if leaf else ""
-    safe = 0 if not record.is_committed else min(record.draws)
-    text = f"{leaf}recording {where}, {safe} draws are safe"
+    text = f"{leaf}recording {where}, {safety}"
     if isinstance(failure, OSError) and failure.errno is not None:
         reason = f"{os.strerror(failure.errno)} ({text})"
         return OSError(failure.errno, reason, failure.filename)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def kept_of(
-    keep: Any, taken: Sequence[int], draws: int, most: int | None
+    keep: np.ndarray | None, taken: Sequence[int], draws: int, most: int | None
 ) -> tuple[list[Any], set[int]]:
     """Select the draws to record from each chain, and list the chains that are full.
 
@@ -26,17 +26,29 @@ def kept_of(
     return kept, full
 
 
+def fitting(
+    keep: np.ndarray | None, taken: Sequence[int], draws: int, most: int
+) -> int:
+    """The number of draws of a block before the first one that has no room."""
+    fits = draws
+    for chain, mask in enumerate(_masks(keep, len(taken), draws)):
+        kept = np.arange(draws) if mask is None else np.flatnonzero(mask)
+        left = max(0, most - taken[chain])
+        if left < len(kept):
+            fits = min(fits, int(kept[left]))
+    return fits
+
+
 def count(some: Any, draws: int) -> int:
     return len(range(draws)[some]) if isinstance(some, slice) else len(some)
 
 
-def _masks(keep: Any, chains: int, draws: int) -> list[Any]:
+def _masks(keep: np.ndarray | None, chains: int, draws: int) -> list[Any]:
     """The mask of each chain; `None` keeps all of its draws."""
     if keep is None:
         return [None] * chains
-    mask = _on_host(keep)
-    check_keep(mask, (draws,), (chains, draws))
-    return list(np.broadcast_to(mask, (chains, draws)))
+    check_keep(keep, (draws,), (chains, draws))
+    return list(np.broadcast_to(keep, (chains, draws)))
 
 
 def check_keep(keep: Any, one: tuple[int, ...], each: tuple[int, ...]) -> None:
@@ -48,8 +60,10 @@ def check_keep(keep: Any, one: tuple[int, ...], each: tuple[int, ...]) -> None:
         )
 
 
-def _on_host(keep: Any) -> np.ndarray:
+def on_host(keep: Any) -> np.ndarray | None:
     """Copy `keep` to the host; rows of other processes' chains stay `False`, unused."""
+    if keep is None:
+        return None
     if not isinstance(keep, jax.Array) or keep.is_fully_addressable:
         return np.asarray(keep)
     host = np.zeros(keep.shape, keep.dtype)

@@ -12,6 +12,7 @@ from .._errors import CheckpointError, LeafMismatchError
 from .._format.leaves import (
     CannotSave,
     describe_like,
+    dtype_from_tag,
     LeafRecord,
     tag_and_data_type,
 )
@@ -101,6 +102,31 @@ def _record(example: Any) -> LeafRecord:
     tag, data_type = tag_and_data_type(np.dtype(example.dtype))
     shape = tuple(example.shape)
     return LeafRecord(kind, tag, shape, data_type=data_type, data_shape=shape)
+
+
+def check_on_device(leaves: Sequence[Leaf]) -> None:
+    """Raise unless arrays on a device can hold exactly what the leaves hold."""
+    problems = [
+        f"- {leaf.name!r}: {leaf.record.dtype}."
+        for leaf in leaves
+        if leaf.record.kind != "key" and not _fits_a_device(leaf.record)
+    ]
+    if problems:
+        raise CheckpointError(
+            "JAX would change the dtypes of these leaves of `like` inside a compiled "
+            "program:\n"
+            + "\n".join(problems)
+            + "\nUse dtypes that JAX has now, or `jax.config.update('jax_enable_x64', "
+            "True)`; or record these samples with `extend` and `append`."
+        )
+
+
+def _fits_a_device(record: LeafRecord) -> bool:
+    dtype = dtype_from_tag(record.dtype)
+    try:
+        return jax.dtypes.canonicalize_dtype(dtype) == dtype
+    except TypeError:
+        return False
 
 
 class Block(NamedTuple):

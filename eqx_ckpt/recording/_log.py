@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,22 +11,16 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .._errors import (
-    CheckpointError,
-    CheckpointExistsError,
-    CheckpointNotFoundError,
-)
-from .._format.recorded import from_bytes, Leaf, RECORD, Record
+from .._errors import CheckpointError
+from .._format.recorded import Leaf, Record
 from .._save import tree_serialise_leaves
-from .._steps import Run
-from .._storage.directory import locate
-from .._storage.recorded import Recorded
 from .._types import PathLike
-from ._columns import Column, columns_of, make_groups, show, trim
-from ._commit import below, explained, merged, warned
-from ._keep import count, kept_of
-from ._leaves import Block, chains_here, check_same, rows_of, to_stored
-from ._team import Team
+from ._columns import Column
+from ._commit import explained, merged
+from ._keep import count, fitting, kept_of, on_host
+from ._leaves import Block, chains_here, rows_of, to_stored
+from ._place import Place
+from ._receiver import Taker
 from ._writer import Writer
 
 
@@ -43,7 +36,7 @@ class _Rows(NamedTuple):
     kept: np.ndarray | slice
 
 
-class Log:
+class Log(Taker):
     """The only writer of a recording.
 
     **Attributes:**
@@ -61,32 +54,21 @@ class Log:
         max_samples: int | None,
         deadline: float,
     ) -> None:
-        self.base = locate(path)
-        self.where = str(self.base)
         self._max_samples = max_samples
-        self._files = self.base.writer()
         self._lock = threading.RLock()
         self._is_closed = self._is_reported = False
         self.has_recorder = False
         self._failure: BaseException | None = None
-        # The next call raises it, but the samples recorded before can be committed.
-        self._full: CheckpointError | None = None
+        # Samples that were not taken: the next call raises `_refusal`, and the samples
+        # before them can be committed, but no state that follows them.
+        self._refusal: CheckpointError | None = None
+        self._has_gap = self._has_overflowed = False
+        # The recorders and chains that have samples on the device.
+        self._on_device: set[tuple[int, int]] = set()
         self._leaf = ""
-        self.team = Team(self.where, deadline)
-        if not (self.team.is_alone or self.base.is_shared):
-            raise CheckpointError(
-                f"{self.where} is in the memory of one process, but several processes "
-                "record. Pass a directory or URL that all of them see."
-            )
-        self._states = Run(below(path, self.base.url()))
-        self.record = wanted
-        try:
-            self.team.from_first("beginning", lambda: self._begin(wanted, differs))
-            self.team.gather("beginning", lambda: self._join(wanted, differs))
-            self._columns = self._go_on()
-        except BaseException:
-            self._files.release()
-            raise
+        self._place = Place(path, wanted, differs, deadline)
+        self.base, self.where = self._place.base, self._place.where
+        self.team = self._place.team
         self._taken = np.array(self.record.draws, np.int64)
         # The chains that other processes have recorded since this log began.
         self._elsewhere: set[int] = set()
@@ -95,115 +77,46 @@ class Log:
         # state.
         self.must_resume = self.record.state is not None
 
-    def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
-        """Acquire the recording, and delete what was written after the last commit."""
-        self._found()  # Before there is a lock.
-        self._files.acquire()
-        self._files.check([leaf.name for leaf in wanted.leaves])
-        self.record = self._found_or_new(wanted, differs)
-        make_groups(self._files, self.record)
-        trim(self._files, self.record)
-        show(self._files, self.record)
-        self._files.flush()
-        self._states.sweep(starting=True)
-        self._forget_states()
-
-    def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
-        """Join the recording that the first process has acquired."""
-        if self.team.is_first:
-            return
-        self._files.join()
-        data = self._files.read(RECORD)
-        if data is None:
-            raise CheckpointError(
-                f"This process does not see {self.where}, which process 0 has "
-                "created. All processes must record to one shared directory or URL."
-            )
-        self.record = from_bytes(data, self.where)
-        check_same(self.record, wanted, self.where, differs)
-
-    def _found_or_new(
-        self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
-    ) -> Record:
-        data = self._found()
-        if data is not None:
-            found = from_bytes(data, self.where)
-            check_same(found, wanted, self.where, differs)
-            found = dataclasses.replace(found, writer=uuid.uuid4().hex)
-            self._files.take_over(RECORD, found.to_commit())
-            return found
-        self._files.commit(RECORD, wanted.to_commit())
-        return wanted
-
-    def _found(self) -> bytes | None:
-        """The record; raise if there is none, and something else is there."""
-        data = self._files.read(RECORD)
-        strangers = self._files.strangers() if data is None else []
-        if strangers:
-            explanation = self.base.explain()
-            raise CheckpointExistsError(
-                f"{self.where} holds {strangers[0]!r}, and is not a recording."
-                f"{explanation and ' '}{explanation} Choose another path."
-            )
-        return data
-
-    def _go_on(self) -> list[list[Column]]:
-        record = self.record
-        recorded = Recorded(self.base, record)
-        columns = columns_of(self._files, record)
-        for leaf, chains in zip(record.leaves, columns, strict=True):
-            for chain, column in enumerate(chains):
-                full, rest = divmod(record.draws[chain], leaf.rows)
-                if leaf.row_bytes and (full or rest):
-                    rows = None
-                    if rest:
-                        some = range(full * leaf.rows, record.draws[chain])
-                        found = recorded.samples(leaf, range(chain, chain + 1), some)
-                        rows = found if record.chains is None else found[0]
-                    column.go_on(record.checksums_of(leaf, chain, full), rows)
-        return columns
-
-    def _forget_states(self) -> None:
-        """Delete all states but the one of the last commit."""
-        with warned(f"Old states of {self.where} could not be deleted"):
-            others = [n for n in self._states.steps() if n != self.record.state]
-            if others:
-                self._states.remove(others)
+    @property
+    def record(self) -> Record:
+        return self._place.record
 
     def state_path(self) -> PathLike:
         """The path of the checkpoint of the last state."""
-        if self.record.state is None:
-            raise CheckpointNotFoundError(
-                f"No state was committed with the last samples of {self.where}."
-            )
-        return self._states.path(self.record.state)
-
-    @property
-    def draws(self) -> np.ndarray:
-        """The number of samples of each chain, committed or not."""
-        return self._taken.copy()
+        return self._place.state_path()
 
     def extend(self, block: Block, keep: Any = None) -> None:
         """Queue samples, for the writer thread to write."""
+        self.check()
+        here = self._chains_here(block)
+        # Without the lock: a running program may have to send samples before it can
+        # return these.
+        keep = on_host(keep)
+        found = [
+            [pair for pair in rows_of(array, leaf, self.record.chains)]
+            for leaf, array in zip(self.record.leaves, block.arrays, strict=True)
+        ]
         with self._lock:
             self.check()
-            here = self._chains_here(block)
             kept, full = kept_of(
                 keep, self._taken.tolist(), block.draws, self._max_samples
             )
-            job: list[_Rows] = []
-            for leaf, columns, array in zip(
-                self.record.leaves, self._columns, block.arrays, strict=True
-            ):
-                for chain, rows in rows_of(array, leaf, self.record.chains):
-                    if chain in here:
-                        job.append(_Rows(columns[chain], rows, kept[chain]))
+            self._queue(
+                [
+                    _Rows(columns[chain], rows, kept[chain])
+                    for columns, pairs in zip(self._place.columns, found, strict=True)
+                    for chain, rows in pairs
+                    if chain in here
+                ]
+            )
             for chain in here:
                 self._taken[chain] += count(kept[chain], block.draws)
-            self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
             if full & here:
-                raise self._is_full()
-            self._raise_failure()
+                self._overflow()
+            self.check()
+
+    def _queue(self, job: list[_Rows]) -> None:
+        self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
 
     def _chains_here(self, block: Block) -> set[int]:
         """The chains that this process writes."""
@@ -219,38 +132,76 @@ class Log:
             )
         return here
 
-    def _wait_for_programs(self) -> None:
-        """Wait until running programs have sent their samples."""
+    def fitting(self, keep: np.ndarray | None, draws: int) -> int:
+        """The number of draws of a block, in all processes, before the first one that
+        `max_samples` excludes.
+        """
+        most = self._max_samples
+        if most is None:
+            return draws
+        here = fitting(keep, self._taken.tolist(), draws, most)
+        return min(self.team.gather("room", lambda: here))
+
+    def _wait_for(self, state: PyTree = None) -> None:
+        """Wait until running programs have sent their samples, without the lock."""
         if self.has_recorder and not self._is_closed:
             jax.effects_barrier()
+            arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)]
+            jax.block_until_ready([x for x in arrays if not x.is_deleted()])
 
-    def receive(self, chain: int, arrays: Sequence[np.ndarray], count: int) -> None:
-        """Queue samples of one chain that a compiled program has sent."""
+    def begin_block(self, recorder: int, chain: int) -> None:
+        """Note that a recorder has samples of a chain on the device."""
         with self._lock:
-            self.check()
+            self._on_device.add((recorder, chain))
+
+    def receive(
+        self, recorder: int, chain: int, arrays: Sequence[np.ndarray], count: int
+    ) -> bool:
+        """Queue samples of one chain that a compiled program has sent.
+
+        Return whether all were taken; if not, the next call of the recording raises.
+        """
+        with self._lock:
+            self._on_device.discard((recorder, chain))
+            if self._is_closed or self._failed() is not None:
+                return False
             most = self._max_samples
-            left = count if most is None else int(most - self._taken[chain])
-            some = slice(0, min(left, count))
-            job = [
-                _Rows(columns[chain], to_stored(array, leaf.record), some)
-                for leaf, columns, array in zip(
-                    self.record.leaves, self._columns, arrays, strict=True
-                )
-            ]
-            self._taken[chain] += min(left, count)
-            self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
-            if left < count:
-                self._full = self._is_full()
+            taken = count if most is None else int(most - self._taken[chain])
+            some = slice(0, min(taken, count))
+            self._queue(
+                [
+                    _Rows(columns[chain], to_stored(array, leaf.record), some)
+                    for leaf, columns, array in zip(
+                        self.record.leaves, self._place.columns, arrays, strict=True
+                    )
+                ]
+            )
+            self._taken[chain] += min(taken, count)
+            if taken < count:
+                self._overflow()
+            return taken >= count
+
+    def _overflow(self) -> None:
+        self._has_overflowed = True
+        self.refuse(self.full())
+
+    def refuse(self, error: CheckpointError, recorder: int | None = None) -> None:
+        """Raise this at the next call; what was taken before can be committed."""
+        with self._lock:
+            self._on_device = {pair for pair in self._on_device if pair[0] != recorder}
+            self._refusal = self._refusal or error
+            self._has_gap = True
 
     def fail(self, error: BaseException) -> None:
-        """Make the next call raise this error."""
+        """Raise this at the next call, and refuse all further samples."""
         self._failure = self._failure or error
 
-    @property
-    def has_failed(self) -> bool:
-        return bool(self._failure or self._writer.failure or self._full)
+    def _failed(self) -> BaseException | None:
+        self._failure = self._failure or self._writer.failure
+        return self._failure
 
-    def _is_full(self) -> CheckpointError:
+    def full(self) -> CheckpointError:
+        """The error for samples that `max_samples` excludes."""
         return CheckpointError(
             f"The recording {self.where} is full: `max_samples` is "
             f"{self._max_samples}. The samples up to there were taken."
@@ -263,26 +214,55 @@ class Log:
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
         """Commit the samples so far together with the state."""
-        self._wait_for_programs()
-        with self._lock:
-            number = self.record.commit + 1
-            parts = self.team.gather(f"commit {number}", self._settled)
-            record = merged(self.record, parts, steps, self.where)
-            if state is not None:
-                # If this fails, nothing has changed, and `commit` can be called again.
-                path, deadline = self._states.path(number), self.team.deadline
-                tree_serialise_leaves(path, state, deadline=deadline)
-                record = dataclasses.replace(record, state=number)
-            with self._fatal():
-                self.team.from_first(
-                    f"commit {number}",
-                    lambda: self._files.commit(RECORD, record.to_commit()),
-                )
-                self._committed(record)
+        self._wait_for(state)
 
-    def _settled(self) -> list[Any]:
+        def ready() -> None:
+            self.check()
+            self._check_is_whole(has_state=state is not None)
+
+        with self._lock:
+            self._commit(ready, state, steps)
+
+    def _commit(
+        self, ready: Callable[[], None], state: PyTree = None, steps: int = 0
+    ) -> None:
+        number = self.record.commit + 1
+        parts = self.team.gather(f"commit {number}", lambda: self._settled(ready))
+        record = merged(self.record, parts, steps, self.where)
+        if state is not None:
+            # If this fails, nothing has changed, and `commit` can be called again.
+            path, deadline = self._place.states.path(number), self.team.deadline
+            tree_serialise_leaves(path, state, deadline=deadline)
+            record = dataclasses.replace(record, state=number)
+        with self._fatal():
+            self._place.commit(record)
+            self._committed()
+
+    def _check_is_whole(self, *, has_state: bool) -> None:
+        """Raise if the samples so far are not all that the program has recorded."""
+        if self._on_device:
+            raise CheckpointError(
+                f"Nothing was committed to {self.where}, because {self._not_flushed()}"
+            )
+        if has_state and self._has_gap:
+            raise CheckpointError(
+                f"{self.where} lacks samples before this state, which were refused with "
+                "an error. So no program can resume from it: call `commit()` without "
+                "a state."
+            )
+
+    def _not_flushed(self) -> str:
+        chains = sorted({chain for _, chain in self._on_device})
+        some = ", ".join(map(str, chains[:8])) + ", ..." * (len(chains) > 8)
+        where = "" if self.record.chains is None else f" of the chains {some}"
+        return (
+            f"samples{where} are in a recorder on the device. Call `recorder = "
+            "recorder.flush()` at the end of the program."
+        )
+
+    def _settled(self, ready: Callable[[], None]) -> list[Any]:
         """Write the last chunks; return draws and checksums of changed chains."""
-        self.check()
+        ready()
         self._writer.drain()
         self._raise_failure()
         settled: list[Any] = []
@@ -291,27 +271,20 @@ class Log:
                 if taken == self.record.draws[chain]:
                     continue
                 checksums: list[str] = []
-                for columns in self._columns:
+                for columns in self._place.columns:
                     self._leaf = columns[chain].leaf.name
                     checksums.append(columns[chain].settle())
                 settled.append([chain, taken, checksums])
             self._leaf = ""
-            self._files.flush()
+            self._place.files.flush()
         return settled
 
-    def _committed(self, record: Record) -> None:
+    def _committed(self) -> None:
         """Continue from a record that has just been committed."""
-        for chain, (before, now) in enumerate(
-            zip(self._taken.tolist(), record.draws, strict=True)
-        ):
-            if before != now:
-                self._elsewhere.add(chain)
-        self._taken[:] = record.draws
-        self.record = record
+        draws = np.array(self.record.draws, np.int64)
+        self._elsewhere.update(np.flatnonzero(draws != self._taken).tolist())
+        self._taken = draws
         self.must_resume = False
-        if self.team.is_first:
-            show(self._files, record)
-            self._forget_states()
 
     @contextlib.contextmanager
     def _fatal(self) -> Any:
@@ -327,54 +300,56 @@ class Log:
 
         After an `error`, do not wait for the other processes of a job.
         """
-        self._wait_for_programs()
+        self._wait_for()
         with self._lock:
             if self._is_closed:
                 return
-            full, self._full = self._full, None
             self._writer.drain()
-            self._failure = self._failure or self._writer.failure
             try:
-                if self._failure is None and (error is None or self.team.is_alone):
+                if self._failed() is None and (error is None or self.team.is_alone):
                     self._commit_the_rest(error)
             finally:
                 self._end()
             if not self._is_reported:
                 self._raise_failure()
-            if full is not None:
-                raise full
+            if self._refusal is not None:
+                raise self._refusal
+            if self._on_device:
+                raise CheckpointError(
+                    f"{self.where} lacks its last samples, because "
+                    f"{self._not_flushed()}"
+                )
 
     def _commit_the_rest(self, error: BaseException | None) -> None:
         here = int((self._taken - self.record.draws).sum())
-        rest = sum(self.team.gather("the end", lambda: here))
-        if rest and self.record.state is None:
-            self.commit()
-        elif rest and error is None:
-            warnings.warn(
+        parts = self.team.gather("the end", lambda: [here, self._has_overflowed])
+        rest = sum(count for count, _ in parts)
+        # A program that resumes would record the same samples, and fail again.
+        is_full = any(overflowed for _, overflowed in parts)
+        if rest and (self.record.state is None or is_full):
+            self._commit(lambda: None)
+        elif rest:
+            text = (
                 f"{rest} draws that were recorded in {self.where} after the last "
-                "`commit` are dropped, because no state was committed with them. "
-                "Call `commit(state)` before the end.",
-                stacklevel=5,
+                "`commit` are dropped, because no state was committed with them."
             )
+            if error is not None:
+                error.add_note(text)
+            else:
+                text += " Call `commit(state)` before the end."
+                warnings.warn(text, stacklevel=5)
 
     def _end(self) -> None:
         self._is_closed = True
         self._writer.stop()
-        try:
-            with warned(f"Could not clean up all of {self.where}"):
-                if not self.team.is_first:
-                    return
-                trim(self._files, self.record)
-                self._files.flush()
-        finally:
-            self._files.release()
+        self._place.leave()
 
     def abandon(self) -> None:
         """Release the recording, without a commit and without an error."""
         if not self._is_closed:
             self._is_closed = True
             self._writer.stop()
-            self._files.release()
+            self._place.files.release()
 
     def check(self) -> None:
         """Raise if no more samples can be recorded, or if earlier ones were lost."""
@@ -384,9 +359,10 @@ class Log:
                 "`Recording(path, like)`."
             )
         self._raise_failure()
-        if self._full is not None:
-            full, self._full = self._full, None
-            raise full
+        with self._lock:
+            refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
         if self.must_resume:
             raise CheckpointError(
                 f"The recording {self.where} has a committed state, from which the "
@@ -395,7 +371,8 @@ class Log:
             )
 
     def _raise_failure(self) -> None:
-        failure = self._failure = self._failure or self._writer.failure
+        failure = self._failed()
         if failure is not None:
             self._is_reported = True
-            raise explained(failure, self._leaf, self.record, self.where) from failure
+            safety = self._place.safety()
+            raise explained(failure, self._leaf, safety, self.where) from failure

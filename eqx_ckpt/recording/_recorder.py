@@ -1,10 +1,9 @@
 """Record samples from inside a compiled program, through any loop or transformation."""
 
-import itertools
+import functools
 import math
-import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,117 +11,141 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, PyTree
 
 from .._format.leaves import dtype_from_tag
 from .._format.recorded import Leaf
 from ._buffer import put
 from ._keep import check_keep
-from ._leaves import checked_samples
-from ._log import Log
+from ._leaves import check_on_device, checked_samples
+from ._receiver import receive
 
 
 # Before JAX 0.12, a callback with an argument of 100 KiB or more can deadlock on
 # several CPU devices, so arrays are passed in pieces.
 _PIECE_BYTES = 96 * 2**10 if jax.__version_info__ < (0, 12) else 2**40
-_NUMBERS = itertools.count(1)
-# A compiled program holds only a number: so it works with any recording, and keeps no
-# recording alive.
-_receivers: "weakref.WeakValueDictionary[int, Receiver]" = weakref.WeakValueDictionary()
 
 
-class Receiver:
-    """The host's end of one recorder.
+class _Chains(NamedTuple):
+    """The arrays of a recorder, with one row for each of its chains."""
 
-    **Attributes:**
-
-    - `number`: by which compiled programs refer to it.
-    """
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._turns = [0] * len(log.record.draws)
-        self.number = next(_NUMBERS)
-        _receivers[self.number] = self
-
-    def receive(
-        self, due: Any, chain: Any, turn: Any, count: Any, pieces: Sequence[Any]
-    ) -> bool:
-        """Queue samples; return whether any were lost. Never raises."""
-        try:
-            flat = [np.concatenate([np.asarray(p) for p in some], 1) for some in pieces]
-            for i in map(int, np.flatnonzero(due)):
-                self._take(int(chain[i]), int(turn[i]), int(count[i]), i, flat)
-        except BaseException as e:
-            self._log.fail(e)
-        return self._log.has_failed
-
-    def _take(
-        self, chain: int, turn: int, count: int, i: int, flat: list[np.ndarray]
-    ) -> None:
-        if turn != self._turns[chain]:
-            raise RuntimeError(
-                f"An older recorder was used again, for chain {chain}. Continue "
-                "with the one that `save` returns"
-            )
-        self._turns[chain] += 1
-        leaves = self._log.record.leaves
-        self._log.receive(
-            chain,
-            [
-                array[i][: count * math.prod(leaf.record.data_shape)].reshape(
-                    count, *leaf.record.data_shape
-                )
-                for array, leaf in zip(flat, leaves, strict=True)
-            ],
-            count,
-        )
+    failed: Any
+    number: Any
+    chain: Any
+    turn: Any
+    count: Any
+    rows: Any
 
 
-def _receive(
-    due: Any, number: Any, chain: Any, turn: Any, count: Any, pieces: Any
-) -> np.ndarray:
-    due, number, chain, turn, count = map(np.asarray, (due, number, chain, turn, count))
-    receiver = _receivers.get(int(number[0]))
-    failed = receiver is None or receiver.receive(due, chain, turn, count, pieces)
-    return np.full(due.shape, failed)
+def _saved(
+    chains: _Chains, sample: list[Array], keep: Array, replicas: int
+) -> _Chains:
+    """Put a sample into the rows; send those of the chains that are full."""
+    block = chains.rows[0].shape[keep.ndim]
+    index = jnp.where(keep, chains.count, block)
+    rows = [put(*pair, index) for pair in zip(chains.rows, sample, strict=True)]
+    count = chains.count + keep
+    due = count == block
+    begun = keep & (chains.count == 0) & ~due
+    return _sent(chains._replace(rows=rows, count=count), due, begun, replicas)
 
 
-def _call_host(
-    due: Array, number: Array, chain: Array, turn: Array, count: Array, rows: Any
-) -> Array:
-    """Send the rows that are due to the host; return whether the host has failed.
+def _flushed(chains: _Chains, replicas: int) -> _Chains:
+    """Send all rows that have samples."""
+    due = chains.count > 0
+    return _sent(chains, due, jnp.zeros_like(due), replicas)
 
-    All arguments have the same leading axes; `vmap` adds one to each. So the predicate
-    of the `cond` is never batched: JAX allows no callback in a batched `cond`.
+
+def _sent(chains: _Chains, due: Array, begun: Array, replicas: int) -> _Chains:
+    """Send the rows that are due to the host.
+
+    Where `begun`, a first sample was put into the rows: the host then waits for them.
+    As each call takes the result of the previous one, calls come in order.
     """
     lead = due.shape
     size = math.prod(lead)
+    failed, number, chain, turn, count, rows = chains
 
-    def call() -> Array:
-        small = [x.reshape(size) for x in (due, number, chain, turn, count)]
+    def call(rows: list[Array]) -> Array:
+        small = (failed, number, begun, due, chain, turn, count)
+        small = [x.reshape(size) for x in small]
         pieces = [_pieces(x.reshape(size, x.size // size)) for x in rows]
         result = jax.ShapeDtypeStruct((size,), np.bool_)
-        return io_callback(_receive, result, *small, pieces).reshape(lead)
+        return io_callback(receive, result, replicas, *small, pieces).reshape(lead)
 
-    return jax.lax.cond(jnp.any(due), call, lambda: jnp.zeros(lead, bool))
-
-
-def _call_host_batched(
-    axis_size: int, in_batched: Any, *args: Any
-) -> tuple[Array, bool]:
-    args = jax.tree.map(
-        lambda x, batched: (
-            x if batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-        ),
-        args,
-        tuple(in_batched),
+    which = jnp.where(jnp.any(due), 2, jnp.where(jnp.any(begun), 1, 0))
+    branches = [lambda: failed, lambda: call([]), lambda: call(rows)]
+    return chains._replace(
+        failed=jax.lax.switch(which, branches),
+        turn=turn + due,
+        count=jnp.where(due, 0, count),
     )
-    return _hand_over(*args), True
 
 
-_hand_over = custom_vmap(_call_host)
-_hand_over.def_vmap(_call_host_batched)
+@functools.cache
+def _for_chains(
+    function: Callable[..., _Chains], sharding: NamedSharding | None
+) -> Callable[..., _Chains]:
+    """A function of arrays that all have a first axis for each `vmap`.
+
+    So the predicate of the `switch` is never batched: JAX allows no callback in a
+    batched `cond`. If the first axis is sharded, each device decides for its own
+    chains, and sends their samples itself.
+    """
+
+    def with_all(*args: Any) -> _Chains:
+        place = _place_of(args[0].count, sharding)
+        if place is None:
+            return function(*args, 1)
+        return _on_each_device(function, place.mesh, place.spec[0], args)
+
+    def batched(size: int, is_batched: Any, *args: Any) -> tuple[Any, Any]:
+        args = jax.tree.map(
+            lambda x, batched: (
+                x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+            ),
+            args,
+            tuple(is_batched),
+        )
+        found = call(*args)
+        return found, jax.tree.map(lambda _: True, found)
+
+    call = custom_vmap(with_all)
+    call.def_vmap(batched)
+    return call
+
+
+def _on_each_device(
+    function: Callable[..., _Chains], mesh: Any, axes: Any, args: Any
+) -> _Chains:
+    """Call the function on each device, with the chains that are there."""
+    names = axes if isinstance(axes, tuple) else (axes,)
+    replicas = mesh.size // math.prod(mesh.shape[name] for name in names)
+    spec = P(axes)
+    if AxisType.Explicit in mesh.axis_types:
+        place = NamedSharding(mesh, spec)
+        args = jax.tree.map(lambda x: jax.sharding.reshard(x, place), args)
+    local = jax.shard_map(
+        lambda *args: function(*args, replicas),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    return local(*args)
+
+
+def _place_of(count: Array, sharding: NamedSharding | None) -> NamedSharding | None:
+    """How the first axis is sharded, if it is, and not inside of `shard_map`."""
+    if not count.ndim:
+        return None
+    if sharding is None:
+        sharding = jax.typeof(count).sharding
+    if not sharding.spec or sharding.spec[0] is None:
+        return None
+    around = jax.sharding.get_abstract_mesh()
+    return None if AxisType.Manual in around.axis_types else sharding
 
 
 def _pieces(rows: Array) -> list[Array]:
@@ -150,23 +173,36 @@ class Recorder(eqx.Module):
     _count: Array
     _rows: list[Array]
     _leaves: tuple[Leaf, ...] = eqx.field(static=True)
-    _block: int = eqx.field(static=True)
+    _sharding: NamedSharding | None = eqx.field(static=True)
 
     def __init__(
-        self, receiver: Receiver, leaves: Sequence[Leaf], chains: int | None, block: int
+        self,
+        number: int,
+        leaves: Sequence[Leaf],
+        chains: int | None,
+        block: int,
+        sharding: NamedSharding | None,
     ) -> None:
+        check_on_device(leaves)
         lead = () if chains is None else (chains,)
-        self.failed = jnp.zeros(lead, bool)
-        self._number = jnp.full(lead, receiver.number, jnp.int32)
-        self._chain = jnp.arange(chains or 1, dtype=jnp.int32).reshape(lead)
-        self._turn = jnp.zeros(lead, jnp.uint32)
-        self._count = jnp.zeros(lead, jnp.int32)
-        self._rows = [
-            jnp.zeros((*lead, block, *leaf.record.data_shape), _dtype(leaf))
-            for leaf in leaves
-        ]
+        arrays = _Chains(
+            failed=jnp.zeros(lead, bool),
+            number=jnp.full(lead, number, jnp.int32),
+            chain=jnp.arange(chains or 1, dtype=jnp.int32).reshape(lead),
+            turn=jnp.zeros(lead, jnp.uint32),
+            count=jnp.zeros(lead, jnp.int32),
+            rows=[
+                jnp.zeros((*lead, block, *leaf.record.data_shape), _dtype(leaf))
+                for leaf in leaves
+            ],
+        )
+        if sharding is not None:
+            arrays = jax.device_put(arrays, sharding)
+        self.failed, self._number, self._chain, self._turn, self._count, self._rows = (
+            arrays
+        )
         self._leaves = tuple(leaves)
-        self._block = block
+        self._sharding = sharding
 
     def save(self, sample: PyTree, keep: Any = True) -> "Recorder":
         """Return the recorder with one more sample.
@@ -188,34 +224,29 @@ class Recorder(eqx.Module):
                 "Pass the recorder through `vmap` together with the states."
             )
         checked = checked_samples(sample, self._leaves, chains, one=True, traced=True)
+        check_on_device(self._leaves)
         keep = jnp.asarray(keep)
         check_keep(keep, (), lead)
         keep = jnp.broadcast_to(keep, lead)
-        index = jnp.where(keep, self._count, self._block)
-        rows = [
-            put(buffer, _data(array), index)
-            for buffer, array in zip(self._rows, checked.arrays, strict=True)
-        ]
-        count = self._count + keep
-        after = eqx.tree_at(lambda r: (r._rows, r._count), self, (rows, count))
-        return after._handed_over(count == self._block)
+        return self._after(_saved, [_data(array) for array in checked.arrays], keep)
 
     def flush(self) -> "Recorder":
         """Return the recorder after sending all of its samples to the host.
 
         Call it at the end of the program: until then, up to one block of samples is
-        only on the device.
+        only on the device, and the recording cannot be committed.
         """
-        return self._handed_over(self._count > 0)
+        return self._after(_flushed)
 
-    def _handed_over(self, due: Array) -> "Recorder":
-        failed = _hand_over(
-            due, self._number, self._chain, self._turn, self._count, self._rows
+    def _after(self, function: Callable[..., _Chains], *args: Any) -> "Recorder":
+        small = (self.failed, self._number, self._chain, self._turn, self._count)
+        chains = _for_chains(function, self._sharding)(
+            _Chains(*small, self._rows), *args
         )
         return eqx.tree_at(
-            lambda r: (r.failed, r._turn, r._count),
+            lambda r: (r.failed, r._turn, r._count, r._rows),
             self,
-            (self.failed | failed, self._turn + due, jnp.where(due, 0, self._count)),
+            (chains.failed, chains.turn, chains.count, chains.rows),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._distributed.meeting import DEADLINE
@@ -24,7 +25,8 @@ from .._types import PathLike
 from ._html import record_html
 from ._leaves import checked_samples, leaves_of
 from ._log import Log
-from ._recorder import Receiver, Recorder
+from ._receiver import Receiver
+from ._recorder import Recorder
 from ._samples import committed_of, open_samples, Samples
 
 
@@ -211,13 +213,17 @@ class Recording:
         arrays = [_with_axis(array, axis) for array in block.arrays]
         self.log.extend(block._replace(arrays=arrays))
 
-    def recorder(self, *, block: int | None = None) -> Recorder:
+    def recorder(
+        self, *, block: int | None = None, sharding: NamedSharding | None = None
+    ) -> Recorder:
         """Make a recorder, which records samples from inside a compiled program.
 
         **Arguments:**
 
         - `block`: the number of samples of each chain to send at a time. The default is
             about 1 MiB of samples.
+        - `sharding`: how the first axis of the recorder's arrays, that of the chains, is
+            sharded. Each device then sends the samples of its own chains.
 
         **Returns:**
 
@@ -235,9 +241,10 @@ class Recording:
             nbytes = sum(leaf.row_bytes for leaf in leaves) * (self.chains or 1)
             block = max(1, min(_MAX_BLOCK, _BLOCK_BYTES // max(1, nbytes)))
         check_positive("block", block)
-        self._receivers.append(Receiver(self.log))
+        receiver = Receiver(self.log, leaves, self.chains or 1)
+        self._receivers.append(receiver)
         self.log.has_recorder = True
-        return Recorder(self._receivers[-1], leaves, self.chains, block)
+        return Recorder(receiver.number, leaves, self.chains, block, sharding)
 
     def commit(self, state: PyTree = None) -> None:
         """Make the samples so far durable, together with the state that follows them.

@@ -1,6 +1,5 @@
 """Record the samples of a scan, one compiled block of steps at a time."""
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,8 +10,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from .._format.recorded import Leaf
 from .._types import is_real
-from ._leaves import checked_samples
+from ._keep import check_keep, on_host
+from ._leaves import Block, checked_samples
+from ._pace import Every, Pace
 from ._recording import check_positive, Recording
 
 
@@ -55,11 +57,12 @@ def record_scan(
     - `keep`: a function `keep(state, sample)` that returns whether to record the
         sample, as a bool, or as one bool per chain. `state` is the state after the
         step.
-    - `block`: the number of samples to send to the host at a time.
-    - `commit_every`: commit the samples and the state when at least this many steps
-        have been taken since the last commit, at the end of a block.
-    - `commit_every_seconds`: commit when this many seconds have passed since the last
-        commit, at the end of a block.
+    - `block`: the most samples to send to the host at a time. There are fewer if the
+        next arguments need it.
+    - `commit_every`: commit the samples and the state at least once in this many steps,
+        or in `thin` steps if that is more. 0: only at the end.
+    - `commit_every_seconds`: commit about once in this many seconds, measured by the
+        time that the steps take; 0: after each sample.
 
     **Returns:**
 
@@ -92,10 +95,8 @@ def record_scan(
         ```
     """
     rows = _checked_length(length, thin)
-    if block is not None and check_positive("block", block) > rows > 0:
-        raise ValueError(
-            f"`block` is {block}. Pass at most {rows}: `length / thin` samples."
-        )
+    if block is not None:
+        check_positive("block", block)
     _check_commits(commit_every, commit_every_seconds)
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
         raise ValueError(
@@ -110,72 +111,102 @@ def record_scan(
             )
     arrays, rest = eqx.partition(state, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
-    _check_samples(step, recording, eqx.combine(arrays, rest), xs)
+    loop = _Loop(step, keep, thin, recording.chains, recording.log.record.leaves)
+    _check_step(loop, eqx.combine(arrays, rest), xs)
+    recording.log.check()
     if block is None:
         block = min(_MAX_BLOCK, max(1, _BLOCK_BYTES // max(1, _row_bytes(recording))))
-    due = _Due(recording, commit_every, commit_every_seconds)
-    loop = _Loop(step, keep, thin, recording.chains is not None)
-    waiting: tuple[Any, Any] | None = None
-    for start in range(0, rows, block):
-        count = min(block, rows - start)
-        some = jax.tree.map(
-            lambda x, a=start * thin, n=count: x[a : a + n * thin].reshape(
-                n, thin, *x.shape[1:]
-            ),
-            xs,
-        )
-        arrays, *made = _block(loop, arrays, rest, some, count)
-        # Record the previous block while the device computes this one.
+    every = Every(commit_every, commit_every_seconds)
+    pace = Pace(recording.log.team, min(block, max(1, rows)), thin, every)
+    return _Scan(loop, recording, pace, rest, xs).run(arrays, rows)
+
+
+class _Made(NamedTuple):
+    """A block of samples that was computed, or is being computed."""
+
+    before: PyTree
+    start: int
+    samples: list[Any]
+    kept: Any
+    rows: int
+
+
+class _Scan:
+    """One call of `record_scan`, whose arguments are valid."""
+
+    def __init__(
+        self, loop: "_Loop", recording: Recording, pace: Pace, rest: PyTree, xs: PyTree
+    ) -> None:
+        self._loop = loop
+        self._log = recording.log
+        self._pace = pace
+        self._rest = rest
+        self._xs = xs
+        # The steps up to the last commit.
+        self._steps = 0
+
+    def run(self, arrays: PyTree, rows: int) -> PyTree:
+        pace = self._pace
+        waiting: _Made | None = None
+        done = 0
+        while done < rows:
+            count = min(pace.rows, rows - done)
+            after, made = self._compute(arrays, done, count)
+            # Record the previous block while the device computes this one.
+            if waiting is not None:
+                self._record(waiting)
+                pace.finished(waiting.rows)
+            waiting, arrays, done = made, after, done + count
+            if pace.is_measuring:
+                jax.block_until_ready(arrays)
+                pace.finished(count)
+            if pace.is_due(count):
+                self._record(waiting)
+                waiting = None
+                self._commit(arrays)
         if waiting is not None:
-            recording.extend(*waiting)
-        waiting = (made[0], made[1])
-        if due(count * thin):
-            recording.extend(*waiting)
-            waiting = None
-            recording.log.commit(eqx.combine(arrays, rest), due.reset())
-    if waiting is not None:
-        recording.extend(*waiting)
-    state = eqx.combine(arrays, rest)
-    if due.steps:
-        recording.log.commit(state, due.reset())
-    return state
+            self._record(waiting)
+        if pace.steps:
+            self._commit(arrays)
+        return eqx.combine(arrays, self._rest)
+
+    def _compute(self, arrays: PyTree, start: int, rows: int) -> tuple[PyTree, _Made]:
+        thin = self._loop.thin
+        some = jax.tree.map(
+            lambda x: x[start * thin : (start + rows) * thin].reshape(
+                rows, thin, *x.shape[1:]
+            ),
+            self._xs,
+        )
+        after, samples, kept = _block(self._loop, arrays, self._rest, some, rows)
+        return after, _Made(arrays, start, samples, kept, rows)
+
+    def _record(self, made: _Made) -> None:
+        """Record a block; if `max_samples` ends it, commit the state at that point."""
+        kept = on_host(made.kept)
+        fits = self._log.fitting(kept, made.rows)
+        if fits == made.rows:
+            self._log.extend(Block(made.samples, made.rows), kept)
+            return
+        arrays = made.before
+        if fits:
+            arrays, made = self._compute(arrays, made.start, fits)
+            self._log.extend(Block(made.samples, fits), made.kept)
+        self._pace.steps = (made.start + fits) * self._loop.thin - self._steps
+        if self._pace.steps:
+            self._commit(arrays)
+        raise self._log.full()
+
+    def _commit(self, arrays: PyTree) -> None:
+        steps = self._pace.committed()
+        self._steps += steps
+        self._log.commit(eqx.combine(arrays, self._rest), steps)
 
 
 def _row_bytes(recording: Recording) -> int:
     """The bytes of one sample of all chains."""
     rows = sum(leaf.row_bytes for leaf in recording.log.record.leaves)
     return rows * (recording.chains or 1)
-
-
-class _Due:
-    """Decides when to commit.
-
-    **Attributes:**
-
-    - `steps`: the steps since the last commit.
-    """
-
-    def __init__(self, recording: Recording, every: int, seconds: float | None) -> None:
-        self._team = recording.log.team
-        self._every = every
-        self._seconds = seconds
-        self._last = time.monotonic()
-        self.steps = 0
-
-    def __call__(self, steps: int) -> bool:
-        self.steps += steps
-        by_steps = bool(self._every) and self.steps >= self._every
-        seconds = self._seconds
-        if by_steps or seconds is None:
-            return by_steps
-        # The first process decides, because clocks differ.
-        waited = time.monotonic() - self._last
-        return self._team.from_first("time", lambda: waited >= seconds)
-
-    def reset(self) -> int:
-        steps, self.steps = self.steps, 0
-        self._last = time.monotonic()
-        return steps
 
 
 def _checked_length(length: int, thin: int) -> int:
@@ -201,14 +232,22 @@ def _check_commits(steps: Any, seconds: Any) -> None:
         )
 
 
-def _check_samples(step: Any, recording: Recording, state: Any, xs: Any) -> None:
+def _check_step(loop: "_Loop", state: Any, xs: Any) -> None:
+    """Raise if the samples do not match `like`, or `keep` does not return bools."""
     x = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
         jax.eval_shape(lambda xs: xs, xs),
     )
-    sample = eqx.filter_eval_shape(step, state, x)[1]
-    leaves = recording.log.record.leaves
-    checked_samples(sample, leaves, recording.chains, one=True, traced=True)
+
+    def once(state: Any, x: Any) -> tuple[Any, Any]:
+        state, sample = loop.step(state, x)
+        return sample, None if loop.keep is None else loop.keep(state, sample)
+
+    sample, kept = eqx.filter_eval_shape(once, state, x)
+    checked_samples(sample, loop.leaves, loop.chains, one=True, traced=True)
+    if kept is not None:
+        kept = jax.eval_shape(jnp.asarray, kept)
+        check_keep(kept, (), () if loop.chains is None else (loop.chains,))
 
 
 class _Loop(NamedTuple):
@@ -217,13 +256,14 @@ class _Loop(NamedTuple):
     step: Callable[[Any, Any], tuple[Any, Any]]
     keep: Callable[[Any, Any], Any] | None
     thin: int
-    has_chains: bool
+    chains: int | None
+    leaves: tuple[Leaf, ...]
 
 
 @eqx.filter_jit
 def _block(
     loop: _Loop, arrays: PyTree, rest: PyTree, xs: PyTree, rows: int
-) -> tuple[PyTree, PyTree, Any]:
+) -> tuple[PyTree, list[Any], Any]:
     """Compute `rows` samples: the state after them, the samples, and which to keep."""
 
     def once(arrays: Any, x: Any) -> tuple[Any, Any]:
@@ -239,10 +279,13 @@ def _block(
         last = jax.tree.map(lambda x: x[-1], xs)
         arrays, (state, sample) = once(arrays, last)
         chosen = None if loop.keep is None else loop.keep(state, sample)
-        return arrays, (sample, chosen)
+        found = checked_samples(
+            sample, loop.leaves, loop.chains, one=True, traced=True
+        ).arrays
+        return arrays, (found, chosen)
 
     arrays, (samples, kept) = jax.lax.scan(row, arrays, xs, length=rows)
-    if loop.has_chains:
+    if loop.chains is not None:
         samples = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), samples)
         kept = jax.tree.map(lambda x: x if x.ndim == 1 else x.T, kept)
     return arrays, samples, kept

@@ -1,0 +1,269 @@
+"""No draw is lost without an error, and none that an error calls safe."""
+
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import record_scan, Recording
+
+
+LIKE = {"x": jnp.float32(0)}
+
+
+def saves(recorder, length, first=0):
+    def body(i, recorder):
+        return recorder.save({"x": jnp.float32(i)})
+
+    return jax.lax.fori_loop(first, first + length, body, recorder)
+
+
+def step(n, _):
+    return n + 1, {"x": jnp.float32(n)}
+
+
+def read(path) -> list[float]:
+    samples = Recording.open(path)
+    samples.verify()
+    return samples.read()["x"].tolist()
+
+
+def test_the_end_raises_what_failed_in_a_program(tmp_path):
+    path = tmp_path / "run"
+    with (
+        pytest.raises(OSError, match=r"No such file.*\(leaf 'x', .* 0 draws are safe"),
+        Recording(path, LIKE, chunk_bytes=64) as recording,
+    ):
+        (path / "samples/x/zarr.json").unlink()
+        (path / "samples/x").rmdir()
+        recorder = jax.jit(saves, static_argnums=1)(recording.recorder(block=8), 200)
+        jax.jit(saves, static_argnums=1)(recorder.flush(), 200).flush()
+        jax.effects_barrier()
+    assert Recording.open(path).committed is None
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("count", [9, 10, 11, 12, 13, 16, 17, 40])
+def test_what_fits_is_kept_of_a_program(tmp_path, count, with_state):
+    def run():
+        with Recording(tmp_path, LIKE, max_samples=10) as recording:
+            recorder = jax.jit(saves, static_argnums=1)(recording.recorder(block=4), 2)
+            recorder = recorder.flush()
+            if with_state:
+                recording.commit({"n": 2})
+            run = jax.jit(saves, static_argnums=(1, 2))
+            run(recorder, count - 2, 2).flush()
+            if with_state:
+                recording.commit({"n": count})
+
+    if count <= 10:
+        run()
+    else:
+        with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 10"):
+            run()
+    assert read(tmp_path) == list(range(min(count, 10)))
+
+
+def test_no_state_is_committed_after_a_gap(tmp_path):
+    with Recording(tmp_path, LIKE, max_samples=3) as recording:
+        with pytest.raises(eqx_ckpt.CheckpointError, match="is full"):
+            recording.extend({"x": np.arange(5, dtype=np.float32)})
+        with pytest.raises(eqx_ckpt.CheckpointError, match="lacks samples before"):
+            recording.commit({"n": 5})
+        recording.commit()
+    assert read(tmp_path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("every", [0, 5])
+@pytest.mark.parametrize("keep", [None, lambda state, _: state % 3 != 0])
+def test_a_scan_that_fills_a_recording_can_go_on(tmp_path, every, keep):
+    numbers = [n for n in range(40) if keep is None or (n + 1) % 3]
+    options = {"block": 10, "commit_every": every, "keep": keep}
+    with (
+        pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 15"),
+        Recording(tmp_path, LIKE, max_samples=15) as recording,
+    ):
+        record_scan(step, recording, 0, 40, **options)
+    assert read(tmp_path) == numbers[:15]
+    with Recording(tmp_path, LIKE) as recording:
+        state = recording.resume(0)
+        assert recording.steps == state
+        record_scan(step, recording, state, 40 - recording.steps, **options)
+    assert read(tmp_path) == numbers
+
+
+@pytest.mark.parametrize("thin", [1, 3])
+@pytest.mark.parametrize(("every", "block"), [(7, None), (50, 20), (60, 7), (1, None)])
+def test_commit_every_holds(tmp_path, every, block, thin):
+    committed = []
+
+    def watched(n, _):
+        jax.debug.callback(
+            lambda: committed.append(Recording.open(tmp_path).committed or 0)
+        )
+        return step(n, None)
+
+    with Recording(tmp_path, LIKE) as recording:
+        length = 120
+        record_scan(
+            watched, recording, 0, length, thin=thin, block=block, commit_every=every
+        )
+    # A block runs while the previous one is recorded.
+    for taken, safe in enumerate(committed):
+        assert taken - safe * thin < max(every, thin)
+
+
+def test_commit_every_seconds_holds_for_slow_steps(tmp_path):
+    ages, times = [], {}
+
+    def slow():
+        threading.Event().wait(0.01)
+        found = Recording.open(tmp_path).committed or 0
+        times.setdefault(found, len(ages))
+        ages.append(len(ages) - found)
+
+    def watched(n, _):
+        jax.debug.callback(slow, ordered=True)
+        return step(n, None)
+
+    with Recording(tmp_path, LIKE) as recording:
+        record_scan(watched, recording, 0, 100, commit_every_seconds=0.2)
+    assert len(times) > 4
+    assert max(ages) < 60
+
+
+def test_programs_whose_samples_are_slow_to_compute(tmp_path):
+    like = {"x": jnp.zeros(200_000)}
+
+    @jax.jit
+    def run(recorder, x):
+        for i in range(8):
+            y = x + i
+            if i % 2 == 0:
+                y = y.reshape(400, 500)
+                for _ in range(3):
+                    y = y @ (jnp.eye(500) * 1.0)
+                y = y.reshape(-1)
+            recorder = recorder.save({"x": y})
+        return recorder.flush()
+
+    with Recording(tmp_path, like) as recording:
+        run(recording.recorder(block=1), jnp.zeros(200_000))
+    found = Recording.open(tmp_path).read()["x"]
+    np.testing.assert_allclose(found[:, 0], np.arange(8), atol=1e-3)
+
+
+@pytest.mark.parametrize("chains", [None, 3])
+def test_a_commit_names_flush(tmp_path, chains):
+    sample = {"x": jnp.float32(1) if chains is None else jnp.ones(chains)}
+    save = jax.jit(lambda recorder: recorder.save(sample))
+    with Recording(tmp_path, LIKE, chains=chains) as recording:
+        recorder = recording.recorder(block=4)
+        recording.commit({"n": 0})
+        recorder = save(recorder)
+        for state in (None, {"n": 1}):
+            with pytest.raises(eqx_ckpt.CheckpointError, match=r"recorder\.flush\(\)"):
+                recording.commit(state)
+        recorder = recorder.flush()
+        recording.commit({"n": 1})
+        for _ in range(4):  # A whole block.
+            recorder = save(recorder)
+        recording.commit({"n": 5})
+        assert recording.committed == 5
+
+
+def test_the_end_names_flush(tmp_path):
+    with (
+        pytest.raises(eqx_ckpt.CheckpointError, match=r"lacks its last samples.*flush"),
+        Recording(tmp_path, LIKE) as recording,
+    ):
+        jax.jit(saves, static_argnums=1)(recording.recorder(block=4), 11)
+    assert read(tmp_path) == list(range(8))
+
+
+def test_samples_that_never_left_the_device_are_missed(tmp_path):
+    """A program that does not return its recorder, twice."""
+    run = jax.jit(lambda recorder: (saves(recorder, 3), 0)[1])
+    with Recording(tmp_path, LIKE) as recording:
+        recorder = recording.recorder(block=4)
+        run(recorder)
+        run(recorder)
+        with pytest.raises(eqx_ckpt.CheckpointError, match="older recorder"):
+            recording.commit()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_directory_that_is_deleted(tmp_path, again):
+    path = tmp_path / "run"
+    block = {"x": np.ones(10, np.float32)}
+    recording = Recording(path, LIKE)
+    recording.extend(block)
+    recording.commit()
+    shutil.rmtree(path)
+    other = Recording(path, LIKE) if again else None
+    recording.extend(block)
+    with pytest.raises(FileNotFoundError, match="0 draws are safe.*are gone"):
+        recording.commit()
+    recording.close()
+    assert path.exists() == again
+    if other is not None:
+        other.extend(block)
+        other.close()
+        assert read(path) == [1] * 10
+
+
+def test_a_file_that_is_deleted(tmp_path):
+    block = {"x": np.ones(20, np.float32)}
+    recording = Recording(tmp_path, LIKE, chunk_bytes=64)
+    recording.extend(block)
+    recording.commit()
+    shutil.rmtree(tmp_path / "samples")
+    recording.extend(block)
+    with pytest.raises(FileNotFoundError, match="files of 20 committed draws are gone"):
+        recording.commit()
+    recording.close()
+
+
+def test_appending_while_a_program_records(tmp_path):
+    """`append` waits for the program, which waits until its samples are taken."""
+    devices = jax.devices()[:4]
+    mesh = jax.make_mesh((4,), ("d",), devices=devices)
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+
+    @jax.jit
+    def run(x, recorder):
+        def body(carry, _):
+            x, recorder = carry
+            x = x + 1
+            return (x, recorder.save({"x": x})), None
+
+        (x, recorder), _ = jax.lax.scan(body, (x, recorder), length=200)
+        return x, recorder.flush()
+
+    def record() -> None:
+        with Recording(tmp_path, LIKE, chains=4) as recording:
+            recorder = recording.recorder(block=1, sharding=place)
+            x = jax.device_put(jnp.zeros(4), place)
+            for _ in range(3):
+                x, recorder = run(x, recorder)
+                recording.append({"x": x})
+
+    thread = threading.Thread(target=record, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    found = Recording.open(tmp_path).read()["x"]
+    assert found.shape == (4, 603)
+    assert sorted(set(found[0].tolist())) == list(range(1, 601))
+
+
+def test_samples_after_the_end_are_refused(tmp_path):
+    run = jax.jit(saves, static_argnums=1)
+    with Recording(tmp_path, LIKE) as recording:
+        recorder = run(recording.recorder(block=4), 8)
+    assert run(recorder, 8).failed
+    assert read(tmp_path) == list(range(8))
