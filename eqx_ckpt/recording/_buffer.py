@@ -1,6 +1,5 @@
 """Collect samples in device memory."""
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -15,12 +14,9 @@ from ._leaves import check_on_device, checked_samples, leaves_of
 
 def put(buffer: Array, sample: Any, index: Any) -> Array:
     """Write one sample per chain into its row; drop it if there is no such row."""
-    lead = index.shape
-    count = math.prod(lead)
-    flat = buffer.reshape(count, *buffer.shape[len(lead) :])
-    values = sample.reshape(count, *sample.shape[len(lead) :])
-    rows = (jnp.arange(count), index.reshape(count))
-    return flat.at[rows].set(values, mode="drop").reshape(buffer.shape)
+    # Without reshaping the buffer: XLA would copy all of it for each sample.
+    lead = jnp.indices(index.shape, sparse=True) if index.ndim else ()
+    return buffer.at[(*lead, index)].set(sample, mode="drop")
 
 
 class SampleBuffer(eqx.Module):

@@ -123,10 +123,8 @@ def check_on_device(leaves: Sequence[Leaf]) -> None:
 
 def _fits_a_device(record: LeafRecord) -> bool:
     dtype = dtype_from_tag(record.dtype)
-    try:
-        return jax.dtypes.canonicalize_dtype(dtype) == dtype
-    except TypeError:
-        return False
+    is_number = dtype.kind in "biufcV" and dtype.isnative
+    return is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 class Block(NamedTuple):

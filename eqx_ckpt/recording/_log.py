@@ -16,7 +16,7 @@ from .._format.recorded import Leaf, Record
 from .._save import tree_serialise_leaves
 from .._types import PathLike
 from ._columns import Column
-from ._commit import explained, merged
+from ._commit import explained, logger, merged
 from ._keep import count, fitting, kept_of, on_host
 from ._leaves import Block, chains_here, rows_of, to_stored
 from ._place import Place
@@ -163,7 +163,10 @@ class Log(Taker):
         """
         with self._lock:
             self._on_device.discard((recorder, chain))
-            if self._is_closed or self._failed() is not None:
+            if self._is_closed:
+                logger.warning("Samples for %s came after its end: lost.", self.where)
+                return False
+            if self._failed() is not None:
                 return False
             most = self._max_samples
             taken = count if most is None else int(most - self._taken[chain])
@@ -246,8 +249,8 @@ class Log(Taker):
             )
         if has_state and self._has_gap:
             raise CheckpointError(
-                f"{self.where} lacks samples before this state, which were refused with "
-                "an error. So no program can resume from it: call `commit()` without "
+                f"{self.where} lacks samples before this state, because they were "
+                "refused. So no program can resume from it: call `commit()` without "
                 "a state."
             )
 

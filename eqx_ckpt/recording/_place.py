@@ -170,9 +170,11 @@ class Place:
         try:
             data = self.base.read(RECORD)
             now = None if data is None else from_bytes(data, self.where)
-            if now is not None and now.commit == record.commit:
-                if is_complete(self.files, record):
-                    return f"{min(record.draws)} draws are safe"
+            is_ours = now is not None and now.commit == record.commit
+            if is_ours and is_complete(self.files, record):
+                return f"{min(record.draws)} draws are safe"
         except (OSError, CheckpointError) as e:
             return f"{min(record.draws)} draws were committed; reading fails: {e}"
-        return f"0 draws are safe: files of {min(record.draws)} committed draws are gone"
+        return (
+            f"0 draws are safe: files of {min(record.draws)} committed draws are gone"
+        )

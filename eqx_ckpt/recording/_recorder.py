@@ -16,12 +16,15 @@ from jaxtyping import Array, PyTree
 
 from .._format.leaves import dtype_from_tag
 from .._format.recorded import Leaf
+from ._arguments import check_positive
 from ._buffer import put
 from ._keep import check_keep
 from ._leaves import check_on_device, checked_samples
-from ._receiver import receive
+from ._receiver import receive, Receiver, Taker
 
 
+_BLOCK_BYTES = 2**20
+_MAX_BLOCK = 1024
 # Before JAX 0.12, a callback with an argument of 100 KiB or more can deadlock on
 # several CPU devices, so arrays are passed in pieces.
 _PIECE_BYTES = 96 * 2**10 if jax.__version_info__ < (0, 12) else 2**40
@@ -38,9 +41,7 @@ class _Chains(NamedTuple):
     rows: Any
 
 
-def _saved(
-    chains: _Chains, sample: list[Array], keep: Array, replicas: int
-) -> _Chains:
+def _saved(chains: _Chains, sample: list[Array], keep: Array, replicas: int) -> _Chains:
     """Put a sample into the rows; send those of the chains that are full."""
     block = chains.rows[0].shape[keep.ndim]
     index = jnp.where(keep, chains.count, block)
@@ -141,8 +142,9 @@ def _place_of(count: Array, sharding: NamedSharding | None) -> NamedSharding | N
     if not count.ndim:
         return None
     if sharding is None:
-        sharding = jax.typeof(count).sharding
-    if not sharding.spec or sharding.spec[0] is None:
+        found: Any = jax.typeof(count).sharding
+        sharding = found
+    if sharding is None or not sharding.spec or sharding.spec[0] is None:
         return None
     around = jax.sharding.get_abstract_mesh()
     return None if AxisType.Manual in around.axis_types else sharding
@@ -183,7 +185,6 @@ class Recorder(eqx.Module):
         block: int,
         sharding: NamedSharding | None,
     ) -> None:
-        check_on_device(leaves)
         lead = () if chains is None else (chains,)
         arrays = _Chains(
             failed=jnp.zeros(lead, bool),
@@ -260,3 +261,44 @@ def _data(array: Any) -> Array:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return jax.lax.stop_gradient(jnp.asarray(array))
+
+
+def make_recorder(
+    taker: Taker,
+    leaves: Sequence[Leaf],
+    chains: int | None,
+    block: int | None,
+    sharding: NamedSharding | None,
+) -> tuple[Receiver, Recorder]:
+    """A recorder, and the host's end of it, which must live as long."""
+    if block is None:
+        block = default_block(leaves, chains)
+    check_positive("block", block)
+    if sharding is not None:
+        sharding = _over_chains(sharding, chains)
+    check_on_device(leaves)
+    receiver = Receiver(taker, leaves, chains or 1)
+    return receiver, Recorder(receiver.number, leaves, chains, block, sharding)
+
+
+def default_block(leaves: Sequence[Leaf], chains: int | None) -> int:
+    """How many samples to send at a time: so many that it hardly slows a step."""
+    nbytes = sum(leaf.row_bytes for leaf in leaves) * (chains or 1)
+    return max(1, min(_MAX_BLOCK, _BLOCK_BYTES // max(1, nbytes)))
+
+
+def _over_chains(sharding: NamedSharding, chains: int | None) -> NamedSharding:
+    """The sharding of arrays whose first axis is that of the chains."""
+    axes = [axis for axis in sharding.spec if axis is not None]
+    if chains is None:
+        problem = "the recording has no `chains`"
+    elif len(axes) != 1 or sharding.spec[0] is None:
+        problem = "it does not shard the first axis, and only that"
+    else:
+        first = NamedSharding(sharding.mesh, P(*axes))
+        try:
+            first.shard_shape((chains,))
+            return first
+        except ValueError:
+            problem = f"{chains} chains cannot be split into that many equal parts"
+    raise ValueError(f"`sharding` is {sharding}, and {problem}.")

@@ -1,6 +1,5 @@
 """A recording: samples that survive the process that draws them."""
 
-import operator
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -22,17 +21,13 @@ from .._restore import tree_deserialise_leaves
 from .._storage.recorded import Recorded
 from .._tree.compression import check_compression, Compression
 from .._types import PathLike
+from ._arguments import check_positive
 from ._html import record_html
 from ._leaves import checked_samples, leaves_of
 from ._log import Log
 from ._receiver import Receiver
-from ._recorder import Recorder
+from ._recorder import make_recorder, Recorder
 from ._samples import committed_of, open_samples, Samples
-
-
-# The default size of a block of samples that a compiled program sends.
-_BLOCK_BYTES = 2**20
-_MAX_BLOCK = 1024
 
 
 class Recording:
@@ -222,8 +217,8 @@ class Recording:
 
         - `block`: the number of samples of each chain to send at a time. The default is
             about 1 MiB of samples.
-        - `sharding`: how the first axis of the recorder's arrays, that of the chains, is
-            sharded. Each device then sends the samples of its own chains.
+        - `sharding`: how the first axis of its arrays, that of the chains, is sharded.
+            Each device then sends the samples of its own chains.
 
         **Returns:**
 
@@ -236,15 +231,12 @@ class Recording:
                 "Use `record_scan`, or `extend` with arrays that are sharded "
                 "over the chains."
             )
-        leaves = self.log.record.leaves
-        if block is None:
-            nbytes = sum(leaf.row_bytes for leaf in leaves) * (self.chains or 1)
-            block = max(1, min(_MAX_BLOCK, _BLOCK_BYTES // max(1, nbytes)))
-        check_positive("block", block)
-        receiver = Receiver(self.log, leaves, self.chains or 1)
+        receiver, recorder = make_recorder(
+            self.log, self.log.record.leaves, self.chains, block, sharding
+        )
         self._receivers.append(receiver)
         self.log.has_recorder = True
-        return Recorder(receiver.number, leaves, self.chains, block, sharding)
+        return recorder
 
     def commit(self, state: PyTree = None) -> None:
         """Make the samples so far durable, together with the state that follows them.
@@ -257,6 +249,9 @@ class Recording:
         - `state`: what `resume` will return: any PyTree that
             [`eqx_ckpt.tree_serialise_leaves`][] can save. With `None`, only the samples
             are committed, and no program can resume from them.
+
+        Samples that a recorder still has on the device cannot be committed: call its
+        `flush` first.
 
         **Raises:**
 
@@ -361,14 +356,3 @@ def _with_axis(array: Any, axis: int) -> Any:
     """Add an axis of length 1."""
     shape = (*array.shape[:axis], 1, *array.shape[axis:])
     return array.reshape(shape)
-
-
-def check_positive(argument: str, value: Any) -> int:
-    """Validate a positive integer; the error names the argument."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 1:
-        raise ValueError(f"`{argument}` is {value!r}. Pass a positive integer.")
-    return number

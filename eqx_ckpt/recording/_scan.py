@@ -12,15 +12,12 @@ from jaxtyping import PyTree
 
 from .._format.recorded import Leaf
 from .._types import is_real
+from ._arguments import check_positive
 from ._keep import check_keep, on_host
 from ._leaves import Block, checked_samples
 from ._pace import Every, Pace
-from ._recording import check_positive, Recording
-
-
-# The default size of a block: large enough that recording hardly slows a step.
-_BLOCK_BYTES = 2**20
-_MAX_BLOCK = 1024
+from ._recorder import default_block
+from ._recording import Recording
 
 
 def record_scan(
@@ -115,7 +112,7 @@ def record_scan(
     _check_step(loop, eqx.combine(arrays, rest), xs)
     recording.log.check()
     if block is None:
-        block = min(_MAX_BLOCK, max(1, _BLOCK_BYTES // max(1, _row_bytes(recording))))
+        block = default_block(loop.leaves, loop.chains)
     every = Every(commit_every, commit_every_seconds)
     pace = Pace(recording.log.team, min(block, max(1, rows)), thin, every)
     return _Scan(loop, recording, pace, rest, xs).run(arrays, rows)
@@ -201,12 +198,6 @@ class _Scan:
         steps = self._pace.committed()
         self._steps += steps
         self._log.commit(eqx.combine(arrays, self._rest), steps)
-
-
-def _row_bytes(recording: Recording) -> int:
-    """The bytes of one sample of all chains."""
-    rows = sum(leaf.row_bytes for leaf in recording.log.record.leaves)
-    return rows * (recording.chains or 1)
 
 
 def _checked_length(length: int, thin: int) -> int:

@@ -34,15 +34,17 @@ def read(path) -> list[float]:
 
 def test_the_end_raises_what_failed_in_a_program(tmp_path):
     path = tmp_path / "run"
-    with (
-        pytest.raises(OSError, match=r"No such file.*\(leaf 'x', .* 0 draws are safe"),
-        Recording(path, LIKE, chunk_bytes=64) as recording,
-    ):
-        (path / "samples/x/zarr.json").unlink()
-        (path / "samples/x").rmdir()
-        recorder = jax.jit(saves, static_argnums=1)(recording.recorder(block=8), 200)
-        jax.jit(saves, static_argnums=1)(recorder.flush(), 200).flush()
-        jax.effects_barrier()
+    run = jax.jit(saves, static_argnums=1)
+
+    def record() -> None:
+        with Recording(path, LIKE, chunk_bytes=64) as recording:
+            shutil.rmtree(path / "samples/x")
+            recorder = run(recording.recorder(block=8), 200)
+            jax.effects_barrier()
+            run(recorder, 200).flush()
+
+    with pytest.raises(OSError, match=r"No such file.*\(leaf 'x', .* 0 draws are safe"):
+        record()
     assert Recording.open(path).committed is None
 
 

@@ -154,7 +154,7 @@ def test_an_old_recorder_is_an_error(tmp_path):
     jax.jit(loop)(recorder)
     recording.commit()
     assert jax.jit(loop)(recorder).failed
-    with pytest.raises(eqx_ckpt.CheckpointError, match="(?s)used again.*20 draws are"):
+    with pytest.raises(eqx_ckpt.CheckpointError, match="older recorder was used again"):
         recording.commit()
     recording.close()
     assert Recording.open(tmp_path).committed == 20
@@ -201,3 +201,34 @@ def test_what_it_refuses(tmp_path):
         recorder = recording.recorder()
         with pytest.raises(eqx_ckpt.LeafMismatchError, match="'i': not in the samples"):
             jax.jit(lambda r: r.save({"x": jnp.zeros(2)}))(recorder)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, ">f4", "<M8[s]"])
+def test_dtypes_that_a_device_would_change(tmp_path, dtype):
+    like = {"x": np.zeros(2, dtype), "ok": np.float32(0)}
+    with (
+        Recording(tmp_path, like) as recording,
+        pytest.raises(eqx_ckpt.CheckpointError, match="(?s)'x': .*jax_enable_x64"),
+    ):
+        recording.recorder()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="'x': "):
+        eqx_ckpt.SampleBuffer(like, 3)
+
+
+def test_64_bits_where_they_are_enabled(tmp_path):
+    like = {"x": np.zeros(2), "n": np.int64(0)}
+    sample = {"x": np.array([1.0, 1 / 3]), "n": np.int64(2**40 + 5)}
+    with jax.enable_x64(True), Recording(tmp_path, like) as recording:
+        recorder = jax.jit(lambda r: r.save(sample))(recording.recorder(block=3))
+        narrow = {"x": jnp.ones(2, jnp.float32), "n": jnp.int64(0)}
+        with pytest.raises(eqx_ckpt.LeafMismatchError, match="float32"):
+            recorder.save(narrow)
+        with (
+            jax.enable_x64(False),
+            pytest.raises(eqx_ckpt.CheckpointError, match="jax_enable_x64"),
+        ):
+            recorder.save(sample)
+        recorder.flush()
+    found = Recording.open(tmp_path).read()
+    np.testing.assert_array_equal(found["x"][0], sample["x"])
+    assert found["n"].tolist() == [2**40 + 5]

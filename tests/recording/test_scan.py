@@ -184,7 +184,7 @@ def test_more_than_max_samples(tmp_path):
     [
         ({"thin": 0}, "`thin` is 0"),
         ({"thin": 7}, "`length` is 60 and `thin` is 7"),
-        ({"block": 61}, "`block` is 61. Pass at most 60"),
+        ({"block": True}, "`block` is True"),
         ({"block": 0}, "`block` is 0"),
         ({"length": -1}, "`length` is -1"),
         ({"commit_every": -1}, "`commit_every` is -1"),
@@ -271,3 +271,37 @@ def test_a_buffer_refuses():
             buffer.save({"theta": jnp.zeros(3), "n": jnp.int32(5)}, keep=keep)
     with pytest.raises(ValueError, match="`capacity` is 0"):
         SampleBuffer(LIKE, 0)
+
+
+def test_a_block_that_is_too_large_is_fitted(tmp_path):
+    with Recording(tmp_path, LIKE) as recording:
+        record_scan(step, recording, start(), 60, block=300)
+    assert Recording.open(tmp_path).committed == 60
+
+
+@pytest.mark.parametrize("keep", [2, jnp.ones(3, bool), jnp.float32(1)], ids=str)
+def test_keep_is_looked_at_first(tmp_path, keep):
+    ran = []
+
+    def watched(state, x):
+        jax.debug.callback(lambda: ran.append(1))
+        return step(state, x)
+
+    with (
+        Recording(tmp_path, LIKE) as recording,
+        pytest.raises(ValueError, match=r"`keep` is .*Pass bool\[\]"),
+    ):
+        record_scan(watched, recording, start(), 60, keep=lambda state, sample: keep)
+    assert not ran
+
+
+def test_samples_with_functions(tmp_path):
+    def step(n, _):
+        return n + 1, Sampler(jnp.full(3, n, jnp.float32), jr.key(n), n)
+
+    like = Sampler(jnp.zeros(3), jr.key(0), jnp.int32(0), None)
+    with Recording(tmp_path, like) as recording:
+        record_scan(step, recording, jnp.int32(0), 5)
+    assert Recording.open(tmp_path).read()["n"].tolist() == list(range(5))
+    buffer = SampleBuffer(like, 2).save(step(jnp.int32(7), None)[1])
+    assert buffer.samples.theta[0].tolist() == [7, 7, 7]
