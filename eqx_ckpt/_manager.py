@@ -35,7 +35,7 @@ from ._tree.filter_spec import (
 )
 from ._tree.plan import plan_writes
 from ._tree.reads import How
-from ._types import IsLeaf, Layout, PathLike
+from ._types import check_flag, IsLeaf, Layout, PathLike
 from ._when import checked_when, is_due, stop_watching, told_to_end, When
 
 
@@ -109,6 +109,7 @@ class CheckpointManager:
         check_progress(progress)
         checked_limit(staging_bytes)
         check_deadline(deadline)
+        check_flag("check_finite", check_finite)
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress

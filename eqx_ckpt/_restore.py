@@ -43,7 +43,7 @@ from ._tree.reads import (
 )
 from ._tree.sharding import place
 from ._tree.transform import Transform
-from ._types import IsLeaf, PathLike, Spec
+from ._types import check_flag, check_function, IsLeaf, PathLike, Spec
 
 
 def tree_deserialise_leaves(
@@ -181,6 +181,7 @@ def _restored(
         )
 
     check_deadline(deadline)
+    check_flag("read_once", read_once)
     guess = ft.partial(wanted_by, request.like, request.sharding)
     joint = JointReading(source, deadline, everybody if read_once else guess)
     # What is read is there, even while JAX traces the caller.
@@ -256,6 +257,7 @@ def restore_or_init(
         assert (model["base"].layers[0].weight == base.layers[0].weight).all()
         ```
     """
+    check_function("init", init)
     arguments: dict[str, Any] = {"missing": "keep", **how}
     running = {
         key: arguments.pop(key)

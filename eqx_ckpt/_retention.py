@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from ._errors import CheckpointError
+from ._types import check_text
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -122,6 +123,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
         assert keep({100: {"loss": 0.3}, 200: {"loss": 0.2}}) == [200]
         ```
     """
+    check_text("metric", metric)
     _check_positive(n)
     check_mode(mode)
 

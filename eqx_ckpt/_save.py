@@ -32,7 +32,7 @@ from ._transfer.staging import checked_limit, Staging
 from ._tree.compression import compressed, Compression
 from ._tree.filter_spec import default_serialise_filter_spec
 from ._tree.plan import plan_writes, Write, WritePlan
-from ._types import IsLeaf, Layout, LAYOUTS, PathLike
+from ._types import check_flag, IsLeaf, Layout, LAYOUTS, PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -292,7 +292,6 @@ class Save:
         progress: Progress,
     ) -> None:
         """Plan the save; raise all errors that can be found without writing."""
-        self.path = os.fspath(path)
         self._writes = plan.writes
         if compression is not None:
             self._writes = compressed(self._writes, compression)
@@ -304,6 +303,7 @@ class Save:
         if layout not in LAYOUTS:
             check_layout(layout)
         self._target = target = locate(path)
+        self.path = os.fspath(path)
         longest = max(map(len, self._leaves), default=0)
         if len(target.spec["path"]) + longest > target.always_fits:
             target.layouts[layout](target).check(self._leaves)
@@ -316,6 +316,8 @@ class Save:
 
     def begin(self, group: "Together | Alone", overwrite: bool) -> None:
         """Agree with the other processes, and begin the attempt."""
+        if overwrite is not True and overwrite is not False:
+            check_flag("overwrite", overwrite)
         writes, self._writes = self._writes, []
         self._attempt, self.arrays = group.begin(
             self._target, self._manifest.layout, overwrite, writes

@@ -16,7 +16,7 @@ from ._storage.checkpoint import being_read
 from ._storage.directory import locate
 from ._storage.storage import MAX_STEP, step_name, Storage
 from ._storage.url import Store
-from ._types import PathLike
+from ._types import check_text, PathLike
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -179,6 +179,7 @@ class Run:
 
     def best(self, metric: str, mode: Mode) -> int:
         """The step with the best value of a metric; raise if no step has the metric."""
+        check_text("metric", metric)
         check_mode(mode)
         steps = {step: self.metadata(step) for step in self.steps()}
         best = ranked(steps, metric, mode)

@@ -28,3 +28,33 @@ Checksums: TypeAlias = dict[str, dict[int, str]]
 def is_real(value: Any) -> bool:
     """Whether `value` is a real number; `True` is not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real)
+
+
+def as_text(path: Any) -> str:
+    """The text of a path or URL; `TypeError` if it is neither."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise TypeError(
+            f"{path!r} is not a path. Pass a string, a `pathlib.Path`, or an "
+            "`eqx_ckpt.Store`."
+        )
+    return text
+
+
+def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:
+    """Raise if an argument is not of a type; the error names the argument."""
+    if not isinstance(value, kind):
+        raise TypeError(f"`{argument}` is {value!r}. Pass {wanted}.")
+
+
+def check_flag(argument: str, value: Any) -> None:
+    check_kind(argument, value, bool, "`True` or `False`")
+
+
+def check_text(argument: str, value: Any) -> None:
+    check_kind(argument, value, str, "a string")
+
+
+def check_function(argument: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"`{argument}` is {value!r}. Pass a function.")

@@ -1,6 +1,5 @@
 """One checkpoint, restored by several processes that read the same version."""
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxtyping import PyTree
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.reading import OF_TWO_VERSIONS
-from .._types import PathLike
+from .._types import as_text, PathLike
 from .coordination import is_alone, service
 from .group import Group
 from .meeting import circle_of, from_json, to_json
@@ -29,7 +28,7 @@ class JointReading:
     ) -> None:
         self.is_alone = is_alone()
         self.members: set[int] | None = None
-        place = source if isinstance(source, Source) else os.fspath(source)
+        place = source if isinstance(source, Source) else as_text(source)
         self._call = f"restore({place})"
         self._deadline = deadline
         self._guess = guess

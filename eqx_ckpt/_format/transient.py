@@ -3,7 +3,7 @@
 import abc
 import functools as ft
 
-from .._types import IsLeaf
+from .._types import check_function, IsLeaf
 
 
 class Transient(abc.ABC):
@@ -31,4 +31,5 @@ def stop_at_transients(is_leaf: IsLeaf) -> IsLeaf:
     """Extend `is_leaf` so that a `Transient` is one leaf."""
     if is_leaf is None:
         return is_transient
+    check_function("is_leaf", is_leaf)
     return lambda node: is_transient(node) or is_leaf(node)

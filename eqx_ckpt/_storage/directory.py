@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.strangers import strangers
-from .._types import Checksums, Layout, PathLike
+from .._types import as_text, Checksums, Layout, PathLike
 from .atomic import delete, exchange, fsync, fsync_all, LIBC, os_error
 from .bucket import Bucket, GoogleBucket, Memory
 from .chunk_files import ChunkFiles
@@ -56,7 +56,7 @@ _held: set[int] = set()
 
 def locate(path: PathLike) -> Storage:
     """Resolve a path or URL to a location in a storage."""
-    text = os.fspath(path)
+    text = path if type(path) is str else as_text(path)
     if not text or "\0" in text:
         raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
     if URL.match(text):

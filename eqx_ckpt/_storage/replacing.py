@@ -12,6 +12,7 @@ from .._errors import CheckpointError, CheckpointExistsError
 from .._format.manifest import MANIFEST
 from .._format.parse import HEAD, HEAD_BYTES
 from .._format.recorded import is_state, RECORD
+from .._types import check_flag
 
 
 # Files that a directory of one kind has: of ours, of Orbax, and of JAX.
@@ -53,6 +54,8 @@ def is_replacement(path: str, kind: Kind, *, overwrite: bool) -> bool:
     An empty directory is nothing. Of a symbolic link, the link is replaced, and what it
     leads to stays.
     """
+    if overwrite is not True and overwrite is not False:
+        check_flag("overwrite", overwrite)
     if "\0" in path:
         raise CheckpointError(f"{path!r} is not a path: it has a NUL.")
     check_above(path, is_new=not overwrite)

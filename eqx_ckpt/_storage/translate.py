@@ -54,8 +54,14 @@ def translated(error: Exception, name: str) -> Exception:
     status = re.search(r"\[http_response_code='(4\d\d)'", whole)
     if status and status[1] not in _NO_REFUSALS:
         return CheckpointError(f"The store refuses {name}: {text}")
+    # An object that is missing is a value, and no error.
+    if status and status[1] == "404":
+        return CheckpointError(
+            f"The store knows nothing at {name}: {text}. Look at the endpoint and the "
+            "bucket."
+        )
     if _DAMAGED.search(text):
-        return CorruptCheckpointError(text)
+        return CorruptCheckpointError(text if name in text else f"{text} ({name})")
     return CheckpointError(f"TensorStore failed at {name!r}: {text}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._errors import CheckpointError
-from .._types import PathLike
+from .._types import as_text, check_flag, check_text, PathLike
 
 
 SCHEMES = ("s3", "gs")
@@ -29,7 +29,7 @@ def censored(text: str) -> str:
 
 def local_path(path: PathLike) -> str:
     """The absolute path of a file or directory of another format; raise for a URL."""
-    text = os.fspath(path)
+    text = as_text(path)
     if not text:
         raise CheckpointError("'' is not a path. Pass that of a file or a directory.")
     if URL.match(text):
@@ -76,6 +76,11 @@ class Store(os.PathLike[str]):
     single_writer: bool = False
 
     def __post_init__(self) -> None:
+        check_text("url", self.url)
+        for option in ("endpoint", "region"):
+            if getattr(self, option) is not None:
+                check_text(option, getattr(self, option))
+        check_flag("single_writer", self.single_writer)
         if self.url.partition("://")[0] not in SCHEMES or "://" not in self.url:
             raise CheckpointError(
                 f"{censored(self.url)!r} is not a URL of an object store. Pass "

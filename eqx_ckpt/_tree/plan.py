@@ -25,7 +25,7 @@ from .._format.names import (
     Namer,
 )
 from .._format.transient import is_transient
-from .._types import IsLeaf, KeyPath, Spec, TypedPath
+from .._types import check_function, IsLeaf, KeyPath, Spec, TypedPath
 from .filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
@@ -64,6 +64,8 @@ def named_leaves(
     tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str
 ) -> Iterator[NamedLeaf]:
     """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
+    if is_leaf is not None:
+        check_function("is_leaf", is_leaf)
     try:
         specs = key_paths(filter_spec)
         nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)

@@ -91,7 +91,7 @@ def _inside(thing: Any) -> Iterable[Any]:
         return thing.func, thing.args, thing.keywords
     if isinstance(thing, _METHODS):
         return (thing.__self__,)
-    if isinstance(thing, dict):
+    if isinstance(thing, Mapping):
         return thing.values()
     if isinstance(thing, list | tuple):
         return thing
@@ -105,6 +105,8 @@ def _is_mutable(leaf: Any) -> bool:
     One without, or hashed by identity, may be mutable, unless it is empty.
     """
     kind = type(leaf)
+    if isinstance(leaf, Mapping):
+        return len(leaf) > 0  # JAX does not look into it, as it does into a `dict`.
     if isinstance(leaf, Iterator | numbers.Number) or hasattr(kind, "__array__"):
         return True
     if kind.__hash__ is not object.__hash__:

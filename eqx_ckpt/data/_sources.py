@@ -1,7 +1,7 @@
 """Sources of rows: arrays, and anything with `len` and `[i]`."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jaxtyping import Array, PyTree
 
-from .._types import KeyPath
+from .._types import check_flag, check_kind, KeyPath
 from ._order import Rows
 
 
@@ -107,6 +107,7 @@ class ArraySource(Source):
             for name, array in arrays.items()
         }
         self.rows = Rows(common_length({n: a.shape for n, a in arrays.items()}))
+        check_flag("on_device", on_device)
         if on_device:
             self.on_device = {
                 name: jnp.asarray(narrowed(array, as_in_jax(array.dtype)))
@@ -237,6 +238,7 @@ class RandomAccessSource(Source):
                 "training could resume exactly. Load it into arrays, or use the "
                 "random-access form of the data set."
             )
+        check_kind("exclude", exclude, Iterable, "a list of keys")
         if isinstance(exclude, str):
             raise TypeError(f"`exclude` is {exclude!r}. Pass a list: [{exclude!r}].")
         self._dataset = dataset

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.foreign import SUFFIXES
-from .._types import PathLike, Target
+from .._types import as_text, PathLike, Target
 from ._copy import copy
 from ._open import check_format, open_source
 from ._to_eqx import to_eqx
@@ -90,7 +90,7 @@ def convert(
 
 
 def _target(path: PathLike) -> str:
-    suffix = os.path.splitext(os.fspath(path))[1].lower()
+    suffix = os.path.splitext(as_text(path))[1].lower()
     if suffix not in SUFFIXES:
         raise CheckpointError(
             f"The suffix of {os.fspath(path)!r} names no format. Choose one of "

@@ -25,7 +25,7 @@ from .._format.leaves import (
 from .._format.manifest import fingerprint
 from .._format.names import encode, key_paths, typed
 from .._tree.casting import narrowed
-from .._types import IsLeaf, PathLike
+from .._types import as_text, check_function, IsLeaf, PathLike
 from ._files import Extent, File, FileSource, read_bytes
 from ._npy import Npy, read_npy
 from ._records import array_record, corrupt, manifest_of, Named
@@ -94,7 +94,9 @@ def eqx(
         )
         ```
     """
-    text = os.fspath(path)
+    text = as_text(path)
+    if is_leaf is not None:
+        check_function("is_leaf", is_leaf)
     file = File(text if os.path.splitext(text)[1] else text + ".eqx")
     return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
 

@@ -17,7 +17,7 @@ from .._errors import LeafMismatchError
 from .._format.leaves import describe_like
 from .._format.names import encode, folders, is_below, key_paths, typed
 from .._tree.nested import sortable, without_slashes
-from .._types import KeyPath
+from .._types import check_kind, KeyPath
 
 
 # The keys of a leaf, below the optimiser's state.
@@ -91,6 +91,8 @@ def optax_transform(
     """
     prefix = without_slashes(prefix)
     wanted = list(_leaves_of(like, prefix))
+    if choose is not None:
+        check_kind("choose", choose, Mapping, "a dictionary of names")
     chosen = dict(choose or {})
 
     def transform(old: PyTree) -> PyTree:

@@ -16,7 +16,7 @@ from .._format.parse import key_shape
 from .._format.source import RegionRead
 from .._storage.url import Store
 from .._storage.zarr_arrays import Place, read_zarr, ZarrArray
-from .._types import PathLike, TypedPath
+from .._types import check_text, PathLike, TypedPath
 from ._json import parse_object
 from ._records import (
     array_record,
@@ -86,6 +86,8 @@ def orbax(
         state = eqx_ckpt.tree_deserialise_leaves(source, state)
         ```
     """
+    if item is not None:
+        check_text("item", item)
     found = _item(path, step, item)
     place = Place(found)
     where = place.url()

@@ -14,7 +14,7 @@ from .._format.names import encode
 from .._format.source import RegionRead, Source
 from .._inspect import leaves
 from .._storage.reading import opened
-from .._types import PathLike, Report
+from .._types import check_flag, PathLike, Report
 from ._records import clashes, is_unicode, read_as, Unreadable
 
 
@@ -128,6 +128,7 @@ def check_leaves(
 
     That includes what the source could not read. With `strict`, raise for losses too.
     """
+    check_flag("strict", strict)
     problems = {
         name: problem
         for name, record in manifest.leaves.items()

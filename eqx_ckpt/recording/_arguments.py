@@ -13,3 +13,13 @@ def check_positive(argument: str, value: Any) -> int:
     if number < 1:
         raise ValueError(f"`{argument}` is {value!r}. Pass a positive integer.")
     return number
+
+
+def as_index(argument: str, value: Any) -> int:
+    """An integer, of Python, NumPy or JAX; the error names the argument."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"`{argument}` is {value!r}. Pass an integer.")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._format.recorded import Leaf
+from ._arguments import check_positive
 from ._keep import check_keep
 from ._leaves import check_on_device, checked_samples, leaves_of
 
@@ -61,8 +62,7 @@ class SampleBuffer(eqx.Module):
         - `like`: one sample: a PyTree of arrays, or of `jax.ShapeDtypeStruct`s.
         - `capacity`: the largest number of samples that the buffer holds.
         """
-        if capacity < 1:
-            raise ValueError(f"`capacity` is {capacity}. Pass a positive integer.")
+        capacity = check_positive("capacity", capacity)
         self._leaves = tuple(leaves_of(like, None, None, None))
         check_on_device(self._leaves)
         self.samples = jax.tree.map(

@@ -1,6 +1,5 @@
 """The reader's side of a recording: its committed samples."""
 
-import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from .._storage.recorded import find_recorded, Recorded
 from .._tree.nested import nested
 from .._tree.where import picked_by
 from .._types import PathLike
+from ._arguments import as_index
 from ._datatree import to_datatree
 from ._exports import to_hdf5, to_npz
 from ._html import record_html
@@ -216,7 +216,7 @@ class Samples:
         count = len(self._record.draws)
         if chain is None:
             return range(count)
-        number = operator.index(chain)
+        number = as_index("chain", chain)
         if self.chains is None or not 0 <= number < count:
             raise ValueError(
                 f"`chain` is {chain}, and the recording has "
@@ -232,8 +232,8 @@ class Samples:
                 f"not form one array. Pass `stop={min(counts)}` or less, or read one "
                 "`chain`."
             )
-        start, thin = operator.index(start), operator.index(thin)
-        last = min(counts) if stop is None else operator.index(stop)
+        start, thin = as_index("start", start), as_index("thin", thin)
+        last = min(counts) if stop is None else as_index("stop", stop)
         if thin < 1:
             raise ValueError(f"`thin` is {thin}. Pass a positive integer.")
         if not 0 <= start <= last <= min(counts):

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .._format.recorded import Leaf
-from .._types import is_real
+from .._types import check_function, check_kind, is_real
 from ._arguments import check_positive
 from ._keep import check_keep, on_host
 from ._leaves import Block, checked_samples
@@ -91,6 +91,10 @@ def record_scan(
         assert eqx_ckpt.Recording.open("chain").committed == 1000
         ```
     """
+    check_function("step", step)
+    if keep is not None:
+        check_function("keep", keep)
+    check_kind("recording", recording, Recording, "an `eqx_ckpt.Recording`")
     rows = _checked_length(length, thin)
     if block is not None:
         check_positive("block", block)

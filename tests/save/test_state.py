@@ -15,6 +15,7 @@ import pickle
 import random
 import re
 import threading
+import types
 import uuid
 from typing import Any
 
@@ -65,6 +66,13 @@ class Frozen:
     value: Any = 0
 
 
+class Hashable(collections.UserDict):
+    """A mapping that is no PyTree, and that has a hash as values have."""
+
+    def __hash__(self):
+        return hash(frozenset(self.data))
+
+
 class Colour(enum.Enum):
     RED = 1
 
@@ -82,6 +90,9 @@ STATE = {
     "fraction": fractions.Fraction(1, 3),
     "frozen with an array": Frozen(np.ones(2)),
     "model": Called(layers=[Plain(weight=jnp.ones(2))]),
+    "mapping": types.MappingProxyType({"lr": 0.1}),
+    "mapping with a hash": Hashable(lr=0.1),
+    "mapping with an array": Hashable(layer=Frozen(jnp.ones(2))),
     "method of a model": Called(weight=jnp.ones(2)).__call__,
     "namespace": argparse.Namespace(lr=0.1),
     "partial": ft.partial(jnp.dot, jnp.ones(2)),
@@ -102,6 +113,7 @@ STATIC = {
     "dtype": np.dtype(np.float32),
     "ellipsis": ...,
     "empty": Plain(),
+    "empty mapping": types.MappingProxyType({}),
     "enum": Colour.RED,
     "frozen": Frozen(),
     "frozenset": frozenset([1]),

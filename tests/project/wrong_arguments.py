@@ -1,0 +1,391 @@
+"""Give wrong types to every argument; run in a process that checks no types itself.
+
+Each public function, a call that works, and for its arguments values that are wrong.
+Print each of them that is taken, or whose error names neither argument nor value.
+"""
+
+import functools as ft
+import inspect
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import eqx_ckpt as ck
+from eqx_ckpt import data, interop
+
+
+TREE = {"w": jnp.ones(3), "s": 1}
+SAMPLE = {"x": np.ones(3)}
+numbers = itertools.count()
+
+PATH = [3, None, b"c", ["c"], object(), 1.5]
+FLAG = ["x", 1, None]
+FUNCTION = [3, "x"]
+FUNCTIONS = [3, "x", None]
+WORD = [3, "x", None, b"zarr", ["zarr"]]
+INTEGER = ["x", 1.5, True, [1]]
+SECONDS = ["x", True, [1]]
+TEXT = [3, None, b"x"]
+BAR = ["x", 3]
+STEP = ["x", 1.5, True]
+
+Table = dict[str, list[Any]]
+SAVE: Table = {"is_leaf": FUNCTION, "filter_spec": FUNCTIONS}
+WRITE: Table = SAVE | {
+    "path": PATH,
+    "overwrite": FLAG,
+    "layout": WORD,
+    "compression": FUNCTION,
+    "progress": BAR,
+    "deadline": SECONDS,
+}
+HOW: Table = {
+    "is_leaf": FUNCTION,
+    "filter_spec": FUNCTIONS,
+    "where": FUNCTION,
+    "prefix": TEXT,
+    "sharding": [3, "x"],
+    "casting": WORD,
+    "missing": WORD,
+    "unexpected": WORD,
+    "transform": FUNCTION,
+}
+READ = HOW | {"source": PATH, "read_once": FLAG, "progress": BAR, "deadline": SECONDS}
+EXPORT: Table = {"source": PATH, "path": PATH, "strict": FLAG, "overwrite": FLAG}
+# Arguments of any value: a PyTree, JSON, or what a function of the user takes.
+ANYTHING = {
+    "pytree",
+    "like",
+    "like_state",
+    "state",
+    "xs",
+    "metadata",
+    "args",
+    "kwargs",
+    "arrays",
+    "dataset",
+}
+
+
+def new() -> str:
+    return f"new{next(numbers)}"
+
+
+def recording() -> ck.Recording:
+    return ck.Recording(new(), SAMPLE)
+
+
+def save(**arguments: Any) -> None:
+    ck.CheckpointManager(new()).save(**arguments).result()
+
+
+def prepare() -> None:
+    with ck.Recording("samples", SAMPLE) as written:
+        written.append(SAMPLE)
+        written.commit()
+    ck.tree_serialise_leaves("c", TREE)
+    ck.tree_serialise_leaves("arrays", {"x": np.arange(10)})
+    with ck.CheckpointManager("run") as manager:
+        for step in (1, 2):
+            manager.save(step, TREE, metadata={"loss": 1.0})
+    interop.to_npz("c", "c.npz")
+    interop.to_eqx("c", "c.eqx", TREE)
+
+
+Case = tuple[str, Callable[..., Any], Callable[[], dict[str, Any]], Table]
+
+
+def verbs() -> list[Case]:
+    one = {"source": PATH}
+    part = one | {"prefix": TEXT}
+    run = {"directory": PATH}
+    c = {"source": "c"}
+    return [
+        ("", ck.tree_serialise_leaves, lambda: {"path": new(), "pytree": TREE}, WRITE),
+        (
+            "",
+            ck.tree_serialise_leaves_async,
+            lambda: {"path": new(), "pytree": TREE},
+            WRITE | {"staging_bytes": ["x", True]},
+        ),
+        ("", ck.tree_deserialise_leaves, lambda: c | {"like": TREE}, READ),
+        (
+            "",
+            ck.restore_or_init,
+            lambda: c | {"init": lambda: TREE},
+            READ | {"init": FUNCTIONS},
+        ),
+        ("", ck.match, lambda: c | {"like": TREE}, one | HOW),
+        ("", ck.tree_like, lambda: c, part),
+        ("", ck.stats, lambda: c, part),
+        ("leaves", lambda **given: list(ck.leaves(**given)), lambda: c, part),
+        ("", ck.verify, lambda: c, one | {"progress": BAR}),
+        ("", ck.read_manifest, lambda: c, one),
+        ("", ck.orphans, lambda: {"directory": "run"}, run),
+        ("", ck.sweep, lambda: {"directory": "run"}, run),
+        (
+            "",
+            ck.copy,
+            lambda: c | {"path": new()},
+            {k: v for k, v in WRITE.items() if k not in SAVE} | one | {"strict": FLAG},
+        ),
+        ("", ck.every_steps, lambda: {"n": 1}, {"n": INTEGER}),
+        ("", ck.every_seconds, lambda: {"seconds": 1}, {"seconds": [*SECONDS, None]}),
+        ("", ck.keep_last, lambda: {"n": 1}, {"n": INTEGER}),
+        ("", ck.keep_every, lambda: {"n": 1}, {"n": INTEGER}),
+        (
+            "",
+            ck.keep_best,
+            lambda: {"metric": "loss", "n": 1},
+            {"metric": [*TEXT, ["x"]], "n": INTEGER, "mode": WORD},
+        ),
+        (
+            "",
+            ck.Store,
+            lambda: {"url": "s3://bucket/x"},
+            {"url": TEXT, "endpoint": [3, b"x"], "region": [3, b"x"]}
+            | {"single_writer": FLAG},
+        ),
+    ]
+
+
+def managers() -> list[Case]:
+    manager = ck.CheckpointManager("run")
+    inherited = {"source", "progress", "deadline"}
+    restore = {k: v for k, v in READ.items() if k not in inherited}
+    return [
+        (
+            "",
+            ck.CheckpointManager,
+            lambda: {"directory": "run"},
+            {k: WRITE[k] for k in ("layout", "compression", "progress", "deadline")}
+            | {"directory": PATH, "keep": [3, None, "ab"], "save": [3, None, "ab"]}
+            | {"staging_bytes": ["x", True], "check_finite": FLAG},
+        ),
+        (
+            "manager.save",
+            save,
+            lambda: {"step": 1, "pytree": TREE},
+            SAVE | {"step": [*STEP, None]},
+        ),
+        (
+            "manager.restore",
+            manager.restore,
+            lambda: {"like": TREE},
+            restore | {"step": STEP, "on_damage": WORD},
+        ),
+        (
+            "manager.best",
+            manager.best,
+            lambda: {"metric": "loss"},
+            {"metric": [*TEXT, ["loss"]], "mode": WORD},
+        ),
+        *(
+            (f"manager.{of}", getattr(manager, of), lambda: {"step": 1}, {"step": STEP})
+            for of in ("should_save", "delete", "read_manifest")
+        ),
+    ]
+
+
+def formats() -> list[Case]:
+    def exported(format_: str) -> dict[str, Any]:
+        return {"source": "c", "path": new()} | (
+            {"like": TREE} if format_ == "eqx" else {}
+        )
+
+    more: dict[str, Table] = {
+        "eqx": {"is_leaf": FUNCTION},
+        "safetensors": {"transform": FUNCTION, "max_shard_bytes": INTEGER},
+    }
+    path = {"path": PATH}
+    return [
+        *(
+            (
+                f"interop.to_{of}",
+                getattr(interop, f"to_{of}"),
+                ft.partial(exported, of),
+                EXPORT | more.get(of, {}),
+            )
+            for of in ("eqx", "flax", "npz", "orbax", "safetensors")
+        ),
+        *(
+            (f"interop.{of}", getattr(interop, of), lambda: {"path": "c.npz"}, path)
+            for of in ("npz", "flax", "safetensors", "jax_arrays")
+        ),
+        (
+            "interop.orbax",
+            interop.orbax,
+            lambda: {"path": "c.npz"},
+            path | {"step": INTEGER, "item": [3, b"x", True]},
+        ),
+        (
+            "interop.convert",
+            interop.convert,
+            lambda: {"source": "c", "path": new() + ".npz"},
+            EXPORT | {"to": [3, "x", b"npz"]},
+        ),
+        (
+            "interop.open_source",
+            interop.open_source,
+            lambda: {"path": "c.npz"},
+            path | {"format": [3, "x", b"npz"]},
+        ),
+        (
+            "interop.eqx",
+            interop.eqx,
+            lambda: {"path": "c.eqx", "like": TREE},
+            path | {"is_leaf": FUNCTION, "filter_spec": [3], "header_lines": INTEGER},
+        ),
+        (
+            "interop.optax_transform",
+            interop.optax_transform,
+            lambda: {"like": TREE},
+            {"prefix": TEXT, "choose": [3, "x", [1]]},
+        ),
+    ]
+
+
+def sources() -> list[Case]:
+    rows = data.ArraySource(x=np.arange(10))
+    return [
+        (
+            "",
+            data.ArraySource,
+            lambda: {"x": np.arange(10)},
+            {"on_device": FLAG},
+        ),
+        (
+            "",
+            data.Loader,
+            lambda: {"source": rows, "batch_size": 2},
+            {"source": [3, "x", None], "batch_size": [*INTEGER, None]}
+            | {"order": WORD, "cache": [*INTEGER, None]},
+        ),
+        (
+            "",
+            data.StoreSource,
+            lambda: {"path": "arrays"},
+            {"path": [x for x in PATH if x is not None], "prefix": TEXT}
+            | {"window": [*INTEGER, None]},
+        ),
+        (
+            "",
+            data.RandomAccessSource,
+            lambda: {"dataset": [{"x": 1}]},
+            {"exclude": [3, None, "x"]},
+        ),
+    ]
+
+
+def recordings() -> list[Case]:
+    read = ck.Recording.open("samples")
+    steps = {"step": lambda state, _: (state, {"x": np.ones(3)}), "state": 0.0}
+    path = {"path": PATH, "overwrite": FLAG}
+    return [
+        (
+            "",
+            ck.Recording,
+            lambda: {"path": new(), "like": SAMPLE},
+            {"path": PATH, "chains": INTEGER, "max_samples": INTEGER}
+            | {"compression": FUNCTION, "chunk_bytes": INTEGER, "deadline": SECONDS},
+        ),
+        (
+            "Recording.open",
+            ck.Recording.open,
+            lambda: {"path": "samples"},
+            {"path": PATH},
+        ),
+        (
+            "Samples.read",
+            read.read,
+            lambda: {},
+            {"where": FUNCTION, "start": [*INTEGER, None], "stop": INTEGER}
+            | {"thin": [*INTEGER, None], "chain": INTEGER},
+        ),
+        (
+            "Samples.to_npz",
+            read.to_npz,
+            lambda: {"directory": new()},
+            {"directory": PATH, "overwrite": FLAG},
+        ),
+        ("Samples.to_hdf5", read.to_hdf5, lambda: {"path": new()}, path),
+        (
+            "Recording.recorder",
+            lambda **given: recording().recorder(**given),
+            lambda: {},
+            {"block": INTEGER},
+        ),
+        (
+            "",
+            ck.SampleBuffer,
+            lambda: {"like": SAMPLE, "capacity": 2},
+            {"capacity": [*INTEGER, None]},
+        ),
+        (
+            "",
+            ck.record_scan,
+            lambda: steps | {"recording": recording(), "length": 2},
+            {"step": FUNCTION, "recording": [3, "x"], "length": [*INTEGER, None]}
+            | {"thin": [*INTEGER, None], "keep": FUNCTION, "block": INTEGER}
+            | {"commit_every": [*INTEGER, None]}
+            | {"commit_every_seconds": ["x", True]},
+        ),
+    ]
+
+
+def is_clear(error: Exception, argument: str, value: Any) -> bool:
+    """Whether an error says which argument is wrong, or shows what was given."""
+    if not isinstance(error, TypeError | ValueError | ck.CheckpointError):
+        return False
+    names = f"`{argument}`", f"`{argument}("
+    shown = [f"{value!r} is not a {what}" for what in ("path", "format", "step")]
+    return any(
+        text in str(error) for text in (*names, *shown, f"{value} is not a step")
+    )
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    sys.modules["tqdm"] = None  # type: ignore[assignment]
+    os.chdir(sys.argv[1])
+    prepare()
+    for name, call, arguments, wrong in [
+        *verbs(),
+        *managers(),
+        *formats(),
+        *sources(),
+        *recordings(),
+    ]:
+        name = name or call.__name__
+        for argument, values in wrong.items():
+            for value in values:
+                try:
+                    call(**arguments() | {argument: value})
+                except Exception as e:
+                    if is_clear(e, argument, value):
+                        continue
+                    found = f"{type(e).__name__}: {e}"[:200]
+                else:
+                    found = "was taken"
+                print(f"{name}({argument}={value!r}): {found}")
+        if not name.startswith(("interop.", "Recording.", "Samples.", "manager.")):
+            missing = untried(call, wrong, arguments())
+            if missing:
+                print(f"{name}: nothing wrong is tried for {missing}")
+
+
+def untried(
+    call: Callable[..., Any], wrong: Table, arguments: dict[str, Any]
+) -> list[str]:
+    """The parameters of a function for which there is nothing in the table."""
+    parameters = inspect.signature(call).parameters
+    return [p for p in parameters if p not in {*wrong, *ANYTHING, "how", "given"}]
+
+
+main()
