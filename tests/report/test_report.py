@@ -206,11 +206,11 @@ def test_what_is_wrong_is_shouted(run, report):
 def test_steps_that_vanish(run, report, monkeypatch):
     from eqx_ckpt._steps import Run
 
-    monkeypatch.setattr(Run, "steps", lambda self: [1, 2, 3, 4])
+    monkeypatch.setattr(Run, "readable_or_not", lambda self: [1, 2, 3, 4])
     shouts, found, _ = report(run)
     assert shouts == ["Step 3 is gone, or was never complete."]
     assert len(found["columns"]) == 3
-    monkeypatch.setattr(Run, "steps", lambda self: [3])
+    monkeypatch.setattr(Run, "readable_or_not", lambda self: [3])
     with pytest.raises(eqx_ckpt.CheckpointError, match="No step of .* can be read"):
         report(run)
 

@@ -203,7 +203,7 @@ def test_a_run(run_anywhere: str) -> None:
     with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
         manager.save(400, state(400))
     assert_same(manager.restore(state(200), 200), state(200))
-    assert eqx_ckpt.verify(f"{run_anywhere}/000200") is None
+    assert eqx_ckpt.verify(f"{run_anywhere}/000200")
 
 
 def test_an_empty_run(empty_anywhere: str) -> None:
