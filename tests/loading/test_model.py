@@ -105,7 +105,9 @@ def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axe
                     cursor, batch, info = loader.next(cursor, info=True)
                     found.append((batch["i"], info.mask))
             case "scan", n:
-                cursor, found = scanned(loader, cursor, n)
+                made_of = count, order, size, cache, kind
+                cursor, (rows, masks) = scan_of(made_of, n)(cursor)
+                found = [*zip(rows, masks, strict=True)]
             case "block", k:
                 cursor, rows, infos = loader.block(cursor, k, info=True)
                 found = [*zip(rows["i"], infos.mask, strict=True)]
@@ -145,14 +147,11 @@ def seen_rows(seen, batch, mask):
 
 
 @ft.cache
-def scan_of(loader, n: int):
+def scan_of(made_of: tuple, n: int):
+    loader = loader_of(*made_of)
+
     def step(cursor, _):
         cursor, batch, info = loader.next(cursor, info=True)
         return cursor, (batch["i"], info.mask)
 
     return jax.jit(lambda cursor: jax.lax.scan(step, cursor, length=n))
-
-
-def scanned(loader, cursor, n: int):
-    cursor, (rows, masks) = scan_of(loader, n)(cursor)
-    return cursor, [*zip(rows, masks, strict=True)]
