@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .._errors import CheckpointError, CorruptCheckpointError
 from .lazy import np
 from .leaves import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
-from .manifest import check_array, COMPRESSIONS
+from .manifest import check_array, COMPRESSIONS, excess
 from .metadata import pack, unpack
 from .names import encode
 
@@ -23,6 +23,7 @@ STATES = "states"
 _FORMAT = "eqx_ckpt recording"
 _VERSION = 1
 _MAX = 2**53
+_MAX_CHUNKS = 2**24
 _CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _NO_DIGEST = "0" * 64
@@ -179,6 +180,8 @@ def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
 
 def from_bytes(data: bytes, where: str) -> Record:
     """Read a record, which is untrusted input; `where` names it in errors."""
+    if problem := excess(data):
+        raise _corrupt(where, problem)
     try:
         fields = json.loads(data)
         is_ours = fields["format"] == _FORMAT
@@ -222,6 +225,9 @@ def _parsed(fields: Any) -> Record:
     leaves = tuple(_leaf(name, entry) for name, entry in fields["leaves"].items())
     for leaf in leaves:
         check_array(leaf.array(chains, max(draws)))
+        # Readers have a checksum of each in memory.
+        most = len(draws) * leaf.chunks(max(draws))
+        _require(most <= _MAX_CHUNKS, f"{most} chunks of a leaf that fit in memory")
     record = Record(
         leaves=leaves,
         chains=chains,

@@ -19,9 +19,10 @@ _SYNC_FILE_RANGE_WRITE = 2
 def delete(directory: str) -> None:
     """Delete a hidden directory; log what cannot be deleted, which is harmless.
 
-    Of a link, delete only the link: its target is not ours.
+    Of a link, delete only the link: its target is not ours. To open a pipe, as `rmtree`
+    does, would block.
     """
-    if os.path.islink(directory):
+    if os.path.islink(directory) or not os.path.isdir(directory):
         with contextlib.suppress(OSError):
             os.unlink(directory)
     shutil.rmtree(directory, ignore_errors=True)

@@ -31,14 +31,15 @@ _LARGE = 2**21  # bytes
 _PATIENCE = 1.0  # seconds
 
 
-def write_file(path: str, parts: Iterable[memoryview | bytes], how: int) -> bytes:
-    """Write a file, which is opened with the flag `how`; return the last part.
+def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
+    """Write a file, which must not exist; return the last part.
 
     Each part is written before the next one is made.
     """
     part: memoryview | bytes = b""
     nbytes = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o666)
     try:
         for part in parts:
             nbytes += len(part)
@@ -131,7 +132,7 @@ class ChunkFiles(Chunks):
                         os.mkdir(root + folder)
             if create:
                 text = zarr_json(record[:9])
-                write_file(f"{root}{name}/{MANIFEST}", [text], os.O_EXCL)
+                write_file(f"{root}{name}/{MANIFEST}", [text])
         except OSError as e:
             raise of_leaf(e, name) from None
 
@@ -146,11 +147,11 @@ class ChunkFiles(Chunks):
                 (key,) = chunk_keys(record.data_shape, record.chunk_shape)
                 data = array.tobytes()
                 checksum = crc32.iscsi(data).to_bytes(CHECKSUM_BYTES, "little")
-                write_file(f"{root}{name}/{key}", [data + checksum], os.O_EXCL)
+                write_file(f"{root}{name}/{key}", [data + checksum])
                 checksums[0] = checksum.hex()
                 return
             for chunk, parts in stored([piece]):
-                checksum = write_file(root + chunk.key, parts, os.O_EXCL)
+                checksum = write_file(root + chunk.key, parts)
                 checksums[chunk.position] = checksum.hex()
         except OSError as e:
             raise of_leaf(e, name) from None

@@ -28,7 +28,14 @@ from .crew import MAX_IN_FLIGHT
 from .database_files import DatabaseFiles
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
-from .files import check_case, database_problem, list_files, read_file, read_files
+from .files import (
+    check_case,
+    database_problem,
+    folder_problem,
+    list_files,
+    read_file,
+    read_files,
+)
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import wait_for
 from .replacing import already_there, is_replacement, Kind
@@ -126,6 +133,13 @@ class Directory(Storage):
         path = self.spec["path"]
         return path + key if key else path.rstrip("/") or "/"
 
+    def arrays(self, root: str) -> "Directory":
+        if root and os.path.islink(self.url(root.rstrip("/"))):
+            raise CorruptCheckpointError(
+                f"{self} is damaged: {root.rstrip('/')} is a symbolic link."
+            )
+        return self / root
+
     def at(self, path: str) -> "Directory":
         return Directory({**self.spec, "path": path})
 
@@ -173,7 +187,7 @@ class Directory(Storage):
                 check_case(arrays, above, "pass `layout='ocdbt'`, ")
             temporary = stem + ".tmp"
             os.mkdir(temporary)
-            inode = os.stat(temporary).st_ino
+            inode = os.lstat(temporary).st_ino
             held = stack.pop_all()
         return _DirectoryAttempt(
             chunks,
@@ -198,6 +212,9 @@ class Directory(Storage):
 
     def database_problem(self) -> str:
         return database_problem(self.spec["path"])
+
+    def folder_problem(self, folder: str, most: int) -> str:
+        return folder_problem(self.spec["path"], folder, most)
 
     def explain(self) -> str:
         return what_is_at(self.url())
@@ -228,6 +245,13 @@ class _DirectoryAttempt(Attempt):
             f.write(manifest)
         flush(self.parent, self.temporary)
         replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
+        if os.lstat(self.temporary).st_ino != self.inode:
+            self.is_ours = False
+            raise CheckpointError(
+                f"{self.temporary!r} was replaced while it was written, by a process "
+                f"that may write to its parent directory. {self.target!r} was left as "
+                "it is; save to a directory that only you can write to."
+            )
         # From here on the directory may be the target, or what the target was. Only a
         # failed rename says that it is still ours to delete.
         self.is_ours = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import committed
 from .atomic import delete, fsync
+from .files import open_lock
 from .storage import is_step, step_name, Steps, Storage
 
 
@@ -90,9 +91,12 @@ def _is_dead(stem: str) -> bool:
     if not os.path.lexists(f"{stem}.tmp"):
         return False
     try:
-        lock = os.open(f"{stem}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = open_lock(f"{stem}.lock", os.O_RDONLY)
     except FileNotFoundError:
         return os.path.lexists(f"{stem}.tmp")
+    except OSError as e:
+        logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
+        return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,7 +127,12 @@ def _sweep(directory: str) -> None:
 
 
 def _sweep_one(stem: str) -> None:
-    lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock = open_lock(stem + ".lock", os.O_RDWR | os.O_CREAT)
+    except OSError as e:
+        # Of another user, or a link: of the others, something can be removed.
+        logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_nlink:

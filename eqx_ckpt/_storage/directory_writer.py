@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from .._errors import CheckpointExistsError
+from .._errors import CheckpointExistsError, CorruptCheckpointError
+from .atomic import fsync
 from .chunk_files import write_file
-from .files import check_case, read_file
+from .files import check_case, open_lock, read_file
 from .replacing import check_above
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
@@ -36,8 +38,9 @@ class DirectoryWriter(SoleWriter):
                 f"{self._root.rstrip('/')!r} is a file, or is in one. Choose another "
                 "path."
             ) from None
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        lock = os.open(self._root + WRITER_LOCK, flags, 0o666)
+        for name in os.listdir(self._root):
+            self._check_is_no_link(name)
+        lock = open_lock(self._root + WRITER_LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Opened before the first write: it reports the errors of writes since then.
@@ -83,13 +86,26 @@ class DirectoryWriter(SoleWriter):
             check_case(arrays, self._root)
 
     def make(self, folder: str) -> None:
+        for part in itertools.accumulate(folder.split("/"), "{}/{}".format):
+            self._check_is_no_link(part)
         os.makedirs(self._root + folder, exist_ok=True)
+
+    def _check_is_no_link(self, key: str) -> None:
+        if os.path.islink(self._root + key):
+            raise CorruptCheckpointError(
+                f"{self._root + key!r} is a symbolic link, and what it leads to is "
+                "not of the recording. Nothing was written there; put a copy of it in "
+                "place of the link."
+            )
 
     def write(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         path = self._root + key
         try:
             self._check_is_there()
-            write_file(path, parts, os.O_TRUNC)
+            # Through a link or a pipe, the parts would go elsewhere.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            write_file(path, parts)
         except OSError as e:
             raise OSError(e.errno, os.strerror(e.errno or 0), path) from e
 
@@ -118,12 +134,9 @@ class DirectoryWriter(SoleWriter):
     def take_over(self, key: str, value: bytes) -> None: ...
 
     def commit(self, key: str, value: bytes) -> None:
-        self._check_is_there()
         temporary = f"{self._root}{key}{_TEMPORARY}"
-        with open(temporary, "wb") as f:
-            f.write(value)
-            f.flush()
-            os.fsync(f.fileno())
+        self.write(key + _TEMPORARY, [value])
+        fsync(temporary)
         os.rename(temporary, self._root + key)
         os.fsync(self._directory)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from .._format.names import alike
 from .chunk_bytes import Chunk, Wanted
 
 
-_FOLDER = re.compile(r"d|p\d+")
+_FOLDER = re.compile(r"d|p\d+|ocdbt\.process_\d+")
 _OF_DATABASE = re.compile(rf"{_FOLDER.pattern}|manifest\..*|[0-9a-f]{{32}}")
 # One that lists the last few versions has some kB.
 _MAX_MANIFEST = 2**20
@@ -41,6 +42,19 @@ def open_file(path: str, key: str) -> tuple[int, int] | None:
         return fd, found.st_size
     os.close(fd)
     raise CorruptCheckpointError(f"{key} is not a file")
+
+
+def open_lock(path: str, flags: int) -> int:
+    """Open a lock, which somebody else may have made: a plain file, and never a link.
+
+    Raise `OSError` for anything else.
+    """
+    safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags | safe, 0o666)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "It is a lock, and not a plain file", path)
 
 
 def open_existing(path: str, key: str) -> tuple[int, int]:
@@ -185,6 +199,31 @@ def database_problem(path: str) -> str:
             size = entry.stat().st_size
             if entry.name.startswith("manifest.") and size > _MAX_MANIFEST:
                 return f"{name} has {size} bytes"
+    return ""
+
+
+def folder_problem(path: str, folder: str, most: int) -> str:
+    """The first entry below a folder that TensorStore must not open, or ''.
+
+    It must not have links, as a database; and no file has more than `most` bytes, which
+    TensorStore would allocate.
+    """
+    parts = itertools.accumulate(filter(None, folder.split("/")), "{}/{}".format)
+    if link := next((part for part in parts if os.path.islink(path + part)), None):
+        return f"{link} is a symbolic link"
+    todo = [path + folder]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                name = os.path.relpath(entry.path, path)
+                if entry.is_symlink():
+                    return f"{name} is a symbolic link"
+                if entry.is_dir():
+                    todo.append(entry.path)
+                elif not entry.is_file():
+                    return f"{name} is not a file"
+                elif (size := entry.stat().st_size) > most:
+                    return f"{name} has {size} bytes, and {most} would be too many"
     return ""
 
 

@@ -52,7 +52,7 @@ class Checkpoint(Source):
         except CheckpointNotFoundError as e:
             raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
         self._place, self._head = place, data[:HEAD_BYTES]
-        self.chunks = place.layouts[manifest.layout](place / manifest.root)
+        self.chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
         self._manifest = manifest
 
     @property

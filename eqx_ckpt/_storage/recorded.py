@@ -52,7 +52,7 @@ class Recorded(Source):
     def __init__(self, base: Storage, record: Record) -> None:
         self.base = base
         self.record = record
-        self._chunks = base.layouts["zarr"](base / f"{FOLDER}/")
+        self._chunks = base.layouts["zarr"](base.arrays(f"{FOLDER}/"))
         self._leaves = {leaf.name: leaf for leaf in record.leaves}
         self._arrays: dict[str, LeafRecord] = {}
 
@@ -129,7 +129,7 @@ class Recorded(Source):
             checksums = tuple(
                 record.checksum(leaf, chain, number)
                 for chain in range(len(record.draws))
-                for number in range(-(-total // leaf.rows))
+                for number in range(leaf.chunks(total))
             )
             array = leaf.array(record.chains, total)
             self._arrays[leaf.name] = array._replace(crc32c=checksums)

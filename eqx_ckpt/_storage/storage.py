@@ -72,6 +72,10 @@ class Storage(abc.ABC):
         """The location below a name, which ends with `/`."""
         return self.at(self.spec["path"] + name)
 
+    def arrays(self: S, root: str) -> S:
+        """The location of the arrays of what is here; it is not elsewhere."""
+        return self / root
+
     @abc.abstractmethod
     def read(self, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
         """The value of a key, or its first `most` bytes; `None` if there is none."""
@@ -127,6 +131,13 @@ class Storage(abc.ABC):
 
     def database_problem(self) -> str:
         """Why TensorStore must not open an OCDBT database here, or `''`."""
+        return ""
+
+    def folder_problem(self, folder: str, most: int) -> str:
+        """Why TensorStore must not open an array in a folder here, or `''`.
+
+        No file of it has more than `most` bytes.
+        """
         return ""
 
     def explain(self) -> str:

@@ -15,6 +15,7 @@ _DENIED = re.compile(
     "(Expired|Invalid)Token|InvalidAccessKeyId|InvalidSecurity|PermanentRedirect|"
     "SignatureDoesNotMatch|TokenRefreshRequired|invalid_(client|grant|rapt)"
 )
+_MOST_SHOWN = 1000
 _BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 # A database is decoded before its checksum is compared, so any error is possible.
 _DAMAGED = re.compile(
@@ -27,7 +28,8 @@ _NO_REFUSALS = {"404", "410", "412", "416"}
 def translated(error: Exception, name: str) -> Exception:
     """The error to raise instead of TensorStore's; `name` is a leaf or a location."""
     whole = str(error)
-    text = censored(_DETAILS.sub("", whole))
+    # It repeats what it cannot read, which may be all of a file.
+    text = censored(_DETAILS.sub("", whole))[:_MOST_SHOWN]
     if code := re.search(r"\[os_error_code='(\d+)'", whole):
         number = int(code[1])
         return OSError(number, f"{os.strerror(number)} ({name!r}: {text})")

@@ -30,6 +30,8 @@ _DATABASE = "manifest.ocdbt"
 _MAX_METADATA = 2**20
 _MAX_NBYTES = 2**62
 _MAX_RANK = 32
+# The index of a shard has 16 bytes for each inner chunk, which has one byte at least.
+_MOST_OVERHEAD = 32
 _DTYPE = re.compile(r"[<>|]?[a-z][a-z0-9_]{1,24}")
 
 
@@ -63,8 +65,11 @@ class Place:
 
     def __init__(self, path: PathLike) -> None:
         self._outer = locate(path)
-        self.is_database = self._outer.read(_DATABASE, 1) is not None
+        self.is_database = self._read(_DATABASE, 1) is not None
         self._base = Database(self._outer) if self.is_database else self._outer
+        problem = self._outer.database_problem() if self.is_database else ""
+        if problem:
+            raise CorruptCheckpointError(f"{self} is damaged: {problem}.")
 
     def __str__(self) -> str:
         return str(self._outer)
@@ -75,10 +80,16 @@ class Place:
 
     def file(self, name: str, most: int) -> bytes | None:
         """A file beside the arrays, of `most` bytes at most."""
-        data = self._outer.read(name, most + 1)
+        data = self._read(name, most + 1)
         if data is not None and len(data) > most:
             raise CorruptCheckpointError(f"{self}: {name} has more than {most} bytes.")
         return data
+
+    def _read(self, name: str, most: int) -> bytes | None:
+        try:
+            return self._outer.read(name, most)
+        except CorruptCheckpointError as e:
+            raise CorruptCheckpointError(f"{self} is damaged: {e}.") from None
 
     def files(self) -> set[str]:
         """The keys of all files below it."""
@@ -111,12 +122,25 @@ class Place:
                     described = _described(data, driver)
                     array = ZarrArray(*described, self._base.spec, key, driver)
                     _check_size(array, list_keys)
+                    self._check_files(array)
                     found[key] = array
                 except (CorruptCheckpointError, ValueError) as e:
                     damage[key] = str(e)
             todo = [key for key in todo if key not in found and key not in damage]
         damage.update({key: "there is no such array" for key in todo})
         return found
+
+    def _check_files(self, array: ZarrArray) -> None:
+        """Raise `CorruptCheckpointError` for files that TensorStore must not open.
+
+        It would follow a link out of the directory, wait for ever for a pipe, and end
+        the process for a file that does not fit in memory.
+        """
+        if self.is_database:
+            return
+        most = array.chunk_nbytes * _MOST_OVERHEAD + _MAX_METADATA
+        if problem := self._outer.folder_problem(_folder(array.key), most):
+            raise CorruptCheckpointError(problem)
 
 
 def _check_size(array: ZarrArray, list_keys: Callable[[], list[str]]) -> None:

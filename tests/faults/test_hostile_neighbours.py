@@ -1,0 +1,188 @@
+"""What somebody else puts where this package writes, or where TensorStore reads."""
+
+import os
+import pathlib
+import stat
+import threading
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+
+import eqx_ckpt
+
+
+HEX = "0123456789abcdef" * 2
+LIKE = {"w": jax.ShapeDtypeStruct((3,), np.float32)}
+TREE = {"w": np.arange(6, dtype=np.float32)}
+
+
+def pipe(path: pathlib.Path, outside: pathlib.Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: pathlib.Path, outside: pathlib.Path) -> None:
+    path.symlink_to(outside / "file")
+
+
+def dangling(path: pathlib.Path, outside: pathlib.Path) -> None:
+    path.symlink_to(outside / "new")
+
+
+def folder_link(path: pathlib.Path, outside: pathlib.Path) -> None:
+    path.symlink_to(outside)
+
+
+def second_name(path: pathlib.Path, outside: pathlib.Path) -> None:
+    os.link(outside / "file", path)
+
+
+def folder(path: pathlib.Path, outside: pathlib.Path) -> None:
+    path.mkdir()
+
+
+def sparse(path: pathlib.Path, outside: pathlib.Path) -> None:
+    with path.open("wb") as f:
+        f.truncate(2**40)
+
+
+Plant = Callable[[pathlib.Path, pathlib.Path], None]
+
+
+@pytest.fixture
+def outside(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("not ours")
+    (tmp_path / "outside/0.tmp").write_text("not ours")
+    return tmp_path / "outside"
+
+
+def is_untouched(outside: pathlib.Path) -> bool:
+    found = {p.name: p.read_text() for p in outside.iterdir()}
+    return found == {"file": "not ours", "0.tmp": "not ours"}
+
+
+def in_time(function: Callable[[], object]) -> BaseException | None:
+    """What a function raises; it must not block."""
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it hangs"
+    return raised[0] if raised else None
+
+
+def record(path: pathlib.Path) -> None:
+    with eqx_ckpt.Recording(path, LIKE) as recording:
+        if recording.committed:
+            recording.resume({"step": 0})
+        recording.extend({"w": np.ones((2, 3), np.float32)})
+        recording.commit({"step": 1})
+
+
+@pytest.mark.parametrize("plant", [pipe, link, dangling, folder_link, second_name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("samples", "samples/w", "states", "writer.lock", "recording.json.tmp"),
+        *("samples/w/c.0.0.tmp", "samples/w/zarr.json.tmp"),
+    ],
+)
+def test_a_recording_stays_in_its_directory(
+    tmp_path: pathlib.Path, outside: pathlib.Path, name: str, plant: Plant
+) -> None:
+    path = tmp_path / "recording"
+    record(path)
+    place = path / name
+    if os.path.lexists(place):
+        place.rename(tmp_path / "aside")
+    plant(place, outside)
+    error = in_time(lambda: record(path))
+    assert is_untouched(outside)
+    assert error is None or isinstance(error, eqx_ckpt.CheckpointError | OSError)
+    if error is not None:
+        assert str(path) in str(error)
+
+
+def test_samples_elsewhere_are_not_read(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "recording"
+    record(path)
+    (path / "samples").rename(tmp_path / "elsewhere")
+    (path / "samples").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="samples is a symbolic"):
+        eqx_ckpt.Recording.open(path).read()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("plant", [pipe, link, dangling, folder_link, folder])
+@pytest.mark.parametrize("suffix", ["lock", "tmp"])
+def test_a_sweep_goes_on(
+    tmp_path: pathlib.Path, outside: pathlib.Path, suffix: str, plant: Plant
+) -> None:
+    """It opens no planted lock, and removes what else dead saves have left."""
+    run = tmp_path / "run"
+    run.mkdir()
+    plant(run / f".000001.{HEX}.{suffix}", outside)
+    if suffix == "lock":
+        (run / f".000001.{HEX}.tmp").mkdir()
+    dead = run / f".000002.{HEX}.tmp"
+    dead.mkdir()
+    listed: list[str] = []
+    assert in_time(lambda: listed.extend(eqx_ckpt.orphans(run))) is None
+    assert str(dead) in listed
+    assert in_time(lambda: eqx_ckpt.sweep(run)) is None
+    assert not dead.exists()
+    assert in_time(lambda: eqx_ckpt.CheckpointManager(run).close()) is None
+    assert is_untouched(outside)
+
+
+@pytest.mark.parametrize("plant", [pipe, link, sparse])
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("zarr", "w/c.0"), ("zarr", "w/zarr.json"), ("zarr", "w")]
+    + [("ocdbt", "manifest.ocdbt"), ("ocdbt", "d/*")],
+)
+def test_arrays_of_other_programs(
+    tmp_path: pathlib.Path,
+    outside: pathlib.Path,
+    layout: eqx_ckpt.Layout,
+    name: str,
+    plant: Plant,
+) -> None:
+    """TensorStore is not asked to open a pipe, a link, or more than fits in memory."""
+    path = tmp_path / "arrays"
+    eqx_ckpt.tree_serialise_leaves(path, TREE, layout=layout)
+    (path / "zarr.json").unlink()
+    place = next(path.glob(name))
+    place.rename(tmp_path / "aside")
+    plant(place, outside)
+
+    def read() -> None:
+        assert list(eqx_ckpt.leaves(eqx_ckpt.interop.jax_arrays(path))) == []
+
+    error = in_time(read)
+    assert isinstance(error, eqx_ckpt.CheckpointError), error
+    assert str(path) in str(error)
+
+
+def test_a_save_whose_directory_was_swapped(
+    tmp_path: pathlib.Path, outside: pathlib.Path
+) -> None:
+    def swap(*_: object) -> None:
+        for hidden in tmp_path.glob(".new.*.tmp"):
+            if stat.S_ISDIR(hidden.lstat().st_mode):
+                hidden.rename(tmp_path / "moved")
+                hidden.symlink_to(tmp_path / "moved")
+
+    with pytest.raises(eqx_ckpt.CheckpointError, match="was replaced while"):
+        eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE, progress=swap)
+    assert not (tmp_path / "new").exists()
+    assert is_untouched(outside)
