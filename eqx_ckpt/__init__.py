@@ -70,6 +70,7 @@ if typing.TYPE_CHECKING:
         to_state_dict as to_state_dict,
     )
     from .recording import (
+        Collector as Collector,
         record_scan as record_scan,
         Recorder as Recorder,
         Recording as Recording,
@@ -107,7 +108,7 @@ _NAMES = {
     "_when": "every_seconds every_steps When",
     "interop._copy": "copy",
     "interop._state_dict": "from_state_dict to_state_dict",
-    "recording": "record_scan Recorder Recording SampleBuffer Samples",
+    "recording": "Collector record_scan Recorder Recording SampleBuffer Samples",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("data", "interop", "recording")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -54,17 +53,11 @@ class Log(Taker):
         max_samples: int | None,
         deadline: float,
     ) -> None:
+        super().__init__()
         self._max_samples = max_samples
-        self._lock = threading.RLock()
         self._is_closed = self._is_reported = False
         self.has_recorder = False
-        self._failure: BaseException | None = None
-        # Samples that were not taken: the next call raises `_refusal`, and the samples
-        # before them can be committed, but no state that follows them.
-        self._refusal: CheckpointError | None = None
-        self._has_gap = self._has_overflowed = False
-        # The recorders and chains that have samples on the device.
-        self._on_device: set[tuple[int, int]] = set()
+        self._has_overflowed = False
         self._leaf = ""
         self._place = Place(path, wanted, differs, deadline)
         self.base, self.where = self._place.base, self._place.where
@@ -96,7 +89,7 @@ class Log(Taker):
             [pair for pair in rows_of(array, leaf, self.record.chains)]
             for leaf, array in zip(self.record.leaves, block.arrays, strict=True)
         ]
-        with self._lock:
+        with self.lock:
             self.check()
             kept, full = kept_of(
                 keep, self._taken.tolist(), block.draws, self._max_samples
@@ -149,20 +142,12 @@ class Log(Taker):
             arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)]
             jax.block_until_ready([x for x in arrays if not x.is_deleted()])
 
-    def begin_block(self, recorder: int, chain: int) -> None:
-        """Note that a recorder has samples of a chain on the device."""
-        with self._lock:
-            self._on_device.add((recorder, chain))
-
-    def receive(
-        self, recorder: int, chain: int, arrays: Sequence[np.ndarray], count: int
-    ) -> bool:
+    def receive(self, chain: int, arrays: Sequence[np.ndarray], count: int) -> bool:
         """Queue samples of one chain that a compiled program has sent.
 
         Return whether all were taken; if not, the next call of the recording raises.
         """
-        with self._lock:
-            self._on_device.discard((recorder, chain))
+        with self.lock:
             if self._is_closed:
                 logger.warning("Samples for %s came after its end: lost.", self.where)
                 return False
@@ -188,20 +173,9 @@ class Log(Taker):
         self._has_overflowed = True
         self.refuse(self.full())
 
-    def refuse(self, error: CheckpointError, recorder: int | None = None) -> None:
-        """Raise this at the next call; what was taken before can be committed."""
-        with self._lock:
-            self._on_device = {pair for pair in self._on_device if pair[0] != recorder}
-            self._refusal = self._refusal or error
-            self._has_gap = True
-
-    def fail(self, error: BaseException) -> None:
-        """Raise this at the next call, and refuse all further samples."""
-        self._failure = self._failure or error
-
     def _failed(self) -> BaseException | None:
-        self._failure = self._failure or self._writer.failure
-        return self._failure
+        self.failure = self.failure or self._writer.failure
+        return self.failure
 
     def full(self) -> CheckpointError:
         """The error for samples that `max_samples` excludes."""
@@ -223,7 +197,7 @@ class Log(Taker):
             self.check()
             self._check_is_whole(has_state=state is not None)
 
-        with self._lock:
+        with self.lock:
             self._commit(ready, state, steps)
 
     def _commit(
@@ -243,25 +217,13 @@ class Log(Taker):
 
     def _check_is_whole(self, *, has_state: bool) -> None:
         """Raise if the samples so far are not all that the program has recorded."""
-        if self._on_device:
-            raise CheckpointError(
-                f"Nothing was committed to {self.where}, because {self._not_flushed()}"
-            )
-        if has_state and self._has_gap:
+        self.check_flushed(f"Nothing was committed to {self.where}")
+        if has_state and self.has_gap:
             raise CheckpointError(
                 f"{self.where} lacks samples before this state, because they were "
                 "refused. So no program can resume from it: call `commit()` without "
                 "a state."
             )
-
-    def _not_flushed(self) -> str:
-        chains = sorted({chain for _, chain in self._on_device})
-        some = ", ".join(map(str, chains[:8])) + ", ..." * (len(chains) > 8)
-        where = "" if self.record.chains is None else f" of the chains {some}"
-        return (
-            f"samples{where} are in a recorder on the device. Call `recorder = "
-            "recorder.flush()` at the end of the program."
-        )
 
     def _settled(self, ready: Callable[[], None]) -> list[Any]:
         """Write the last chunks; return draws and checksums of changed chains."""
@@ -295,7 +257,7 @@ class Log(Taker):
         try:
             yield
         except BaseException as e:
-            self._failure = e
+            self.failure = e
             self._raise_failure()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -304,7 +266,7 @@ class Log(Taker):
         After an `error`, do not wait for the other processes of a job.
         """
         self._wait_for()
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 return
             self._writer.drain()
@@ -315,13 +277,9 @@ class Log(Taker):
                 self._end()
             if not self._is_reported:
                 self._raise_failure()
-            if self._refusal is not None:
-                raise self._refusal
-            if self._on_device:
-                raise CheckpointError(
-                    f"{self.where} lacks its last samples, because "
-                    f"{self._not_flushed()}"
-                )
+            if self.refusal is not None:
+                raise self.refusal
+            self.check_flushed(f"{self.where} lacks its last samples")
 
     def _commit_the_rest(self, error: BaseException | None) -> None:
         here = int((self._taken - self.record.draws).sum())
@@ -362,8 +320,8 @@ class Log(Taker):
                 "`Recording(path, like)`."
             )
         self._raise_failure()
-        with self._lock:
-            refusal, self._refusal = self._refusal, None
+        with self.lock:
+            refusal, self.refusal = self.refusal, None
         if refusal is not None:
             raise refusal
         if self.must_resume:

@@ -22,25 +22,60 @@ _receivers: "weakref.WeakValueDictionary[int, Receiver]" = weakref.WeakValueDict
 
 
 class Taker(abc.ABC):
-    """What a receiver gives its samples to. No method raises."""
+    """What receivers give their samples to. Its methods never raise.
+
+    **Attributes:**
+
+    - `lock`: held while samples are taken.
+    - `failure`: after it, no samples are taken.
+    - `refusal`: samples that were not taken; those before them are whole.
+    - `has_gap`: whether there ever was a `refusal`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.failure: BaseException | None = None
+        self.refusal: CheckpointError | None = None
+        self.has_gap = False
+        self._on_device: set[tuple[int, int]] = set()
 
     @abc.abstractmethod
-    def begin_block(self, recorder: int, chain: int) -> None:
-        """Note that a recorder has samples of a chain on the device."""
-
-    @abc.abstractmethod
-    def receive(
-        self, recorder: int, chain: int, arrays: Sequence[np.ndarray], count: int
-    ) -> bool:
+    def receive(self, chain: int, arrays: Sequence[np.ndarray], count: int) -> bool:
         """Take samples of a chain; return whether all of them were taken."""
 
-    @abc.abstractmethod
-    def refuse(self, error: CheckpointError, recorder: int) -> None:
-        """Raise this to the user; nothing more comes from this recorder."""
+    def begin_block(self, recorder: int, chain: int) -> None:
+        """Note that a recorder has samples of a chain on the device."""
+        with self.lock:
+            self._on_device.add((recorder, chain))
 
-    @abc.abstractmethod
+    def end_block(
+        self, recorder: int, chain: int, arrays: Sequence[np.ndarray], count: int
+    ) -> bool:
+        """Take these samples; return whether all of them were taken."""
+        with self.lock:
+            self._on_device.discard((recorder, chain))
+            return self.receive(chain, arrays, count)
+
+    def refuse(self, error: CheckpointError, recorder: int | None = None) -> None:
+        """Raise this to the user; nothing more comes from this recorder."""
+        with self.lock:
+            self._on_device = {pair for pair in self._on_device if pair[0] != recorder}
+            self.refusal = self.refusal or error
+            self.has_gap = True
+
     def fail(self, error: BaseException) -> None:
         """Raise this to the user, and take nothing more."""
+        self.failure = self.failure or error
+
+    def check_flushed(self, problem: str) -> None:
+        """Raise if a recorder has samples on the device."""
+        chains = sorted({chain for _, chain in self._on_device})
+        if chains:
+            some = ", ".join(map(str, chains[:8])) + ", ..." * (len(chains) > 8)
+            raise CheckpointError(
+                f"{problem}, because samples of chains {some} are in a recorder on the "
+                f"device. Call `recorder = recorder.flush()` at the end of the program."
+            )
 
 
 class Receiver:
@@ -114,7 +149,7 @@ class Receiver:
             )
             for array, leaf in zip(rows, self._leaves, strict=True)
         ]
-        return self._taker.receive(self.number, chain, arrays, count)
+        return self._taker.end_block(self.number, chain, arrays, count)
 
     def _is_next(self, chain: int, turn: int) -> bool:
         return not self._is_spent and turn == self._turns[chain]

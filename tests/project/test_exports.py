@@ -44,6 +44,7 @@ FUNCTIONS = [
 ]
 CLASSES = [
     "CheckpointManager",
+    "Collector",
     "LeafMatch",
     "LeafRecord",
     "LeafStats",

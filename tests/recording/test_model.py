@@ -238,9 +238,8 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.recording.close()
         assert dropped == any("are dropped" in str(w.message) for w in caught)
-        if self.state is None and (self.taken or self.committed is not None):
-            if self.taken != (self.committed or []):
-                self.committed = list(self.taken)
+        if self.state is None and self.taken != (self.committed or []):
+            self.committed = list(self.taken)
         self.open()
 
     @rule()
@@ -266,9 +265,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.committed)
     @rule(start=st.integers(0, 5), thin=st.integers(1, 3))
     def read(self, start, thin):
-        start = min(start, len(self.committed))
+        committed = self.committed or []
+        start = min(start, len(committed))
         found = self.recording.read(start=start, thin=thin)
-        self.check(found, self.committed[start::thin])
+        self.check(found, committed[start::thin])
 
     def check(self, found, numbers):
         expected = self.block(numbers)
