@@ -186,7 +186,7 @@ def _closest_above(bucket: KeyValues, path: str) -> str:
     above = ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts))]
     keys = [folder + file for folder in above[::-1] for file in (MANIFEST, RECORD)]
     # It may be allowed to read less than the whole bucket.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(PermissionError):
         for key, value in zip(keys, bucket.read_all(keys), strict=True):
             is_there = isinstance(value, bytes)
             if is_there and (key.endswith(RECORD) or HEAD.match(value)):

@@ -89,11 +89,12 @@ def locate(path: PathLike) -> Storage:
 
 
 def _remote(path: PathLike, url: str) -> Storage:
-    scheme, _, rest = url.partition(":/")
-    if not rest.startswith("/"):
+    scheme, has_slashes, rest = url.partition("://")
+    if not has_slashes:
         raise CheckpointError(
-            f"{censored(url)!r} has lost a slash: `pathlib` cannot hold a URL. Pass "
-            "a string, or an `eqx_ckpt.Store`."
+            f"{censored(url)!r} is a URL that has lost a slash; `pathlib` cannot hold "
+            "one. Pass a string such as `s3://bucket/path`, or an `eqx_ckpt.Store`; or "
+            "what begins with `./`, if it is a directory."
         )
     if scheme in _BUCKETS:
         store = path if isinstance(path, Store) else Store(url)

@@ -16,6 +16,10 @@ _DENIED = re.compile(
     "SignatureDoesNotMatch|TokenRefreshRequired|invalid_(client|grant|rapt)"
 )
 _MOST_SHOWN = 1000
+# Of Ceph and SeaweedFS, MinIO, and others.
+_FULL = re.compile(
+    "Quota(Limit)?Exceeded|StorageFull|InsufficientStorage|InsufficientCapacity"
+)
 _BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 # A database is decoded before its checksum is compared, so any error is possible.
 _DAMAGED = re.compile(
@@ -37,6 +41,12 @@ def translated(error: Exception, name: str) -> Exception:
         return CorruptCheckpointError(text)
     if "bucket does not exist" in text or "NoSuchBucket" in text:
         return no_bucket(name)
+    if _FULL.search(text) or "[http_response_code='507'" in whole:
+        return OSError(
+            errno.EDQUOT,
+            f"The store is full, or a quota is used up ({name}: {text}). Delete what "
+            "is no longer needed, or enlarge the quota",
+        )
     if "RequestTimeTooSkewed" in text:
         return PermissionError(
             errno.EACCES,

@@ -11,8 +11,9 @@ from .._types import as_text, check_flag, check_text, PathLike
 
 
 SCHEMES = ("s3", "gs")
-# A URL, perhaps one from which `pathlib` took a slash.
-URL = re.compile(r"[^\W_]+://|(s3|gs|memory):/")
+# A URL, perhaps one from which `pathlib` took a slash, or somebody both. One letter is
+# a drive.
+URL = re.compile(r"(?i:s3|gs|gcs|memory|file):|[^\W\d_][\w.+-]+:/|[^\W_]://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
 # A user and a password before a host or a bucket; and what may be a signature.
@@ -99,8 +100,15 @@ class Store(os.PathLike[str]):
     def __str__(self) -> str:
         return self.url
 
-    def __truediv__(self, name: str) -> "Store":
-        return replace(self, url=f"{self.url.rstrip('/')}/{name}")
+    def __truediv__(self, name: PathLike) -> "Store":
+        part = os.fspath(name)
+        if not isinstance(part, str):
+            raise TypeError(f"{name!r} is not the name of a location below {self}.")
+        if not part.strip("/"):
+            raise CheckpointError(
+                f"{name!r} is not a name. Pass that of a location below {self}."
+            )
+        return replace(self, url=f"{self.url.rstrip('/')}/{part}")
 
 
 def remote_kvstore(store: Store) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Checkpoints in object stores: what is saved comes back, in few requests."""
 
+import errno
 import os
 import pathlib
 import re
@@ -391,7 +392,6 @@ def test_the_wrong_time(impatient: None, s3: Place) -> None:
         (400, "InvalidToken", PermissionError),
         (400, "TokenRefreshRequired", PermissionError),
         (400, "EntityTooLarge", eqx_ckpt.CheckpointError),
-        (400, "QuotaExceeded", eqx_ckpt.CheckpointError),
         (405, "MethodNotAllowed", eqx_ckpt.CheckpointError),
         (413, "TooLarge", eqx_ckpt.CheckpointError),
         (501, "NotImplemented", eqx_ckpt.CheckpointError),
@@ -408,6 +408,32 @@ def test_a_write_that_is_refused_for_another_reason(
             eqx_ckpt.tree_serialise_leaves(store, TREE)
         assert "single_writer" not in str(caught.value)
         assert not isinstance(caught.value, eqx_ckpt.CorruptCheckpointError)
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (403, "QuotaExceeded"),
+        (400, "XMinioAdminBucketQuotaExceeded"),
+        (507, "XMinioStorageFull"),
+        (507, "InsufficientStorage"),
+    ],
+)
+def test_a_quota(impatient: None, place: Place, layout, status: int, code: str) -> None:
+    """It is not for the credentials, nor a store that is too busy."""
+    eqx_ckpt.tree_serialise_leaves(f"{place.url}/old", TREE)
+    before = keys(place)
+    place.proxy.add(proxy.answered(status, code), "PUT")
+    place.proxy.add(proxy.answered(status, code), "POST")
+    for url, overwrite in ((f"{place.url}/new", False), (f"{place.url}/old", True)):
+        with pytest.raises(OSError, match=f"{place.bucket}.*{code}.*quota") as caught:
+            eqx_ckpt.tree_serialise_leaves(
+                url, TREE, overwrite=overwrite, layout=layout
+            )
+        assert caught.value.errno == errno.EDQUOT
+    assert keys(place) == before
+    assert_same(eqx_ckpt.tree_deserialise_leaves(f"{place.url}/old", TREE), TREE)
 
 
 @pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (400, "X")])
@@ -568,6 +594,19 @@ def test_other_checkpoints_below_and_above_are_left_alone(place, overwrite):
     assert values(place) == before
 
 
+def test_what_is_above_may_be_denied_but_not_unknown(impatient: None, place: Place):
+    above = rf"{place.bucket}(/|/o/)(zarr|recording)\.json"
+    place.proxy.add(proxy.answered(403), "GET", above)
+    eqx_ckpt.tree_serialise_leaves(f"{place.url}/a", TREE)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(f"{place.url}/a", TREE), TREE)
+    before = keys(place)
+    place.proxy.rules[:] = []
+    place.proxy.add(proxy.answered(503), "GET", above)
+    with pytest.raises(ConnectionError, match="too busy"):
+        eqx_ckpt.tree_serialise_leaves(f"{place.url}/b", TREE)
+    assert keys(place) == before
+
+
 @pytest.mark.parametrize("text", [b'{"zarr_format": 3}', b"damaged", b""])
 def test_a_manifest_that_is_none(place, text):
     kv = ts.KvStore.open(place.spec, context=kvstore.context()).result()
@@ -629,6 +668,8 @@ def test_a_path_that_is_too_long(s3, length):
         "s3://", "s3:///x", "s3://b", "s3://bucket/a//b", "s3://bucket/../b",
         "s3://bucket/a\\b", "s3://bucket/a\nb", "gs://", "s4://bucket/x",
         "s3:/bucket/x", pathlib.Path("s3://bucket/x"), pathlib.Path("gs://bucket/x"),
+        "s3:bucket/x", "gs:bucket/x", "S3:bucket/x", "S3://bucket/x", "s3-x://bucket/x",
+        "file:///tmp/x", "file:/tmp/x", "file:x", "dbfs:/x", pathlib.Path("https://x/y"),
     ],
 )  # fmt: skip
 def test_urls_that_are_none(s3, url):
@@ -643,6 +684,39 @@ def test_urls_that_are_none(s3, url):
 def test_a_store_that_is_none(url):
     with pytest.raises(eqx_ckpt.CheckpointError, match="not a URL of an object store"):
         Store(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("url", 3), ("url", None), ("url", b"s3://bucket/x"),
+        ("url", pathlib.Path("/x")), ("endpoint", 9000), ("endpoint", b"http://x"),
+        ("region", 1), ("single_writer", "no"), ("single_writer", None),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_store(unchecked, name, value):
+    """None is true, or part of a path, only because of its type."""
+    with pytest.raises(TypeError, match=f"`{name}`"):
+        unchecked.Store(**{"url": "s3://bucket/x", name: value})
+
+
+def test_names_below_a_store(unchecked):
+    store = unchecked.Store("s3://bucket/x/")
+    for name in ("y", pathlib.Path("y")):
+        assert store / name == unchecked.Store("s3://bucket/x/y")
+    for name in (None, 3, b"y"):
+        with pytest.raises(TypeError):
+            store / name
+    for name in ("", "/"):
+        with pytest.raises(unchecked.CheckpointError, match="is not a name. Pass"):
+            store / name
+
+
+def test_an_endpoint_that_names_the_bucket(s3):
+    store = Store(s3.url, endpoint=f"{s3.endpoint}/{s3.bucket}")
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"{s3.url}.*endpoint") as caught:
+        eqx_ckpt.tree_serialise_leaves(store, TREE)
+    assert type(caught.value) is eqx_ckpt.CheckpointError
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
