@@ -102,8 +102,7 @@ class Store(os.PathLike[str]):
 
     def __truediv__(self, name: PathLike) -> "Store":
         part = os.fspath(name)
-        if not isinstance(part, str):
-            raise TypeError(f"{name!r} is not the name of a location below {self}.")
+        check_text("name", part)
         if not part.strip("/"):
             raise CheckpointError(
                 f"{name!r} is not a name. Pass that of a location below {self}."

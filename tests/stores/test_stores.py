@@ -706,10 +706,10 @@ def test_names_below_a_store(unchecked):
         assert store / name == unchecked.Store("s3://bucket/x/y")
     for name in (None, 3, b"y"):
         with pytest.raises(TypeError):
-            store / name
+            _ = store / name
     for name in ("", "/"):
         with pytest.raises(unchecked.CheckpointError, match="is not a name. Pass"):
-            store / name
+            _ = store / name
 
 
 def test_an_endpoint_that_names_the_bucket(s3):
