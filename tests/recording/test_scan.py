@@ -65,11 +65,14 @@ def test_it_records_what_a_scan_stacks(tmp_path, kwargs):
         assert recording.steps == 60
         assert eqx.tree_equal(recording.resume(state), state)
     last, samples = expected(60)
-    assert eqx.tree_equal(jax.tree.leaves(state), jax.tree.leaves(last))
+    # XLA may compile a loop of one step in another way, which rounds differently.
+    rtol = 1e-5 if "commit_every_seconds" in kwargs else 0
+    leaves = jax.tree.leaves(state), jax.tree.leaves(last)
+    assert eqx.tree_equal(*leaves, rtol=rtol, atol=rtol)
     thin = kwargs.get("thin", 1)
     found = Recording.open(tmp_path).read()
     for name, array in samples.items():
-        np.testing.assert_array_equal(found[name], array[thin - 1 :: thin])
+        np.testing.assert_allclose(found[name], array[thin - 1 :: thin], rtol=rtol)
 
 
 def test_xs_and_keep(tmp_path):
