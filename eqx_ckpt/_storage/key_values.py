@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TYPE_CHECKING, TypeVar
 
-from .._errors import CheckpointError, CorruptCheckpointError
+from .._errors import CorruptCheckpointError
 from .._format.manifest import MANIFEST, MAX_BYTES
 from .._format.parse import HEAD_BYTES
 from .._types import Layout
@@ -112,13 +112,7 @@ class KeyValues(Storage):
                 yield e
 
     def list_keys(self) -> list[str]:
-        try:
-            keys = self.wait_for(self.open().list())
-        except CorruptCheckpointError as e:
-            raise CheckpointError(
-                f"The objects of {self.url()} cannot be listed: {e}. Look at the "
-                "endpoint, which does not name the bucket."
-            ) from None
+        keys = self.wait_for(self.open().list())
         return [key.decode(errors="replace") for key in keys]
 
     def check_exists(self) -> None: ...

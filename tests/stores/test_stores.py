@@ -712,13 +712,6 @@ def test_names_below_a_store(unchecked):
             _ = store / name
 
 
-def test_an_endpoint_that_names_the_bucket(s3):
-    store = Store(s3.url, endpoint=f"{s3.endpoint}/{s3.bucket}")
-    with pytest.raises(eqx_ckpt.CheckpointError, match=f"{s3.url}.*endpoint") as caught:
-        eqx_ckpt.tree_serialise_leaves(store, TREE)
-    assert type(caught.value) is eqx_ckpt.CheckpointError
-
-
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
 def test_an_endpoint_that_is_none(s3, endpoint):
     for reader in readers(Store(s3.url, endpoint=endpoint)):
