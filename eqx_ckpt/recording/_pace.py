@@ -21,11 +21,13 @@ class Pace:
     """Measures blocks of samples, and chooses their size so that commits are in time.
 
     The number of samples is a power of two, or the largest possible, because each
-    number is compiled anew.
+    number is compiled anew. It is more than one, if possible: XLA compiles one step
+    without a loop, and may then round differently, so that what is recorded would depend
+    on the time that steps take.
 
     **Attributes:**
 
-    - `rows`: the number of samples to compute next.
+    - `rows`: the number of samples to compute at a time.
     - `steps`: the steps since the last commit.
     """
 
@@ -38,12 +40,21 @@ class Pace:
             rows = max(1, every.steps // thin)
             blocks = -(-rows // block)
             self._most = rows // blocks
-        self.rows = self._most if every.seconds is None else 1
+        self._least = 1 if every.seconds == 0 else min(2, self._most)
+        self.rows = self._most if every.seconds is None else self._least
         self.steps = 0
         self._committed = self._mark = time.monotonic()
         # The first block of each size is compiled, so its time says nothing.
         self._is_new = True
         self._seconds = 0.0
+
+    def next(self, left: int) -> int:
+        """The number of samples to compute next, of those that are left."""
+        rows = min(self.rows, left)
+        if left - rows != 1 or rows == 1:
+            return rows
+        # Leave no block of one sample.
+        return rows - 1 if rows > 2 else min(rows + 1, self._most)
 
     @property
     def is_measuring(self) -> bool:
@@ -86,7 +97,7 @@ class Pace:
             return self.rows
         rows = int(min(self._most, seconds * _PART / self._seconds))
         if rows < self._most:
-            rows = 1 << max(0, rows.bit_length() - 1)
+            rows = max(self._least, 1 << max(0, rows.bit_length() - 1))
         return rows if rows < self.rows or rows >= 4 * self.rows else self.rows
 
     def committed(self) -> int:

@@ -59,7 +59,8 @@ def record_scan(
     - `commit_every`: commit the samples and the state at least once in this many steps,
         or in `thin` steps if that is more. 0: only at the end.
     - `commit_every_seconds`: commit about once in this many seconds, measured by the
-        time that the steps take; 0: after each sample.
+        time that the steps take, or in two samples if that is more; 0: after each
+        sample.
 
     **Returns:**
 
@@ -151,7 +152,7 @@ class _Scan:
         waiting: _Made | None = None
         done = 0
         while done < rows:
-            count = min(pace.rows, rows - done)
+            count = pace.next(rows - done)
             after, made = self._compute(arrays, done, count)
             # Record the previous block while the device computes this one.
             if waiting is not None:

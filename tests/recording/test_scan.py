@@ -55,7 +55,10 @@ def expected(length, xs=None):
         {"block": 7},
         {"thin": 4, "block": 5, "commit_every": 16},
         {"block": 60},
-        {"commit_every_seconds": 0.0, "block": 20},
+        {"commit_every_seconds": 1e-9, "block": 20},
+        {"commit_every_seconds": 0.01},
+        {"commit_every_seconds": 0.05, "thin": 3},
+        {"block": 59},
     ],
     ids=str,
 )
@@ -274,6 +277,14 @@ def test_a_buffer_refuses():
             buffer.save({"theta": jnp.zeros(3), "n": jnp.int32(5)}, keep=keep)
     with pytest.raises(ValueError, match="`capacity` is 0"):
         SampleBuffer(LIKE, 0)
+
+
+def test_each_sample_can_be_committed(tmp_path):
+    with Recording(tmp_path, LIKE) as recording:
+        record_scan(step, recording, start(), 5, commit_every_seconds=0.0)
+        assert recording.log.record.commit == 5
+    found = Recording.open(tmp_path).read()["theta"]
+    np.testing.assert_allclose(found, expected(5)[1]["theta"], rtol=1e-5)
 
 
 def test_a_block_that_is_too_large_is_fitted(tmp_path):
