@@ -22,8 +22,8 @@ class Pace:
 
     The number of samples is a power of two, or the largest possible, because each
     number is compiled anew. It is more than one, if possible: XLA compiles one step
-    without a loop, and may then round differently, so that what is recorded would depend
-    on the time that steps take.
+    without a loop, and may then round differently, so that what is recorded would
+    depend on the time that steps take.
 
     **Attributes:**
 
