@@ -15,6 +15,8 @@ STORED = frozenset(
 VIEWED = frozenset(
     "int1 uint1 uint2 uint4 float8_e4m3 float6_e2m3fn float6_e3m2fn".split()
 )
+# JAX has names of six-bit floats, but no arrays of them.
+OF_JAX = (STORED | VIEWED) - {"float6_e2m3fn", "float6_e3m2fn"}
 _SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
 _TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
 

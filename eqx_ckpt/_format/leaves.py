@@ -17,7 +17,7 @@ from .chunks import (
     start_of,
     whole,
 )
-from .dtypes import DATA_TYPES, SIZES, STORED, VIEWED
+from .dtypes import DATA_TYPES, OF_JAX, SIZES
 from .lazy import Array, DType, eqx, jax, jnp, jtu, np
 from .screen import escape, in_bytes, table_html
 
@@ -91,7 +91,7 @@ class LeafRecord(NamedTuple):
         """
         try:
             record = _array_record(kind, tuple(shape), np.dtype(dtype))
-            if kind == "jax" and record.dtype not in STORED | VIEWED:
+            if kind == "jax" and record.dtype not in OF_JAX:
                 raise CannotSave(f"of `{dtype}` cannot be JAX's: pass `kind='numpy'`")
         except CannotSave as e:
             raise CheckpointError(f"An array {e}.") from None

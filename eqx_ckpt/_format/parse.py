@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._types import LAYOUTS
 from .chunks import chunk_count
-from .dtypes import DATA_TYPES, STORED, VIEWED
+from .dtypes import DATA_TYPES, OF_JAX
 from .lazy import jax
 from .leaves import (
     ARRAY_KINDS,
@@ -324,7 +324,7 @@ def _check_array(record: LeafRecord) -> None:
         _require(
             record.data_type == DATA_TYPES[record.dtype]
             and shape == record.shape
-            and (record.kind != "jax" or record.dtype in STORED | VIEWED),
+            and (record.kind != "jax" or record.dtype in OF_JAX),
             "its array has another dtype or shape",
         )
     _require(

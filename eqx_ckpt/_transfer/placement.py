@@ -119,6 +119,7 @@ def _as_weak(array: jax.Array) -> jax.Array:
         without_mesh(),
         jax.default_device(device),
         jax.enable_x64(True),  # Its dtype may be wider than those of now.
+        jax.disable_jit(False),
         # A saved NaN is not an error of a computation.
         jax.debug_nans(False),
         jax.debug_infs(False),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._format.dtypes import is_numpys, STORED, VIEWED
+from .._format.dtypes import is_numpys, OF_JAX
 from .._format.leaves import (
     LeafRecord,
     SCALAR_KINDS,
@@ -137,7 +137,7 @@ def would_narrow(dtype: str) -> bool:
 
 def is_jaxs(dtype: str) -> bool:
     """Whether a JAX array can have this dtype now."""
-    return dtype in STORED | VIEWED and not would_narrow(dtype)
+    return dtype in OF_JAX and not would_narrow(dtype)
 
 
 def cast_dtype(old: LeafRecord, new: LeafRecord) -> np.dtype | None:

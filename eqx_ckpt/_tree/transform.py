@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError, LeafNameError
-from .._format.dtypes import STORED, VIEWED
+from .._format.dtypes import OF_JAX
 from .._format.leaves import (
     CannotSave,
     describe,
@@ -323,7 +323,7 @@ def _of_output(
         shape = (*leaf.shape, *(key_shape(record.impl or "") or ()))
         record = record._replace(data_type="uint32", data_shape=shape)
     else:
-        if record.dtype not in STORED | VIEWED:
+        if record.dtype not in OF_JAX:
             raise CannotSave(
                 f"is computed, and has the dtype `{record.dtype}`, which JAX does not "
                 "compute with: return the leaf as it is, or cast it first"

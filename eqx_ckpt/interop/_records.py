@@ -8,6 +8,7 @@ import numpy as np
 
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import chunk_shape
+from .._format.dtypes import OF_JAX
 from .._format.leaves import LeafRecord, tag_and_data_type
 from .._format.manifest import check_array, Manifest
 from .._format.names import encode, folders, joined
@@ -87,7 +88,7 @@ def array_record(
     `CannotSave` for what this package cannot represent.
     """
     tag, data_type = tag_and_data_type(dtype)
-    is_numpy = tag in NARROWED or not tag.isidentifier()
+    is_numpy = tag in NARROWED or tag not in OF_JAX
     record = LeafRecord(
         "numpy" if is_numpy else "jax",
         dtype=tag,
