@@ -1,0 +1,125 @@
+"""What `like` may have for a leaf that was saved."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, Sharding
+
+from .leaves import mesh, Metres, on, Phase, rows
+from .oracle import dtype_of, kind_of, LACKED, narrow, NUMBERS
+
+
+# In place of a `like` that cannot be made for a leaf.
+NONE = object()
+
+
+def same(saved: Any) -> Any:
+    """A leaf of the same kind, with other values."""
+    kind = kind_of(saved)
+    if kind in NUMBERS:
+        return Phase.WARM_UP if type(saved) is Phase else type(saved)(0)
+    if kind == "numpy":
+        return np.zeros_like(saved)
+    if kind == "scalar":
+        return np.zeros((), saved.dtype)[()]
+    where = saved.sharding if saved.committed else None
+    if kind == "key":
+        key = jax.random.key(0, impl=jax.random.key_impl(saved))
+        key = jnp.broadcast_to(key, saved.shape)
+        return key if where is None else on(key, where)
+    return on(np.zeros(saved.shape, saved.dtype), where)
+
+
+def array(saved: Any, where: Any = None) -> Any:
+    """A JAX array of the same shape, and of the dtype that JAX has for it."""
+    dtype = np.dtype("uint32") if kind_of(saved) == "key" else narrow(dtype_of(saved))
+    if dtype.kind in "mM" or dtype.name in LACKED:
+        return NONE
+    return on(np.zeros(np.shape(saved), dtype.newbyteorder("=")), where)
+
+
+def weak(saved: Any) -> Any:
+    like = array(saved)
+    zeros = {x.dtype: x for x in map(jnp.asarray, (0, 0.0, 0j))}
+    if like is NONE or like.dtype not in zeros:
+        return NONE
+    return jnp.broadcast_to(zeros[like.dtype], like.shape)
+
+
+def of_numpy(saved: Any) -> np.ndarray:
+    dtype = np.dtype("uint32") if kind_of(saved) == "key" else dtype_of(saved)
+    return np.zeros(np.shape(saved), dtype)
+
+
+def scalar(saved: Any) -> Any:
+    return np.zeros((), of_numpy(saved).dtype)[()]
+
+
+def struct(saved: Any, sharding: Sharding | None = None) -> Any:
+    return jax.ShapeDtypeStruct(np.shape(saved), dtype_of(saved), sharding=sharding)
+
+
+def evaluated(saved: Any) -> Any:
+    """What `eqx.filter_eval_shape` shows of it, which may be narrower."""
+    try:
+        with np.errstate(all="ignore"):
+            return eqx.filter_eval_shape(lambda: saved)
+    except TypeError:  # JAX lacks the dtype.
+        return NONE
+
+
+def in_rows(make: Callable[[Any, Any], Any], saved: Any, axes: AxisType) -> Any:
+    """A leaf that is split over all devices, if it can be."""
+    rank = np.ndim(saved)
+    is_split = rank and (make is struct or np.shape(saved)[0] % 8 == 0)
+    return make(saved, rows(axes)) if is_split else NONE
+
+
+def everywhere(axes: AxisType) -> NamedSharding:
+    return NamedSharding(mesh(axes), P())
+
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+LIKES: Mapping[str, Callable[[Any], Any]] = {
+    "itself": lambda saved: saved,
+    "same": same,
+    "jax": array,
+    "jax committed": lambda saved: array(saved, jax.devices()[5]),
+    "jax in rows": lambda saved: in_rows(array, saved, AUTO),
+    "jax explicit": lambda saved: array(saved, everywhere(EXPLICIT)),
+    "jax weak": weak,
+    "numpy": of_numpy,
+    "scalar": scalar,
+    "mapped": lambda saved: of_numpy(saved).view(np.memmap),
+    "struct": struct,
+    "struct committed": lambda saved: struct(
+        saved, jax.sharding.SingleDeviceSharding(jax.devices()[5])
+    ),
+    "struct everywhere": lambda saved: struct(saved, everywhere(AUTO)),
+    "struct in rows": lambda saved: in_rows(struct, saved, AUTO),
+    "struct explicit": lambda saved: in_rows(struct, saved, EXPLICIT),
+    "struct larger": lambda saved: jax.ShapeDtypeStruct(
+        (*np.shape(saved), 2), dtype_of(saved)
+    ),
+    "evaluated": evaluated,
+    "bool": lambda saved: False,
+    "int": lambda saved: 0,
+    "float": lambda saved: 0.0,
+    "complex": lambda saved: 0j,
+    "phase": lambda saved: Phase.WARM_UP,
+    "metres": lambda saved: Metres(0),
+    "key": lambda saved: jax.random.key(0),
+    "key rbg": lambda saved: struct(jax.random.key(0, impl="rbg")),
+    "text": lambda saved: "text",
+    "function": lambda saved: len,
+}
+
+
+def made(name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What one kind of `like` has for each leaf, if it can have any."""
+    found = {leaf: LIKES[name](value) for leaf, value in saved.items()}
+    return {leaf: like for leaf, like in found.items() if like is not NONE}

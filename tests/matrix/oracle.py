@@ -1,0 +1,161 @@
+"""What a restore gives: the rules of `docs/usage/restoring.md`, and nothing else."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .where import where_to
+
+
+NUMBERS = (bool, int, float, complex)
+COUNT_AS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+_FLOATS = {"float32", "float64", "complex64", "complex128"}
+_SMALL = {"bfloat16", "float16", *_FLOATS}
+_INTS = {"int8", "int16", "int32", "int64"}
+LACKED = ("float6_e2m3fn", "float6_e3m2fn")
+# What keeps every value, where one of the two dtypes is JAX's own.
+SAFE = {
+    "bool": {"bfloat16", "int4", "float8_e4m3fn"},
+    "int8": {"bfloat16"},
+    "uint8": {"bfloat16"},
+    "bfloat16": _FLOATS,
+    "int4": {"float8_e4m3fn", *_INTS, *_SMALL},
+    "float8_e4m3fn": _SMALL,
+}
+
+
+class Value(NamedTuple):
+    """A leaf, exactly. `where` is its sharding: `None` is the default device."""
+
+    kind: Any
+    data: Any
+    dtype: Any = None
+    weak: bool = False
+    where: Any = None
+
+
+def outcome(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value | str:
+    """The leaf that a restore gives, or the status by which `match` refuses it."""
+    old = kind_of(saved)
+    new = wanted(old, like)
+    if new is None or (old == "key") != (new == "key"):
+        return "kind"
+    if old == new and old in NUMBERS:
+        return number_like(like, saved)
+    is_number = old in NUMBERS or new in NUMBERS
+    if np.shape(saved) != np.shape(like):
+        return "kind" if is_number else "shape"
+    before, after = dtype_of(saved), dtype_of(like)
+    if old == "key":
+        data = on_host(key_data(saved))
+        same = Value("key", data, before)
+        return located(same, saved, like, to) if before == after else "dtype"
+    if not is_allowed(before, after, casting):
+        if not (kind_of(like) == "struct" and after == narrow(before)):
+            return "kind" if is_number and casting == "no" else "dtype"
+        after = before  # `eqx.filter_eval_shape` has narrowed it.
+    if new == "jax" and (narrow(after) != after or not is_jaxs(after)):
+        return "dtype"
+    if new in NUMBERS and type(like) is not new and old not in NUMBERS:
+        return "kind"  # An array is not the member of an enumeration.
+    data = as_dtype(saved, after)
+    if data is None:
+        return "kind"
+    if new in NUMBERS:
+        # Python's integers hold all values.
+        exact = new is int and before.kind in "biu" and old not in NUMBERS
+        return number_like(like, int(on_host(saved)) if exact else data.item())
+    is_weak = old == "jax" and saved.weak_type and before == after
+    value = Value(new, data, after, new == "jax" and is_weak)
+    return located(value, saved, like, to) if new == "jax" else value
+
+
+def located(value: Value, saved: Any, like: Any, to: Any) -> Value | str:
+    where = where_to(saved, like, to)
+    return where if isinstance(where, str) else value._replace(where=where)
+
+
+def kind_of(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return "key"
+        return "jax" if isinstance(leaf, jax.Array) else "struct"
+    if isinstance(leaf, np.ndarray | np.generic):
+        return "numpy" if isinstance(leaf, np.ndarray) else "scalar"
+    return next((number for number in NUMBERS if isinstance(leaf, number)), None)
+
+
+def key_data(keys: jax.Array) -> jax.Array:
+    with jax.ensure_compile_time_eval():
+        return jax.random.key_data(keys)
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        leaf = jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
+        return np.asarray(leaf.addressable_data(0))
+    return np.asarray(leaf)
+
+
+def wanted(old: Any, like: Any) -> Any:
+    """What `like` asks for; a struct without a sharding asks for what was saved."""
+    new = kind_of(like)
+    if new != "struct":
+        return new
+    if old in (*NUMBERS, "key"):
+        return None
+    return "jax" if like.sharding is not None else old
+
+
+def dtype_of(leaf: Any) -> Any:
+    kind = kind_of(leaf)
+    return np.dtype(COUNT_AS[kind]) if kind in NUMBERS else leaf.dtype
+
+
+def narrow(dtype: np.dtype) -> np.dtype:
+    """The dtype that JAX has in place of this one."""
+    is_wide = dtype.name in ("int64", "uint64", "float64", "complex128")
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)) if is_wide else dtype
+
+
+def is_jaxs(dtype: np.dtype) -> bool:
+    return dtype.isnative and dtype.kind not in "mM" and dtype.name not in LACKED
+
+
+def as_dtype(saved: Any, dtype: np.dtype) -> np.ndarray | None:
+    """A leaf as an array of a dtype; `None` if it is an integer that does not fit."""
+    if kind_of(saved) is not int or -(2**63) <= saved < 2**63:
+        return on_host(saved).astype(dtype_of(saved)).astype(dtype)
+    if dtype == np.uint64:
+        return np.asarray(saved, dtype) if 0 <= saved < 2**64 else None
+    return None if letter(dtype) in "iu" else np.asarray(float(saved)).astype(dtype)
+
+
+def number_like(like: Any, number: Any) -> Value | str:
+    """A number as one of the type of `like`, such as a member of an `IntEnum`."""
+    try:
+        return Value(type(like), type(like)(number))
+    except ValueError:
+        return "kind"
+
+
+def is_allowed(old: np.dtype, new: np.dtype, casting: str) -> bool:
+    """NumPy's rules, in which "no" keeps the byte order too."""
+    if old == new or casting == "no":
+        return old == new
+    if old.isbuiltin != 2 and new.isbuiltin != 2:
+        return np.can_cast(old, new, casting)
+    if casting == "safe":
+        return new.name in SAFE.get(old.name, ())
+    order = "buifc"  # Dates are not among them.
+    a, b = order.find(letter(old)), order.find(letter(new))
+    return min(a, b) >= 0 and (casting == "unsafe" or a <= b)
+
+
+def letter(dtype: np.dtype) -> str:
+    """The kind of a dtype, also of `bfloat16` and `int4`."""
+    return dtype.name.lstrip("b")[0] if dtype.isbuiltin == 2 else dtype.kind
