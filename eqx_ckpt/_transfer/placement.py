@@ -142,4 +142,6 @@ def _to_weak(
     """
     sharding = on if isinstance(on, Sharding) else None
     weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
-    return jax.jit(lambda x: x, out_shardings=sharding).lower(weak).compile()
+    # Some versions of XLA do not shard an array without elements.
+    out = None if 0 in shape else sharding
+    return jax.jit(lambda x: x, out_shardings=out).lower(weak).compile()

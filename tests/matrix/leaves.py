@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
@@ -25,9 +26,10 @@ OF_NUMPY = {
     "swapped_f4": ">f4",
     "swapped_f8": ">f8",
     "swapped_c8": ">c8",
-    "int1": "int1",
     "float6": "float6_e2m3fn",
 }
+if hasattr(ml_dtypes, "int1"):
+    OF_NUMPY["int1"] = "int1"
 SHAPE = (8, 2)
 
 
