@@ -126,6 +126,12 @@ def _on_each_device(
     spec = P(axes)
     if AxisType.Explicit in mesh.axis_types:
         place = NamedSharding(mesh, spec)
+        if jax.__version_info__ < (0, 10):
+            # Its `shard_map` fails inside of `vmap` here: one device sends all chains.
+            whole = NamedSharding(mesh, P())
+            args = jax.tree.map(lambda x: jax.sharding.reshard(x, whole), args)
+            found = function(*args, 1)
+            return jax.tree.map(lambda x: jax.sharding.reshard(x, place), found)
         args = jax.tree.map(lambda x: jax.sharding.reshard(x, place), args)
     local = jax.shard_map(
         lambda *args: function(*args, replicas),

@@ -67,7 +67,9 @@ def test_each_device_sends_its_own_chains(tmp_path, form, is_set, shape, how):
         else:
             text = run.lower(x, recorder).compile().as_text()
             run(x, recorder)
-    assert not COLLECTIVE.findall(text)
+    # On meshes of Explicit axes, JAX 0.9 gathers them: its `shard_map` fails in `vmap`.
+    is_old = jax.__version_info__ < (0, 10) and AxisType.Explicit in mesh.axis_types
+    assert is_old or not COLLECTIVE.findall(text)
     found = Recording.open(tmp_path)
     for chain, wanted in enumerate(expected()):
         np.testing.assert_array_equal(found.read(chain=chain)["x"], wanted)

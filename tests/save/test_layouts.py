@@ -278,10 +278,14 @@ def test_few_files_of_a_database_are_open(tmp_path, monkeypatch):
 
     def counted(*args):
         time.sleep(0.001)  # Most values are pending meanwhile.
-        # Others of this process may be closed meanwhile.
-        entries = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        counts.append(sum(os.path.realpath(e).startswith(str(path)) for e in entries))
+        counts.append(sum(map(is_ours, os.listdir("/proc/self/fd"))))
         return preadv(*args)
+
+    def is_ours(fd: str) -> bool:
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}").startswith(str(path))
+        except FileNotFoundError:  # Another thread has closed it.
+            return False
 
     monkeypatch.setattr(os, "preadv", counted)
     assert_same(restore(path, tree), tree)

@@ -84,9 +84,9 @@ def strike(place: Place, request: str, action: str, when: Container[int]) -> pro
 
 
 def fresh(place: Place, name: object) -> Place:
-    """A place below that place."""
-    path = f"run/{name}/run"
-    return replace(place, url=f"{place.url}/{name}/run", path=path + "/")
+    """A place beside that place."""
+    url = f"{place.url.removesuffix('run')}{name}/run"
+    return replace(place, url=url, path=f"{name}/run/")
 
 
 def keys(place: Place) -> set[str]:
