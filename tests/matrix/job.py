@@ -2,6 +2,8 @@
 
 import pathlib
 
+import jax
+
 import eqx_ckpt
 
 from . import leaves, likes
@@ -22,6 +24,9 @@ LIKES = (
 
 def run(path: pathlib.Path) -> list[str]:
     saved = leaves.tree(leaves.SOME)
+    if jax.__version_info__ < (0, 10):
+        # Its programs of several processes cannot shard an array without elements.
+        del saved["weak_empty"]
     eqx_ckpt.tree_serialise_leaves(path, {"part": saved}, deadline=40.0)
     return [
         f"{line} [{name}]"

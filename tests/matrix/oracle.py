@@ -95,9 +95,16 @@ def key_data(keys: jax.Array) -> jax.Array:
 
 def on_host(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if not leaf.size:
+            return np.empty(leaf.shape, leaf.dtype)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        # Some versions of JAX cannot compute in other memory.
-        leaf = jax.device_put(leaf, leaf.sharding.with_memory_kind(None))
+        # Some versions of JAX cannot compute in other memory, nor move what is sharded.
+        parts = [
+            jax.device_put(np.asarray(x.data), x.device)
+            for x in leaf.addressable_shards
+        ]
+        sharding = leaf.sharding.with_memory_kind(None)
+        leaf = jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
         leaf = jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
         return np.asarray(leaf.addressable_data(0))
     return np.asarray(leaf)
