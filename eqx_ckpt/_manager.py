@@ -161,6 +161,7 @@ class CheckpointManager:
             number = as_step(step)
             self._check_open()
             self.wait()
+            self._run.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 save = Save(
@@ -239,11 +240,22 @@ class CheckpointManager:
         return result
 
     def steps(self) -> list[int]:
-        """The saved steps, in order. Other entries of the directory are ignored."""
+        """The saved steps, in order. Other entries of the directory are ignored.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointError`][]: a newer checkpoint is there whose name is a
+            number, but not a step's name; or the directory was moved.
+        """
         return self._run.steps()
 
     def latest(self) -> int | None:
-        """The newest saved step, or `None` if there are no steps."""
+        """The newest saved step, or `None` if there are no steps.
+
+        **Raises:**
+
+        - As `steps`.
+        """
         return from_first(self._call("latest()"), self._run.latest, self._deadline)
 
     def best(self, metric: str, mode: Mode = "min") -> int:

@@ -1,7 +1,6 @@
 """Restore the newest step of a run, or an older one if that is damaged."""
 
 import functools as ft
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
@@ -14,7 +13,6 @@ from ._inspect import verify
 from ._steps import Run
 
 
-logger = logging.getLogger("eqx_ckpt")
 OnDamage: TypeAlias = Literal["raise", "fallback"]
 
 
@@ -63,17 +61,13 @@ def resumed(
 
 def _steps(run: Run) -> list[int]:
     """The committed steps; raise if there are none."""
-    # Listed before the steps, so that a step committed in between is not foreign.
-    named = run.named()
     steps = run.readable_or_not()
+    run.check_strangers(steps)
     if not steps:
         raise CheckpointNotFoundError(
             f"No committed checkpoint in {run.directory!r}. To start a new run there, "
             f"look at `latest()` first, which is `None` then. {run.explain()}"
         )
-    for stranger in named:
-        if stranger > steps[-1]:
-            logger.warning("%s is not a checkpoint.", run.path(stranger))
     return steps
 
 

@@ -6,10 +6,11 @@ import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ._format.lazy import np
+from ._format.manifest import MANIFEST
 from ._format.screen import escape, table_html
 from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
@@ -49,6 +50,15 @@ def in_words(step: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+class Stranger(NamedTuple):
+    """An entry of a run that looks like a step, and is none."""
+
+    step: int
+    path: str
+    problem: str
+    is_checkpoint: bool
+
+
 class Run:
     """The steps of a run, listed anew each time, so that nothing is stale."""
 
@@ -64,7 +74,7 @@ class Run:
         return self.location(step).url()
 
     def location(self, step: int) -> Storage:
-        return self._location / step_name(step)
+        return self._location / f"{step_name(step)}/"
 
     def named(self) -> list[int]:
         """Everything that has the name of a step, in order."""
@@ -72,7 +82,44 @@ class Run:
 
     def steps(self) -> list[int]:
         """The saved steps, in order, damaged or not."""
-        return self._steps.saved()
+        steps = self._steps.saved()
+        self.check_strangers(steps)
+        return steps
+
+    def strangers(self) -> list[Stranger]:
+        """What looked like a step in the last listing, and is none."""
+        found = sorted(self._steps.strangers().items())
+        return [self._stranger(name, is_one) for name, is_one in found]
+
+    def _stranger(self, name: str, is_checkpoint: bool) -> Stranger:
+        place, step = self._location / f"{name}/", int(name)
+        if is_checkpoint:
+            problem = (
+                f"{place} is a checkpoint, but step {step} is named "
+                f"{step_name(step)!r}. Rename it, or move it out of the run."
+            )
+        else:
+            problem = (
+                f"{place} is not a checkpoint: it has no `{MANIFEST}`. If it was "
+                "copied here in part, copy all of it; otherwise move it out of the run."
+            )
+        return Stranger(step, place.url(), problem, is_checkpoint)
+
+    def check_strangers(self, steps: Sequence[int]) -> None:
+        """Raise if the newest checkpoint is misnamed: it would be lost. Warn of others.
+
+        `steps` are those of the last listing.
+        """
+        newest = max(steps, default=-1)
+        for stranger in self.strangers():
+            if stranger.step > newest and stranger.is_checkpoint:
+                raise CheckpointError(stranger.problem)
+            if stranger.step > newest or stranger.is_checkpoint:
+                logger.warning("%s", stranger.problem)
+
+    def check_place(self) -> None:
+        """Raise if the run was moved since this process used it first."""
+        self._steps.check_place()
 
     def readable_or_not(self) -> list[int]:
         """The saved steps, and those of which it cannot be seen whether they are."""
@@ -89,7 +136,9 @@ class Run:
 
     def latest(self) -> int | None:
         doubtful: dict[int, OSError] = {}
-        newest = max(self._steps.saved(doubtful), default=None)
+        steps = self._steps.saved(doubtful)
+        self.check_strangers(steps)
+        newest = max(steps, default=None)
         for step, error in doubtful.items():
             if newest is None or step > newest:
                 raise error

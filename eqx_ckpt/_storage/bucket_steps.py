@@ -11,9 +11,9 @@ from .._format.manifest import MANIFEST
 from .._format.parse import from_bytes
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data
-from .committed import committed_steps, read_metadata
+from .committed import committed_steps, is_checkpoint, read_metadata
 from .key_values import KeyValues
-from .storage import is_step, step_name, Steps
+from .storage import is_misspelled_step, is_step, step_name, Steps
 from .threads import Pool
 
 
@@ -36,6 +36,7 @@ class BucketSteps(Steps):
         self._attempts: dict[int, set[str]] = {}
         self._found: dict[int, Any] = {}
         self._by_root: dict[str, Any] = {}
+        self._strangers: dict[str, bool] = {}
 
     def named(self) -> list[int]:
         return sorted(self._named())
@@ -43,6 +44,7 @@ class BucketSteps(Steps):
     def _named(self) -> dict[int, bool]:
         """The steps that have a manifest, and whether each has data of its own."""
         found: list[int] = []
+        misspelled: list[str] = []
         attempts: dict[int, set[str]] = {}
         everything = self._run.list_keys()
         if not everything:
@@ -50,11 +52,14 @@ class BucketSteps(Steps):
         for key in everything:
             step, _, rest = key.partition("/")
             if not is_step(step):
+                if rest == MANIFEST and is_misspelled_step(step):
+                    misspelled.append(step)
                 continue
             if rest == MANIFEST:
                 found.append(int(step))
             elif root := PREFIX.match(rest):
                 attempts.setdefault(int(step), set()).add(root[0])
+        self._strangers = dict.fromkeys(misspelled, True)
         self._attempts = {step: attempts.get(step, set()) for step in found}
         known = self._by_root.copy()
         self._by_root = {
@@ -104,6 +109,11 @@ class BucketSteps(Steps):
         clear = [step for step in named if named[step]]
         return sorted([*clear, *committed_steps(unclear, doubtful)])
 
+    def strangers(self) -> dict[str, bool]:
+        """Data without a manifest may be those of a living attempt."""
+        found = self._strangers
+        return {name: True for name in found if is_checkpoint(self._run / f"{name}/")}
+
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:
             try:
@@ -128,7 +138,7 @@ class BucketSteps(Steps):
             time.sleep(_PAUSE)
 
     def _step(self, step: int) -> KeyValues:
-        return self._run / step_name(step)
+        return self._run / f"{step_name(step)}/"
 
 
 def _remove(place: KeyValues) -> None:

@@ -5,13 +5,15 @@ import fcntl
 import logging
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .._errors import CheckpointError
 from . import committed
 from .atomic import delete, fsync
 from .files import open_lock
-from .storage import is_step, step_name, Steps, Storage
+from .storage import is_misspelled_step, is_step, step_name, Steps, Storage
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -24,28 +26,65 @@ class DirectorySteps(Steps):
 
     def __init__(self, run: Storage, remove: Callable[[Iterable[str]], None]) -> None:
         self._run = run
+        self._path: str = run.spec["path"]
         self._remove = remove
         # By step: the identity and the metadata of its checkpoint.
         self._metadata: dict[int, tuple[object, Any]] = {}
+        self._strangers: dict[str, bool] = {}
+        # The directory, so that one that was moved can be told from one that is gone.
+        self._opened: int | None = None
 
     def named(self) -> list[int]:
+        return sorted(int(name) for name in self._names() if is_step(name))
+
+    def _names(self) -> list[str]:
         try:
-            names = os.listdir(self._run.spec["path"])
+            return os.listdir(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(name) for name in names if is_step(name))
+
+    def check_place(self) -> None:
+        if self._opened is not None:
+            was = os.fstat(self._opened)
+            if _is_at(was, self._path):
+                return
+            if was.st_nlink:
+                raise CheckpointError(
+                    f"{self._run.url()!r} is not the directory that this manager began "
+                    "to use: that was moved, with its steps. Nothing was done. Move it "
+                    "back, or make a `CheckpointManager` of the path where it is now."
+                )
+        # None was there yet, or it was deleted: a run begins anew.
+        with contextlib.suppress(OSError):
+            self._opened = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            weakref.finalize(self, os.close, self._opened)
 
     def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
-        named = self.named()
+        self.check_place()
+        names = self._names()
+        named = sorted(int(name) for name in names if is_step(name))
         places = {step: self._step(step) for step in named}
         steps = committed.committed_steps(places, doubtful)
         # Another process may have removed one meanwhile, after saving a newer one.
         vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
         if not vanished:
+            others = {*named} - {*steps} - {*(doubtful or ())}
+            self._strangers = {
+                step_name(step): False
+                for step in others
+                if _has_entries(places[step].url())
+            }
+            for name in filter(is_misspelled_step, names):
+                with contextlib.suppress(OSError):
+                    if committed.is_checkpoint(self._run / f"{name}/"):
+                        self._strangers[name] = True
             return steps
         if doubtful is not None:
             doubtful.clear()
         return self.saved(doubtful)
+
+    def strangers(self) -> dict[str, bool]:
+        return self._strangers
 
     def metadata(self, step: int) -> Any:
         """Read again only if the step was replaced."""
@@ -61,11 +100,10 @@ class DirectorySteps(Steps):
     def sweep(self, *, starting: bool) -> None:
         """On a disk, sweeping once is enough."""
         if starting:
-            _sweep(self._run.spec["path"])
+            _sweep(self._path)
 
     def orphans(self) -> dict[str, int | None]:
-        directory = self._run.spec["path"]
-        stems = [os.path.join(directory, name) for name in _claims(directory)]
+        stems = [os.path.join(self._path, name) for name in _claims(self._path)]
         dead = [f"{stem}.tmp" for stem in stems if _is_dead(stem)]
         return {path: _nbytes(path) for path in dead}
 
@@ -73,7 +111,21 @@ class DirectorySteps(Steps):
         self.sweep(starting=True)
 
     def _step(self, step: int) -> Storage:
-        return self._run / step_name(step)
+        return self._run / f"{step_name(step)}/"
+
+
+def _is_at(was: os.stat_result, path: str) -> bool:
+    try:
+        return os.path.samestat(was, os.stat(path))
+    except OSError:
+        return False
+
+
+def _has_entries(path: str) -> bool:
+    try:
+        return bool(os.listdir(path))
+    except OSError:
+        return False
 
 
 def _claims(directory: str) -> list[str]:

@@ -287,6 +287,18 @@ class Steps(abc.ABC):
         """
 
     @abc.abstractmethod
+    def strangers(self) -> dict[str, bool]:
+        """What looked like a step when `saved` listed it last, and is none.
+
+        By name, whether it is a checkpoint, with a number that is not a step's name,
+        such as `3` or `0000003`. Otherwise, its name is a step's, and it contains
+        something, but no manifest.
+        """
+
+    def check_place(self) -> None:  # noqa: B027
+        """Raise if the run was moved since this process used it first."""
+
+    @abc.abstractmethod
     def metadata(self, step: int) -> Any:
         """The metadata of a step that `saved` listed."""
 
@@ -394,9 +406,15 @@ def check_layout(layout: Layout) -> None:
 
 
 def step_name(step: int) -> str:
-    """The name of a step's location in its run."""
-    return f"{step:06d}/"
+    """The name of a step in its run."""
+    return f"{step:06d}"
 
 
 def is_step(name: str) -> bool:
     return _STEP.fullmatch(name) is not None and int(name) <= MAX_STEP
+
+
+def is_misspelled_step(name: str) -> bool:
+    """Whether a name is the number of a step, and not written as its name is."""
+    is_number = name.isascii() and name.isdigit()
+    return is_number and not is_step(name) and int(name) <= MAX_STEP

@@ -10,7 +10,7 @@ from .._format.screen import in_bytes
 from .._retention import Mode, ranked
 from .._steps import Run
 from .._types import is_real
-from ._guard import status_of
+from ._guard import DAMAGED, status_of
 from ._output import number, say, say_json, Styled, table
 from ._words import in_options
 
@@ -30,9 +30,14 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
             entry["problem"] = in_options(problem)
             status = max(status, status_of(problem))
         found.append(entry)
+    newest = found[-1] if found else None
+    for stranger in run.strangers():
+        entry = _described(stranger.step, stranger.path)
+        found.append(entry | {"problem": in_options(stranger.problem)})
+        status = DAMAGED
     first = _best(found, best, mode) if best else None
     for entry in found:
-        entry["latest"] = entry is found[-1]
+        entry["latest"] = entry is newest
         entry["best"] = entry["step"] == first
     if as_json:
         say_json({"run": run.directory, "steps": found})
@@ -76,15 +81,7 @@ def steps_of(run: Run) -> list[int]:
 def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
     """What there is to say of a step, and why it cannot be read."""
     path = os.fspath(run.path(step))
-    entry: dict[str, Any] = {
-        "step": step,
-        "path": path,
-        "saved": None,
-        "nbytes": None,
-        "leaves": None,
-        "metadata": None,
-        "problem": None,
-    }
+    entry = _described(step, path)
     try:
         if os.path.exists(path):
             entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
@@ -93,6 +90,12 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
         return entry, e
     entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
     return entry | {"metadata": manifest.metadata}, None
+
+
+def _described(step: int, path: str) -> dict[str, Any]:
+    """An entry of which nothing else is known."""
+    unknown = dict.fromkeys(("saved", "nbytes", "leaves", "metadata", "problem"))
+    return {"step": step, "path": path, **unknown}
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

@@ -36,6 +36,12 @@ def verify(path: str, as_json: bool) -> int:
             results.append(result)
             if not as_json:
                 _say_result(result)
+    for stranger in run.strangers() if steps else ():
+        status = DAMAGED
+        problem = in_options(stranger.problem)
+        results.append({"path": stranger.path, "ok": False, "problem": problem})
+        if not as_json:
+            _say_result(results[-1])
     if as_json:
         say_json({"checkpoints": results})
     return status

@@ -291,6 +291,21 @@ def test_distances_in_a_diff(tmp_path, ask, data):
     assert "year: other values: 1 differ, at most 2\n" in text
 
 
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_what_looks_like_a_step_is_named(run, ask, data, command):
+    (run / "000003").rename(run / "3")
+    (run / "000001/zarr.json").unlink()
+    status, text = ask(command, run)
+    assert status == 1
+    assert "step 3 is named '000003'" in text
+    assert "000001' is not a checkpoint: it has no `zarr.json`" in text
+    found = data(command, run)[1]["steps" if command == "ls" else "checkpoints"]
+    names = {entry["path"].split("/")[-1] for entry in found if entry["problem"]}
+    assert names == {"000001", "3"}
+    if command == "ls":
+        assert [entry["step"] for entry in found if entry["latest"]] == [2]
+
+
 def test_verify(run, ask, data):
     assert ask("verify", run)[0] == 0
     assert ask("verify", run / "000002")[0] == 0

@@ -81,7 +81,7 @@ def test_foreign_things_among_the_steps_are_left_alone(run):
     (run / "000600").write_text("a file")
     (run / "000700").mkdir()
     (run / "000700/notes.txt").write_text("mine")
-    for name in ("100", "0000800", "best", ".hidden.tmp", "000300.bak", "٠٠٠٩٠٠"):
+    for name in ("100", "0000080", "best", ".hidden.tmp", "000300.bak", "٠٠٠٩٠٠"):
         shutil.copytree(run / "000100", run / name)
     foreign = {f for f in files_below(run) if not f.startswith(("0001", "0002"))}
     with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
@@ -98,7 +98,7 @@ def test_a_step_without_its_manifest_does_not_vanish_in_silence(run, caplog):
     manager = CheckpointManager(run)
     assert manager.latest() == 200
     assert_same(manager.restore(state(200)), state(200))
-    assert f"{run}/000300 is not a checkpoint" in caplog.text
+    assert f"'{run}/000300' is not a checkpoint" in caplog.text
 
 
 def test_a_step_that_is_saved_meanwhile_is_no_stranger(run, caplog, monkeypatch):

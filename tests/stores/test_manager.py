@@ -501,7 +501,7 @@ def test_foreign_objects_are_left_alone(run: str) -> None:
         "000700/notes.txt": b"mine",
         "000700/@mine/data": b"mine",
         "100/zarr.json": base.read("000100/zarr.json"),
-        "0000800/zarr.json": base.read("000100/zarr.json"),
+        "0000080/zarr.json": base.read("000100/zarr.json"),
         "best/zarr.json": base.read("000100/zarr.json"),
         "000300.bak/zarr.json": base.read("000100/zarr.json"),
         "000900/deeper/zarr.json": base.read("000100/zarr.json"),

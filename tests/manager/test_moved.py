@@ -1,0 +1,114 @@
+"""A run that was moved, renamed or copied by hand."""
+
+import os
+import shutil
+import uuid
+
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointError, CheckpointManager
+from eqx_ckpt._storage.directory import locate
+
+
+def state(step):
+    return {"w": np.full(3, step), "step": step}
+
+
+def saved(run, steps):
+    with CheckpointManager(run) as manager:
+        for step in steps:
+            manager.save(step, state(step))
+    return manager
+
+
+LISTING = {
+    "latest": lambda manager: manager.latest(),
+    "steps": lambda manager: manager.steps(),
+    "best": lambda manager: manager.best("loss"),
+    "restore": lambda manager: manager.restore(state(0)),
+}
+
+
+@pytest.mark.parametrize("name", ["3", "03", "0000003"])
+@pytest.mark.parametrize("call", LISTING)
+@pytest.mark.parametrize("steps", [[3], [2, 3]], ids=str)
+def test_the_newest_step_has_another_name(tmp_path, name, call, steps):
+    run = tmp_path / "run"
+    saved(run, steps)
+    (run / "000003").rename(run / name)
+    with pytest.raises(
+        CheckpointError, match=f"{name}' is a .* step 3 is named '000003'"
+    ):
+        LISTING[call](CheckpointManager(run))
+    (run / name).rename(run / "000003")
+    assert CheckpointManager(run).latest() == 3
+
+
+def test_the_newest_step_of_a_store_has_another_name():
+    run = f"memory://{uuid.uuid4().hex}/run"
+    saved(run, [2])
+    locate(run).write("3/zarr.json", locate(run).read("000002/zarr.json"))
+    for call in LISTING.values():
+        with pytest.raises(CheckpointError, match="step 3 is named '000003'"):
+            call(CheckpointManager(run))
+
+
+def test_an_older_step_has_another_name(tmp_path, caplog):
+    run = tmp_path / "run"
+    saved(run, [1, 2])
+    (run / "000001").rename(run / "1")
+    manager = CheckpointManager(run, keep=eqx_ckpt.keep_last(1))
+    assert manager.latest() == 2
+    assert "step 1 is named '000001'" in caplog.text
+    manager.save(3, state(3)).result()
+    assert sorted(os.listdir(run)) == ["000003", "1"]
+
+
+def test_a_step_that_was_copied_in_part_is_named(tmp_path, caplog):
+    run = tmp_path / "run"
+    saved(run, [1, 2])
+    (run / "000002/zarr.json").unlink()
+    assert CheckpointManager(run).latest() == 1
+    assert "000002' is not a checkpoint: it has no `zarr.json`" in caplog.text
+
+
+def test_a_run_that_was_moved_under_its_manager(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for steps in ([], [1]):
+        saved(old, steps)
+        manager = CheckpointManager(old)
+        manager.save(5, state(5)).result()
+        old.rename(new)
+        for call in (
+            *list(LISTING.values())[:2],
+            lambda m: m.save(6, state(6)).result(),
+        ):
+            with pytest.raises(CheckpointError, match="was moved"):
+                call(manager)
+        assert not old.exists()
+        # Another directory in its place is no better.
+        saved(old, [7])
+        with pytest.raises(CheckpointError, match="was moved"):
+            manager.save(6, state(6))
+        assert CheckpointManager(new).steps() == [*steps, 5]
+        shutil.rmtree(old)
+        new.rename(old)
+        manager.save(6, state(6)).result()
+        manager.close()
+        assert CheckpointManager(old).latest() == 6
+        shutil.rmtree(old)
+
+
+def test_a_run_that_was_deleted_under_its_manager_is_begun_again(tmp_path):
+    run = tmp_path / "run"
+    saved(run, [1])
+    with CheckpointManager(run) as manager:
+        assert manager.latest() == 1
+        shutil.rmtree(run)
+        manager.save(2, state(2)).result()
+        assert manager.steps() == [2]
+        run.rename(tmp_path / "elsewhere")
+        with pytest.raises(CheckpointError, match="was moved"):
+            manager.save(3, state(3))
