@@ -210,6 +210,10 @@ class Run:
         self.check(step)
         self.remove([step])
 
+    def problem(self, step: int) -> str:
+        """Why a step is not whole, or `''`; its data are not read."""
+        return self._steps.problem(step)
+
     def remove(self, steps: Sequence[int]) -> None:
         """Remove steps; none is ever visible in part."""
         self._steps.remove(steps)
@@ -367,6 +371,39 @@ class Candidates(Mapping[int, Any]):
             self.unreadable.add(step)
             return None
 
+    def drop_damaged(self, kept: set[int], saved: int) -> bool:
+        """Drop what is not whole among steps; whether there is such a one.
+
+        Raise if it is the step that was just saved.
+        """
+        dropped = [
+            step for step in self if step in kept and not self._is_whole(step, saved)
+        ]
+        for step in dropped:
+            del self._steps[step]
+        self.unreadable.difference_update(dropped)
+        return bool(dropped)
+
+    def _is_whole(self, step: int, saved: int) -> bool:
+        try:
+            problem = self._run.problem(step)
+        except CheckpointNotFoundError:
+            return False  # Another process has removed it.
+        except OSError as e:
+            if step == saved:
+                raise
+            problem = str(e)
+        if problem and step == saved:
+            raise CorruptCheckpointError(
+                f"{self._run.location(step)} was saved, and is not whole any more: "
+                f"{problem}. No older step was removed; save another step."
+            )
+        if problem:
+            logger.warning(
+                "Step %d was not seen whole, and does not count: %s", step, problem
+            )
+        return not problem
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._steps)
 
@@ -402,9 +439,16 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> lis
 def _steps_to_remove(
     run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
 ) -> list[int]:
+    """The steps that are not kept, if all that are kept have been seen whole.
+
+    A step that is not whole counts for nothing, and stays.
+    """
     steps = Candidates(run, damaged)
-    kept = {saved, max(steps, default=saved)}
-    for function in keep:
-        kept.update(_chosen(function(steps)))
-    kept |= steps.unreadable
-    return [step for step in steps if step not in kept and not run.is_read(step)]
+    while True:
+        kept = {saved, max(steps, default=saved)}
+        for function in keep:
+            kept.update(_chosen(function(steps)))
+        kept |= steps.unreadable
+        removed = [step for step in steps if step not in kept and not run.is_read(step)]
+        if not removed or not steps.drop_damaged(kept, saved):
+            return removed

@@ -11,7 +11,7 @@ from .._format.manifest import MANIFEST
 from .._format.parse import from_bytes
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data
-from .committed import committed_steps, is_checkpoint, read_metadata
+from .committed import committed_steps, is_checkpoint, read_metadata, SeenWhole
 from .key_values import KeyValues
 from .storage import is_misspelled_step, is_step, step_name, Steps
 from .threads import Pool
@@ -31,6 +31,7 @@ class BucketSteps(Steps):
     def __init__(self, run: KeyValues) -> None:
         self._run = run
         self._orphans = OrphanSweeper(run)
+        self._whole = SeenWhole()
         # By step, in the last list of all keys: the attempts, the metadata or what is
         # wrong with them; and by root, what is remembered for the next list.
         self._attempts: dict[int, set[str]] = {}
@@ -113,6 +114,9 @@ class BucketSteps(Steps):
         """Data without a manifest may be those of a living attempt."""
         found = self._strangers
         return {name: True for name in found if is_checkpoint(self._run / f"{name}/")}
+
+    def problem(self, step: int) -> str:
+        return self._whole.problem(self._step(step))
 
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:

@@ -18,7 +18,7 @@ from .._types import Checksums, Report
 from .chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
 from .chunk_codec import Piece, stored
 from .kvstore import open_kvstore
-from .storage import ArrayWrite, Chunks, KvSpec, Storage
+from .storage import ArrayWrite, Chunks, every_chunk, KvSpec, Storage
 
 
 # Many requests at a time, because each has a long latency.
@@ -120,6 +120,17 @@ class ChunkValues(Chunks):
                 yield one, Value(value or Problem(f"{key} is missing"))
             except CorruptCheckpointError as e:
                 yield one, Value(Problem(str(e)))
+
+    def list_keys(self) -> list[str]:
+        """All keys, relative to this location."""
+        return self.place.list_keys()
+
+    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+        """One listing: a request for a chunk would transfer it."""
+        there = {*self.list_keys()}
+        keys = (one.chunk.key for one in every_chunk(leaves))
+        lost = next((key for key in keys if key not in there), "")
+        return f"{lost} is missing" if lost else ""
 
     def read_all(
         self, keys: Sequence[str]

@@ -4,9 +4,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .._errors import CheckpointNotFoundError, CorruptCheckpointError
+from .._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
 from .._format.manifest import MANIFEST
-from .._format.parse import HEAD, HEAD_BYTES, is_foreign, metadata_from_bytes
+from .._format.parse import (
+    from_bytes,
+    HEAD,
+    HEAD_BYTES,
+    is_foreign,
+    metadata_from_bytes,
+)
 from .storage import Storage
 
 
@@ -60,3 +70,39 @@ def is_checkpoint(place: Storage) -> bool:
         return not is_foreign(place.read(MANIFEST) or b"")
     except CorruptCheckpointError:
         return True
+
+
+def problem_of(place: Storage) -> str:
+    """Why the checkpoint at a place is not whole, or `''`.
+
+    It is whole if its manifest is, and if each chunk that this names is there, as long
+    as it was written. No data are read: a changed bit is not seen.
+    """
+    try:
+        manifest = from_bytes(read_committed(place), str(place))
+        chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        return chunks.problem() or chunks.missing(manifest.leaves)
+    except CheckpointNotFoundError:
+        raise
+    except CheckpointError as e:
+        return str(e)
+
+
+class SeenWhole:
+    """Remembers which checkpoints were seen whole since they were committed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, object] = {}
+
+    def problem(self, place: Storage) -> str:
+        """As `problem_of`; of one version, if others replace or remove it meanwhile."""
+        key = str(place)
+        now = place.identity()
+        if now is None or self._seen.get(key) != now:
+            problem = problem_of(place)
+            if place.identity() != now:
+                return self.problem(place)
+            if problem:
+                return problem
+            self._seen[key] = now
+        return ""

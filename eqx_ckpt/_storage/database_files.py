@@ -17,7 +17,7 @@ from .chunk_bytes import ChunkBytes, Problem, Value, Wanted
 from .database import Database
 from .files import fill, open_existing
 from .kvstore import open_kvstore, own_context
-from .storage import Storage
+from .storage import Chunks, Storage
 
 
 # Where a value is, such as `value:p0/:d/6f...e1:0:812`, or a node: its kind, the folder
@@ -45,6 +45,9 @@ class DatabaseFiles(Database):
             entry = entries.get(key, Problem(f"{one.chunk.key} is missing"))
             is_in_file = isinstance(entry, str)
             yield one, _ValueInFile(entry, opened) if is_in_file else Value(entry)
+
+    # What `fetch` gives is a place in a file, which is not read.
+    missing = Chunks.missing
 
 
 class _Tree:

@@ -33,6 +33,7 @@ class DirectorySteps(Steps):
         self._strangers: dict[str, bool] = {}
         # The directory, so that one that was moved can be told from one that is gone.
         self._opened: int | None = None
+        self._whole = committed.SeenWhole()
 
     def named(self) -> list[int]:
         return sorted(int(name) for name in self._names() if is_step(name))
@@ -93,6 +94,9 @@ class DirectorySteps(Steps):
         if step not in self._metadata or self._metadata[step][0] != now:
             self._metadata[step] = now, committed.read_metadata(place)[1]
         return self._metadata[step][1]
+
+    def problem(self, step: int) -> str:
+        return self._whole.problem(self._step(step))
 
     def remove(self, steps: Sequence[int]) -> None:
         self._remove(self._step(step).url() for step in steps)

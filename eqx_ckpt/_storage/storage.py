@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from .._errors import CheckpointError, CorruptCheckpointError
-from .._format.chunks import Region
+from .._format.chunks import Region, whole
 from .._format.lazy import Array
 from .._format.leaves import LeafRecord
 from .._format.manifest import MAX_BYTES
 from .._types import Checksums, Layout, LAYOUTS, Report
-from .chunk_bytes import ChunkBytes, Wanted
+from .chunk_bytes import check_size, ChunkBytes, chunks_of, Wanted
 
 
 KvSpec: TypeAlias = dict[str, Any]
@@ -210,11 +210,32 @@ class Chunks(abc.ABC):
         """Why nothing here may be read, or `''`."""
         return ""
 
+    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+        """What is wrong with the first chunk that is not there in full, or `''`.
+
+        Names and sizes are compared; no data are read.
+        """
+        for one, source in self.fetch(every_chunk(leaves)):
+            try:
+                with source:
+                    check_size(one.chunk, source.nbytes)
+            except CorruptCheckpointError as e:
+                return str(e)
+        return ""
+
     def verify(self) -> None:  # noqa: B027
         """Raise if anything but the chunks is damaged."""
 
     def __str__(self) -> str:
         return str(self.place)
+
+
+def every_chunk(leaves: Mapping[str, LeafRecord]) -> Iterator[Wanted]:
+    """The chunks of all arrays."""
+    for name, record in leaves.items():
+        if record.is_array and 0 not in record.data_shape:
+            for chunk in chunks_of(name, record, whole(record.data_shape)):
+                yield Wanted(chunk, [])
 
 
 class Attempt(contextlib.AbstractContextManager[Any]):
@@ -301,6 +322,14 @@ class Steps(abc.ABC):
     @abc.abstractmethod
     def metadata(self, step: int) -> Any:
         """The metadata of a step that `saved` listed."""
+
+    @abc.abstractmethod
+    def problem(self, step: int) -> str:
+        """Why a step that `saved` listed is not whole, or `''`; see `SeenWhole`.
+
+        Raises `CheckpointNotFoundError` if it is not there any more, and `OSError` if
+        that cannot be seen.
+        """
 
     @abc.abstractmethod
     def remove(self, steps: Sequence[int]) -> None:
