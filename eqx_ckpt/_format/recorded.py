@@ -24,6 +24,7 @@ _FORMAT = "eqx_ckpt recording"
 _VERSION = 1
 _MAX = 2**53
 _MAX_CHUNKS = 2**24
+_MAX_CHAINS = 2**20
 _CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
 _HEX = re.compile(r"[0-9a-f]*\Z")
 _NO_DIGEST = "0" * 64
@@ -34,15 +35,18 @@ _INVALID = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 class Leaf(NamedTuple):
     """A leaf of one sample.
 
+    The chains whose samples are in the same chunks are a band.
+
     **Attributes:**
 
     - `name`: the name of its Zarr array.
     - `record`: its record in one sample of one chain, without chunks.
-    - `rows`: the number of samples in a chunk.
+    - `chains`, `rows`: the numbers of chains and of draws in a chunk.
     """
 
     name: str
     record: LeafRecord
+    chains: int
     rows: int
 
     @property
@@ -51,13 +55,21 @@ class Leaf(NamedTuple):
         return math.prod(self.record.data_shape) * self.record.itemsize
 
     def chunks(self, draws: int) -> int:
-        """The number of chunks of one chain with so many samples."""
+        """The number of chunks of a band whose longest chain has so many draws."""
         return -(-draws // self.rows) if self.row_bytes else 0
+
+    def bands(self, chains: int | None) -> list[range]:
+        """The chains of each band, of so many chains."""
+        count = chains or 1
+        return [
+            range(start, min(start + self.chains, count))
+            for start in range(0, count, self.chains)
+        ]
 
     def array(self, chains: int | None, draws: int) -> LeafRecord:
         """The record of the Zarr array that holds `draws` samples of each chain."""
         lead = (draws,) if chains is None else (chains, draws)
-        chunk = (self.rows,) if chains is None else (1, self.rows)
+        chunk = (self.rows,) if chains is None else (self.chains, self.rows)
         shape = self.record.data_shape
         return self.record._replace(
             shape=(*lead, *self.record.shape),
@@ -65,9 +77,9 @@ class Leaf(NamedTuple):
             chunk_shape=(*chunk, *(max(1, size) for size in shape)),
         )
 
-    def chunk_at(self, chains: int | None, chain: int, number: int) -> tuple[int, ...]:
-        """The index in the array's chunk grid of a chunk of one chain."""
-        lead = (number,) if chains is None else (chain, number)
+    def chunk_at(self, chains: int | None, band: int, number: int) -> tuple[int, ...]:
+        """The index in the array's chunk grid of a chunk of one band."""
+        lead = (number,) if chains is None else (band, number)
         return (*lead, *(0 for _ in self.record.data_shape))
 
 
@@ -101,8 +113,8 @@ class Record:
         `None`.
     - `steps`: the number of steps that `record_scan` has taken.
     - `writer`: a random text for each writer, in storages without locks.
-    - `checksums`: for each leaf and chain, the crc32c at the end of each chunk's file;
-        for a last chunk that is not full, the crc32c of its samples.
+    - `checksums`: for each leaf and band, the crc32c at the end of each chunk's file;
+        for a chunk that is not full, the crc32c of its samples, chain by chain.
     """
 
     leaves: tuple[Leaf, ...]
@@ -119,15 +131,14 @@ class Record:
     def is_committed(self) -> bool:
         return self.commit > 0
 
-    def checksum(self, leaf: Leaf, chain: int, number: int) -> str:
-        """The checksum of one chunk of a chain."""
-        assert self.checksums is not None
-        return self.checksums[leaf.name][chain][_CRC * number : _CRC * (number + 1)]
+    def most(self, band: range) -> int:
+        """The number of draws of the longest chain of a band."""
+        return max(self.draws[band.start : band.stop])
 
-    def checksums_of(self, leaf: Leaf, chain: int, full: int) -> list[str]:
-        """The checksums of the full chunks of a chain."""
-        assert self.checksums is not None
-        return [self.checksums[leaf.name][chain][: _CRC * full]]
+    def checksums_of(self, leaf: Leaf, band: int) -> list[str]:
+        """The checksums of the chunks of a band."""
+        text = (self.checksums or {}).get(leaf.name, {band: ""})[band]
+        return [text[i : i + _CRC] for i in range(0, len(text), _CRC)]
 
     def to_commit(self) -> bytes:
         """The bytes to commit; raise `CheckpointError` if readers would refuse them."""
@@ -147,7 +158,7 @@ class Record:
             "digest": _NO_DIGEST,
             "chains": self.chains,
             "commit": self.commit,
-            "draws": self.draws,
+            "draws": self.draws[0] if len({*self.draws}) == 1 else self.draws,
             "state": self.state,
             "steps": self.steps,
             "writer": self.writer,
@@ -174,7 +185,7 @@ def _leaf_to_json(leaf: Leaf) -> dict[str, Any]:
         "data_shape": record.data_shape,
         "compression": record.compression,
         "path": record.path,
-        "rows": leaf.rows,
+        "chunk": [leaf.chains, leaf.rows],
     }
 
 
@@ -218,15 +229,20 @@ def _corrupt(where: str, problem: str) -> CorruptCheckpointError:
 def _parsed(fields: Any) -> Record:
     chains = fields["chains"]
     if chains is not None:
-        _number(chains, 1)
-    draws = tuple(_number(n) for n in fields["draws"])
+        _require(_number(chains, 1) <= _MAX_CHAINS, f"at most {_MAX_CHAINS} chains")
+    draws = fields["draws"]
+    if type(draws) is list:
+        draws = tuple(_number(n) for n in draws)
+    else:
+        draws = (_number(draws),) * (chains or 1)
     _require(len(draws) == (chains or 1), "draws of other chains")
     state = fields["state"]
     leaves = tuple(_leaf(name, entry) for name, entry in fields["leaves"].items())
     for leaf in leaves:
         check_array(leaf.array(chains, max(draws)))
+        _require(leaf.chains <= len(draws), "chunks of the chains")
         # Readers have a checksum of each in memory.
-        most = len(draws) * leaf.chunks(max(draws))
+        most = len(leaf.bands(chains)) * leaf.chunks(max(draws))
         _require(most <= _MAX_CHUNKS, f"{most} chunks of a leaf that fit in memory")
     record = Record(
         leaves=leaves,
@@ -247,13 +263,13 @@ def _parsed(fields: Any) -> Record:
 
 
 def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...]:
-    chains = tuple(found) if found is not None else ("",) * len(draws)
-    _require(len(chains) == len(draws), "checksums of other chains")
-    for text, count in zip(chains, draws, strict=True):
-        _require(
-            len(text) == _CRC * leaf.chunks(count) and _HEX.match(text), "checksums"
-        )
-    return chains
+    bands = leaf.bands(len(draws))
+    texts = tuple(found) if found is not None else ("",) * len(bands)
+    _require(len(texts) == len(bands), "checksums of other chains")
+    for text, band in zip(texts, bands, strict=True):
+        count = leaf.chunks(max(draws[band.start : band.stop]))
+        _require(len(text) == _CRC * count and _HEX.match(text), "checksums")
+    return texts
 
 
 def _leaf(name: str, entry: Any) -> Leaf:
@@ -285,7 +301,8 @@ def _leaf(name: str, entry: Any) -> Leaf:
         compression=entry["compression"],
         path=path,
     )
-    return Leaf(name, record, _number(entry["rows"], 1))
+    of_chains, rows = (_number(size, 1) for size in entry["chunk"])
+    return Leaf(name, record, of_chains, rows)
 
 
 def _token(token: Any) -> str | int:

@@ -76,6 +76,8 @@ class BucketWriter(SoleWriter):
         return [key for key in self._place.list_keys() if key not in ours]
 
     def read(self, key: str) -> bytes | None:
+        while any(write.key == key for write in self._writing):
+            self._finish()
         found = self._place.read_version(key)
         self._versions[key] = found.version
         return found.value

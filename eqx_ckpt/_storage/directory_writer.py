@@ -73,7 +73,8 @@ class DirectoryWriter(SoleWriter):
         return [n for n in names if n != WRITER_LOCK and not n.endswith(_TEMPORARY)]
 
     def read(self, key: str) -> bytes | None:
-        return read_file(self._root, key)
+        is_replaced = key in self._replaced
+        return read_file(self._root, key + _TEMPORARY if is_replaced else key)
 
     def list(self, folder: str) -> list[str]:
         try:

@@ -13,13 +13,15 @@ from .._format.manifest import Manifest
 from .._format.recorded import FOLDER, from_bytes, Leaf, RECORD, Record
 from .._format.source import RegionRead, Source
 from .._types import Report
+from .chunk_bytes import check_size, CHECKSUM_BYTES, Chunk
+from .chunk_codec import ChunkCodec
 from .chunk_reads import read_chunks
 from .storage import Storage
 
 
 # Host memory for what is read at a time.
 _WINDOW = 64 * 2**20
-# A writer may replace the last chunk of an array while it is read.
+# A writer may replace a chunk that is not full while it is read.
 _TRIES = 10
 
 
@@ -30,6 +32,34 @@ def memory(array: Array) -> memoryview:
 
 def crc(data: memoryview) -> str:
     return crc32.iscsi(data).to_bytes(4, "little").hex()
+
+
+def decoded(leaf: Leaf, key: str, data: bytes) -> Array:
+    """The array `(chain, draw, ...)` of a chunk as it is stored; raise for damage."""
+    record = leaf.array(leaf.chains, leaf.rows)
+    chunk = Chunk(leaf.name, record, 0, (0,) * len(record.data_shape), key)
+    check_size(chunk, len(data))
+    content = memoryview(data)[:-CHECKSUM_BYTES]
+    if crc(content) != data[-CHECKSUM_BYTES:].hex():
+        raise CorruptCheckpointError(f"{key} is damaged: its checksum is another one")
+    array = np.empty(record.data_shape, record.data_type)
+    if record.compression is None:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
+        return array
+    damage: dict[str, str] = {}
+    chunk = chunk._replace(key=f"{leaf.name}/{chunk_key(chunk.at)}")
+    ChunkCodec().decode([(chunk, data, [(whole(array.shape), array)])], damage)
+    if damage:
+        raise CorruptCheckpointError(f"{key} is damaged: {damage[leaf.name]}")
+    return array
+
+
+def recorded_part(chunk: Array, counts: Array) -> Array:
+    """The samples in a chunk of which each chain has so many draws, chain by chain."""
+    counts = counts.clip(0, chunk.shape[1])
+    if (counts == counts[0]).all():
+        return chunk[: len(counts), : counts[0]]
+    return chunk[: len(counts)][np.arange(chunk.shape[1]) < counts[:, None]]
 
 
 def read_record(base: Storage) -> Record | None:
@@ -54,6 +84,7 @@ class Recorded(Source):
         self.record = record
         self._chunks = base.layouts["zarr"](base.arrays(f"{FOLDER}/"))
         self._leaves = {leaf.name: leaf for leaf in record.leaves}
+        self._draws = np.array(record.draws, np.int64)
         self._arrays: dict[str, LeafRecord] = {}
 
     @property
@@ -82,7 +113,7 @@ class Recorded(Source):
         arrays: list[Array] = []
         for _ in range(_TRIES):
             problems.clear()
-            tails: dict[tuple[str, int], str] = {}
+            tails: dict[tuple[str, int, int], str] = {}
             checked = [self._checked(read, tails, problems) for read in reads]
             arrays = read_chunks(self._chunks, checked, problems, report)
             if not problems or not tails:
@@ -93,7 +124,7 @@ class Recorded(Source):
     def _checked(
         self,
         read: RegionRead,
-        tails: dict[tuple[str, int], str],
+        tails: dict[tuple[str, int, int], str],
         damage: dict[str, str],
     ) -> RegionRead:
         """A read, with a checksum for each chunk as it is now.
@@ -106,58 +137,63 @@ class Recorded(Source):
         leaf = self._leaves[read.name]
         array = self._array(leaf)
         axis = 0 if record.chains is None else 1
-        chains = range(1) if axis == 0 else range(*read.region[0].indices(2**62))
+        chains = slice(0, 1) if axis == 0 else read.region[0]
+        draws = read.region[axis]
         found: list[str] | None = None
-        count = -(-max(record.draws) // leaf.rows)
-        for chain in chains if leaf.row_bytes else ():
-            number, rest = divmod(record.draws[chain], leaf.rows)
-            if not rest or read.region[axis].stop <= number * leaf.rows:
-                continue
-            if (leaf.name, chain) not in tails:
-                tails[leaf.name, chain] = self._tail(leaf, chain, damage)
-            found = list(array.crc32c) if found is None else found
-            found[chain * count + number] = tails[leaf.name, chain]
+        count = leaf.chunks(max(record.draws))
+        bands = range(chains.start // leaf.chains, -(-chains.stop // leaf.chains))
+        for band in bands if leaf.row_bytes else ():
+            counts = self._counts(leaf, band)
+            first = max(int(counts.min()), draws.start) // leaf.rows
+            stop = min(leaf.chunks(int(counts.max())), leaf.chunks(draws.stop))
+            for number in range(first, stop):
+                key = (leaf.name, band, number)
+                if key not in tails:
+                    tails[key] = self._tail(leaf, band, number, damage)
+                found = list(array.crc32c) if found is None else found
+                found[band * count + number] = tails[key]
         return read._replace(
             record=array if found is None else array._replace(crc32c=tuple(found))
         )
+
+    def _counts(self, leaf: Leaf, band: int) -> Array:
+        """The number of draws of each chain of a band."""
+        return self._draws[band * leaf.chains : (band + 1) * leaf.chains]
 
     def _array(self, leaf: Leaf) -> LeafRecord:
         """The record of a leaf's array, with the checksums that the recording has."""
         record = self.record
         if leaf.name not in self._arrays:
             total = max(record.draws)
-            checksums = tuple(
-                record.checksum(leaf, chain, number)
-                for chain in range(len(record.draws))
-                for number in range(leaf.chunks(total))
-            )
+            checksums: list[str] = []
+            for band, _ in enumerate(leaf.bands(record.chains)):
+                own = record.checksums_of(leaf, band)
+                checksums += [*own, *[""] * (leaf.chunks(total) - len(own))]
             array = leaf.array(record.chains, total)
-            self._arrays[leaf.name] = array._replace(crc32c=checksums)
+            self._arrays[leaf.name] = array._replace(crc32c=tuple(checksums))
         return self._arrays[leaf.name]
 
-    def _tail(self, leaf: Leaf, chain: int, damage: dict[str, str]) -> str:
+    def _tail(self, leaf: Leaf, band: int, number: int, damage: dict[str, str]) -> str:
         """The checksum of a chunk that is not full, whose committed samples are whole.
 
         What is wrong with them goes into `damage`.
         """
-        record, array = self.record, self._array(leaf)
-        number, rest = divmod(record.draws[chain], leaf.rows)
-        key = chunk_key(leaf.chunk_at(record.chains, chain, number))
-        data = self.base.read(f"{FOLDER}/{leaf.name}/{key}")
+        index = leaf.chunk_at(self.record.chains, band, number)
+        key = f"{leaf.name}/{chunk_key(index)}"
+        data = self.base.read(f"{FOLDER}/{key}")
         if data is None:
-            damage[leaf.name] = f"{leaf.name}/{key} is missing"
+            damage[leaf.name] = f"{key} is missing"
             return ""
-        checksums = list(array.crc32c)
-        checksum = data[-4:].hex()
-        checksums[chain * -(-max(record.draws) // leaf.rows) + number] = checksum
-        draws = range(number * leaf.rows, number * leaf.rows + rest)
-        region = self._region(leaf, range(chain, chain + 1), draws)
-        read = RegionRead(leaf.name, array._replace(crc32c=tuple(checksums)), region)
-        (rows,) = read_chunks(self._chunks, [read], damage)
-        expected = record.checksum(leaf, chain, number)
-        if leaf.name not in damage and crc(memory(rows)) != expected:
-            damage[leaf.name] = f"{leaf.name}/{key} does not begin with what was saved"
-        return checksum
+        try:
+            chunk = decoded(leaf, key, data)
+        except CorruptCheckpointError as e:
+            damage[leaf.name] = str(e)
+            return ""
+        rows = recorded_part(chunk, self._counts(leaf, band) - number * leaf.rows)
+        position = band * leaf.chunks(max(self.record.draws)) + number
+        if crc(memory(rows)) != self._array(leaf).crc32c[position]:
+            damage[leaf.name] = f"{key} does not begin with what was saved"
+        return data[-CHECKSUM_BYTES:].hex()
 
     def samples(self, leaf: Leaf, chains: range, draws: range) -> Array:
         """Samples as they are stored: an array `(chain, draw, ...)`, or `(draw, ...)`.
@@ -174,6 +210,18 @@ class Recorded(Source):
             found = self._thinned(leaf, chains, draws, damage)
         self._raise(damage)
         return found
+
+    def samples_of_each(self, leaf: Leaf, chains: range) -> Iterator[Array]:
+        """The samples of some chains, one after another, as they are stored."""
+        for band in leaf.bands(self.record.chains):
+            some = range(max(chains.start, band.start), min(chains.stop, band.stop))
+            if not some:
+                continue
+            counts = self._draws[some.start : some.stop]
+            most = int(counts.max())
+            rows = self.samples(leaf, some, range(most))
+            rows = rows.reshape(len(some), most, *leaf.record.data_shape)
+            yield from (one[:count] for one, count in zip(rows, counts, strict=True))
 
     def _thinned(
         self, leaf: Leaf, chains: range, draws: range, damage: dict[str, str]
@@ -217,15 +265,16 @@ class Recorded(Source):
         """Read what only some of the chains have, or what is after `start`."""
         start = min(self.record.draws) if start is None else start
         for leaf in self.record.leaves:
-            for chain, draws in enumerate(self.record.draws):
-                if leaf.row_bytes and start < draws and leaf.name not in damage:
-                    self._verify(leaf, chain, range(start, draws), damage)
+            for band in leaf.bands(self.record.chains):
+                most = self.record.most(band)
+                if leaf.row_bytes and start < most and leaf.name not in damage:
+                    self._verify(leaf, band, range(start, most), damage)
 
     def _verify(
-        self, leaf: Leaf, chain: int, draws: range, damage: dict[str, str]
+        self, leaf: Leaf, chains: range, draws: range, damage: dict[str, str]
     ) -> None:
         array = self._array(leaf)
-        region = self._region(leaf, range(chain, chain + 1), draws)
+        region = self._region(leaf, chains, draws)
         pieces = blocks(region, array.chunk_shape, array.itemsize)
         reads = (RegionRead(leaf.name, array, piece) for piece in pieces)
         for window in batches(reads, lambda read: read.nbytes, _WINDOW):

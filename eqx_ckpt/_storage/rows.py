@@ -1,5 +1,6 @@
 """Reading rows of arrays: of a checkpoint, or of other programs' Zarr arrays."""
 
+import bisect
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ class SampleRows:
             )
             for leaf in self._leaves
         }
-        self.chunk = max((leaf.rows for leaf in self._leaves), default=1)
+        sizes = [leaf.chains * leaf.rows for leaf in self._leaves]
+        self.chunk = max(sizes, default=1)
 
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         return {
@@ -81,13 +83,21 @@ class SampleRows:
         }
 
     def _rows(self, leaf: Leaf, start: int, stop: int) -> np.ndarray:
-        parts: list[np.ndarray] = []
-        for chain, (first, end) in enumerate(itertools.pairwise(self._starts)):
-            draws = range(max(start, first) - first, min(stop, end) - first)
-            if draws:
-                chains = range(chain, chain + 1)
-                found = self._recorded.samples(leaf, chains, draws)
-                parts.append(found.reshape(len(draws), *leaf.record.data_shape))
+        starts, parts = self._starts, []
+        while start < stop:
+            chain = bisect.bisect_right(starts, start) - 1
+            # Whole chains are read together, because they are in the same chunks.
+            end = bisect.bisect_right(starts, stop) - 1
+            if starts[chain] == start and end > chain + 1:
+                each = self._recorded.samples_of_each(leaf, range(chain, end))
+                parts += each
+                start = starts[end]
+                continue
+            end = min(stop, starts[chain + 1])
+            draws = range(start - starts[chain], end - starts[chain])
+            found = self._recorded.samples(leaf, range(chain, chain + 1), draws)
+            parts.append(found.reshape(len(draws), *leaf.record.data_shape))
+            start = end
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

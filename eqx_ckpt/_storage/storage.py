@@ -376,7 +376,7 @@ class SoleWriter(abc.ABC):
 
     @abc.abstractmethod
     def read(self, key: str) -> bytes | None:
-        """The value of a key that will be committed."""
+        """The last value of a key that was committed, or written since."""
 
     @abc.abstractmethod
     def list(self, folder: str) -> list[str]:

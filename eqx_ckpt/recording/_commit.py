@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
 from .._format.recorded import Record, STATES
@@ -16,24 +16,37 @@ from .._types import PathLike
 logger = logging.getLogger("eqx_ckpt")
 
 
+class Settled(NamedTuple):
+    """What a process has written since the last commit.
+
+    **Attributes:**
+
+    - `draws`: the chains that have grown, each with its number of draws.
+    - `checksums`: for each leaf, the bands that have grown, each with its checksums.
+    """
+
+    draws: Sequence[tuple[int, int]]
+    checksums: Sequence[Sequence[tuple[int, str]]]
+
+
 def merged(record: Record, parts: Sequence[Any], steps: int, where: str) -> Record:
-    """Merge the draws and checksums of all processes into the next record."""
+    """Merge what all processes have settled into the next record."""
+    settled = [Settled(*part) for part in parts]
     draws = [*record.draws]
     checksums = {
-        leaf.name: [*(record.checksums or {}).get(leaf.name, [""] * len(draws))]
+        leaf.name: [
+            *(record.checksums or {}).get(
+                leaf.name, [""] * len(leaf.bands(record.chains))
+            )
+        ]
         for leaf in record.leaves
     }
-    changed = [chain for part in parts for chain, _, _ in part]
-    if len({*changed}) < len(changed):
-        raise CheckpointError(
-            f"Two processes have recorded the same chain of {where}. Pass arrays that "
-            "are sharded over the chains. Nothing was committed."
-        )
-    for part in parts:
-        for chain, taken, texts in part:
-            draws[chain] = taken
-            for leaf, text in zip(record.leaves, texts, strict=True):
-                checksums[leaf.name][chain] = text
+    for chain, taken in _once([pair for one in settled for pair in one.draws], where):
+        draws[chain] = taken
+    for i, leaf in enumerate(record.leaves):
+        grown = [pair for one in settled for pair in one.checksums[i]]
+        for band, text in _once(grown, where):
+            checksums[leaf.name][band] = text
     return dataclasses.replace(
         record,
         commit=record.commit + 1,
@@ -42,6 +55,16 @@ def merged(record: Record, parts: Sequence[Any], steps: int, where: str) -> Reco
         steps=record.steps + steps,
         checksums={name: tuple(texts) for name, texts in checksums.items()},
     )
+
+
+def _once(pairs: Sequence[Any], where: str) -> Sequence[Any]:
+    """Raise if two processes have settled the same."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise CheckpointError(
+            f"Two processes have recorded the same chains of {where}. Pass arrays that "
+            "are sharded over the chains. Nothing was committed."
+        )
+    return pairs
 
 
 def explained(

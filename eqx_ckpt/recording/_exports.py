@@ -2,13 +2,14 @@
 
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._errors import CheckpointError
+from .._format.chunks import batches, blocks, whole
 from .._format.dtypes import is_numpys
 from .._format.leaves import dtype_from_tag, from_stored
 from .._format.recorded import dimension_names, Leaf, Record
@@ -35,7 +36,10 @@ def plain_samples(
     recorded: Recorded, leaf: Leaf, chains: range, draws: range
 ) -> np.ndarray:
     """Samples of a leaf, in its `plain_dtype`."""
-    stored = recorded.samples(leaf, chains, draws)
+    return _plain(recorded.samples(leaf, chains, draws), leaf)
+
+
+def _plain(stored: np.ndarray, leaf: Leaf) -> np.ndarray:
     if leaf.record.kind == "key":
         return stored
     return np.asarray(from_stored(stored, leaf.record)).astype(
@@ -61,9 +65,9 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
     folder = local_path(directory)
     paths = [f"{folder}/chain_{chain}.npz" for chain in range(len(record.draws))]
     with NewFiles(paths, NPZ, overwrite=overwrite) as new:
-        for chain, draws in enumerate(record.draws):
+        for parts in _chain_by_chain(recorded):
             with new.next() as f, zipfile.ZipFile(f, "w") as archive:
-                for leaf in record.leaves:
+                for leaf, (draws, rows) in zip(record.leaves, parts, strict=True):
                     name = f"{leaf.name}.npy"
                     with archive.open(name, "w", force_zip64=True) as member:
                         header = {
@@ -72,9 +76,33 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
                             "shape": (draws, *leaf.record.data_shape),
                         }
                         np.lib.format.write_array_header_2_0(member, header)
-                        for _, rows in _parts(recorded, leaf, chain):
-                            member.write(memory(rows))
+                        for some in rows:
+                            member.write(memory(some))
     return [Path(path) for path in new.paths]
+
+
+def _chain_by_chain(
+    recorded: Recorded,
+) -> Iterator[list[tuple[int, Iterable[np.ndarray]]]]:
+    """For each chain, the number of its draws and their parts, of each leaf.
+
+    Many short chains are read together, because they are in the same chunks.
+    """
+    record = recorded.record
+    nbytes = sum(leaf.row_bytes for leaf in record.leaves)
+    chains = zip(range(len(record.draws)), record.draws, strict=True)
+    for some in batches(chains, lambda chain: chain[1] * nbytes, _WINDOW):
+        first, draws = some[0]
+        if len(some) == 1:
+            yield [(draws, _parts(recorded, leaf, first)) for leaf in record.leaves]
+            continue
+        together = range(first, first + len(some))
+        arrays = [recorded.samples_of_each(leaf, together) for leaf in record.leaves]
+        for parts in zip(*[[*one] for one in arrays], strict=True):
+            yield [
+                (len(rows), [_plain(rows, leaf)])
+                for leaf, rows in zip(record.leaves, parts, strict=True)
+            ]
 
 
 def _differs(path: str) -> str:
@@ -118,23 +146,29 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
             dataset: Any = file.create_dataset(leaf.name, shape, plain_dtype(leaf))
             for axis, label in enumerate(dimension_names(leaf, record.chains)):
                 dataset.dims[axis].label = label
-            for chain in range(len(record.draws)):
-                for some, rows in _parts(recorded, leaf, chain):
-                    at = slice(some.start, some.stop)
-                    dataset[at if record.chains is None else (chain, at)] = rows
+            array = leaf.array(record.chains, draws)
+            region = whole(shape)
+            for at in blocks(region, array.chunk_shape, array.itemsize):
+                chains = range(1) if record.chains is None else _range(at[0])
+                some = _range(at[len(lead) - 1])
+                dataset[at] = plain_samples(recorded, leaf, chains, some)[
+                    (slice(None),) * len(lead) + at[len(lead) :]
+                ]
     return Path(new.paths[0])
 
 
-def _parts(
-    recorded: Recorded, leaf: Leaf, chain: int
-) -> Iterator[tuple[range, np.ndarray]]:
-    """Split the draws of a chain into ranges of whole chunks that fit into memory."""
+def _range(span: slice) -> range:
+    return range(span.start, span.stop)
+
+
+def _parts(recorded: Recorded, leaf: Leaf, chain: int) -> Iterator[np.ndarray]:
+    """The draws of a chain, in parts of whole chunks that fit into memory."""
     draws = recorded.record.draws[chain]
     size = max(1, _WINDOW // max(1, leaf.rows * leaf.row_bytes)) * leaf.rows
     for start in range(0, draws, size):
         some = range(start, min(start + size, draws))
         rows = plain_samples(recorded, leaf, range(chain, chain + 1), some)
-        yield some, rows.reshape(len(some), *leaf.record.data_shape)
+        yield rows.reshape(len(some), *leaf.record.data_shape)
 
 
 def _check_dtypes(leaves: Sequence[Leaf], format: str, fits: Any) -> None:

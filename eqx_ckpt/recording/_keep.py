@@ -1,6 +1,5 @@
 """Select the draws of a block that are recorded."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,47 +7,40 @@ import numpy as np
 
 
 def kept_of(
-    keep: np.ndarray | None, taken: Sequence[int], draws: int, most: int | None
-) -> tuple[list[Any], set[int]]:
-    """Select the draws to record from each chain, and list the chains that are full.
+    keep: np.ndarray | None, taken: np.ndarray, draws: int, most: int | None
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Which draws of a block to record, and which chains have no room for all of them.
 
-    `taken` is the number of draws that each chain has already; `most` is the limit.
+    `taken` is the number of draws that each chain has already; `most` is the limit. All
+    draws are recorded if the first result is `None`; else it is `bool[chain, draw]`.
     """
-    kept: list[Any] = []
-    full: set[int] = set()
-    for chain, mask in enumerate(_masks(keep, len(taken), draws)):
-        some = slice(0, draws) if mask is None else np.flatnonzero(mask)
-        if most is not None and taken[chain] + count(some, draws) > most:
-            full.add(chain)
-            left = int(max(0, most - taken[chain]))
-            some = slice(0, left) if isinstance(some, slice) else some[:left]
-        kept.append(some)
-    return kept, full
+    shape = (len(taken), draws)
+    if keep is not None:
+        check_keep(keep, (draws,), shape)
+        keep = np.broadcast_to(keep, shape)
+    if most is None:
+        return keep, np.zeros(len(taken), bool)
+    wanted = taken + counts_of(keep, draws)
+    full = wanted > most
+    if not full.any():
+        return keep, full
+    keep = np.ones(shape, bool) if keep is None else keep
+    return keep & (keep.cumsum(1) <= (most - taken)[:, None]), full
 
 
-def fitting(
-    keep: np.ndarray | None, taken: Sequence[int], draws: int, most: int
-) -> int:
+def fitting(keep: np.ndarray | None, taken: np.ndarray, draws: int, most: int) -> int:
     """The number of draws of a block before the first one that has no room."""
-    fits = draws
-    for chain, mask in enumerate(_masks(keep, len(taken), draws)):
-        kept = np.arange(draws) if mask is None else np.flatnonzero(mask)
-        left = max(0, most - taken[chain])
-        if left < len(kept):
-            fits = min(fits, int(kept[left]))
-    return fits
+    kept, full = kept_of(keep, taken, draws, most)
+    if kept is None or not full.any():
+        return draws
+    keep = np.ones(draws, bool) if keep is None else keep
+    refused = np.broadcast_to(keep, kept.shape) & ~kept
+    return int(refused.any(0).argmax())
 
 
-def count(some: Any, draws: int) -> int:
-    return len(range(draws)[some]) if isinstance(some, slice) else len(some)
-
-
-def _masks(keep: np.ndarray | None, chains: int, draws: int) -> list[Any]:
-    """The mask of each chain; `None` keeps all of its draws."""
-    if keep is None:
-        return [None] * chains
-    check_keep(keep, (draws,), (chains, draws))
-    return list(np.broadcast_to(keep, (chains, draws)))
+def counts_of(kept: np.ndarray | None, draws: int) -> Any:
+    """The number of draws that are kept of each chain."""
+    return draws if kept is None else kept.sum(1)
 
 
 def check_keep(keep: Any, one: tuple[int, ...], each: tuple[int, ...]) -> None:

@@ -23,12 +23,12 @@ from .._format.recorded import Leaf, Record
 from .._tree.compression import Compression
 
 
-# Small, because each commit rewrites the last chunk of every array.
+# Of the last chunks of all chains. Each commit rewrites them, and each takes as much of
+# the disk as a full one.
 _CHUNK_BYTES = 2**20
-_MIN_CHUNK_BYTES = 2**16
-# The limit for the last chunks of all chains together.
-_COMMIT_BYTES = 2**25
 _MAX_ROWS = 2**14
+# One chain can be read without the others, up to so many; then in so many bands.
+_BANDS = 16
 
 
 def leaves_of(
@@ -38,10 +38,6 @@ def leaves_of(
     chunk_bytes: int | None,
 ) -> list[Leaf]:
     """The leaves of `like`, in order; raise one error that lists every problem."""
-    target = chunk_bytes
-    if target is None:
-        target = max(_MIN_CHUNK_BYTES, _COMMIT_BYTES // (chains or 1))
-        target = min(_CHUNK_BYTES, target)
     paths = list(key_paths(like))
     named = [(path, encode(typed(path))) for path, _ in paths]
     check_distinct(named)
@@ -56,11 +52,7 @@ def leaves_of(
             if codec not in (None, *COMPRESSIONS):
                 raise CannotSave(f"cannot be compressed by {codec!r}; pass 'zstd'")
             record = record._replace(compression=codec)
-            leaf = Leaf(name, record, 1)
-            # A chunk size that the user passes applies to scalars too.
-            most = _MAX_ROWS if chunk_bytes is None else target
-            rows = max(1, min(target // max(1, leaf.row_bytes), most))
-            leaf = leaf._replace(rows=rows)
+            leaf = _chunked(Leaf(name, record, 1, 1), chains or 1, chunk_bytes)
             check_array(leaf.array(chains, 1))
             found.append(leaf)
         except CannotSave as e:
@@ -72,6 +64,22 @@ def leaves_of(
             + ("\n".join(problems) or "- It has no leaves.")
         )
     return found
+
+
+def _chunked(leaf: Leaf, chains: int, chunk_bytes: int | None) -> Leaf:
+    """Choose the chunks of a leaf: how many chains, and how many draws."""
+    row, most = max(1, leaf.row_bytes), chunk_bytes
+    bands = min(chains, _BANDS)
+    if most is None:
+        most = _CHUNK_BYTES // bands
+    rows = max(1, most * bands // (row * chains))
+    if chunk_bytes is None:
+        # A chunk size that the user passes applies to scalars too.
+        rows = min(rows, _MAX_ROWS)
+    size = max(1, min(-(-chains // bands), most // (row * rows)))
+    # If bands are equal, processes with equally many chains have bands of their own.
+    equal = max(n for n in range(1, size + 1) if chains % n == 0)
+    return leaf._replace(chains=equal if 2 * equal > size else size, rows=rows)
 
 
 def _record(example: Any) -> LeafRecord:
@@ -219,7 +227,10 @@ def _difference(
 
 
 def rows_of(array: Any, leaf: Leaf, chains: int | None) -> Iterator[tuple[int, Any]]:
-    """Copy an array of samples to the host, as the rows of each chain."""
+    """Copy an array of samples to the host, in parts `(chain, draw, ...)`.
+
+    With each part comes the number of its first chain.
+    """
     record = leaf.record
     if record.kind == "key":
         array = jax.random.key_data(array)
@@ -229,10 +240,7 @@ def rows_of(array: Any, leaf: Leaf, chains: int | None) -> Iterator[tuple[int, A
             host = to_stored(np.array(host), record._replace(kind="numpy"))
         else:
             host = to_stored(host, record)
-        if chains is None:
-            yield 0, host
-            continue
-        yield from ((first + i, host[i]) for i in range(len(host)))
+        yield first, host if chains is not None else host[None]
 
 
 def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
@@ -243,47 +251,6 @@ def to_stored(host: np.ndarray, record: LeafRecord) -> np.ndarray:
         # TensorStore would write a byte other than 0 and 1, but refuse to read it.
         host = np.asarray(host.view(np.uint8) != 0)
     return host.view(record.data_type)
-
-
-def chains_here(
-    arrays: Sequence[Any], chains: int | None, *, is_first: bool
-) -> set[int]:
-    """The chains that this process of a job writes.
-
-    The first process writes the arrays that are not global, as in a save.
-    """
-    found: set[int] | None = None
-    for array in arrays:
-        if not _is_spread(array):
-            continue
-        shard = array.sharding.shard_shape(array.shape)
-        if chains is None or shard[1:] != array.shape[1:]:
-            raise LeafMismatchError(
-                f"An array of samples {array.shape} is sharded over several processes "
-                f"into parts of {shard}. Shard only its first axis, that of `chains`."
-            )
-        here = {
-            (part.index[0].start or 0) + i
-            for part in array.addressable_shards
-            if part.replica_id == 0
-            for i in range(shard[0])
-        }
-        if found not in (None, here):
-            raise LeafMismatchError(
-                "The leaves of the samples are not sharded over the same chains: this "
-                f"process has {sorted(here)} of one, and {sorted(found or ())} of "
-                "another one. None of them was recorded."
-            )
-        found = here
-    if found is None:
-        return set(range(chains or 1)) if is_first else set()
-    return found
-
-
-def _is_spread(array: Any) -> bool:
-    """Whether an array is spread over several processes."""
-    is_global = isinstance(array, jax.Array) and not array.is_fully_addressable
-    return is_global and not array.is_fully_replicated
 
 
 def _parts(array: Any, chains: int | None) -> Iterator[tuple[int, np.ndarray]]:

@@ -14,12 +14,13 @@ from .._errors import CheckpointError
 from .._format.recorded import Leaf, Record
 from .._save import tree_serialise_leaves
 from .._types import PathLike
-from ._columns import Column
-from ._commit import explained, logger, merged
-from ._keep import count, fitting, kept_of, on_host
-from ._leaves import Block, chains_here, rows_of, to_stored
+from ._columns import append, Column
+from ._commit import explained, logger, merged, Settled
+from ._keep import counts_of, fitting, kept_of, on_host
+from ._leaves import Block, rows_of, to_stored
 from ._place import Place
 from ._receiver import Taker
+from ._spread import chains_here, of_these, with_whole_bands
 from ._writer import Writer
 
 
@@ -28,11 +29,12 @@ PENDING_BYTES = 256 * 2**20
 
 
 class _Rows(NamedTuple):
-    """Samples of one leaf and chain to be written: the rows that `kept` selects."""
+    """Samples to be written, of one leaf and of adjacent chains; see `append`."""
 
-    column: Column
+    columns: Sequence[Column]
+    first: int
     rows: np.ndarray
-    kept: np.ndarray | slice
+    kept: np.ndarray | None
 
 
 class Log(Taker):
@@ -64,7 +66,7 @@ class Log(Taker):
         self.team = self._place.team
         self._taken = np.array(self.record.draws, np.int64)
         # The chains that other processes have recorded since this log began.
-        self._elsewhere: set[int] = set()
+        self._elsewhere = np.zeros(len(self._taken), bool)
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Otherwise a sampler that starts afresh would append to the samples of an old
         # state.
@@ -81,47 +83,55 @@ class Log(Taker):
     def extend(self, block: Block, keep: Any = None) -> None:
         """Queue samples, for the writer thread to write."""
         self.check()
+        if not self.team.is_alone:
+            block, keep = with_whole_bands(self.record, block, keep)
         here = self._chains_here(block)
         # Without the lock: a running program may have to send samples before it can
         # return these.
         keep = on_host(keep)
         found = [
-            [pair for pair in rows_of(array, leaf, self.record.chains)]
+            [*rows_of(array, leaf, self.record.chains)]
             for leaf, array in zip(self.record.leaves, block.arrays, strict=True)
         ]
         with self.lock:
             self.check()
-            kept, full = kept_of(
-                keep, self._taken.tolist(), block.draws, self._max_samples
-            )
+            kept, full = kept_of(keep, self._taken, block.draws, self._max_samples)
             self._queue(
                 [
-                    _Rows(columns[chain], rows, kept[chain])
-                    for columns, pairs in zip(self._place.columns, found, strict=True)
-                    for chain, rows in pairs
-                    if chain in here
+                    self._rows(columns, start, rows, kept)
+                    for columns, parts in zip(self._place.columns, found, strict=True)
+                    for first, part in parts
+                    for start, rows in of_these(here, first, part)
                 ]
             )
-            for chain in here:
-                self._taken[chain] += count(kept[chain], block.draws)
-            if full & here:
+            self._taken += np.where(here, counts_of(kept, block.draws), 0)
+            if (full & here).any():
                 self._overflow()
             self.check()
 
-    def _queue(self, job: list[_Rows]) -> None:
-        self._writer.put(job, sum(rows.nbytes for _, rows, _ in job))
+    def _rows(
+        self,
+        columns: Sequence[Column],
+        first: int,
+        rows: np.ndarray,
+        kept: np.ndarray | None,
+    ) -> _Rows:
+        some = None if kept is None else kept[first : first + len(rows)]
+        return _Rows(columns, first, rows, some)
 
-    def _chains_here(self, block: Block) -> set[int]:
-        """The chains that this process writes."""
+    def _queue(self, job: list[_Rows]) -> None:
+        self._writer.put(job, sum(one.rows.nbytes for one in job))
+
+    def _chains_here(self, block: Block) -> np.ndarray:
+        """Which chains this process writes, as bools."""
         if self.team.is_alone:
-            return set(range(len(self._taken)))
-        here = chains_here(
-            block.arrays, self.record.chains, is_first=self.team.is_first
-        )
-        if moved := here & self._elsewhere:
+            return np.ones(len(self._taken), bool)
+        here = chains_here(block.arrays, self.record.chains)
+        if (moved := here & self._elsewhere).any():
             raise CheckpointError(
-                f"The chains {sorted(moved)} were recorded by another process before. "
-                "Keep each of them in one process until the recording is closed."
+                f"The chains {np.flatnonzero(moved).tolist()} were recorded by another "
+                "process before. Keep each of them in one process until the recording "
+                "is closed."
             )
         return here
 
@@ -132,7 +142,7 @@ class Log(Taker):
         most = self._max_samples
         if most is None:
             return draws
-        here = fitting(keep, self._taken.tolist(), draws, most)
+        here = fitting(keep, self._taken, draws, most)
         return min(self.team.gather("room", lambda: here))
 
     def _wait_for(self, state: PyTree = None) -> None:
@@ -155,10 +165,14 @@ class Log(Taker):
                 return False
             most = self._max_samples
             taken = count if most is None else int(most - self._taken[chain])
-            some = slice(0, min(taken, count))
             self._queue(
                 [
-                    _Rows(columns[chain], to_stored(array, leaf.record), some)
+                    _Rows(
+                        columns,
+                        chain,
+                        to_stored(array[: max(0, taken)], leaf.record)[None],
+                        None,
+                    )
                     for leaf, columns, array in zip(
                         self.record.leaves, self._place.columns, arrays, strict=True
                     )
@@ -185,9 +199,9 @@ class Log(Taker):
         )
 
     def _write(self, job: Sequence[_Rows]) -> None:
-        for column, rows, kept in job:
-            self._leaf = column.leaf.name
-            column.append(rows[kept])
+        for columns, first, rows, kept in job:
+            self._leaf = columns[0].leaf.name
+            append(columns, first, rows, kept)
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
         """Commit the samples so far together with the state."""
@@ -225,29 +239,33 @@ class Log(Taker):
                 "a state."
             )
 
-    def _settled(self, ready: Callable[[], None]) -> list[Any]:
-        """Write the last chunks; return draws and checksums of changed chains."""
+    def _settled(self, ready: Callable[[], None]) -> Settled:
+        """Write the chunks that are not full, too; return what has changed."""
         ready()
         self._writer.drain()
         self._raise_failure()
-        settled: list[Any] = []
+        taken = self._taken
+        grown = np.flatnonzero(taken != self.record.draws)
+        checksums: list[list[tuple[int, str]]] = []
         with self._fatal():
-            for chain, taken in enumerate(self._taken.tolist()):
-                if taken == self.record.draws[chain]:
-                    continue
-                checksums: list[str] = []
-                for columns in self._place.columns:
-                    self._leaf = columns[chain].leaf.name
-                    checksums.append(columns[chain].settle())
-                settled.append([chain, taken, checksums])
+            for columns in self._place.columns:
+                self._leaf = columns[0].leaf.name
+                checksums.append(
+                    [
+                        (band, column.settle())
+                        for band, column in enumerate(columns)
+                        if column.has_changed
+                    ]
+                )
             self._leaf = ""
             self._place.files.flush()
-        return settled
+        draws = zip(grown.tolist(), taken[grown].tolist(), strict=True)
+        return Settled([*draws], checksums)
 
     def _committed(self) -> None:
         """Continue from a record that has just been committed."""
         draws = np.array(self.record.draws, np.int64)
-        self._elsewhere.update(np.flatnonzero(draws != self._taken).tolist())
+        self._elsewhere |= draws != self._taken
         self._taken = draws
         self.must_resume = False
 

@@ -12,7 +12,6 @@ from .._errors import (
 from .._format.recorded import from_bytes, Leaf, RECORD, Record
 from .._steps import Run
 from .._storage.directory import locate
-from .._storage.recorded import Recorded
 from .._types import PathLike
 from ._columns import Column, columns_of, is_complete, make_groups, show, trim
 from ._commit import below, warned
@@ -29,7 +28,7 @@ class Place:
     - `where`: its path, for messages.
     - `team`: the processes that write.
     - `record`: the last committed record.
-    - `columns`: for each leaf and chain, what continues after that commit.
+    - `columns`: for each leaf and band of chains, what continues after that commit.
     """
 
     def __init__(
@@ -111,19 +110,10 @@ class Place:
         return data
 
     def _go_on(self) -> list[list[Column]]:
-        record = self.record
-        recorded = Recorded(self.base, record)
-        columns = columns_of(self.files, record)
-        for leaf, chains in zip(record.leaves, columns, strict=True):
-            for chain, column in enumerate(chains):
-                full, rest = divmod(record.draws[chain], leaf.rows)
-                if leaf.row_bytes and (full or rest):
-                    rows = None
-                    if rest:
-                        some = range(full * leaf.rows, record.draws[chain])
-                        found = recorded.samples(leaf, range(chain, chain + 1), some)
-                        rows = found if record.chains is None else found[0]
-                    column.go_on(record.checksums_of(leaf, chain, full), rows)
+        columns = columns_of(self.files, self.record)
+        for of_leaf in columns:
+            for column in of_leaf:
+                column.check()
         return columns
 
     def state_path(self) -> PathLike:

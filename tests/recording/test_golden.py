@@ -10,22 +10,23 @@ import eqx_ckpt
 from helpers import assert_same
 
 
-# Two chains of six draws, zstd, saved once and never saved again.
+# Chains of six draws, and one of five, zstd; saved once and never saved again.
 GOLDEN = Path(__file__).parents[1] / "data" / "v1-recording"
 
 
 def test_the_golden_recording_is_read():
     samples = eqx_ckpt.Recording.open(GOLDEN)
     samples.verify()
-    assert (samples.chains, samples.committed) == (2, 6)
+    assert samples.chains == 32
+    assert list(samples.committed) == [6] * 31 + [5]
     assert samples.metadata == {"sampler": "golden"}
-    draws = np.arange(6, dtype=np.int32)
-    read = samples.read()
-    theta = np.stack([draws, -draws]).astype(np.float32) / 2
-    np.testing.assert_array_equal(read["theta"], np.stack([theta, theta], -1))
-    np.testing.assert_array_equal(read["n"], np.stack([draws, 100 + draws]))
-    for chain, first in enumerate((0, 100)):
-        assert_same(read["key"][chain], jax.vmap(jax.random.key)(first + draws))
+    for chain in range(32):
+        draws = np.arange(5 if chain == 31 else 6, dtype=np.int32)
+        read = samples.read(chain=chain)
+        theta = draws.astype(np.float32) / (-2 if chain % 2 else 2)
+        np.testing.assert_array_equal(read["theta"], np.stack([theta, theta], -1))
+        np.testing.assert_array_equal(read["n"], 100 * chain + draws)
+        assert_same(read["key"], jax.vmap(jax.random.key)(100 * chain + draws))
 
 
 def test_the_state_of_the_golden_recording_restores():
