@@ -6,6 +6,7 @@ from typing import Any
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.new_files import NewFiles
+from .._storage.opening import reading
 from .._storage.replacing import Kind
 from .._types import PathLike
 from .columns import find_columns
@@ -106,7 +107,7 @@ def written(
 
 
 def _differs(path: str) -> str:
-    with open(path, "rb") as f:
+    with reading(path) as f:
         return "" if GENERATOR in f.read(1024) else "It does not begin as one."
 
 

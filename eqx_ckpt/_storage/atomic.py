@@ -40,7 +40,8 @@ def fsync_all(directory: str) -> None:
 
 
 def fsync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    # A directory is opened for reading, too.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

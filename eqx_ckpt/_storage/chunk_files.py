@@ -38,8 +38,7 @@ def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
     """
     part: memoryview | bytes = b""
     nbytes = 0
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         for part in parts:
             nbytes += len(part)

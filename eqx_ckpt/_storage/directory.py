@@ -38,6 +38,7 @@ from .files import (
 )
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import wait_for
+from .opening import open_folder
 from .replacing import already_there, is_replacement, Kind
 from .storage import (
     Attempt,
@@ -178,7 +179,7 @@ class Directory(Storage):
         os.makedirs(above, exist_ok=True)
         with contextlib.ExitStack() as stack:
             # Opened before the first write: it reports the errors of writes since then.
-            parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY)
+            parent = open_folder(above)
             stack.callback(os.close, parent)
             stem = stack.enter_context(_claimed(target))
             place = Directory({**self.spec, "path": stem + ".tmp/"})
@@ -202,7 +203,7 @@ class Directory(Storage):
 
     def join(self, path: str, layout: Layout) -> Share:
         # Opened before the first write: it reports the errors of writes since then.
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = open_folder(path)
         return _DirectoryShare(self.layouts[layout](self.at(path)), path, fd)
 
     def steps(self) -> Steps:

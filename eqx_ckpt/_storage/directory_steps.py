@@ -12,7 +12,7 @@ from typing import Any
 from .._errors import CheckpointError
 from . import committed
 from .atomic import delete, fsync
-from .files import open_lock
+from .opening import open_folder, open_plain
 from .storage import is_misspelled_step, is_step, step_name, Steps, Storage
 
 
@@ -57,7 +57,7 @@ class DirectorySteps(Steps):
                 )
         # None was there yet, or it was deleted: a run begins anew.
         with contextlib.suppress(OSError):
-            self._opened = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            self._opened = open_folder(self._path)
             weakref.finalize(self, os.close, self._opened)
 
     def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
@@ -147,7 +147,7 @@ def _is_dead(stem: str) -> bool:
     if not os.path.lexists(f"{stem}.tmp"):
         return False
     try:
-        lock = open_lock(f"{stem}.lock", os.O_RDONLY)
+        lock = open_plain(f"{stem}.lock")[0]
     except FileNotFoundError:
         return os.path.lexists(f"{stem}.tmp")
     except OSError as e:
@@ -184,7 +184,7 @@ def _sweep(directory: str) -> None:
 
 def _sweep_one(stem: str) -> None:
     try:
-        lock = open_lock(stem + ".lock", os.O_RDWR | os.O_CREAT)
+        lock = open_plain(stem + ".lock", os.O_RDWR | os.O_CREAT)[0]
     except OSError as e:
         # Of another user, or a link: of the others, something can be removed.
         logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)

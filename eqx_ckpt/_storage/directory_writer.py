@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from .._errors import CheckpointExistsError, CorruptCheckpointError
 from .atomic import fsync
 from .chunk_files import write_file
-from .files import check_case, open_lock, read_file
+from .files import check_case, read_file
+from .opening import open_folder, open_plain
 from .replacing import check_above
 from .storage import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 
@@ -40,11 +41,11 @@ class DirectoryWriter(SoleWriter):
             ) from None
         for name in os.listdir(self._root):
             self._check_is_no_link(name)
-        lock = open_lock(self._root + WRITER_LOCK, os.O_RDWR | os.O_CREAT)
+        lock = open_plain(self._root + WRITER_LOCK, os.O_RDWR | os.O_CREAT)[0]
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Opened before the first write: it reports the errors of writes since then.
-            self._directory = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+            self._directory = open_folder(self._root)
         except BlockingIOError:
             os.close(lock)
             raise has_a_writer(repr(self._root)) from None
@@ -55,7 +56,7 @@ class DirectoryWriter(SoleWriter):
         _held.update((lock, self._directory))
 
     def join(self) -> None:
-        self._directory = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        self._directory = open_folder(self._root)
         _held.add(self._directory)
 
     def release(self) -> None:

@@ -1,17 +1,16 @@
 """Files below a directory, as values of keys, and as chunks."""
 
 import contextlib
-import errno
 import itertools
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.manifest import MAX_BYTES
 from .._format.names import alike
 from .chunk_bytes import Chunk, Wanted
+from .opening import NotPlain, open_plain
 
 
 _FOLDER = re.compile(r"d|p\d+|ocdbt\.process_\d+")
@@ -26,35 +25,13 @@ def open_file(path: str, key: str) -> tuple[int, int] | None:
     Return its descriptor, and its size in bytes; `None` if there is no such file.
     """
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(path + key, flags)
+        return open_plain(path + key)
     # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    except OSError as e:
-        # The path to it may be a loop, too.
-        is_link = e.errno == errno.ELOOP and os.path.islink(path + key)
-        if not is_link and e.errno != errno.ENXIO:
-            raise
-        raise CorruptCheckpointError(f"{key} is a link or a socket") from None
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode):
-        return fd, found.st_size
-    os.close(fd)
-    raise CorruptCheckpointError(f"{key} is not a file")
-
-
-def open_lock(path: str, flags: int) -> int:
-    """Open a lock, which somebody else may have made: a plain file, and never a link.
-
-    Raise `OSError` for anything else.
-    """
-    safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags | safe, 0o666)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "It is a lock, and not a plain file", path)
+    except NotPlain as e:
+        problem = (e.strerror or "").replace("It", key, 1)
+        raise CorruptCheckpointError(problem) from None
 
 
 def open_existing(path: str, key: str) -> tuple[int, int]:
@@ -70,7 +47,7 @@ def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
     opened = open_file(path, key)
     if opened is None:
         return None
-    with open(opened[0], "rb") as f:
+    with os.fdopen(opened[0], "rb") as f:
         return f.read(most)
 
 

@@ -4,6 +4,7 @@ import os
 import re
 
 from .._format.recorded import RECORD
+from .opening import reading
 from .replacing import has_manifest, whole_above
 
 
@@ -84,7 +85,7 @@ def format_at(path: str) -> str:
 
 
 def _of_file(path: str) -> str:
-    with open(path, "rb") as f:
+    with reading(path) as f:
         head = f.read(_HEAD_BYTES)
     if head.startswith(_NUMPY):
         return "eqx"
@@ -120,7 +121,7 @@ def _is_of_levanter(directory: str) -> bool:
     metadata = f"{directory}/metadata.json"
     if not os.path.isfile(metadata):
         return False
-    with open(metadata, "rb") as f:
+    with reading(metadata) as f:
         is_step = _LEVANTER.match(f.read(64)) is not None
     return is_step and any(not _ARRAY.isdisjoint(n) for _, _, n in os.walk(directory))
 

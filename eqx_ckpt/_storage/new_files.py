@@ -8,6 +8,8 @@ from collections.abc import Generator, Sequence
 from typing import BinaryIO
 
 from .._types import PathLike
+from .atomic import fsync
+from .opening import reading
 from .replacing import already_there, is_replacement, Kind
 from .url import local_path
 
@@ -87,11 +89,7 @@ class NewFiles:
             except FileExistsError:
                 raise already_there(repr(path)) from None
             os.unlink(temporary)
-        fd = os.open(os.path.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        fsync(os.path.dirname(path))
 
 
 def _remove(path: str) -> None:
@@ -102,7 +100,7 @@ def _remove(path: str) -> None:
 def _differs(path: str) -> str:
     """Why a file is not an archive of NumPy, or `""`."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with reading(path) as f, zipfile.ZipFile(f) as archive:
             others = [n for n in archive.namelist() if not n.endswith(".npy")]
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return "It is not a zip file."

@@ -13,6 +13,7 @@ from .._format.manifest import MANIFEST
 from .._format.parse import HEAD, HEAD_BYTES
 from .._format.recorded import is_state, RECORD
 from .._types import check_flag
+from .opening import open_plain
 
 
 # Files that a directory of one kind has: of ours, of Orbax, and of JAX.
@@ -117,8 +118,7 @@ def whole_above(path: str) -> tuple[str, str]:
 def has_manifest(directory: str) -> bool:
     """Whether the manifest of a checkpoint is in a directory."""
     try:
-        # A pipe would block.
-        fd = os.open(f"{directory}/{MANIFEST}", os.O_RDONLY | os.O_NONBLOCK)
+        fd, _ = open_plain(f"{directory}/{MANIFEST}")
     except OSError:
         return False
     try:

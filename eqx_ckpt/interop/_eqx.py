@@ -24,6 +24,7 @@ from .._format.leaves import (
 )
 from .._format.manifest import fingerprint
 from .._format.names import encode, key_paths, typed
+from .._storage.opening import reading
 from .._tree.casting import narrowed
 from .._types import as_text, check_function, IsLeaf, PathLike
 from ._files import Extent, File, FileSource, read_bytes
@@ -212,7 +213,7 @@ class _Leaves:
         keys: Any,
     ) -> None:
         """Read a leaf through a custom function, which may stop anywhere."""
-        with open(self._file.path, "rb") as f:
+        with reading(self._file.path) as f:
             f.seek(self._position)
             try:
                 value = spec(f, leaf)

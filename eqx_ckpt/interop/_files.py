@@ -5,7 +5,6 @@ import functools as ft
 import itertools
 import math
 import os
-import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
 from .._storage.buffers import copied, empty
 from .._storage.crew import Crew
+from .._storage.opening import NotPlain, open_plain
 from .._storage.url import local_path
 from .._types import PathLike, Report
 
@@ -52,14 +52,13 @@ class File:
     @contextlib.contextmanager
     def _open(self) -> Generator[int, None, None]:
         try:
-            # A pipe would block.
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd, _ = open_plain(self.path, follow=True)
         # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
         except (FileNotFoundError, NotADirectoryError, ValueError):
             raise CheckpointNotFoundError(f"There is no file {self.path!r}.") from None
+        except NotPlain:
+            raise CheckpointError(f"{self.path!r} is not a file.") from None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise CheckpointError(f"{self.path!r} is not a file.")
             yield fd
         finally:
             os.close(fd)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from .._errors import CorruptCheckpointError
 from .._format.leaves import CannotSave
 from .._format.names import encode
+from .._storage.opening import reading
 from .._types import PathLike
 from ._files import Extent, File, FileSource, read_exactly, ReadInto
 from ._npy import Npy, read_npy
@@ -209,7 +210,7 @@ def _header(member: _Member) -> Npy | str:
 def _members(file: File) -> list[_Member]:
     """The directory of an archive, checked; its files do not overlap."""
     try:
-        with zipfile.ZipFile(file.path) as archive:
+        with reading(file.path) as f, zipfile.ZipFile(f) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as e:
         raise corrupt(file.path, FORMAT, str(e)) from None

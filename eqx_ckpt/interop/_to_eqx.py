@@ -20,6 +20,7 @@ from .._format.source import Source
 from .._inspect import read_manifest
 from .._like import match
 from .._storage.new_files import NewFiles
+from .._storage.opening import reading
 from .._storage.replacing import Kind
 from .._storage.url import local_path
 from .._tree.match import explain
@@ -116,7 +117,7 @@ def _differs(path: str) -> str:
     """
     if path.endswith(".npy"):
         return "Its name is that of an array of NumPy."
-    with open(path, "rb") as f:
+    with reading(path) as f:
         size = os.fstat(f.fileno()).st_size
         try:
             while f.tell() < size:

@@ -13,6 +13,7 @@ from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspect import read_manifest
 from .._storage.new_files import NewFiles
+from .._storage.opening import reading
 from .._storage.replacing import Kind, opened_by
 from .._types import PathLike
 from ._flax import flax
@@ -95,7 +96,7 @@ def to_flax(
 
 
 def _read(path: str) -> None:
-    with open(path, "rb") as f:
+    with reading(path) as f:
         # A text could be a small number.
         if f.read(1).isascii():
             raise CheckpointError("It does not begin as msgpack of flax.")

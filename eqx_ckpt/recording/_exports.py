@@ -14,6 +14,7 @@ from .._format.dtypes import is_numpys
 from .._format.leaves import dtype_from_tag, from_stored
 from .._format.recorded import dimension_names, Leaf, Record
 from .._storage.new_files import NewFiles, NPZ
+from .._storage.opening import reading
 from .._storage.recorded import memory, Recorded
 from .._storage.replacing import Kind
 from .._storage.url import local_path
@@ -106,7 +107,7 @@ def _chain_by_chain(
 
 
 def _differs(path: str) -> str:
-    with open(path, "rb") as f:
+    with reading(path) as f:
         return "" if f.read(8) == b"\x89HDF\r\n\x1a\n" else "It does not begin as one."
 
 

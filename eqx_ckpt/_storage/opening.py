@@ -1,0 +1,48 @@
+"""The one way to open what somebody else may have made.
+
+A pipe would block whoever opens it, a device may do anything, and a link leads
+elsewhere.
+"""
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+
+class NotPlain(OSError):
+    """What is at a path is no plain file."""
+
+
+def open_plain(
+    path: str, flags: int = os.O_RDONLY, *, follow: bool = False
+) -> tuple[int, int]:
+    """Open a plain file; return its descriptor, and its size in bytes.
+
+    A path that a user gives may be a link, which is to `follow`. Raises `NotPlain`, or
+    another `OSError`.
+    """
+    safe = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags | safe, 0o666)
+    except OSError as e:
+        # The path to it may be a loop, too.
+        is_link = e.errno == errno.ELOOP and os.path.islink(path)
+        if not is_link and e.errno != errno.ENXIO:
+            raise
+        raise NotPlain(e.errno, "It is a link or a socket", path) from None
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode):
+        return fd, found.st_size
+    os.close(fd)
+    raise NotPlain(errno.EINVAL, "It is not a file", path)
+
+
+def reading(path: str) -> BinaryIO:
+    """A file that a user names, to read."""
+    return os.fdopen(open_plain(path, follow=True)[0], "rb")
+
+
+def open_folder(path: str) -> int:
+    """Open a directory, which may be a link to one."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
