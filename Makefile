@@ -21,12 +21,12 @@ OTHERS := $(wordlist 2,9,$(FOUND))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test format lint types pytest docs docs-serve bench bench-faults clean pythons
+.PHONY: help demo test format lint types pytest model docs docs-serve bench bench-faults clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
-	@echo "make format, lint, types, pytest, docs, docs-serve, bench, bench-faults, clean"
+	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
@@ -50,6 +50,9 @@ types: .venv/dev
 
 pytest: .venv/dev
 	.venv/bin/$(PYTEST)
+
+model: .venv/dev
+	.venv/bin/python -m tests.model
 
 pytest-%: .venv-%/tests
 	.venv-$*/bin/$(PYTEST) -m "not slow"

@@ -58,20 +58,41 @@ class Bucket(Model):
         "alone": "A creates a step; retention, a sweeper, a reader",
     }
     guards = {
-        "condition": "the manifest is written on the condition of the version read",
-        "compare": "after a refusal, the manifest there is compared with one's own",
-        "check before": "the heartbeat is checked before the manifest is written",
-        "check after": "it is checked again before anything is acknowledged or removed",
-        "take back": "a manifest whose data were swept is taken back",
-        "404 is unknown": "a writer that finds no manifest deletes nothing",
-        "two answers": "a sweeper deletes nothing that its list contradicts",
-        "ask": "a sweeper asks for the manifest before it deletes",
-        "grace": "a sweeper waits until an attempt has been silent for ten minutes",
-        "grace of the old": "the ten minutes begin when no manifest refers to it",
-        "keep beside damage": "nothing is swept beside a manifest whose data are gone",
-        "data in flight stay": "data stay if the manifest may still arrive",
-        "manifest first": "a deletion begins with the manifest",
-        "identity": "a reader compares the manifest before and after",
+        "condition": (
+            "delete",
+            "the manifest is written on the condition of the version read",
+        ),
+        "compare": (
+            "alone",
+            "after a refusal, the manifest there is compared with one's own",
+        ),
+        "check before": (
+            "alone",
+            "the heartbeat is checked before the manifest is written",
+        ),
+        "check after": (
+            "alone",
+            "it is checked again before anything is acknowledged or removed",
+        ),
+        "take back": ("alone", "a manifest whose data were swept is taken back"),
+        "404 is unknown": ("delete", "a writer that finds no manifest deletes nothing"),
+        "two answers": ("alone", "a sweeper deletes nothing that its list contradicts"),
+        "ask": ("alone", "a sweeper asks for the manifest before it deletes"),
+        "grace": (
+            "alone",
+            "a sweeper waits until an attempt has been silent for ten minutes",
+        ),
+        "grace of the old": (
+            "overwrite",
+            "the ten minutes begin when no manifest refers to it",
+        ),
+        "keep beside damage": (
+            "delete",
+            "nothing is swept beside a manifest whose data are gone",
+        ),
+        "data in flight stay": ("alone", "data stay if the manifest may still arrive"),
+        "manifest first": ("delete", "a deletion begins with the manifest"),
+        "identity": ("alone", "a reader compares the manifest before and after"),
     }
 
     def start(self) -> State:
@@ -111,8 +132,8 @@ class Bucket(Model):
 
     # A writer.
 
-    def _begin(self, s: State, i: int, name: str) -> Iterator[Step]:
-        for found, how, s in _get(s):
+    def _begin(self, state: State, i: int, name: str) -> Iterator[Step]:
+        for found, how, s in _get(state):
             words = f"{name} reads the manifest: {how}"
             if found and not self.overwrites:
                 yield Step(f"{words}; it raises", _set(s, i, at="refused"))
@@ -153,12 +174,12 @@ class Bucket(Model):
             yield Step(f"the late manifest of {name} lands", after)
         yield Step(f"the late manifest of {name} is lost, or refused", landed)
 
-    def _compare(self, s: State, i: int, name: str) -> Iterator[Step]:
-        w = s.writers[i]
+    def _compare(self, state: State, i: int, name: str) -> Iterator[Step]:
+        w = state.writers[i]
         if not self.keeps("compare"):
-            yield Step(f"{name} was refused: it raises", _set(s, i, at="clean"))
+            yield Step(f"{name} was refused: it raises", _set(state, i, at="clean"))
             return
-        for found, how, s in _get(s):
+        for found, how, s in _get(state):
             words = f"{name} reads the manifest: {how}"
             if found == name:
                 yield Step(f"{words}, its own", _set(s, i, at="look"))
@@ -259,12 +280,12 @@ class Bucket(Model):
             after = s._replace(data=s.data - {prefix}, sweeper=("idle", "", False))
             yield Step(f"it deletes @{prefix}/", after)
 
-    def _ask(self, s: State, prefix: str, listed: bool) -> Iterator[Step]:
+    def _ask(self, state: State, prefix: str, listed: bool) -> Iterator[Step]:
         if not self.keeps("ask"):
-            found = s._replace(sweeper=("delete", prefix, listed))
-            yield Step(f"it takes @{prefix}/ for dead", found)
+            dead = state._replace(sweeper=("delete", prefix, listed))
+            yield Step(f"it takes @{prefix}/ for dead", dead)
             return
-        for found, how, s in _get(s):
+        for found, how, s in _get(state):
             words = f"it reads the manifest: {how}"
             is_damaged = bool(found) and found not in s.data
             keeps = found == prefix or (is_damaged and self.keeps("keep beside damage"))

@@ -27,12 +27,13 @@ class Model:
 
     - `name`: how the page names it.
     - `scenes`: what there is to check, each by a sentence.
-    - `guards`: the rules that keep it right, each by a sentence; each can be removed.
+    - `guards`: the rules that keep it right, which can be removed one by one: for each,
+        the scene that shows what goes wrong without it, and a sentence.
     """
 
     name: ClassVar[str]
     scenes: ClassVar[dict[str, str]]
-    guards: ClassVar[dict[str, str]]
+    guards: ClassVar[dict[str, tuple[str, str]]]
 
     def __init__(self, scene: str, without: Collection[str] = ()) -> None:
         assert scene in self.scenes, scene
@@ -57,7 +58,7 @@ class Model:
         raise NotImplementedError
 
     def alone(self, state: State) -> Iterable[tuple[str, State]]:
-        """For each actor that must be able to end: all others die, and nothing fails."""
+        """For each actor that must end: all others die, and nothing fails."""
         return ()
 
     def has_ended(self, actor: str, state: State) -> bool:
@@ -121,7 +122,7 @@ def _trace(came: dict[Hashable, Any], state: State) -> list[str]:
 
 
 class _Endings:
-    """Whether an actor that is left alone ends, whatever it does: no stop, no circle."""
+    """Whether an actor that is left alone ends: it neither stops nor goes in circles."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -60,13 +60,28 @@ class Meeting(Model):
         "replaced": "3 processes; one dies in a save, and is replaced",
     }
     guards = {
-        "same text": "two calls are the same if they have the same text",
-        "tell the late": "who was not there when a call failed is told at its next call",
-        "a query first": "of different calls, a query is given up before a save",
-        "survive once": "a call that survived others is given up the next time",
-        "withdraw": "a process that waits no longer withdraws its call",
-        "a withdrawn call fails": "all others fail the call that one has withdrawn",
-        "lives": "the calls of a dead process are dropped when it is replaced",
+        "same text": ("replaced", "two calls are the same if they have the same text"),
+        "tell the late": (
+            "differ",
+            "who missed a failure is told of it at its next call",
+        ),
+        "a query first": (
+            "behind",
+            "of different calls, a query is given up before a save",
+        ),
+        "survive once": (
+            "ahead",
+            "a call that survived others is given up the next time",
+        ),
+        "withdraw": ("replaced", "a process that waits no longer withdraws its call"),
+        "a withdrawn call fails": (
+            "two",
+            "all others fail the call that one has withdrawn",
+        ),
+        "lives": (
+            "replaced",
+            "the calls of a dead process are dropped when it is replaced",
+        ),
     }
 
     def program(self, i: int) -> tuple[str, ...]:
@@ -108,9 +123,8 @@ class Meeting(Model):
                 now = _set(s, i, p._replace(is_waiting=True))
                 now = now._replace(calls=s.calls | {call})
                 yield Step(f"{name} announces {text}", now)
-            if p.is_waiting and i == 0:
-                if (after := self._look(s)) != s:
-                    yield Step(_words(s, after), after)
+            if p.is_waiting and i == 0 and (after := self._look(s)) != s:
+                yield Step(_words(s, after), after)
             if p.is_waiting and (s.faults[0] or self._is_in_vain(s)):
                 yield from self._stops_waiting(s, i)
 
@@ -239,9 +253,9 @@ class Meeting(Model):
             not p.is_dead and p.at == len(self.program(i))
             for i, p in enumerate(s.processes)
         )
-        if has_ended and any(not of.endswith(OK) for of in outcomes):
-            if self.scene in ("differ", "behind", "ahead"):
-                return "A call fails that all processes make, after they had differed."
+        differed = self.scene in ("differ", "behind", "ahead")
+        if has_ended and differed and not all(of.endswith(OK) for of in outcomes):
+            return "A call fails that all processes make, after they had differed."
         if (
             has_ended
             and self.scene == "late"
