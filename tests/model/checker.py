@@ -49,19 +49,19 @@ class Model:
     def start(self) -> State:
         raise NotImplementedError
 
-    def steps(self, state: State) -> Iterator[Step]:
+    def steps(self, state: State, /) -> Iterator[Step]:
         """Every step that anybody can take."""
         raise NotImplementedError
 
-    def problem(self, state: State) -> str:
+    def problem(self, state: State, /) -> str:
         """What is wrong with a state, in a sentence, or `""`."""
         raise NotImplementedError
 
-    def alone(self, state: State) -> Iterable[tuple[str, State]]:
+    def alone(self, state: State, /) -> Iterable[tuple[str, State]]:
         """For each actor that must end: all others die, and nothing fails."""
         return ()
 
-    def has_ended(self, actor: str, state: State) -> bool:
+    def has_ended(self, actor: str, state: State, /) -> bool:
         """Whether this actor has an outcome."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ def _trace(came: dict[Hashable, Any], state: State) -> list[str]:
 
 
 class _Endings:
-    """Whether an actor that is left alone ends: it neither stops nor goes in circles."""
+    """Whether an actor that is left alone ends: it neither stops nor circles."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -1,11 +1,11 @@
 """The commit of a checkpoint in a directory: a hidden directory, its lock, one rename.
 
-Beside the code: `_storage/directory.py` (A and B save one path; `remove` is the deleter),
-`directory_steps.py` (the sweeper) and `reading.py` (the reader). "O" is what was there
-before, with `overwrite=True`.
+Beside the code: `_storage/directory.py` (A and B save one path; `remove` is the
+deleter), `directory_steps.py` (the sweeper) and `reading.py` (the reader). "O" is what
+was there before, with `overwrite=True`.
 
-After a power cut, a name is what it was at the last `fsync` of its directory, or anything
-that it has been since; files that were not flushed are there, or are not.
+After a power cut, a name is what it was at the last `fsync` of its directory, or
+anything that it has been since; files that were not flushed are gone.
 """
 
 from collections.abc import Iterator
@@ -180,11 +180,8 @@ class Directory(Model):
             if s.replaces[i]:
                 now = now._replace(hidden=_put(s.hidden, i, s.target))
             words = "exchanges" if s.replaces[i] else "renames"
-            after = "fsync"
-            if not self.keeps("fsync"):
-                after = "delete"
-            elif s.replaces[i] and not self.keeps("fsync before deletion"):
-                after = "delete"
+            first = s.replaces[i] and not self.keeps("fsync before deletion")
+            after = "delete" if first or not self.keeps("fsync") else "fsync"
             yield Step(f"{name} {words}", _at(now, i, after))
 
     def _fsync(self, s: State, i: int, name: str) -> Iterator[Step]:

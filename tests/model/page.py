@@ -7,11 +7,22 @@ from pathlib import Path
 from .bucket import Bucket
 from .checker import check, Found, Model
 from .directory import Directory
+from .links import Links
 from .meeting import Meeting
 from .recording import Recording
+from .references import References
+from .tiers import Tiers
 
 
-MODELS: tuple[type[Model], ...] = (Directory, Bucket, Recording, Meeting)
+MODELS: tuple[type[Model], ...] = (
+    Directory,
+    Bucket,
+    Recording,
+    Meeting,
+    Links,
+    References,
+    Tiers,
+)
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 
 

@@ -1,8 +1,8 @@
 """A recording in a bucket: its lease, the take-over of its record, and its chunks.
 
-Beside the code: `_storage/bucket_writer.py` and `recording/_place.py`. A and B each want
-to append one chunk and commit it. In a directory a lock takes the place of all of this,
-which the kernel releases.
+Beside the code: `_storage/bucket_writer.py` and `recording/_place.py`. A and B each
+want to append one chunk and commit it. In a directory a lock takes the place of all of
+this, which the kernel releases.
 
 A writer can be suspended for longer than its lease, once, at any step. A request can
 land after its writer was suspended or has died.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .checker import Model, Step
 
 
-# Who finds its place taken says so: whether its last commit came first, the record says.
+# Who finds its place taken says so; whether its commit came first, the record says.
 ENDED = {"committed", "refused", "taken"}
 
 
@@ -34,7 +34,7 @@ class State(NamedTuple):
     chunks: tuple[str, str] = ("", "")
     writers: tuple[Writer, Writer] = (Writer(), Writer())
     committed: tuple[str, ...] = ()  # The chunks that a writer was told are safe.
-    late: tuple[str, int, str] | tuple[()] = ()
+    late: tuple[str, int, str] | None = None
     suspensions: int = 1
     deaths: int = 1
     lost: int = 1
@@ -184,8 +184,9 @@ class Recording(Model):
             yield Step(f"{name} finds another record", _set(s, i, at="taken"))
 
     def _lands(self, s: State) -> Iterator[Step]:
+        assert s.late is not None
         name, position, known = s.late
-        gone = s._replace(late=())
+        gone = s._replace(late=None)
         if s.chunks[position] == known or not self.keeps("condition of a chunk"):
             words = f"the late chunk {position} of {name} lands"
             yield Step(words, _put(gone, position, name))
@@ -205,14 +206,13 @@ class Recording(Model):
                 return f"{name} was told that it has not committed, and it has."
             beats = w.at in ("write", "commit") and not (w.is_suspended or w.is_dead)
             other = s.writers["BA".index(name)]
-            both = beats and other.at in ("write", "commit")
-            if both and not other.is_suspended and not other.is_dead:
-                if s.suspensions:
-                    return "Two writers write, although the lease of neither lapsed."
+            both = beats and other.at in ("write", "commit") and not other.is_dead
+            if both and not other.is_suspended and s.suspensions:
+                return "Two writers write, although the lease of neither lapsed."
         return ""
 
     def alone(self, s: State) -> Iterator[tuple[str, State]]:
-        quiet = s._replace(suspensions=0, deaths=0, lost=0, late=())
+        quiet = s._replace(suspensions=0, deaths=0, lost=0, late=None)
         for i, name in enumerate("AB"):
             if not s.writers[i].is_dead and s.writers[i].at not in ENDED:
                 yield name, _set(quiet, 1 - i, is_dead=True)
