@@ -3,7 +3,8 @@
 A design that is checked before it is code. O is a committed step. W and V each save a
 step of their own, whose one chunk is equal to that of O: their manifests refer to it,
 in O's prefix. A deleter removes O's step; a sweeper then removes the chunks to which
-nothing refers. A step names the prefix where a chunk lies, so references have no chains.
+nothing refers. A step names the prefix where a chunk lies, so references form no
+chains.
 
 A list may lag by less than ten minutes. A writer can be suspended for longer, once.
 """

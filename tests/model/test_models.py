@@ -7,7 +7,7 @@ from .page import guard_row, MODELS, PAGE, scene_row, without
 
 
 # More than ten seconds.
-LARGE = {"Commit in a bucket, overwrite"}
+LARGE = {"Commit in a bucket, overwrite", "Commit in a bucket, grace of the old"}
 SCENES = [
     pytest.param(
         model,
@@ -19,7 +19,12 @@ SCENES = [
     for scene in model.scenes
 ]
 GUARDS = [
-    pytest.param(model, guard, id=f"{model.name}, {guard}")
+    pytest.param(
+        model,
+        guard,
+        id=(name := f"{model.name}, {guard}"),
+        marks=[pytest.mark.slow] if name in LARGE else [],
+    )
     for model in MODELS
     for guard in model.guards
 ]
