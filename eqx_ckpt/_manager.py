@@ -294,7 +294,8 @@ class CheckpointManager:
         **Raises:**
 
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step.
-        - [`eqx_ckpt.CheckpointError`][]: this process is reading the step.
+        - [`eqx_ckpt.CheckpointError`][]: this process is reading the step, or it is the
+            state of a recording.
         """
         self._check_thread()
         call = self._call(f"delete({in_words(step)})")

@@ -157,10 +157,11 @@ class Run:
         return copy.deepcopy(self._steps.metadata(step))
 
     def missing(self, step: int) -> CheckpointNotFoundError:
-        there = ", ".join(map(str, self.readable_or_not())) or "none"
+        there = ", ".join(map(str, self.readable_or_not()))
+        steps = f"The steps there are {there}." if there else "There are no steps."
+        why = "" if there else f" {self.explain()}".rstrip()
         return CheckpointNotFoundError(
-            f"No committed checkpoint at {self.location(step)}. The steps there are "
-            f"{there}."
+            f"No committed checkpoint at {self.location(step)}. {steps}{why}"
         )
 
     def idle(self, step: int) -> int:
@@ -208,6 +209,12 @@ class Run:
 
     def delete(self, step: int) -> None:
         self.check(step)
+        what, above = self._location.whole_above()
+        if what:
+            raise CheckpointError(
+                f"Step {step} in {self.directory!r} was not deleted: it belongs to the "
+                f"{what} {above!r}, which needs it."
+            )
         self.remove([step])
 
     def problem(self, step: int) -> str:
@@ -239,7 +246,7 @@ class Run:
         if not best:
             raise CheckpointNotFoundError(
                 f"None of the {len(steps)} steps in {self.directory!r} has a number "
-                f"{metric!r} in its metadata. Save it there: "
+                f"{metric!r} in its metadata, other than NaN. Save it there: "
                 f"`metadata={{{metric!r}: float(value)}}`."
             )
         return best[0]

@@ -9,12 +9,13 @@ from http import HTTPStatus
 from typing import Any
 
 from .._format.manifest import MANIFEST
+from .._format.recorded import RECORD
 from .._types import Layout
-from .bucket_attempt import BucketAttempt, BucketShare
+from .bucket_attempt import BucketAttempt, BucketShare, whole_above
 from .bucket_steps import BucketSteps
 from .bucket_writer import BucketWriter
 from .committed import is_checkpoint
-from .foreign import ONE_CHECKPOINT
+from .foreign import inside_of, ONE_CHECKPOINT, ONE_RECORDING
 from .key_values import KeyValues
 from .kvstore import wait_for
 from .patience import LAST_PATIENCE, wait_patiently
@@ -44,8 +45,16 @@ class Bucket(KeyValues):
     def steps(self) -> Steps:
         return BucketSteps(self)
 
+    def whole_above(self) -> tuple[str, str]:
+        return whole_above(self)
+
+    def explain(self) -> str:
+        return inside_of(*self.whole_above())
+
     def explain_run(self) -> str:
-        return ONE_CHECKPOINT if is_checkpoint(self) else ""
+        if is_checkpoint(self):
+            return ONE_CHECKPOINT
+        return ONE_RECORDING if self.read(RECORD, 1) else self.explain()
 
     def writer(self) -> SoleWriter:
         return BucketWriter(self)

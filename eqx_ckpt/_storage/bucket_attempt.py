@@ -169,15 +169,18 @@ def check_above(place: KeyValues, *, is_new: bool) -> None:
 
     A new state of a recording is in the recording.
     """
-    path = place.spec["path"].rstrip("/")
-    key = _closest_above(place.at(""), path)
+    what, above = whole_above(place)
+    is_its_own = what == "recording" and is_new
+    if what and not (is_its_own and is_state(place.url().removeprefix(f"{above}/"))):
+        raise inside(str(place), what, repr(above))
+
+
+def whole_above(place: KeyValues) -> tuple[str, str]:
+    """The closest checkpoint or recording above: which of them, and where."""
+    key = _closest_above(place.at(""), place.spec["path"].rstrip("/"))
     folder, _, file = key.rpartition("/")
-    is_recording = file == RECORD
-    if is_recording and is_new and is_state(path.removeprefix(f"{folder}/")):
-        return
-    if key:
-        what = "recording" if is_recording else "checkpoint"
-        raise inside(str(place), what, str(place.at(f"{folder}/")))
+    what = "recording" if file == RECORD else "checkpoint"
+    return (what, place.at(f"{folder}/").url()) if key else ("", "")
 
 
 def _closest_above(bucket: KeyValues, path: str) -> str:

@@ -39,7 +39,7 @@ from .files import (
 from .foreign import instead_of_a_run, what_is_at
 from .kvstore import wait_for
 from .opening import open_folder
-from .replacing import already_there, is_replacement, Kind
+from .replacing import already_there, is_replacement, Kind, whole_above
 from .storage import (
     Attempt,
     Chunks,
@@ -104,7 +104,7 @@ def _remote(path: PathLike, url: str) -> Storage:
         return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
     raise CheckpointError(
         f"{censored(url)!r}: `{scheme}://` is not supported. Pass a directory, or "
-        "an URL that begins with `s3://` or `gs://`."
+        "a URL that begins with `s3://` or `gs://`."
     )
 
 
@@ -217,6 +217,9 @@ class Directory(Storage):
 
     def folder_problem(self, folder: str, most: int) -> str:
         return folder_problem(self.spec["path"], folder, most)
+
+    def whole_above(self) -> tuple[str, str]:
+        return whole_above(os.path.realpath(self.url()))
 
     def explain(self) -> str:
         return what_is_at(self.url())

@@ -9,7 +9,9 @@ from .replacing import has_manifest, whole_above
 
 
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA")
-_JAX = ("manifest.ocdbt", "pytreedef.json")
+# Of arrays of JAX that have numbers instead of names.
+NUMBERED = "pytreedef.json"
+_JAX = ("manifest.ocdbt", NUMBERED)
 # How `metadata.json` begins in a step of Levanter.
 _LEVANTER = re.compile(rb'\{"step": \d{1,18}, "timestamp": "')
 _NUMPY = b"\x93NUMPY"
@@ -25,11 +27,15 @@ SUFFIXES = {
 _ARRAY = {".zarray", "zarr.json"}
 _INDEX = ".safetensors.index.json"
 _MOST_SHOWN = 5
+# So many files of a directory are looked at.
+_MOST_TRIED = 100
 ONE_CHECKPOINT = "It is one checkpoint, and no run: pass the directory that it is in."
+ONE_RECORDING = "It is a recording, and no run."
 _WORDS = {
     "eqx": "It is a file of Equinox",
     "flax": "It seems to be msgpack of flax",
     "jax_arrays": "It seems to have arrays of JAX or Levanter",
+    "npy": "It is an array of NumPy",
     "npz": "It seems to be an archive of NumPy",
     "orbax": "It is of Orbax",
     "safetensors": "It is a file of safetensors",
@@ -45,7 +51,9 @@ def what_is_at(path: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         # Equinox adds it.
         file = f"{path}.eqx"
-        return f"There is {file!r}. {_file(file)}" if os.path.isfile(file) else ""
+        if os.path.isfile(file):
+            return f"There is {file!r}. {_file(file)}"
+        return "That path does not exist."
     except OSError as e:
         return f"It cannot be read: {e.strerror}."
 
@@ -59,7 +67,7 @@ def instead_of_a_run(path: str) -> str:
     if has_manifest(path):
         return ONE_CHECKPOINT
     if os.path.isfile(f"{path}/{RECORD}"):
-        return "It is a recording, and no run."
+        return ONE_RECORDING
     try:
         return _around(path) or _orbax(path)
     except OSError:
@@ -69,14 +77,20 @@ def instead_of_a_run(path: str) -> str:
 def _around(path: str) -> str:
     """A sentence, if the path is inside a checkpoint."""
     what, above = whole_above(path)
+    part = ""
     if what == "checkpoint":
         inside = os.path.relpath(path, above)
         part = os.path.dirname(inside) if os.path.isfile(path) else inside
-        prefix = f" and `prefix={part!r}`" if part else ""
-        return f"It is inside of the checkpoint {above!r}: pass that{prefix}."
-    if what == "recording" and not has_manifest(path):
-        return f"It is inside of the recording {above!r}: pass that."
-    return ""
+    is_state = what == "recording" and has_manifest(path)
+    return "" if is_state else inside_of(what, above, part)
+
+
+def inside_of(what: str, above: str, part: str = "") -> str:
+    """A sentence about a path inside a checkpoint or a recording; `""` for neither."""
+    if what not in ("checkpoint", "recording"):
+        return ""
+    prefix = f" and `prefix={part!r}`" if part else ""
+    return f"It is inside of the {what} {above!r}: pass that{prefix}."
 
 
 def format_at(path: str) -> str:
@@ -84,12 +98,26 @@ def format_at(path: str) -> str:
     return _of_file(path) if os.path.isfile(path) else _of_folder(path)
 
 
+def without_names(path: str, format: str) -> str:
+    """That what is at a path has no names, without a full stop; `""` if it has some."""
+    if format == "eqx":
+        what = "an array of NumPy" if _is_npy(path) else "a file of Equinox"
+        return f"{path!r} is {what}, which has no names"
+    if format == "jax_arrays" and os.path.isfile(f"{path}/{NUMBERED}"):
+        return f"{path!r} is of `pytree_serialization.save`, which numbers the leaves"
+    return ""
+
+
+def _is_npy(path: str) -> bool:
+    return path.endswith(".npy")
+
+
 def _of_file(path: str) -> str:
     with reading(path) as f:
         head = f.read(_HEAD_BYTES)
     if head.startswith(_NUMPY):
         return "eqx"
-    if head.startswith(b"PK"):
+    if head.startswith(b"PK") and (path.endswith(".npz") or _begins_with_npy(head)):
         return "npz"
     is_header = head[8:9] == b"{"
     if is_header and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
@@ -98,6 +126,11 @@ def _of_file(path: str) -> str:
         return "safetensors"
     of_text = "eqx" if b"\n" + _NUMPY in head else ""
     return SUFFIXES.get(os.path.splitext(path)[1].lower(), of_text)
+
+
+def _begins_with_npy(head: bytes) -> bool:
+    """Whether the first file of a zip file is an array; others zip files too."""
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy")
 
 
 def _of_folder(path: str) -> str:
@@ -136,14 +169,17 @@ def _explained(format: str, path: str) -> str:
     """A sentence about what is at a path: how to open it."""
     if not format:
         return ""
+    words = _WORDS["npy" if _is_npy(path) else format]
     like = ", like" if format == "eqx" else ""
     opened = f"eqx_ckpt.interop.{format}({path!r}{like})"
-    return f"{_WORDS[format]}: pass `{opened}` in place of the path."
+    return f"{words}: pass `{opened}` in place of the path."
 
 
 def _file(path: str) -> str:
     explained = _explained(_of_file(path), path)
-    return explained or "It is a file, and a checkpoint is a directory."
+    return explained or (
+        "It is a file, and a checkpoint is a directory. Its format is not known here."
+    )
 
 
 def _orbax(path: str) -> str:
@@ -160,7 +196,7 @@ def _holds(path: str) -> str:
             f"It holds the checkpoints {shown}: pass one of them, or restore the "
             "newest step with a `CheckpointManager`."
         )
-    for name in names:
-        if name.endswith((".eqx", ".safetensors")) and os.path.isfile(f"{path}/{name}"):
-            return f"It holds {name!r}. {_file(f'{path}/{name}')}"
-    return ""
+    for name in names[:_MOST_TRIED]:
+        if format := format_at(f"{path}/{name}"):
+            return f"It holds {name!r}. {_explained(format, f'{path}/{name}')}"
+    return f"It holds {names[0]!r}, and no checkpoint." if names else "It is empty."

@@ -140,6 +140,10 @@ class Storage(abc.ABC):
         """
         return ""
 
+    def whole_above(self) -> tuple[str, str]:
+        """The closest checkpoint or recording above this: which of them, and where."""
+        return "", ""
+
     def explain(self) -> str:
         """A sentence about what is here instead of a checkpoint."""
         return ""

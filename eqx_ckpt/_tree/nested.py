@@ -10,7 +10,7 @@ from .._format.leaves import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
 from .._format.names import folders, is_below
 from .._format.parse import key_shape, scalar_from_text
-from .similar import did_you_mean, Index
+from .similar import instead_of
 
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
     names = [*manifest.leaves, *manifest.unsaved]
     if not sought or any(is_below(sought, name) for name in names):
         return prefix
-    nearest = Index(folders(names).union(names)).nearest(prefix)
     raise LeafMismatchError(
         f"`prefix` is {prefix!r}, and the checkpoint has no leaf of that name or below "
-        f"it.{did_you_mean(nearest)}"
+        f"it.{instead_of(prefix, [*names, *folders(names)])}"
     )
 
 

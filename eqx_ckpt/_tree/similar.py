@@ -175,5 +175,15 @@ def _ends(name: str) -> Iterator[int]:
     yield hash("")
 
 
+def instead_of(name: str, names: Sequence[str]) -> str:
+    """What may be meant by a name that is not there, or what is there."""
+    below = [other for other in names if other.startswith(f"{name}/")]
+    if nearest := below[:3] or Index(names).nearest(name):
+        return did_you_mean(nearest)
+    shown = [repr(other) for other in names if len(other) <= _LONGEST][:3]
+    shown += ["..."] if len(names) > len(shown) else []
+    return f" There is {', '.join(shown)}." if names else " It has no leaves."
+
+
 def did_you_mean(names: Sequence[str]) -> str:
     return f" Did you mean {', '.join(map(repr, names))}?" if names else ""

@@ -243,5 +243,5 @@ def _run_app(arguments: Sequence[str]) -> int:
         command = context.command_path if context else "eqx-ckpt"
         # Empty without arguments: the help was printed.
         if message := e.format_message():  # pyright: ignore
-            complain(f"{message} Try `{command} --help`.")
+            complain(f"{message.removesuffix('.')}. Try `{command} --help`.")
         return TROUBLE

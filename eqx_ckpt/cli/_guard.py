@@ -9,7 +9,7 @@ from typing import Any
 
 import eqx_ckpt
 
-from ._output import complain
+from ._output import complain, to_output
 
 
 DAMAGED, TROUBLE = 1, 2
@@ -30,7 +30,8 @@ def guarded(command: Callable[[], int | None]) -> int:
         warnings.showwarning = _show_warning
         try:
             status = command()
-            sys.stdout.flush()
+            with to_output():
+                sys.stdout.flush()
             return status or 0
         except BrokenPipeError:
             # Nobody reads on; Python would complain again at its end.

@@ -64,7 +64,7 @@ def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
     there = ", ".join(map(repr, known)) or "none"
     raise eqx_ckpt.CheckpointError(
         f"`--best {metric}`: none of the {len(found)} steps has a number {metric!r} in "
-        f"its metadata. The numbers there are {there}."
+        f"its metadata, other than NaN. The numbers there are {there}."
     )
 
 

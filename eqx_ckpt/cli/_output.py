@@ -1,12 +1,13 @@
 """Print the results of commands: text for people and pipes, or JSON."""
 
+import contextlib
 import json
 import math
 import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._format.lazy import np
@@ -47,12 +48,23 @@ def say(*parts: str | Styled, is_cropped: bool = True) -> None:
     if width is not None:
         line = cropped(line, width)
     codes = _STYLES if _has_colours() else {}
-    print(
-        "".join(
-            f"\x1b[{codes[style]}m{text}\x1b[0m" if style in codes else text
-            for text, style in line
-        )
+    text = "".join(
+        f"\x1b[{codes[style]}m{text}\x1b[0m" if style in codes else text
+        for text, style in line
     )
+    with to_output():
+        print(text)
+
+
+@contextlib.contextmanager
+def to_output() -> Generator[None, None, None]:
+    """Name the output in the error if it cannot be written, which is full perhaps."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, "standard output") from None
 
 
 def _has_colours() -> bool:
@@ -107,7 +119,8 @@ def say_json(value: Any) -> None:
     """Print one JSON document; what is no number of JSON becomes a string."""
     text = json.dumps(_plain(value), indent=2, allow_nan=False)
     # All other control characters are escaped already.
-    print(text.replace("\x7f", "\\u007f"))
+    with to_output():
+        print(text.replace("\x7f", "\\u007f"))
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.screen import in_bytes
-from .._steps import Run
+from .._steps import as_step, Run
 from ._guard import DAMAGED, status_of
 from ._output import NO_CHECKSUMS, say, say_json, say_problem, Styled, table
 from ._progress import bar
@@ -58,10 +58,11 @@ def _say_result(result: dict[str, Any]) -> None:
 
 def rm(path: str, steps: list[int]) -> int:
     run = Run(path)
-    for step in steps:
+    wanted = dict.fromkeys(map(as_step, steps))
+    for step in wanted:
         run.check(step)
     manager = eqx_ckpt.CheckpointManager(path)
-    for step in dict.fromkeys(steps):
+    for step in wanted:
         manager.delete(step)
         say(f"deleted {os.fspath(run.path(step))}")
     return 0

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import eqx_ckpt
 
-from .._storage.foreign import format_at
+from .._storage.foreign import format_at, without_names
 from .._storage.reading import opened, read_consistently
 
 
@@ -25,11 +25,12 @@ def found_at(path: str) -> str | eqx_ckpt.Source:
         return path
     except eqx_ckpt.CheckpointNotFoundError:
         is_remote = "://" in path
-        format = "" if is_remote else format_at(os.path.expanduser(path))
-        if format == "eqx":
+        expanded = os.path.expanduser(path)
+        format = "" if is_remote else format_at(expanded)
+        if problem := without_names(expanded, format):
             raise eqx_ckpt.CheckpointError(
-                f"{path!r} is a file of Equinox, which has no names. Make a checkpoint "
-                "of it: `eqx-ckpt convert` does, with `--like MODULE:NAME`."
+                f"{problem}. Make a checkpoint of it: `eqx-ckpt convert` does, with "
+                "`--like MODULE:NAME`."
             ) from None
         if not (is_remote or format):
             raise

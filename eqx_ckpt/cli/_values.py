@@ -1,6 +1,5 @@
 """Read parts of leaves, and compare two checkpoints."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from .._format.moments import Moments
 from .._format.parse import scalar_from_text
 from .._format.source import read_regions
 from .._stats import moments_of, stats_of
+from .._tree.similar import instead_of
 from ._words import in_options
 
 
@@ -76,11 +76,8 @@ def _record_named(manifest: eqx_ckpt.Manifest, name: str) -> eqx_ckpt.LeafRecord
         raise eqx_ckpt.LeafMismatchError(f"{name!r} was left out: {why}.")
     if name in names:
         return names[name]
-    close = difflib.get_close_matches(name, names, 3, 0.4)
-    below = [other for other in names if other.startswith(name + "/")][:3]
-    hint = f" Did you mean {', '.join(map(repr, below or close))}?"
     raise eqx_ckpt.LeafMismatchError(
-        f"There is no leaf {name!r}.{hint if below or close else ''}"
+        f"There is no leaf {name!r}.{instead_of(name, [*names])}"
     )
 
 

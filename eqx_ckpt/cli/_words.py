@@ -13,6 +13,8 @@ _WORDS = [
         (r", or other leaves by `where`", ""),
         (r"Pass that(, or one of `jax.ShapeDtypeStruct`s,)? as `like`", "Pass `like`"),
         (r"Pass `strict=False` to", "Leave out `--strict` to"),
+        (r"pass one of them as `item`[^.]*\.", "pass the path of one of them."),
+        (r"(`overwrite=True`) to a function that takes it", r"\1"),
         (r" and `prefix=('[^`]*')`", r", and \1 as PREFIX"),
         (r"`prefix`", "PREFIX"),
         (r"`like`", "`--like MODULE:NAME`"),

@@ -80,7 +80,7 @@ def copy(
             raise error
         assert opened is not None
         check_leaves(
-            opened.manifest, Form("checkpoint"), strict=strict, loses_metadata=False
+            opened.manifest, Form("a checkpoint"), strict=strict, loses_metadata=False
         )
         version = from_first(f"{call}: its version", reading.digest, deadline)
         with all_saving(path, deadline) or Alone() as group:

@@ -11,7 +11,7 @@ from .._format.manifest import MANIFEST
 from .._format.source import Source
 from .._storage.committed import is_checkpoint
 from .._storage.directory import locate
-from .._storage.foreign import format_at
+from .._storage.foreign import format_at, without_names
 from .._storage.reading import opened
 from .._types import Format, PathLike
 from ._eqx import eqx
@@ -87,8 +87,8 @@ def open_source(
 def _opened(format: str, path: PathLike, like: PyTree) -> Source:
     if format == "eqx" and like is None:
         raise CheckpointError(
-            f"{os.fspath(path)!r} is a file of Equinox, which has no names: its leaves "
-            "are in the order of the PyTree that was saved. Pass that as `like`."
+            f"{without_names(os.fspath(path), format)}: its leaves are in the order of "
+            "the PyTree that was saved. Pass that as `like`."
         )
     return _OPEN[format](path, like)
 
@@ -96,6 +96,8 @@ def _opened(format: str, path: PathLike, like: PyTree) -> Source:
 def _in_store(path: PathLike, like: PyTree, error: CheckpointNotFoundError) -> Source:
     """What others have saved in an object store; raise the error if there is none."""
     place = locate(path)
+    if place.whole_above()[0]:
+        raise error  # Of ours, which says where it is.
     keys = (key.split("/") for key in place.list_keys())
     first = next((key[0] for key in keys if key[1:] == [MANIFEST]), None)
     if first is not None and is_checkpoint(place / f"{first}/"):

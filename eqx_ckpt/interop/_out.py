@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
     **Attributes:**
 
-    - `words`: what to call it.
+    - `words`: what to call it, such as `"an npz file"`.
     - `separators`: those of its source's manifest; `None` if it has names as they are,
         or none at all.
     - `integers`: those that it has, if not all.
@@ -136,7 +136,7 @@ def check_leaves(
     }
     if problems:
         raise CheckpointError(
-            f"Nothing was written, because a {form.words} cannot hold these leaves:\n"
+            f"Nothing was written, because {form.words} cannot hold these leaves:\n"
             + _lines(problems)
         )
     names = form.lost_names(manifest)
@@ -154,10 +154,11 @@ def check_leaves(
         return
     if strict:
         raise CheckpointError(
-            f"Nothing was written, because a {form.words} would lose:\n{_lines(lost)}\n"
+            f"Nothing was written, because {form.words} would lose:\n{_lines(lost)}\n"
             "Pass `strict=False` to write it all the same."
         )
-    warnings.warn(f"A {form.words} does not keep:\n{_lines(lost)}", stacklevel=3)
+    words = form.words[0].upper() + form.words[1:]
+    warnings.warn(f"{words} does not keep:\n{_lines(lost)}", stacklevel=3)
 
 
 def _lines(found: dict[str, str]) -> str:

@@ -91,20 +91,21 @@ def to_eqx(
     }
     other = spelled(manifest, ((name, path) for name, (path, _) in paths.items()))
     kinds = {other.get(name, name): kind for name, (_, kind) in paths.items()}
-    check_leaves(
-        manifest,
-        Form("file of Equinox", integers=INT64),
-        lambda name, record: _problem(kinds[name], record),
-        ft.partial(losses, keeps_numbers=True, keeps_numpy=True, keeps_byte_order=True),
-        strict=strict,
-    )
-    values = in_order(source, [*kinds])
     place = Path(local_path(path))
     # Such as `.`, to whose own name no suffix is added.
     is_folder = os.path.basename(os.fspath(path)) in ("", ".", "..")
     if not (is_folder or place.suffix):
         place = place.with_suffix(".eqx")
-    with NewFiles([place], _KIND, overwrite=overwrite) as new, new.next() as f:
+    new_file = NewFiles([place], _KIND, overwrite=overwrite)
+    check_leaves(
+        manifest,
+        Form("a file of Equinox", integers=INT64),
+        lambda name, record: _problem(kinds[name], record),
+        ft.partial(losses, keeps_numbers=True, keeps_numpy=True, keeps_byte_order=True),
+        strict=strict,
+    )
+    values = in_order(source, [*kinds])
+    with new_file as new, new.next() as f:
         for _, record, value in values:
             np.save(f, np.asarray(value, _dtype(record), order="C"), allow_pickle=False)
     return Path(new.paths[0])

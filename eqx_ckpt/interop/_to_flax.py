@@ -81,6 +81,7 @@ def to_flax(
         ```
     """
     manifest = read_manifest(source)
+    new_file = NewFiles([path], _KIND, overwrite=overwrite)
     check_leaves(
         manifest,
         Form("msgpack of flax", "", range(-(2**63), 2**64)),
@@ -90,7 +91,7 @@ def to_flax(
     )
     tree = _nested(manifest)
     values = in_order(source, list(_names(tree)))
-    with NewFiles([path], _KIND, overwrite=overwrite) as new, new.next() as f:
+    with new_file as new, new.next() as f:
         _write(f, tree, values)
     return Path(new.paths[0])
 

@@ -73,15 +73,16 @@ def to_npz(
             "Nothing was written: two leaves would have the same key, because keys "
             "have a `/` in them."
         )
+    new_file = NewFiles([path], NPZ, overwrite=overwrite)
     check_leaves(
         manifest,
-        Form("npz file", SEPARATORS, INT64),
+        Form("an npz file", SEPARATORS, INT64),
         _problem,
         lambda record: losses(record, keeps_numbers=False, keeps_numpy=True),
         strict=strict,
     )
     with (
-        NewFiles([path], NPZ, overwrite=overwrite) as new,
+        new_file as new,
         new.next() as f,
         zipfile.ZipFile(f, "w") as archive,
     ):

@@ -106,14 +106,14 @@ def to_orbax(
             f"Nothing was written: {found} has no leaves, and Orbax cannot save an "
             "empty tree."
         )
+    is_replacement(str(place), _KIND, overwrite=overwrite)
     check_leaves(
         found.manifest,
-        Form("checkpoint of Orbax", "", INT64),
+        Form("a checkpoint of Orbax", "", INT64),
         _problems(found.manifest),
         _losses,
         strict=strict,
     )
-    is_replacement(str(place), _KIND, overwrite=overwrite)
     tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
     with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)

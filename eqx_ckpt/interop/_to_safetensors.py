@@ -119,7 +119,7 @@ def to_safetensors(
     metadata = manifest.metadata if _is_strings(manifest.metadata) else None
     check_leaves(
         manifest,
-        Form("safetensors file", SEPARATORS, INT64),
+        Form("a safetensors file", SEPARATORS, INT64),
         _problem,
         lambda record: losses(record, keeps_numbers=False, keeps_numpy=False),
         strict=strict,

@@ -2,22 +2,43 @@
 
 import importlib.util
 import json
+import os
+import pickle
 import shutil
+import zipfile
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.array_serialization import serialization
+from jax.experimental.array_serialization import (
+    pytree_serialization,
+    serialization,
+)
 
 import eqx_ckpt
 
 
 TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
-# What is wrong with a path, of those that are none of these.
-WHOLE = (
-    "checkpoint database recording safetensors shards npz flax orbax levanter"
-).split()
+# By what there is to say of them, which the tests know.
+KINDS = {
+    "whole": "checkpoint database compressed link safetensors shards npz flax orbax "
+    "levanter run/000002 two_words_ü",
+    "recording": "recording",
+    "run": "run run_database run_link run_damaged run_lost run_no_manifest "
+    "recording/states",
+    # A leaf is, or all of it.
+    "damaged": "damaged lost empty empty_database",
+    "unreadable": "damaged_manifest cut_manifest cut_record cut.npz cut.safetensors "
+    "cut_orbax",
+    "nameless": "model.eqx array.npy numbered",
+    "nothing": "zero_bytes text pickle archive.zip empty_folder other_files hidden/.c "
+    "loop dangling fifo missing checkpoint/w checkpoint/zarr.json recording/samples "
+    "items run_file/000009",
+}
+KIND = {name: kind for kind, names in KINDS.items() for name in names.split()} | {
+    "": "nothing"
+}
 
 
 def make(root):
@@ -25,10 +46,15 @@ def make(root):
     save = eqx_ckpt.tree_serialise_leaves
     save(root / "checkpoint", TREE)
     save(root / "database", TREE, layout="ocdbt")
-    for name in ("run", "run with a damaged step", "run with a damaged manifest"):
-        with eqx_ckpt.CheckpointManager(root / name) as manager:
+    save(root / "compressed", TREE, compression="zstd")
+    save(root / "two_words_ü", TREE)
+    (root / "link").symlink_to("checkpoint")
+    for name in ("run", "run_damaged", "run_lost", "run_no_manifest", "run_database"):
+        layout = "ocdbt" if name == "run_database" else "zarr"
+        with eqx_ckpt.CheckpointManager(root / name, layout=layout) as manager:
             for step in (1, 2):
                 manager.save(step, TREE, metadata={"loss": 1 / step})
+    (root / "run_link").symlink_to("run")
     _recording(root / "recording")
     for name, to in (("safetensors", None), ("npz", None), ("flax", None)):
         eqx_ckpt.interop.convert(root / "checkpoint", root / name, to=to or name)
@@ -37,17 +63,15 @@ def make(root):
         root / "checkpoint", root / "shards/model.safetensors", strict=True
     )
     (root / "flax").rename(root / "flax.msgpack")
-    eqx.tree_serialise_leaves(root / "eqx", TREE)
+    eqx.tree_serialise_leaves(root / "model.eqx", TREE)
     if importlib.util.find_spec("orbax") is not None:
         eqx_ckpt.interop.to_orbax(root / "checkpoint", root / "orbax")
+        _items(root / "items")
     _levanter(root / "levanter")
+    pytree_serialization.save(TREE, root / "numbered")
+    np.save(root / "array.npy", np.arange(3.0))
     _damaged(root)
-    (root / "zero bytes").touch()
-    (root / "text").write_text("not a checkpoint\n")
-    (root / "empty folder").mkdir()
-    (root / "other files").mkdir()
-    (root / "other files/a.txt").write_text("a")
-    (root / "loop").symlink_to(root / "loop")
+    _others(root)
     return [path.name for path in root.iterdir()]
 
 
@@ -74,10 +98,54 @@ def _levanter(path):
 
 
 def _damaged(root):
-    shutil.copytree(root / "checkpoint", root / "damaged chunk")
-    for path in ("damaged chunk", "run with a damaged step/000001"):
+    for name in ("damaged", "lost", "empty", "damaged_manifest", "cut_manifest"):
+        shutil.copytree(root / "checkpoint", root / name)
+    for path in ("damaged", "run_damaged/000001"):
         (root / path / "w/c.0.0").write_bytes(b"\1" * 28)
-    shutil.copytree(root / "checkpoint", root / "damaged manifest")
-    for path in ("damaged manifest", "run with a damaged manifest/000001"):
+    for path in ("lost", "run_lost/000001"):
+        (root / path / "w/c.0.0").unlink()
+    (root / "empty/w/c.0.0").write_bytes(b"")
+    shutil.copytree(root / "database", root / "empty_database")
+    (root / "empty_database/manifest.ocdbt").write_bytes(b"")
+    for path in ("damaged_manifest", "run_no_manifest/000001"):
         manifest = root / path / "zarr.json"
         manifest.write_bytes(manifest.read_bytes().replace(b"float32", b"float23"))
+    shutil.copytree(root / "recording", root / "cut_record")
+    shutil.copy(root / "npz", root / "cut.npz")
+    shutil.copy(root / "safetensors", root / "cut.safetensors")
+    cut = ["cut_manifest/zarr.json", "cut_record/recording.json"]
+    cut += ["cut.npz", "cut.safetensors"]
+    if (root / "orbax").exists():
+        shutil.copytree(root / "orbax", root / "cut_orbax")
+        cut.append("cut_orbax/_METADATA")
+    for name in cut:
+        os.truncate(root / name, (root / name).stat().st_size - 30)
+
+
+def _items(path):
+    """Orbax's manager, with two trees in a step."""
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(path) as manager:
+        saved = {name: ocp.args.StandardSave(TREE) for name in ("model", "optimiser")}
+        manager.save(1, args=ocp.args.Composite(**saved))
+
+
+def _others(root):
+    """What is no checkpoint, and none of a format that is known."""
+    (root / "zero_bytes").touch()
+    (root / "text").write_text("not a checkpoint\n")
+    (root / "pickle").write_bytes(pickle.dumps([1]))
+    with zipfile.ZipFile(root / "archive.zip", "w") as archive:
+        archive.writestr("archive/data.pkl", b"of torch")
+    (root / "empty_folder").mkdir()
+    (root / "other_files").mkdir()
+    (root / "other_files/a.txt").write_text("a")
+    # Of a save that was killed.
+    shutil.copytree(root / "checkpoint", root / "hidden/.c")
+    (root / "hidden/.c/zarr.json").unlink()
+    (root / "run_file").mkdir()
+    (root / "run_file/000009").write_text("a")
+    (root / "loop").symlink_to(root / "loop")
+    (root / "dangling").symlink_to(root / "nowhere")
+    os.mkfifo(root / "fifo")

@@ -50,6 +50,17 @@ def test_a_metric_that_no_step_has(run, ask, capsys):
         assert "The numbers there are 'loss'." in text
 
 
+def test_a_metric_that_is_nan_in_all_steps(tmp_path, ask):
+    with eqx_ckpt.CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": np.ones(1)}, metadata={"loss": float("nan")})
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="other than NaN"):
+            manager.best("loss")
+    assert (
+        "'loss' in its metadata, other than NaN"
+        in ask("ls", tmp_path, "--best", "loss")[1]
+    )
+
+
 def test_a_damaged_manifest_is_listed(run, ask, data):
     manifest = run / "000002/zarr.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
@@ -343,7 +354,9 @@ def test_rm(run, ask):
         (["ls", "ftp://x/y"], "not supported"),
         (["look"], "No such command"),
         (["ls"], "RUN"),
-        (["rm", "a run", "one"], "integer"),
+        (["rm", "a run", "one"], "integer. Try `"),
+        (["rm", "a run", "--", "-1"], "-1 is not a step"),
+        (["rm", "a run/000001", "1"], "There are no steps. It is one checkpoint"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -454,6 +467,19 @@ def test_a_closed_pipe(run):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_an_output_that_is_full(run):
+    """What is full is the output, and not what was written before."""
+    words = [sys.executable, "-m", "eqx_ckpt", "copy", "000001", "new"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            words, cwd=run, stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"No space left on device: 'standard output'\n")
+    assert eqx_ckpt.verify(run / "new")
 
 
 def test_the_docs_name_all_commands_and_keys(run, data):

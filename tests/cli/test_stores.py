@@ -1,5 +1,6 @@
 """Commands on an object store: each takes a URL where it takes a directory."""
 
+import numpy as np
 import pytest
 
 import eqx_ckpt
@@ -66,6 +67,26 @@ def test_what_is_no_checkpoint_and_no_run(remote, ask):
     status, text = ask("gc", f"{remote}/000001")
     assert status == 2
     assert "It is one checkpoint, and no run" in text
+
+
+def test_what_is_inside_of_something(remote, ask):
+    """No part of a recording is a run, or arrays of anybody else."""
+    like = {"w": np.zeros(3)}
+    with eqx_ckpt.Recording(f"{remote}/rec", like) as recording:
+        recording.append(like)
+        recording.commit({"step": 1})
+    said = {
+        ("tree", "rec/samples"): "inside of the recording",
+        ("verify", "rec/samples"): "inside of the recording",
+        ("tree", "000001/model"): "inside of the checkpoint",
+        ("ls", "rec"): "It is a recording, and no run",
+        ("ls", "000001/model"): "inside of the checkpoint",
+        ("rm", "rec/states", "1"): "it belongs to the recording",
+    }
+    for (command, path, *step), problem in said.items():
+        status, text = ask(command, f"{remote}/{path}", *step)
+        assert (status, problem in text) == (2, True), text
+    assert ask("verify", f"{remote}/rec")[0] == 0
 
 
 def test_no_bucket(place, ask):

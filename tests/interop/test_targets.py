@@ -20,7 +20,7 @@ from eqx_ckpt import interop, Recording
 from eqx_ckpt.__main__ import main
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:A .* does not keep")
+pytestmark = pytest.mark.filterwarnings("ignore:.* does not keep")
 TREE = {"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2))}}
 HAS_ORBAX = importlib.util.find_spec("orbax") is not None
 

@@ -69,6 +69,19 @@ def test_a_step_that_is_not_there(run):
     assert manager.steps() == [1, 2, 3]
 
 
+def test_the_state_of_a_recording_is_no_step(run):
+    """Without it the recording could not go on."""
+    like = {"w": np.zeros(3)}
+    with eqx_ckpt.Recording(f"{run}/rec", like) as recording:
+        recording.append(like)
+        recording.commit(TREE)
+    manager = CheckpointManager(f"{run}/rec/states")
+    (state,) = manager.steps()
+    with pytest.raises(eqx_ckpt.CheckpointError, match="belongs to the recording '"):
+        manager.delete(state)
+    assert manager.steps() == [state]
+
+
 def test_it_can_be_asked_for_at_once(run):
     """After a save that goes on, and in a manager that is closed."""
     with CheckpointManager(run) as manager:

@@ -1,6 +1,7 @@
 """A path at which there is something else: what it is, and what to do."""
 
 import json
+import zipfile
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -91,11 +92,31 @@ def test_a_file_whose_content_does_not_say_what_it_is_is_damaged(tmp_path, name,
         eqx_ckpt.interop.open_source(path, like=TREE)
 
 
-def test_nothing_is_said_of_what_is_not_known(place):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("empty", "It is empty"),
+        ("missing", "That path does not exist"),
+        ("missing/too", "That path does not exist"),
+        ("others", "It holds 'a.txt', and no checkpoint"),
+        ("model.pt", "It is a file.* Its format is not known"),
+        ("array.npy", "It is an array of NumPy: pass `eqx_ckpt.interop.eqx\\("),
+    ],
+)
+def test_what_is_no_checkpoint_of_anybody(place, name, what):
     (place / "empty").mkdir()
-    for name in ("empty", "missing", "missing/too"):
-        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=r"`zarr.json`\.$"):
-            eqx_ckpt.read_manifest(place / name)
+    (place / "others").mkdir()
+    (place / "others/a.txt").write_text("a")
+    with zipfile.ZipFile(place / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"as torch saves")
+    np.save(place / "array.npy", np.ones(3))
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
+        eqx_ckpt.read_manifest(place / name)
+
+
+def test_an_archive_of_arrays_is_known_without_its_suffix(place):
+    (place / "a.npz").rename(place / "arrays")
+    assert list(eqx_ckpt.interop.open_source(place / "arrays").manifest.leaves) == ["x"]
 
 
 @pytest.mark.parametrize(
