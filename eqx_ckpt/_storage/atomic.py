@@ -20,8 +20,16 @@ def delete(directory: str) -> None:
     """Delete a hidden directory; log what cannot be deleted, which is harmless.
 
     Of a link, delete only the link: its target is not ours. To open a pipe, as `rmtree`
-    does, would block.
+    does, would block. Ctrl-C is raised when it is deleted.
     """
+    try:
+        _delete(directory)
+    except KeyboardInterrupt:
+        _delete(directory)
+        raise
+
+
+def _delete(directory: str) -> None:
     if os.path.islink(directory) or not os.path.isdir(directory):
         with contextlib.suppress(OSError):
             os.unlink(directory)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -51,6 +52,9 @@ class Crew(Generic[_T]):
         self._done: SimpleQueue[_Done[_T]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._cores = min(len(os.sched_getaffinity(0)), _MOST)
+        # Also if Ctrl-C comes between the end of the work and `__exit__`.
+        self._end = weakref.finalize(self, self._todo.put, None)
+        self._end.atexit = False  # Saves still go on then.
         self._open = 0  # items
         self._nbytes = 0
         self._wall = self._cpu = 0.0
@@ -60,13 +64,16 @@ class Crew(Generic[_T]):
 
     def __exit__(self, *failure: object) -> None:
         """When this returns, no thread works on an item."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._todo.get_nowait()
-        for _ in self._threads:
-            self._todo.put(None)
+        try:
+            with contextlib.suppress(Empty):
+                while True:
+                    self._todo.get_nowait()
+        finally:
+            self._end()
         for thread in self._threads:
-            thread.join()
+            # One whose start was interrupted does not live yet, and gets no item.
+            if thread.is_alive():
+                thread.join()
 
     def put(self, item: _T, nbytes: int) -> None:
         if nbytes < SMALL and self._wall <= _WAITS * self._cpu:
@@ -116,19 +123,29 @@ class Crew(Generic[_T]):
         self._heard(item)
 
     def _hire(self) -> None:
-        thread = threading.Thread(target=self._work, daemon=True)
+        what = (self._todo, self._done, self._do)
+        thread = threading.Thread(target=_work, args=what, daemon=True)
+        # Before it starts: Ctrl-C may come before that returns.
+        self._threads.append(thread)
         # If none starts, the calling thread does all.
-        if start(thread):
-            self._threads.append(thread)
+        if not start(thread):
+            self._threads.remove(thread)
 
-    def _work(self) -> None:
-        while (task := self._todo.get()) is not None:
-            error: BaseException | None = None
-            wall, cpu = time.perf_counter(), time.thread_time()
-            try:
-                self._do(task[0])
-            except BaseException as e:
-                error = e
-            cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
-            self._done.put(_Done(*task, error, wall > _WAITS * cpu))
-            del task
+
+def _work(
+    todo: SimpleQueue[tuple[_T, int] | None],
+    done: SimpleQueue[_Done[_T]],
+    do: Callable[[_T], None],
+) -> None:
+    """What a thread does, without a reference to the crew."""
+    while (task := todo.get()) is not None:
+        error: BaseException | None = None
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            do(task[0])
+        except BaseException as e:
+            error = e
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        done.put(_Done(*task, error, wall > _WAITS * cpu))
+        del task
+    todo.put(None)  # For the others, however many there are.

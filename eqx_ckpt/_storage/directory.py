@@ -379,28 +379,38 @@ def _claimed(target: str) -> Generator[str, None, None]:
             f"bytes. Nothing was saved; choose a name of {_MAX_NAME} at most: a save "
             "needs a longer one beside it, and file systems take 255."
         )
-    while True:
-        stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
-        lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            swept = not os.fstat(lock).st_nlink
-        except BlockingIOError:
-            swept = True
-        except OSError:
-            # A file system without locks: `sweep` fails there too, and removes nothing.
-            swept = False
-        if not swept:
-            break
-        os.close(lock)
-    _held.add(lock)
+    stem, lock = "", None
+    # From its first line, as Ctrl-C may come at any.
     try:
+        while lock is None:
+            stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
+            lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            _held.add(lock)
+            if not _is_locked(lock):
+                lock = _close(lock)
         yield stem
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(stem + ".lock")
-        _held.discard(lock)
-        os.close(lock)
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(stem + ".lock")
+            _close(lock)
+
+
+def _is_locked(lock: int) -> bool:
+    """Lock a new file; whether it is there still, and no `sweep` has removed it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_nlink > 0
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system without locks: `sweep` fails there too, and removes nothing.
+        return True
+
+
+def _close(lock: int) -> None:
+    _held.discard(lock)
+    os.close(lock)
 
 
 def _let_go() -> None:

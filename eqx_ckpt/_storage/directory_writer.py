@@ -41,19 +41,20 @@ class DirectoryWriter(SoleWriter):
             ) from None
         for name in os.listdir(self._root):
             self._check_is_no_link(name)
-        lock = open_plain(self._root + WRITER_LOCK, os.O_RDWR | os.O_CREAT)[0]
+        path = self._root + WRITER_LOCK
+        self._lock = open_plain(path, os.O_RDWR | os.O_CREAT)[0]
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.add(self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Opened before the first write: it reports the errors of writes since then.
             self._directory = open_folder(self._root)
+            _held.add(self._directory)
         except BlockingIOError:
-            os.close(lock)
+            self.release()
             raise has_a_writer(repr(self._root)) from None
         except BaseException:
-            os.close(lock)
+            self.release()
             raise
-        self._lock = lock
-        _held.update((lock, self._directory))
 
     def join(self) -> None:
         self._directory = open_folder(self._root)

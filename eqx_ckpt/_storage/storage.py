@@ -429,7 +429,7 @@ class SoleWriter(abc.ABC):
 def has_a_writer(where: str) -> CheckpointError:
     return CheckpointError(
         "The recording is written by another process, or by another `Recording`: "
-        f"{where}. Wait for it to close, or choose another path."
+        f"{where}. Call its `close()`, wait for its process, or choose another path."
     )
 
 

@@ -61,13 +61,14 @@ class Log(Taker):
         self.has_recorder = False
         self._has_overflowed = False
         self._leaf = ""
+        self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
+        # Last, because it locks the recording.
         self._place = Place(path, wanted, differs, deadline)
         self.base, self.where = self._place.base, self._place.where
         self.team = self._place.team
         self._taken = np.array(self.record.draws, np.int64)
         # The chains that other processes have recorded since this log began.
         self._elsewhere = np.zeros(len(self._taken), bool)
-        self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Otherwise a sampler that starts afresh would append to the samples of an old
         # state.
         self.must_resume = self.record.state is not None

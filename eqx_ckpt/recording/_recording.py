@@ -133,10 +133,10 @@ class Recording:
                 return f"compression {before!r} in the recording, {now!r} now"
             return ""
 
-        self.log = Log(path, wanted, differs, max_samples, deadline)
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
         self._receivers: list[Receiver] = []
+        self.log = Log(path, wanted, differs, max_samples, deadline)
         weakref.finalize(self, self.log.abandon)
 
     @staticmethod
