@@ -386,31 +386,25 @@ def _claimed(target: str) -> Generator[str, None, None]:
             stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
             lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             _held.add(lock)
-            if not _is_locked(lock):
-                lock = _close(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                swept = not os.fstat(lock).st_nlink
+            except BlockingIOError:
+                swept = True
+            except OSError:
+                # A file system without locks: `sweep` fails there, and removes nothing.
+                swept = False
+            if swept:
+                _held.discard(lock)
+                os.close(lock)
+                lock = None
         yield stem
     finally:
         if lock is not None:
             with contextlib.suppress(OSError):
                 os.unlink(stem + ".lock")
-            _close(lock)
-
-
-def _is_locked(lock: int) -> bool:
-    """Lock a new file; whether it is there still, and no `sweep` has removed it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(lock).st_nlink > 0
-    except BlockingIOError:
-        return False
-    except OSError:
-        # A file system without locks: `sweep` fails there too, and removes nothing.
-        return True
-
-
-def _close(lock: int) -> None:
-    _held.discard(lock)
-    os.close(lock)
+            _held.discard(lock)
+            os.close(lock)
 
 
 def _let_go() -> None:
