@@ -16,6 +16,7 @@ from ._retention import check_mode, Keep, Mode, ranked
 from ._storage.checkpoint import being_read
 from ._storage.directory import locate
 from ._storage.storage import MAX_STEP, step_name, Storage
+from ._storage.threads import at_once
 from ._storage.url import Store
 from ._types import check_text, PathLike
 
@@ -383,9 +384,10 @@ class Candidates(Mapping[int, Any]):
 
         Raise if it is the step that was just saved.
         """
-        dropped = [
-            step for step in self if step in kept and not self._is_whole(step, saved)
-        ]
+        is_whole = at_once(
+            lambda step: self._is_whole(step, saved), kept & self._steps.keys()
+        )
+        dropped = [step for step, whole in is_whole.items() if not whole]
         for step in dropped:
             del self._steps[step]
         self.unreadable.difference_update(dropped)

@@ -62,9 +62,12 @@ class Bucket(KeyValues):
     def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
         return wait_patiently(self.spec, future, self.url(key), most)
 
-    def check_exists(self) -> None:
+    def is_listed(self, key: str) -> bool:
         # In a missing bucket every key is missing; only a listing shows the difference.
-        self.at(self.spec["path"] + MANIFEST).list_keys()
+        import tensorstore as ts
+
+        only = ts.KvStore.KeyRange(key, f"{key}\0")
+        return bool(self.wait_for(self.open().list(only), key))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +77,13 @@ class GoogleBucket(Bucket):
     scheme = "gs"
 
     def list_keys(self) -> list[str]:
-        keys = super().list_keys()
-        # TensorStore reports a denied listing as an empty one.
+        # TensorStore reports a denied or failed listing as an empty one.
+        keys = super().list_keys() or super().list_keys()
         self.wait_for(self.open().read("@"))
         return keys
 
-    def check_exists(self) -> None:
-        """Raise if there is no bucket, or its keys may not be listed.
+    def is_listed(self, key: str) -> bool:
+        """As in any bucket; raise if there is none.
 
         TensorStore reports every key in a missing bucket as missing. Google says
         without credentials whether a bucket exists.
@@ -89,7 +92,12 @@ class GoogleBucket(Bucket):
         import urllib.error
         import urllib.request
 
-        super().check_exists()
+        if super().is_listed(key):
+            return True
+        # TensorStore reports a denied or failed listing as an empty one.
+        self.wait_for(self.open().read("@"))
+        if super().is_listed(key):
+            return True
         google = os.environ.get(
             "TENSORSTORE_GCS_HTTP_URL", "https://storage.googleapis.com"
         )
@@ -103,6 +111,7 @@ class GoogleBucket(Bucket):
         except (OSError, ValueError) as e:
             bucket = self.spec["bucket"]
             logger.debug("Whether %s exists is not known: %s", bucket, e)
+        return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,4 +125,5 @@ class Memory(Bucket):
     def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
         return wait_for(future, self.url(key), most)
 
-    def check_exists(self) -> None: ...
+    def is_listed(self, key: str) -> bool:
+        return False

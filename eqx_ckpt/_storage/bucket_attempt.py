@@ -7,6 +7,7 @@ is created if none exists: the one operation that succeeds for one writer only.
 import contextlib
 import logging
 import re
+import time
 import uuid
 from types import TracebackType
 
@@ -16,18 +17,21 @@ from .._format.parse import from_bytes, HEAD
 from .._format.recorded import is_state, RECORD
 from .._format.strangers import strangers
 from .._types import Checksums, Layout
+from . import publication
 from .heartbeat import Heartbeat
 from .key_values import KeyValues
 from .replacing import already_there, inside
 from .storage import Attempt, Share
+from .translate import contradicts
 
 
 logger = logging.getLogger("eqx_ckpt")
 
 # `@<uuid>/`, the prefix of an attempt.
 PREFIX = re.compile(r"@[0-9a-f]{32}/")
-_TRIES = 2
 PROBE = "probe"
+# The mark of a manager that removes an attempt.
+SWEPT = "swept"
 # The buckets that passed the test of conditional writes, by their identity.
 _keep_conditions: set[tuple[object, ...]] = set()
 
@@ -59,6 +63,10 @@ class BucketAttempt(Attempt):
         """Raise if there are keys that do not belong to a checkpoint."""
         where = str(self._target)
         keys = [key for key in self._target.list_keys() if not PREFIX.match(key)]
+        if self._old.value is None and MANIFEST in keys:
+            raise contradicts(
+                self._target.url(MANIFEST), "it is listed, and it is missing"
+            )
         others = strangers(keys, self._old.value, where)
         if others:
             raise CheckpointExistsError(
@@ -72,57 +80,40 @@ class BucketAttempt(Attempt):
     def commit(self, manifest: bytes) -> None:
         assert self._heartbeat is not None
         self._heartbeat.check()
-        # From here on the request may have an effect, whatever the response.
-        self._is_ours = False
+        publishing = publication.Publication(self._target, manifest, self._old)
         try:
-            is_there = self._publish(manifest)
-        except Exception as e:
-            e.add_note(
-                "Whether the checkpoint was saved is not known: look again when the "
-                f"store answers. If it was, it is whole. ({self._target})"
-            )
+            publishing.publish()
+            self._is_ours = False
+            if self._heartbeat.is_late():
+                self._check_data(publishing, manifest)
+        except BaseException as e:
+            self._is_ours = not publishing.is_possible
+            if publishing.is_possible:
+                e.add_note(
+                    "Whether the checkpoint was saved is not known: look again when "
+                    f"the store answers. ({self._target})"
+                )
             raise
-        if not is_there:
-            self._is_ours = True
-            raise already_there(str(self._target))
         if self._old.value is not None:
             self._remove_old(self._old.value)
 
-    def _publish(self, manifest: bytes) -> bool:
-        """Whether the manifest was created; raise if that cannot be known.
+    def _check_data(self, publishing: publication.Publication, manifest: bytes) -> None:
+        """Raise if a manager has removed the data before it saw the manifest.
 
-        If a response is lost, TensorStore repeats the request, and is then refused
-        because of its own first one. So the manifest that exists is compared with
-        the one to be created.
+        It marks what it removes, and looks for the manifest after that. So either it
+        has seen the manifest, or its mark, or what it has left, is seen here.
         """
-        for _ in range(_TRIES):
-            problem: Exception | None = None
-            try:
-                if self._target.write(MANIFEST, manifest, self._old.version):
-                    return True
-            except (OSError, CheckpointError) as e:
-                problem = e
-            found = self._target.read(MANIFEST)
-            if found == manifest:
-                return True
-            if found != self._old.value and self._is_of_another(found):
-                return False
-            if problem is not None:
-                raise problem
-        raise CheckpointError(
-            f"{self._target} refuses the manifest, and nobody else's is there."
-        )
-
-    def _is_of_another(self, manifest: bytes | None) -> bool:
-        """False if it is damaged or incomplete: then it could be our own."""
-        if manifest is None:
-            return True  # Another process removed what was to be replaced.
-        try:
-            return from_bytes(manifest, str(self._target)).root != self.root
-        except CorruptCheckpointError:
-            return False
-        except CheckpointError:
-            return True
+        assert self._heartbeat is not None
+        leaves = from_bytes(manifest, str(self._target)).leaves
+        for pause in (0.0, *publication.PAUSES):
+            time.sleep(pause)
+            is_marked = SWEPT in self._place.list_keys()
+            if self.chunks.missing(leaves):
+                publishing.take_back()
+                self._heartbeat.check()
+            if not is_marked:
+                return
+        raise CheckpointError(f"A manager is removing {self._place}.")
 
     def _remove_old(self, old: bytes) -> None:
         try:
@@ -137,6 +128,9 @@ class BucketAttempt(Attempt):
         traceback: TracebackType | None,
     ) -> None:
         self._clean_up()
+        if isinstance(error, CorruptCheckpointError) and self._heartbeat is not None:
+            # What it missed was removed by a manager.
+            self._heartbeat.check()
 
     def _clean_up(self) -> None:
         if self._heartbeat is not None:
@@ -204,24 +198,24 @@ def check_conditions(place: KeyValues, *, replace: bool) -> None:
     if store in _keep_conditions:
         return
     refused: CheckpointError | None = None
-    try:
-        keeps = _keeps_conditions(place, replace)
-    except CheckpointError as e:
-        place.write(
-            PROBE, b""
-        )  # Raises if the refusal has another cause than the condition.
-        keeps, refused = False, e
-    if not keeps:
-        what = "create an object only if there is none"
-        if replace:
-            what = "replace a checkpoint only if nobody else has"
-        raise CheckpointError(
-            f"The store of {place} cannot {what}, so that of two writers both "
-            "would seem to succeed. Nothing was saved. If nobody else ever saves "
-            "there, say so: `eqx_ckpt.Store(url, single_writer=True)`. Or save to "
-            "another path."
-        ) from refused
-    _keep_conditions.add(store)
+    for _ in range(2):  # One answer may be wrong.
+        try:
+            if _keeps_conditions(place, replace):
+                _keep_conditions.add(store)
+                return
+        except CheckpointError as e:
+            refused = e
+    if refused:
+        # Raises if the refusal has another cause than the condition.
+        place.write(PROBE, b"")
+    what = "create an object only if there is none"
+    if replace:
+        what = "replace a checkpoint only if nobody else has"
+    raise CheckpointError(
+        f"The store of {place} cannot {what}, so that of two writers both would seem "
+        "to succeed. Nothing was saved. If nobody else ever saves there, say so: "
+        "`eqx_ckpt.Store(url, single_writer=True)`. Or save to another path."
+    ) from refused
 
 
 def _keeps_conditions(place: KeyValues, replace: bool) -> bool:

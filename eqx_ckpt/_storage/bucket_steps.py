@@ -8,18 +8,23 @@ from typing import Any
 
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import MANIFEST
-from .._format.parse import from_bytes
+from .._format.parse import from_bytes, HEAD_BYTES
 from . import heartbeat
-from .bucket_attempt import PREFIX, remove_data
-from .committed import committed_steps, is_checkpoint, read_metadata, SeenWhole
+from .bucket_attempt import PREFIX, remove_data, SWEPT
+from .committed import (
+    committed_steps,
+    is_checkpoint,
+    problem_of,
+    read_metadata,
+    root_of,
+)
 from .key_values import KeyValues
 from .storage import is_misspelled_step, is_step, step_name, Steps
-from .threads import Pool
+from .threads import at_once
+from .translate import contradicts
 
 
 logger = logging.getLogger("eqx_ckpt")
-# Manifests read from a store at a time.
-_AT_ONCE = 16
 # Seconds between two looks at what may be dead.
 _PAUSE = 30.0
 _STEP_ATTEMPT = re.compile(r"([0-9]+)/@[0-9a-f]{32}/")
@@ -31,13 +36,14 @@ class BucketSteps(Steps):
     def __init__(self, run: KeyValues) -> None:
         self._run = run
         self._orphans = OrphanSweeper(run)
-        self._whole = SeenWhole()
         # By step, in the last list of all keys: the attempts, the metadata or what is
         # wrong with them; and by root, what is remembered for the next list.
         self._attempts: dict[int, set[str]] = {}
         self._found: dict[int, Any] = {}
         self._by_root: dict[str, Any] = {}
         self._strangers: dict[str, bool] = {}
+        # By step, its attempts when it was seen to be whole.
+        self._whole: dict[int, set[str]] = {}
 
     def named(self) -> list[int]:
         return sorted(self._named())
@@ -49,7 +55,7 @@ class BucketSteps(Steps):
         attempts: dict[int, set[str]] = {}
         everything = self._run.list_keys()
         if not everything:
-            self._run.check_exists()
+            self._run.is_listed(MANIFEST)
         for key in everything:
             step, _, rest = key.partition("/")
             if not is_step(step):
@@ -83,13 +89,7 @@ class BucketSteps(Steps):
         found = self._found
         if step not in found:
             missing = {step, *self._attempts} - found.keys()
-            with Pool(_AT_ONCE) as pool:
-                reading = {step: pool.submit(self._read, step) for step in missing}
-                try:
-                    found.update({step: r.result() for step, r in reading.items()})
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
+            found.update(at_once(self._read, missing))
         if isinstance(found[step], CheckpointError):
             raise found[step]
         return found[step]
@@ -116,7 +116,14 @@ class BucketSteps(Steps):
         return {name: True for name in found if is_checkpoint(self._run / f"{name}/")}
 
     def problem(self, step: int) -> str:
-        return self._whole.problem(self._step(step))
+        attempts = self._attempts.get(step, set())
+        # If there is one, it is the one that was seen.
+        if len(attempts) == 1 and self._whole.get(step) == attempts:
+            return ""
+        problem = problem_of(self._step(step))
+        if not problem:
+            self._whole[step] = attempts
+        return problem
 
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:
@@ -149,6 +156,8 @@ def _remove(place: KeyValues) -> None:
     """Delete a checkpoint: the manifest first, so no part is ever visible."""
     manifest = place.read(MANIFEST)
     place.delete([MANIFEST])
+    if place.is_listed(MANIFEST):
+        raise contradicts(place.url(MANIFEST), "it was deleted, and it is listed")
     if manifest is not None:
         remove_data(place, manifest)
 
@@ -164,9 +173,7 @@ class OrphanSweeper:
 
     def candidates(self) -> list[str]:
         """The prefixes of attempts that no manifest refers to, alive or not."""
-        unknown = self._unknown()
-        self._in_use.update(filter(self._is_in_use, unknown))
-        return [prefix for prefix in unknown if prefix not in self._in_use]
+        return self._unused([*self._unknown()])
 
     def _unknown(self) -> dict[str, list[str]]:
         """The keys of each attempt that is not known to be in use, by its prefix."""
@@ -185,27 +192,49 @@ class OrphanSweeper:
         found = self._unknown()
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
+        silent: list[str] = []
         for prefix, keys in found.items():
             state = hash(tuple(sorted(keys)))
             before, since = seen.get(prefix, (0, now))
-            if state != before:
-                self._seen[prefix] = state, now
-            elif now - since < heartbeat.ORPHANED_AFTER:
-                self._seen[prefix] = before, since
-            elif self._is_in_use(prefix):
-                self._in_use.add(prefix)
-            else:
-                logger.info("Removing %s, which a dead process left.", prefix)
-                self._run.delete_below(prefix)
+            self._seen[prefix] = state, since if state == before else now
+            if state == before and now - since >= heartbeat.ORPHANED_AFTER:
+                silent.append(prefix)
+        for prefix in self._unused(silent):
+            self._remove(prefix)
+
+    def _unused(self, prefixes: Sequence[str]) -> list[str]:
+        """Those that no manifest refers to; the others are remembered."""
+        is_in_use = at_once(self._is_in_use, prefixes)
+        self._in_use.update(prefix for prefix in prefixes if is_in_use[prefix])
+        return [prefix for prefix in prefixes if not is_in_use[prefix]]
 
     def _is_in_use(self, prefix: str) -> bool:
-        manifest = self._run.read(_manifest_of(prefix))
-        if manifest is None:
-            return False
+        """Whether a manifest refers to an attempt, as far as that is not certain."""
+        key, root = _manifest_of(prefix), prefix.partition("/")[2]
+        head = self._run.read(key, HEAD_BYTES)
+        if head is None:
+            return self._run.is_listed(key)
+        if root_of(head) == root:
+            return True
+        manifest = self._run.read(key)
         try:
-            return prefix.partition("/")[2] == from_bytes(manifest, prefix).root
+            return manifest is None or from_bytes(manifest, prefix).root == root
         except CheckpointError:
             return True  # Damaged: its data may still be useful.
+
+    def _remove(self, prefix: str) -> None:
+        """Delete an attempt, unless it is committed meanwhile.
+
+        Whoever commits it after this has looked sees the mark, which is deleted last.
+        """
+        place = self._run / prefix
+        place.write(SWEPT, b"1")
+        if self._is_in_use(prefix):
+            place.delete([SWEPT])
+            return
+        logger.info("Removing %s, which a dead process left.", prefix)
+        place.delete([key for key in place.list_keys() if key != SWEPT])
+        place.delete([SWEPT])
 
 
 def _manifest_of(prefix: str) -> str:

@@ -8,7 +8,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from .._errors import CorruptCheckpointError, LeafNameError
 from .._format.chunks import batches, chunk_keys
@@ -17,9 +17,13 @@ from .._format.manifest import MANIFEST, zarr_json
 from .._types import Checksums, Report
 from .chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
 from .chunk_codec import Piece, stored
-from .kvstore import open_kvstore
+from .kvstore import check_written, open_kvstore, value_of
 from .storage import ArrayWrite, Chunks, every_chunk, KvSpec, Storage
+from .window import Mark, Window
 
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 # Many requests at a time, because each has a long latency.
 _MAX_REQUESTED = 256 * 2**20
@@ -105,21 +109,28 @@ class ChunkValues(Chunks):
         for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), _BATCH):
             asked.append([(one, store.read(one.chunk.key)) for one in batch])
             if len(asked) > _MAX_REQUESTED // _BATCH:
-                yield from self._answered(asked.popleft())
+                yield from self._answered(store, asked.popleft())
         while asked:
-            yield from self._answered(asked.popleft())
+            yield from self._answered(store, asked.popleft())
 
     def _answered(
-        self, asked: Iterable[tuple[Wanted, Any]]
+        self, store: "ts.KvStore", asked: Iterable[tuple[Wanted, Any]]
     ) -> Iterator[tuple[Wanted, Value]]:
         for one, future in asked:
             key = one.chunk.key
-            try:
-                # A lost value is empty in a database, and missing in other stores.
-                value = self.place.wait_for(future, key).value
-                yield one, Value(value or Problem(f"{key} is missing"))
-            except CorruptCheckpointError as e:
-                yield one, Value(Problem(str(e)))
+            value = self._value(key, future)
+            if isinstance(value, Problem):
+                # Two answers are needed to call a checkpoint damaged.
+                value = self._value(key, store.read(key))
+            yield one, Value(value)
+
+    def _value(self, key: str, future: Any) -> bytes | Problem:
+        try:
+            found = value_of(self.place.wait_for(future, key), key)
+        except CorruptCheckpointError as e:
+            return Problem(str(e))
+        # A lost value is empty in a database, and missing in other stores.
+        return found or Problem(f"{key} is missing")
 
     def list_keys(self) -> list[str]:
         """All keys, relative to this location."""
@@ -138,8 +149,7 @@ class ChunkValues(Chunks):
         store = open_kvstore(self.spec)
         for key, future in [(key, store.read(key)) for key in keys]:
             try:
-                found = self.place.wait_for(future, key)
-                yield found.value if found.state == "value" else None
+                yield value_of(self.place.wait_for(future, key), key)
             except CorruptCheckpointError as e:
                 yield e
 
@@ -192,25 +202,28 @@ class _Requests(Target):
     def __init__(self, place: Storage) -> None:
         self._place = place
         self._store = open_kvstore(place.spec)
-        self._writing: deque[tuple[Any, str, int]] = deque()
+        self._writing: deque[tuple[Any, str, int, Mark]] = deque()
         self._nbytes = 0
+        self._window = Window(_MAX_REQUESTED)
 
     def put(self, key: str, value: bytes) -> None:
-        self._writing.append((self._store.write(key, value), key, len(value)))
-        self._nbytes += len(value)
-        while self._nbytes > _MAX_REQUESTED:
+        while self._writing and self._nbytes + len(value) > self._window.nbytes:
             self._wait()
+        writing = self._store.write(key, value)
+        self._writing.append((writing, key, len(value), self._window.mark()))
+        self._nbytes += len(value)
 
     def finish(self) -> None:
         while self._writing:
             self._wait()
 
     def _wait(self) -> None:
-        future, key, nbytes = self._writing.popleft()
-        self._place.wait_for(future, key)
+        future, key, nbytes, since = self._writing.popleft()
+        check_written(self._place.wait_for(future, key), key)
         self._nbytes -= nbytes
+        self._window.arrived(nbytes, since)
 
     def cancel(self) -> None:
         """Requests already sent may still land, under a prefix that is never reused."""
-        for future, _, _ in self._writing:
+        for future, *_ in self._writing:
             future.cancel()

@@ -18,31 +18,40 @@ from .._format.parse import (
     metadata_from_bytes,
 )
 from .storage import Storage
+from .translate import contradicts
 
 
+# An answer that another one contradicts is asked for again.
+_TRIES = 3
 _ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
 
 
 def read_committed(place: Storage) -> bytes:
     """The manifest; `CheckpointNotFoundError` if there is none."""
     try:
-        data = place.read(MANIFEST)
+        for _ in range(_TRIES):
+            data = place.read(MANIFEST)
+            if data is not None:
+                return data
+            if not place.is_listed(MANIFEST):
+                raise CheckpointNotFoundError(
+                    f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
+                )
     except CorruptCheckpointError as e:
         raise CorruptCheckpointError(f"{place} is damaged: {e}.") from None
-    if data is None:
-        place.check_exists()
-        raise CheckpointNotFoundError(
-            f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
-        )
-    return data
+    raise contradicts(place.url(MANIFEST), "it is listed, and it is missing")
 
 
 def read_metadata(place: Storage) -> tuple[str, Any]:
     """The root and the metadata of a checkpoint, without its leaves."""
     data = read_committed(place)
-    metadata = metadata_from_bytes(data, str(place))
-    root = _ROOT.search(data)
-    return root[1].decode() if root else "", metadata
+    return root_of(data[:HEAD_BYTES]), metadata_from_bytes(data, str(place))
+
+
+def root_of(head: bytes) -> str:
+    """The prefix of the attempt that the head of a manifest refers to, or `''`."""
+    root = _ROOT.search(head)
+    return root[1].decode() if root else ""
 
 
 def committed_steps(

@@ -8,9 +8,12 @@ from fastcrc import crc32
 
 from .._errors import CorruptCheckpointError
 from .._format.leaves import LeafRecord
+from .chunk_bytes import Problem
 from .chunk_values import check_limits, ChunkValues, Target
+from .database_tree import DatabaseTree, parsed
 from .kvstore import open_kvstore, own_context, wait_for
-from .storage import KvSpec
+from .storage import every_chunk, KvSpec
+from .window import Window
 
 
 if TYPE_CHECKING:
@@ -69,6 +72,18 @@ class Database(ChunkValues):
     def problem(self) -> str:
         return self.place.database_problem()
 
+    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+        there = {*self.place.list_keys()}
+        keys = [one.chunk.key for one in every_chunk(leaves)]
+        entries = DatabaseTree(self.place).look_up(key.encode() for key in keys)
+        for key in keys:
+            entry = entries.get(key.encode(), Problem("not in the database"))
+            if isinstance(entry, Problem):
+                return f"{key} is missing: {entry.text}"
+            if isinstance(entry, str) and (file := parsed(entry).file) not in there:
+                return f"{key} is missing: {file} is"
+        return ""
+
     def verify(self) -> None:
         """Raise if a manifest of the database is damaged; restores read the last."""
         keys = [key for key in self.place.list_keys() if _MANIFEST.search(key)]
@@ -94,6 +109,7 @@ class _Transactions(Target):
         self._place = database.place
         self._store = self._bound = open_kvstore(database.new_spec)
         self._nbytes = 0
+        self._window = Window(self._place.database.max_transaction)
         self._transaction: ts.Transaction | None = None
 
     def put(self, key: str, value: bytes) -> None:
@@ -104,12 +120,14 @@ class _Transactions(Target):
             self._bound = self._store.with_transaction(self._transaction)
         self._place.wait_for(self._bound.write(key, value), key)
         self._nbytes += len(value)
-        if self._nbytes > self._place.database.max_transaction:
+        if self._nbytes > self._window.nbytes:
             self.finish()
 
     def finish(self) -> None:
         if self._transaction is not None:
+            since = self._window.mark()
             self._place.wait_for(self._transaction.commit_async(), most=_COMMIT)
+            self._window.arrived(self._nbytes, since)
         self._transaction, self._nbytes = None, 0
 
     def cancel(self) -> None:

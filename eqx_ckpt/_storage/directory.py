@@ -156,7 +156,8 @@ class Directory(Storage):
     def list_keys(self) -> list[str]:
         return list_files(self.spec["path"])
 
-    def check_exists(self) -> None: ...
+    def is_listed(self, key: str) -> bool:
+        return False
 
     def identity(self) -> object:
         try:

@@ -56,13 +56,18 @@ class Heartbeat:
             if is_last:
                 return
 
+    def is_late(self) -> bool:
+        """Whether a manager could have declared this attempt dead, now or before."""
+        return self._silence() > FAIL_AFTER
+
+    def _silence(self) -> float:
+        return max(self._longest, clock() - self._last)
+
     def check(self) -> None:
-        """Raise if a manager could have declared this attempt dead, now or before."""
-        silent = max(self._longest, clock() - self._last)
-        if silent > FAIL_AFTER:
+        if self.is_late():
             raise CheckpointError(
-                f"For {silent:.0f} seconds this save was suspended, or could not reach "
-                f"{self._place}, and a manager may have removed its data "
+                f"For {self._silence():.0f} seconds this save was suspended, or could "
+                f"not reach {self._place}, and a manager may have removed its data "
                 "meanwhile. Nothing was saved; save again."
             )
 

@@ -10,7 +10,7 @@ from .._format.parse import HEAD_BYTES
 from .._types import Layout
 from .chunk_values import ChunkValues
 from .database import Database
-from .kvstore import open_kvstore, wait_for
+from .kvstore import check_written, open_kvstore, value_of, wait_for
 from .storage import Chunks, DatabaseOptions, KvSpec, Storage
 
 
@@ -97,8 +97,7 @@ class KeyValues(Storage):
         except CorruptCheckpointError:
             # It is shorter than that.
             found = self.wait_for(store.read(key), key)
-        value = found.value if found.state == "value" else None
-        return Versioned(value, found.stamp.generation)
+        return Versioned(value_of(found, self.url(key)), found.stamp.generation)
 
     def read_all(
         self, keys: Sequence[str]
@@ -106,8 +105,7 @@ class KeyValues(Storage):
         store = self.open()
         for key, future in [(key, store.read(key)) for key in keys]:
             try:
-                found = self.wait_for(future, key)
-                yield found.value if found.state == "value" else None
+                yield value_of(self.wait_for(future, key), self.url(key))
             except CorruptCheckpointError as e:
                 yield e
 
@@ -115,7 +113,8 @@ class KeyValues(Storage):
         keys = self.wait_for(self.open().list())
         return [key.decode(errors="replace") for key in keys]
 
-    def check_exists(self) -> None: ...
+    def is_listed(self, key: str) -> bool:
+        return False
 
     def identity(self) -> object:
         return self.read(MANIFEST, HEAD_BYTES)
@@ -125,11 +124,22 @@ class KeyValues(Storage):
 
         `False` after a lost response to a successful write: then read the key.
         """
-        return bool(self.wait_for(self.writing(key, value, version), key).generation)
+        stamp = self.wait_for(self.writing(key, value, version), key)
+        if version is None:
+            check_written(stamp, self.url(key))
+        return bool(stamp.generation)
 
-    def writing(self, key: str, value: bytes, version: bytes | None = None) -> Any:
-        """A future of such a write."""
-        return self.open().write(key, value, if_equal=version)
+    def writing(
+        self,
+        key: str,
+        value: bytes | None,
+        version: bytes | None = None,
+        *,
+        retries: bool = True,
+    ) -> Any:
+        """A future of such a write, or of a deletion; perhaps of a single request."""
+        store = open_kvstore(self.spec, retries=retries)
+        return store.write(key, value, if_equal=version)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values, many at a time."""
@@ -138,7 +148,7 @@ class KeyValues(Storage):
             deleting = [store.write(key, None) for key in keys[i : i + _AT_ONCE]]
             try:
                 for future in deleting:
-                    self.wait_for(future)
+                    check_written(self.wait_for(future), self.url())
             except BaseException:
                 for future in deleting:
                     future.cancel()

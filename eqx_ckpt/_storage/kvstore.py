@@ -8,7 +8,8 @@ from .._errors import CheckpointError
 from .._format.leaves import LeafRecord
 from .._format.manifest import zarr_json
 from .storage import KvSpec
-from .translate import translated
+from .translate import contradicts, translated
+from .window import STALLED
 
 
 # Importing TensorStore takes longer than all the rest of this package, so the functions
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
 # A request that makes no progress for so many seconds is given up, and retried.
 _STALLED = {
-    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": str(STALLED),
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
+_NEVER = {"max_retries": 0}
 # By process.
 _contexts: "dict[int, ts.Context]" = {}
 
@@ -85,12 +87,34 @@ def own_context() -> "ts.Context":
     return ts.Context({"cache_pool": {"total_bytes_limit": 0}}, context())
 
 
-def open_kvstore(spec: KvSpec) -> "ts.KvStore":
+def _without_retries() -> "ts.Context":
+    """A context in which each request is sent once."""
+    import tensorstore as ts
+
+    never = {"s3_request_retries": _NEVER, "gcs_request_retries": _NEVER}
+    return ts.Context(never, context())
+
+
+def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
     """Open the key-value store of a spec; a database gets its own caches."""
     import tensorstore as ts
 
     used = own_context() if "base" in spec else context()
+    used = used if retries else _without_retries()
     return wait_for(ts.KvStore.open(spec, context=used), spec["driver"])
+
+
+def value_of(found: Any, name: str) -> bytes | None:
+    """The value that was read; `None` if there is none."""
+    if found.state == "unspecified":
+        raise contradicts(name)
+    return found.value if found.state == "value" else None
+
+
+def check_written(stamp: Any, name: str) -> None:
+    """Raise if a write without a condition was refused because of one."""
+    if not stamp.generation:
+        raise contradicts(name)
 
 
 def wait_for(future: Any, name: str, seconds: float | None = None) -> Any:

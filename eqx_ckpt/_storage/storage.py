@@ -91,8 +91,11 @@ class Storage(abc.ABC):
         """All keys, relative to this location."""
 
     @abc.abstractmethod
-    def check_exists(self) -> None:
-        """Raise if the bucket does not exist or may not be listed."""
+    def is_listed(self, key: str) -> bool:
+        """Whether a store lists a key, even if it cannot be read.
+
+        Raises if the bucket does not exist or may not be listed.
+        """
 
     @abc.abstractmethod
     def identity(self) -> object:

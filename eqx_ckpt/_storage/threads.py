@@ -1,13 +1,16 @@
 """Threads, as far as the interpreter still lets them start."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
+# Requests whose answers are waited for at a time.
+_AT_ONCE = 32
 
 
 def is_ending() -> bool:
@@ -44,3 +47,14 @@ class Pool(ThreadPoolExecutor):
         except BaseException as e:
             future.set_exception(e)
         return future
+
+
+def at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, _T]:
+    """The answers about several items, many of which are asked for at a time."""
+    with Pool(_AT_ONCE) as pool:
+        asking = {item: pool.submit(ask, item) for item in items}
+        try:
+            return {item: answer.result() for item, answer in asking.items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

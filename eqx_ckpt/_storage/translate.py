@@ -25,6 +25,8 @@ _BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 _DAMAGED = re.compile(
     "^DATA_LOSS|^NOT_FOUND|^FAILED_PRECONDITION|^OUT_OF|Error decoding"
 )
+_NO_CONDITION = "a condition failed, but the request had none"
+_STATUS = re.compile(r"\[http_response_code='(\d+)'")
 # For missing objects, failed conditions, and ranges beyond the end of an object.
 _NO_REFUSALS = {"404", "410", "412", "416"}
 
@@ -63,18 +65,45 @@ def translated(error: Exception, name: str) -> Exception:
         return ConnectionError(
             f"The store of {name} does not answer, or is too busy: {text}"
         )
-    status = re.search(r"\[http_response_code='(4\d\d)'", whole)
-    if status and status[1] not in _NO_REFUSALS:
+    status = status_of(error)
+    if status.startswith("4") and status not in _NO_REFUSALS:
         return CheckpointError(f"The store refuses {name}: {text}")
     # An object that is missing is a value, and no error.
-    if status and status[1] == "404":
+    if status in ("404", "410"):
         return CheckpointError(
             f"The store knows nothing at {name}: {text}. Look at the endpoint and the "
             "bucket."
         )
+    if status in ("304", "412"):
+        return contradicts(name)
+    if status.startswith("3"):
+        return CheckpointError(
+            f"The store sends requests for {name} elsewhere (status {status}), which "
+            "are not followed. Look at the endpoint and the region."
+        )
+    if "etag not found" in text:
+        return CheckpointError(
+            f"The server of {name} answers without an ETag, as no store does: {text}. "
+            "Look at the endpoint, and for a proxy in between."
+        )
     if _DAMAGED.search(text):
         return CorruptCheckpointError(text if name in text else f"{text} ({name})")
     return CheckpointError(f"TensorStore failed at {name!r}: {text}")
+
+
+def status_of(error: BaseException | None) -> str:
+    """The status of an HTTP response in TensorStore's error, or `''`."""
+    found = _STATUS.search(str(error))
+    return found[1] if found else ""
+
+
+def contradicts(name: str, what: str = _NO_CONDITION) -> ConnectionError:
+    """The error for answers of a store of which at least one is wrong."""
+    return ConnectionError(
+        f"The answers of the store about {name} contradict each other: {what}. Nothing "
+        "is concluded from that. Try again; if it stays so, look at what is between "
+        "this machine and the store."
+    )
 
 
 def no_bucket(name: str) -> CheckpointError:

@@ -60,6 +60,8 @@ class Store(os.PathLike[str]):
     - `single_writer`: promises that no other process ever saves to the same location.
         An S3 server without conditional writes requires it: of two writers there,
         the last one would win.
+    - `anonymous`: send no credentials, to read a public bucket of S3. Google's are read
+        so if the environment has none.
 
     !!! example
 
@@ -75,6 +77,7 @@ class Store(os.PathLike[str]):
     endpoint: str | None = None
     region: str | None = None
     single_writer: bool = False
+    anonymous: bool = False
 
     def __post_init__(self) -> None:
         check_text("url", self.url)
@@ -82,6 +85,7 @@ class Store(os.PathLike[str]):
             if getattr(self, option) is not None:
                 check_text(option, getattr(self, option))
         check_flag("single_writer", self.single_writer)
+        check_flag("anonymous", self.anonymous)
         if self.url.partition("://")[0] not in SCHEMES or "://" not in self.url:
             raise CheckpointError(
                 f"{censored(self.url)!r} is not a URL of an object store. Pass "
@@ -91,6 +95,7 @@ class Store(os.PathLike[str]):
     def __repr__(self) -> str:
         shown = {"endpoint": self.endpoint and censored(self.endpoint)}
         shown |= {"region": self.region, "single_writer": self.single_writer or None}
+        shown |= {"anonymous": self.anonymous or None}
         options = [f", {k}={v!r}" for k, v in shown.items() if v is not None]
         return f"Store({censored(self.url)!r}{''.join(options)})"
 
@@ -130,10 +135,12 @@ def remote_kvstore(store: Store) -> dict[str, Any]:
     place = {"bucket": bucket, "path": path + "/" if path else ""}
     if scheme == "s3":
         return {"driver": "s3", **place, **_s3_options(store)}
-    if store.endpoint or store.region or store.single_writer:
+    if store.endpoint or store.region or store.single_writer or store.anonymous:
         raise CheckpointError(
-            f"{where}: `endpoint`, `region` and `single_writer` are for S3. "
-            "For a server that speaks as Google's does, set TENSORSTORE_GCS_HTTP_URL."
+            f"{where}: `endpoint`, `region`, `single_writer` and `anonymous` are for "
+            "S3. For a server that speaks as Google's does, set "
+            "TENSORSTORE_GCS_HTTP_URL. Google's public buckets are read without "
+            "credentials where the environment has none."
         )
     return {"driver": "gcs", **place}
 
@@ -143,7 +150,9 @@ def _s3_options(store: Store) -> dict[str, Any]:
     endpoint = store.endpoint or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
     region = store.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
     options: dict[str, Any] = {
-        "aws_credentials": {"type": _credentials(store.url)},
+        "aws_credentials": {
+            "type": "anonymous" if store.anonymous else _credentials(store.url)
+        },
         # The store is asked, and no emulation that two writers could fall between.
         "use_conditional_write": not store.single_writer,
     }
@@ -188,5 +197,6 @@ def _credentials(url: str) -> str:
         f"No credentials for {url!r}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
         f"not set, there is neither {files[0]} nor {files[1]}, and "
         "AWS_EC2_METADATA_DISABLED forbids to ask the machine. Set the first two, or "
-        "run `aws configure`",
+        "run `aws configure`. To read a public bucket, pass "
+        "`eqx_ckpt.Store(url, anonymous=True)`",
     )

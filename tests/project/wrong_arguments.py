@@ -150,7 +150,7 @@ def verbs() -> list[Case]:
             ck.Store,
             lambda: {"url": "s3://bucket/x"},
             {"url": TEXT, "endpoint": [3, b"x"], "region": [3, b"x"]}
-            | {"single_writer": FLAG},
+            | {"single_writer": FLAG, "anonymous": FLAG},
         ),
     ]
 

@@ -86,6 +86,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{storage}.kvstore._RETRIES", retries)
     monkeypatch.setattr(f"{storage}.kvstore._contexts", {})
     monkeypatch.setattr(f"{storage}.patience._silent", set())
+    monkeypatch.setattr(f"{storage}.publication.PAUSES", (0.001,) * 3)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Each function runs in all processes of a job; see tests/faults/jobs.py.
 """
 
 import os
+import pathlib
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._storage import heartbeat, kvstore, publication
 from faults.failing_jobs import caught, state
 from faults.programs import assert_same, DEADLINE
 
@@ -21,6 +23,8 @@ from .place import Place
 from .values import bucket_at
 
 
+# Seconds after which a save fails that was stopped.
+FAIL_AFTER = 1.0
 _NAMES = ("AWS_", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "TENSORSTORE_GCS_HTTP_URL")
 
 
@@ -111,3 +115,14 @@ def resume(run: str, layout: eqx_ckpt.Layout) -> tuple[list[int], list[int]]:
         assert_same(manager.restore(state(0), 2), state(2))
         assert_same(manager.restore(state(0)), state(3))
         return found, manager.steps()
+
+
+def stopping(
+    operation: Callable[..., None], pid_file: pathlib.Path, run: str, layout: str
+) -> None:
+    """Say which process this is, which will be stopped for longer than it may be."""
+    pid_file.write_text(str(os.getpid()))
+    heartbeat.FAIL_AFTER = FAIL_AFTER
+    publication.PAUSES = (0.01,) * 3
+    kvstore._RETRIES |= {"initial_delay": "1ms", "max_delay": "1ms"}
+    operation(run, layout)

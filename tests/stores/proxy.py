@@ -4,6 +4,7 @@ import http.client
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -208,6 +209,30 @@ def slow(seconds: float) -> Callable[[Exchange], None]:
         passed(exchange)
 
     return action
+
+
+class Line:
+    """A hop that takes whole requests in, and a line that carries one after the other.
+
+    **Attributes:**
+
+    - `longest`: the most bytes that waited at a time.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate  # bytes in a second
+        self._lock = threading.Lock()
+        self._free = 0.0
+        self.longest = 0.0
+
+    def __call__(self, exchange: Exchange) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._free = max(self._free, now) + len(exchange.body) / self._rate
+            wait = self._free - now
+            self.longest = max(self.longest, wait * self._rate)
+        exchange.server.stopping.wait(wait)
+        passed(exchange)
 
 
 def stale() -> Callable[[Exchange], None]:

@@ -440,6 +440,71 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
         assert not keys(run, "0001")
 
 
+def lose(run: str, pattern: str) -> None:
+    """Delete the object or file whose key this is found in."""
+    (key,) = [key for key in keys(run) if re.search(pattern, key)]
+    open_kvstore(locate(run).spec).write(key, None).result()
+
+
+def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
+    """Whether it is this manager's or another's, it is not one of those to keep."""
+    lose(run_anywhere, r"000300/.*w/c\.0")
+    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(2)) as manager:
+        manager.save(400, state(400)).result(DEADLINE)
+        assert manager.steps() == [200, 300, 400]
+
+        def lose_and_keep(steps) -> list[int]:
+            lose(run_anywhere, r"000500/.*w/c\.0")
+            return [max(steps)]
+
+    with CheckpointManager(run_anywhere, keep=lose_and_keep) as manager:
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="No older step was"):
+            manager.save(500, state(500)).result(DEADLINE)
+        assert manager.steps() == [200, 300, 400, 500]
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_what_was_seen_whole_is_not_looked_at_again(
+    place: Place, layout: eqx_ckpt.Layout
+) -> None:
+    keep = [eqx_ckpt.keep_last(1), eqx_ckpt.keep_every(100)]
+    with CheckpointManager(place.url, keep=keep, layout=layout) as manager:
+        for step in (100, 101, 102):
+            manager.save(step, state(step)).result(DEADLINE)
+        place.proxy.requests.clear()
+        manager.save(103, state(103)).result(DEADLINE)
+        assert manager.steps() == [100, 103]
+    assert not place.proxy.found(path="000100")
+
+
+def test_a_manifest_that_a_sweep_does_not_find(behind: Place, clock: Clock) -> None:
+    """It is listed: one wrong answer deletes nothing."""
+    with CheckpointManager(behind.url) as manager:
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+        lost = proxy.answered(404, "NoSuchKey")
+        rule = behind.proxy.add(lost, "GET", r"^[^?]*000100(?:/|%2F)zarr")
+        manager.save(400, state(400)).result(DEADLINE)
+        assert rule.struck
+        behind.proxy.rules.clear()
+        assert manager.steps() == [*STEPS, 400]
+    assert_same(manager.restore(state(100), 100), state(100))
+
+
+def test_a_sweep_reads_many_manifests_at_a_time_and_once(
+    behind: Place, clock: Clock
+) -> None:
+    with CheckpointManager(behind.url) as manager:
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+        behind.proxy.requests.clear()
+        behind.proxy.add(together(len(STEPS)), "GET", r"00(?:/|%2F)zarr\.json")
+        manager.save(401, state(401)).result(DEADLINE)
+        assert len(behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")) == len(STEPS)
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+        behind.proxy.requests.clear()
+        manager.save(402, state(402)).result(DEADLINE)
+        assert not behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")
+
+
 @pytest.mark.parametrize("ask", ["steps", "latest", "best", "restore", "save"])
 def test_a_denied_list_is_an_error(behind: Place, ask: str, caplog) -> None:
     manager = CheckpointManager(behind.url)

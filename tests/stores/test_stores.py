@@ -142,9 +142,9 @@ def test_requests_of_a_save_and_a_restore(place):
     eqx_ckpt.tree_serialise_leaves(place.url, TREE)
     is_gcs = place.url.startswith("gs:")
     counted(place)
-    # A LIST of GCS that is denied looks empty: one more GET tells.
+    # A LIST of GCS that is denied or fails looks empty: one more of each tells.
     # And two GETs for each location above, which could be a checkpoint or a recording.
-    asking = Counter(GET=1 + is_gcs + 2, LIST=1)
+    asking = Counter(GET=1 + is_gcs + 2, LIST=1 + is_gcs)
     eqx_ckpt.tree_serialise_leaves(place.url + "-2", TREE)
     assert counted(place) == asking + Counter(PUT=3 * 2 + 1)
     eqx_ckpt.tree_deserialise_leaves(place.url + "-2", TREE)
@@ -379,6 +379,69 @@ def test_the_wrong_region_or_credentials(s3, status, code):
             reader()
 
 
+def redirected(exchange: proxy.Exchange) -> None:
+    exchange.reply(proxy.Reply(307, {"Location": "http://127.0.0.1:9/"}, b"", None))
+
+
+def without_etag(exchange: proxy.Exchange) -> None:
+    reply = exchange.forward()
+    headers = {k: v for k, v in reply.headers.items() if k.lower() != "etag"}
+    exchange.reply(reply._replace(headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("action", "path", "words"),
+    [
+        (redirected, "", "sends requests for .* elsewhere"),
+        (without_etag, r"run/zarr\.json$", "without an ETag"),
+        (proxy.answered(404, "NoSuchKey"), proxy.LIST, "knows nothing at"),
+        (proxy.answered(412), proxy.LIST, "contradict each other"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_no_answer_of_a_store_is_damage(s3, action, path, words, layout):
+    """A server in between says so, or the wrong one."""
+    eqx_ckpt.tree_serialise_leaves(s3.url, TREE, layout=layout)
+    s3.proxy.add(action, path=path)
+    asked = [lambda: eqx_ckpt.orphans(s3.url)]
+    if path != proxy.LIST:
+        asked = readers(s3.url)
+    elif layout == "ocdbt":
+        asked += readers(s3.url)[1:3]
+    for ask in asked:
+        with pytest.raises((eqx_ckpt.CheckpointError, OSError), match=words) as raised:
+            ask()
+        assert not isinstance(raised.value, eqx_ckpt.CorruptCheckpointError)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "ExpiredToken", PermissionError),
+        (403, "AccessDenied", PermissionError),
+        (400, "MalformedXML", eqx_ckpt.CheckpointError),
+        (307, "", eqx_ckpt.CheckpointError),
+    ],
+)
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_refused_commit_is_known(s3, status, code, kind, everything):
+    """Also if nothing is answered any more after that."""
+    action = redirected if status == 307 else proxy.answered(status, code)
+
+    def refuse(phase: str, *_: object) -> None:
+        if phase == "commit":
+            path = "" if everything else r"run/zarr\.json$"
+            s3.proxy.add(action, "" if everything else "PUT", path)
+
+    with pytest.raises(kind) as raised:
+        eqx_ckpt.tree_serialise_leaves(s3.url, TREE, progress=refuse)
+    assert "is not known" not in "".join(getattr(raised.value, "__notes__", ()))
+    s3.proxy.rules.clear()
+    assert everything or keys(s3) == set()
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        eqx_ckpt.read_manifest(s3.url)
+
+
 def test_the_wrong_time(impatient: None, s3: Place) -> None:
     s3.proxy.add(proxy.answered(403, "RequestTimeTooSkewed"))
     for reader in readers(s3.url):
@@ -510,6 +573,32 @@ def test_a_store_is_shown_as_it_is_written(s3: Place) -> None:
     assert eval(repr(store)) == store
     alone = Store("s3://bucket/run/@attempt/x", single_writer=True)
     assert repr(alone) == "Store('s3://bucket/run/@attempt/x', single_writer=True)"
+    public = Store("s3://bucket/run", anonymous=True)
+    assert repr(public / "1") == "Store('s3://bucket/run/1', anonymous=True)"
+
+
+def test_a_public_bucket(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read without credentials, whether there are any or not."""
+    eqx_ckpt.tree_serialise_leaves(f"{s3.url}/000001", TREE)
+    signed: list[bool] = []
+    # Which this server needs.
+    signature = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"
+
+    def action(exchange: proxy.Exchange) -> None:
+        signed.append("Authorization" in exchange.headers)
+        exchange.headers["Authorization"] = signature
+        proxy.passed(exchange)
+
+    s3.proxy.add(action)
+    run = Store(s3.url, anonymous=True)
+    for _ in range(2):
+        restored = eqx_ckpt.tree_deserialise_leaves(run / "000001", TREE)
+        assert_same(restored, TREE)
+        assert eqx_ckpt.CheckpointManager(run).latest() == 1
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    assert not any(signed)
+    with pytest.raises(PermissionError, match="anonymous=True"):
+        eqx_ckpt.read_manifest(f"{s3.url}/000001")
 
 
 def test_no_token_in_an_answer_is_shown(
@@ -692,6 +781,7 @@ def test_a_store_that_is_none(url):
         ("url", 3), ("url", None), ("url", b"s3://bucket/x"),
         ("url", pathlib.Path("/x")), ("endpoint", 9000), ("endpoint", b"http://x"),
         ("region", 1), ("single_writer", "no"), ("single_writer", None),
+        ("anonymous", 1),
     ],
 )  # fmt: skip
 def test_arguments_of_a_store(unchecked, name, value):
@@ -726,6 +816,7 @@ def test_google_has_no_endpoint(gcs):
         Store(gcs.url, endpoint=gcs.endpoint),
         Store(gcs.url, region="us-east-1"),
         Store(gcs.url, single_writer=True),
+        Store(gcs.url, anonymous=True),
     ):
         for reader in readers(store):
             with pytest.raises(eqx_ckpt.CheckpointError, match="are for S3"):

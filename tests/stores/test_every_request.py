@@ -1,0 +1,348 @@
+"""Each request of each operation is answered wrongly, alone and in pairs.
+
+What was acknowledged restores, what was committed before is there, and an error says
+what is known.
+"""
+
+import functools as ft
+import itertools
+import os
+import pathlib
+import random
+import re
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager, keep_last
+from eqx_ckpt._storage import bucket_attempt, heartbeat
+from eqx_ckpt._storage.directory import locate
+from faults.workloads import tree
+from faults.zygote import Zygote
+from helpers import assert_same
+from stores import programs, proxy
+from stores.place import Place
+from stores.values import bucket_at
+
+
+OWN = (eqx_ckpt.CheckpointError, OSError)
+# What one wrong answer must not lead to.
+CONCLUSIONS = (
+    eqx_ckpt.CheckpointExistsError,
+    eqx_ckpt.CheckpointNotFoundError,
+    eqx_ckpt.CorruptCheckpointError,
+)
+BEFORE = {1: 1, 2: 2}
+NEW = 3
+STOPPED = ("before", "after", "busy")
+
+
+@ft.cache
+def objects(layout: eqx_ckpt.Layout) -> dict[str, bytes]:
+    """Of a run with the steps of `BEFORE`, and of two saves that died."""
+    run = f"memory://{uuid.uuid4().hex}"
+    for step, seed in BEFORE.items():
+        eqx_ckpt.tree_serialise_leaves(
+            f"{run}/{step:06d}", tree(seed), layout=layout, metadata={"loss": step}
+        )
+    base = bucket_at(run)
+    found = {key: base.read(key) or b"" for key in base.list_keys()}
+    for step, attempt in ((2, "e" * 32), (9, "f" * 32)):
+        found[f"{step:06d}/@{attempt}/w/c.0"] = b"left"
+    return found
+
+
+class Clock:
+    """Instead of the clock that decides which attempt is dead."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(heartbeat, "clock", clock := Clock())
+    return clock
+
+
+def save(run: str, layout: eqx_ckpt.Layout) -> None:
+    eqx_ckpt.tree_serialise_leaves(f"{run}/000003", tree(NEW), layout=layout)
+
+
+def overwrite(run: str, layout: eqx_ckpt.Layout) -> None:
+    path = f"{run}/000002"
+    eqx_ckpt.tree_serialise_leaves(path, tree(NEW), layout=layout, overwrite=True)
+
+
+def retain(run: str, layout: eqx_ckpt.Layout) -> None:
+    with CheckpointManager(run, keep=keep_last(1), layout=layout) as manager:
+        manager.save(3, tree(NEW)).result()
+
+
+def sweep(run: str, layout: eqx_ckpt.Layout) -> None:
+    steps = locate(run).steps()
+    clock: Any = heartbeat.clock
+    for _ in range(2):
+        steps.sweep(starting=False)
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+
+
+def restore(run: str, layout: eqx_ckpt.Layout) -> None:
+    with CheckpointManager(run) as manager:
+        assert_same(manager.restore(tree(0)), tree(2))
+        assert manager.best("loss") == 1
+
+
+def export(run: str, layout: eqx_ckpt.Layout) -> None:
+    eqx_ckpt.copy(f"{run}/000002", f"{run}/000003", layout=layout)
+
+
+# What each of them makes: a step, and the seed of its tree.
+OPERATIONS: dict[Callable[..., None], dict[int, int]] = {
+    save: {3: NEW},
+    overwrite: {2: NEW},
+    retain: {3: NEW},
+    export: {3: 2},
+    sweep: {},
+    restore: {},
+}
+
+
+class Run:
+    """A run behind a proxy, and what is known about it."""
+
+    # Where a process that is to be stopped says which one it is.
+    pid_file: pathlib.Path
+
+    def __init__(self, place: Place, clock: Clock, layout: eqx_ckpt.Layout) -> None:
+        self.place, self._clock = place, clock
+        self.layout: eqx_ckpt.Layout = layout
+        self._numbers = itertools.count()
+        self._begin()
+
+    def _begin(self) -> None:
+        name = next(self._numbers)
+        self.url = f"{self.place.url.removesuffix('run')}{name}/run"
+        store = bucket_at(self.url)
+        writing = [store.writing(*item) for item in objects(self.layout).items()]
+        for future in writing:
+            future.result(timeout=60)
+        self._manager = locate(self.url).steps()
+        self._manager.sweep(starting=True)
+        bucket_attempt._keep_conditions.clear()
+
+    def late(self, exchange: proxy.Exchange) -> None:
+        """Another manager takes what it sees for dead while a request is on its way."""
+        rules, exchange.server.rules = exchange.server.rules, []
+        for _ in range(2):
+            self._manager.sweep(starting=False)
+            self._clock.now += heartbeat.ORPHANED_AFTER + 1
+        exchange.server.rules = rules
+        proxy.passed(exchange)
+
+    def late_answer(self, exchange: proxy.Exchange) -> None:
+        """As `late`, while the answer is on its way."""
+        reply = exchange.forward()
+        rules, exchange.server.rules = exchange.server.rules, []
+        for _ in range(2):
+            self._manager.sweep(starting=False)
+            self._clock.now += heartbeat.ORPHANED_AFTER + 1
+        exchange.server.rules = rules
+        exchange.reply(reply)
+
+    def stopped(self, when: str) -> Callable[[proxy.Exchange], None]:
+        """The process that saves stops, and a manager takes it for dead."""
+
+        def action(exchange: proxy.Exchange) -> None:
+            rules, exchange.server.rules = exchange.server.rules, []
+            reply = exchange.forward() if when == "after" else None
+            pid = int(self.pid_file.read_text())
+            os.kill(pid, signal.SIGSTOP)
+            if when == "busy":
+                proxy.answered(503)(exchange)
+            for _ in range(2):
+                self._manager.sweep(starting=False)
+                self._clock.now += heartbeat.ORPHANED_AFTER + 1
+            time.sleep(programs.FAIL_AFTER * 1.1)
+            os.kill(pid, signal.SIGCONT)
+            exchange.server.rules = rules
+            if when == "before":
+                proxy.passed(exchange)
+            elif reply is not None:
+                exchange.reply(reply)
+
+        return action
+
+    def actions(self) -> dict[str, Callable[[proxy.Exchange], None]]:
+        return {
+            "404": proxy.answered(404, "NoSuchKey"),
+            "412": proxy.answered(412),
+            "503": proxy.answered(503),
+            "lost": proxy.lost,
+            "torn": proxy.torn,
+            "late": self.late,
+            "late answer": self.late_answer,
+            **{f"stopped {when}": self.stopped(when) for when in STOPPED},
+        }
+
+    def count(self, operation: Callable[..., None]) -> int:
+        """The requests of an operation, without a fault."""
+        self._begin()
+        self.place.proxy.requests.clear()
+        operation(self.url, self.layout)
+        number = len(self.place.proxy.requests)
+        self._check(OPERATIONS[operation], None, is_retained=operation is retain)
+        return number
+
+    def strike(
+        self,
+        operation: Callable[..., None],
+        faults: dict[int, str],
+        perform: Callable[[str, eqx_ckpt.Layout], None] | None = None,
+    ) -> Exception | None:
+        """Perform an operation with faults, by the number of a request; look after."""
+        self._begin()
+        self.place.proxy.requests.clear()
+        for number, action in faults.items():
+            self.place.proxy.add(self.actions()[action], when={number})
+        error: Exception | None = None
+        try:
+            (perform or operation)(self.url, self.layout)
+        except OWN as e:
+            error = e
+        finally:
+            self.place.proxy.rules.clear()
+        try:
+            self._check(OPERATIONS[operation], error, is_retained=operation is retain)
+            if len(faults) == 1:
+                assert not isinstance(error, CONCLUSIONS), error
+        except BaseException as e:
+            requests = "\n".join(
+                f"{i} {r.method} {r.path.replace('%2F', '/')} {r.stored} {r.status}"
+                for i, r in enumerate(self.place.proxy.requests, 1)
+            )
+            e.add_note(f"{operation.__name__}, {faults}: {said(error)}\n{requests}")
+            raise
+        return error
+
+    def _check(
+        self, new: dict[int, int], error: Exception | None, *, is_retained: bool
+    ) -> None:
+        there = self._found()
+        before = {step: seed for step, seed in BEFORE.items() if step not in new}
+        old = {step: seed for step, seed in BEFORE.items() if step in new}
+        if error is None:
+            expected = [new] if is_retained else [before | new]
+        elif f"Step {NEW} was saved." in said(error):
+            # Some of the older ones were removed.
+            assert new.items() <= there.items() <= (before | new).items(), there
+            return
+        elif "is not known" in said(error):
+            expected = [before | old, before | new]
+        else:
+            expected = [before | old]
+        assert there in expected, there
+
+    def _found(self) -> dict[int, int]:
+        """The seed of each step; every step that is listed is whole."""
+        found: dict[int, int] = {}
+        for step in CheckpointManager(self.url).steps():
+            path = f"{self.url}/{step:06d}"
+            restored = eqx_ckpt.tree_deserialise_leaves(path, tree(0))
+            assert_same(restored, tree(restored["step"]))
+            found[step] = restored["step"]
+        return found
+
+
+def said(error: Exception | None) -> str:
+    return "" if error is None else f"{error!r} {getattr(error, '__notes__', '')}"
+
+
+@pytest.fixture
+def run(request: Any, place: Place, clock: Clock, impatient: None) -> Run:
+    return Run(place, clock, request.param)
+
+
+def actions(run: Run) -> list[str]:
+    """TensorStore aborts if a database is answered 404 or 412."""
+    found = [name for name in run.actions() if "stopped" not in name]
+    return found if run.layout == "zarr" else found[2:]
+
+
+LAYOUTS = pytest.mark.parametrize("run", ["zarr", "ocdbt"], indirect=True)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+def test_one_fault(run: Run, operation: Callable[..., None]) -> None:
+    """Every third request once, with one fault or another."""
+    draw = random.Random(f"{run.layout}, {operation.__name__}")
+    for number in range(draw.choice((1, 2, 3)), run.count(operation) + 1, 3):
+        run.strike(operation, {number: draw.choice(actions(run))})
+
+
+@pytest.mark.slow
+@LAYOUTS
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
+    for number in range(1, run.count(operation) + 1):
+        for action in actions(run):
+            run.strike(operation, {number: action})
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    "pairs", [2, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_two_faults(run: Run, pairs: int) -> None:
+    draw = random.Random(pairs)
+    for operation in OPERATIONS:
+        last = run.count(operation)
+        for _ in range(pairs):
+            numbers = draw.sample(range(1, last + 2), 2)
+            run.strike(operation, {n: draw.choice(actions(run)) for n in numbers})
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    "operation", [save, overwrite, retain], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize(
+    "which", ["manifest", pytest.param("all", marks=pytest.mark.slow)]
+)
+def test_a_process_that_is_stopped(
+    run: Run,
+    operation: Callable[..., None],
+    which: str,
+    zygote: Zygote,
+    tmp_path: pathlib.Path,
+) -> None:
+    """For longer than a manager waits, while a request is on its way."""
+    run.pid_file = tmp_path / "pid"
+
+    def perform(url: str, layout: eqx_ckpt.Layout) -> None:
+        program = ft.partial(programs.stopping, operation, run.pid_file)
+        zygote.call(programs.at, programs.environment(run.place), program, url, layout)
+
+    last = run.count(operation)
+    numbers = range(1, last + 1)
+    if which == "manifest":
+        step = max(OPERATIONS[operation])
+        requests = enumerate(run.place.proxy.requests[:last], 1)
+        path = rf"{step:06d}(?:/|%2F)zarr\.json"
+        numbers = [
+            number
+            for number, request in requests
+            if request.method in ("PUT", "POST") and re.search(path, request.path)
+        ]
+        assert len(numbers) == 1
+    for number, when in itertools.product(numbers, STOPPED):
+        run.strike(operation, {number: f"stopped {when}"}, perform)
