@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from .._format.manifest import MANIFEST
 from .._format.recorded import RECORD
 from .._types import Layout
 from .bucket_attempt import BucketAttempt, BucketShare, whole_above
