@@ -11,7 +11,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._distributed.meeting import check_deadline, DEADLINE
-from ._distributed.reading import everybody, JointReading, readers, wanted_by
+from ._distributed.reading import (
+    everybody,
+    JointReading,
+    outline_of,
+    readers,
+    wanted_by,
+)
 from ._errors import LeafMismatchError
 from ._format.dtypes import is_numpys
 from ._format.leaves import describe_like
@@ -173,6 +179,7 @@ def _restored(
     def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
         plan = plan_reads(found.manifest, request)
         plan.check()
+        joint.outline = [] if joint.is_alone else outline_of(plan.places)
         if not read_once:
             joint.members = readers(plan.shardings)
         return lambda: (
@@ -183,7 +190,8 @@ def _restored(
     check_deadline(deadline)
     check_flag("read_once", read_once)
     guess = ft.partial(wanted_by, request.like, request.sharding)
-    joint = JointReading(source, deadline, everybody if read_once else guess)
+    guess = everybody if read_once else guess
+    joint = JointReading(source, deadline, guess, read_once=read_once)
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
         try:

@@ -34,6 +34,16 @@ class Service:
     def set(self, key: str, value: Any, *, again: bool = False) -> None:
         self._ask(self.client.key_value_set, key, json.dumps(value), again)
 
+    def decide(self, key: str, value: Any) -> Any:
+        """Set the value unless another process has; return the one that is there."""
+        try:
+            self.client.key_value_set(key, json.dumps(value), False)
+        except jax.errors.JaxRuntimeError as e:
+            if not str(e).startswith("ALREADY_EXISTS"):
+                raise self._failed(e) from e
+            return self.look(key)
+        return value
+
     def wait(self, key: str, seconds: float) -> Any:
         """Wait for the value; `None` if there is none in time."""
         milliseconds = max(1, int(1000 * seconds))

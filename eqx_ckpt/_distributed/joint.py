@@ -6,11 +6,9 @@ flushes it.
 
 import contextlib
 import functools as ft
-import hashlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
-from zlib import crc32
 
 from .._errors import CheckpointError, LeafMismatchError
 from .._storage.directory import locate
@@ -18,7 +16,7 @@ from .._storage.storage import Attempt, Share, Storage
 from .._tree.plan import Write
 from .._types import Checksums, Layout, PathLike
 from .assignment import assign, place_of
-from .group import Group, group_of
+from .group import digest_of, Group, group_of
 from .meeting import from_json, to_json
 
 
@@ -66,7 +64,7 @@ class JointAttempt(Attempt):
         if not target.is_shared:
             raise CheckpointError(
                 f"{target} is in the memory of one process. Several processes "
-                "have to save to one shared directory."
+                "have to save to one shared directory, or to one store."
             )
         self.is_first = group.is_first
         self._group = group
@@ -115,6 +113,7 @@ class JointAttempt(Attempt):
             self._layout, self._arrays, overwrite=self._overwrite
         )
         self._attempt = self._stack.enter_context(attempt)
+        attempt.show()
         return attempt.chunks.place.spec["path"], attempt.root
 
     def _join(self, path: str) -> Share:
@@ -122,8 +121,9 @@ class JointAttempt(Attempt):
             self._share = self._target.join(path, self._layout)
         except FileNotFoundError:
             raise CheckpointError(
-                f"Process {self._group.index} does not see {path}, which process 0 has "
-                "made. All processes have to save to one shared directory."
+                f"Process {self._group.index} does not see "
+                f"{self._target.at(path).url()}, which process 0 has made. All "
+                "processes have to save to one shared directory, or to one store."
             ) from None
         return self._stack.enter_context(self._share)
 
@@ -138,14 +138,12 @@ class JointAttempt(Attempt):
 
     def commit(self, manifest: bytes) -> None:
         self._is_to_commit = False
-        self._group.from_first("committed", ft.partial(self._publish, manifest))
+        publish = ft.partial(self._publish, manifest)
+        self._group.from_first("committed", publish, final=True)
 
     def _publish(self, manifest: bytes) -> None:
         assert self._attempt is not None
         self._attempt.chunks.merge([_part(i) for i in range(self._group.size)])
-        # A process that times out has reported a failure.
-        for index, error in self._group.said("given up").items():
-            raise from_json(index, error)
         self._attempt.commit(manifest)
 
     def _exchange(
@@ -167,10 +165,6 @@ class JointAttempt(Attempt):
                 self._exchange(error, {})
             elif self._is_to_commit:
                 self._group.from_first("committed", ft.partial(_raise, error))
-            else:
-                # They know it, unless process 0 was late.
-                self._group.say("given up", to_json(error))
-                self._group.say("written", _written(error, {}))
 
     def __exit__(
         self,
@@ -243,7 +237,7 @@ def _agree(
         for write in writes
         if len(place := place_of(write.leaf)) == 1 and place != {group.index}
     }
-    digest = hashlib.sha256("\n".join(outline).encode()).hexdigest()
+    digest = digest_of(outline)
     plans = group.gather("plan", {"digest": digest, "places": places})
     for index, plan in enumerate(plans):
         if "error" in plan:
@@ -264,16 +258,9 @@ def _agree(
 
 
 def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
-    sums = group.gather("leaves", [crc32(line.encode()) for line in outline])
-    shortest = min(map(len, sums))
-    first = next(
-        (i for i in range(shortest) if len({s[i] for s in sums}) > 1), shortest
-    )
-    line = outline[first] if first < len(outline) else "no more leaves"
-    lines = group.gather("difference", line)
     return LeafMismatchError(
         "The processes do not save the same:\n"
-        + "\n".join(f"- process {i}: {line}" for i, line in enumerate(lines))
+        + "\n".join(group.first_difference(outline))
         + "\nNothing was saved. All processes have to call this with the same path, "
         "`layout` and `compression`, and with trees of the same structure, shapes, "
         "dtypes and shardings."

@@ -17,7 +17,7 @@ import jax
 from .._errors import CheckpointError
 from .._types import is_real
 from .coordination import gather_on_devices, Service, service
-from .matching import Call, Calls, Number, out_of_order
+from .matching import Call, Calls, nothing_done, Number, out_of_order
 
 
 DEADLINE = 300.0  # seconds
@@ -28,7 +28,6 @@ DEADLINE_MARGIN = 5.0
 _GLANCE = 0.5  # seconds
 _making = threading.Lock()
 _circles: "dict[tuple[int, ...], Circle]" = {}
-NOTHING = "Nothing was saved by this call."
 
 
 def check_deadline(deadline: float) -> None:
@@ -253,13 +252,13 @@ def too_late(
     late: list[int],
     members: tuple[int, ...],
     deadline: float,
-    outcome: str = NOTHING,
+    outcome: str = "",
 ) -> CheckpointError:
     names = " and ".join(f"process {i}" for i in late)
     return CheckpointError(
         f"No answer from {names} of {len(members)} within {deadline:g} seconds "
         f"({what}). It has died, hangs, or is late: its own output may say more. "
-        f"{outcome} A longer `deadline` gives it more time."
+        f"{outcome or nothing_done(what)}A longer `deadline` gives it more time."
     )
 
 

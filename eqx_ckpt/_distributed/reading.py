@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from zlib import crc32
 
 import jax
 import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, Sharding
 from jaxtyping import PyTree
 
-from .._errors import CheckpointError
+from .._errors import CheckpointError, LeafMismatchError
 from .._format.source import Source
 from .._storage.reading import OF_TWO_VERSIONS
 from .._types import as_text, PathLike
 from .coordination import is_alone, service
-from .group import Group
+from .group import digest_of, Group
 from .meeting import circle_of, from_json, to_json
 
 
@@ -24,16 +25,25 @@ class JointReading:
     """
 
     def __init__(
-        self, source: PathLike | Source, deadline: float, guess: Callable[[], set[int]]
+        self,
+        source: PathLike | Source,
+        deadline: float,
+        guess: Callable[[], set[int]],
+        *,
+        read_once: bool,
     ) -> None:
         self.is_alone = is_alone()
         self.members: set[int] | None = None
         place = source if isinstance(source, Source) else as_text(source)
-        self._call = f"restore({place})"
+        self._call = f"restore({place}{', read_once=True' if read_once else ''})"
         self._deadline = deadline
         self._guess = guess
+        # What all of them have to ask for alike, line by line, once there is a plan.
+        self.outline: list[str] = []
         self._group: Group | None = None
         self._round = 0
+        # What all saw the last time, if that was not the same.
+        self._versions: list[str | None] = []
 
     def agree(
         self,
@@ -52,6 +62,7 @@ class JointReading:
             "version": version,
             "has_changed": has_changed,
             "error": told,
+            "plan": digest_of(self.outline),
         }
         self._round += 1
         try:
@@ -73,7 +84,33 @@ class JointReading:
             raise error
         for i, failure in failures.items():
             raise from_json(sorted(self.members or ())[i], failure)
-        return all(value["version"] == values[0]["version"] for value in values)
+        versions = [value["version"] for value in values]
+        is_same = len({*versions}) == 1
+        if not is_same and versions == self._versions:
+            # Had it been replaced in between, all would see the new one now.
+            raise self._several_places(versions)
+        self._versions = [] if is_same else versions
+        if is_same and len({value["plan"] for value in values}) > 1:
+            raise self._different()
+        return is_same
+
+    def _different(self) -> LeafMismatchError:
+        assert self._group is not None
+        return LeafMismatchError(
+            "The processes do not restore the same:\n"
+            + "\n".join(self._group.first_difference(self.outline))
+            + "\nNothing was restored. All processes have to pass the same dtypes and "
+            "shardings of the arrays that they share, in trees of the same structure."
+        )
+
+    def _several_places(self, versions: list[str | None]) -> CheckpointError:
+        members = sorted(self.members or ())
+        other = next(i for i, v in enumerate(versions) if v != versions[0])
+        return CheckpointError(
+            f"Process {members[other]} sees another checkpoint than process "
+            f"{members[0]} in {self._call}. All processes have to restore from one "
+            "shared directory, or from one store. Nothing was restored."
+        )
 
     def check(self, error: Exception | None) -> None:
         """Raise what failed on any process, before they compute together."""
@@ -94,6 +131,26 @@ class JointReading:
                 circle = circle_of(tuple(sorted(self.members)))
                 self._group = Group(circle, self._call, self._deadline)
         return self._group
+
+
+def outline_of(places: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    """A line for each leaf that several processes share: name, record, and place."""
+    return [
+        f"leaf {name!r}, {record}, on {_described(place)}"
+        for name, record, place in places
+        if readers([place])
+    ]
+
+
+def _described(place: Any) -> str:
+    mesh = place if isinstance(place, Mesh) else getattr(place, "mesh", None)
+    if not isinstance(mesh, Mesh):
+        return str(place)
+    axes = [f"{name}={mesh.shape[name]}" for name in mesh.axis_names]
+    spec = getattr(place, "spec", "any PartitionSpec")
+    kind = getattr(place, "memory_kind", None)
+    devices = crc32(str([device.id for device in mesh.devices.flat]).encode())
+    return f"a mesh of {', '.join(axes)} (devices {devices:08x}) as {spec}, {kind}"
 
 
 def everybody() -> set[int]:

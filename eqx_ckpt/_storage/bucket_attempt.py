@@ -18,7 +18,7 @@ from .._format.recorded import is_state, RECORD
 from .._format.strangers import strangers
 from .._types import Checksums, Layout
 from . import publication
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, SHOWN
 from .key_values import KeyValues
 from .replacing import already_there, inside
 from .storage import Attempt, Share
@@ -73,6 +73,10 @@ class BucketAttempt(Attempt):
                 f"{where} holds something else, such as {others[0]!r}. Nothing was "
                 "saved; choose another path."
             )
+
+    def show(self) -> None:
+        assert self._heartbeat is not None
+        self._heartbeat.show()
 
     def gather(self, checksums: Checksums) -> Checksums:
         return checksums
@@ -146,6 +150,9 @@ class BucketShare(Share):
     """Writes below the prefix of another process's attempt."""
 
     def __init__(self, place: KeyValues, layout: Layout) -> None:
+        if place.read(SHOWN) is None:
+            # The same URL is another store for each process.
+            raise FileNotFoundError(place.url(SHOWN))
         self.chunks = place.layouts[layout](place)
 
     def flush(self) -> None: ...

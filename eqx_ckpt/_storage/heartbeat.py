@@ -23,6 +23,8 @@ ORPHANED_AFTER = 600.0
 FAIL_AFTER = 300.0
 INTERVAL = 60.0
 _KEY = "alive"
+# A key that is there from the beginning if other processes write too.
+SHOWN = f"{_KEY}.shown"
 
 
 class Heartbeat:
@@ -36,6 +38,7 @@ class Heartbeat:
         self._place = place
         self._last = clock()
         self._longest = 0.0
+        self._is_shown = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._is_beating = start(self._thread)
@@ -49,12 +52,18 @@ class Heartbeat:
                     self._place.write(f"{_KEY}.{number}", b"1")
                     self._longest = max(self._longest, now - self._last)
                     self._last = now
-                if number:
-                    self._place.delete([f"{_KEY}.{number - 1}"])
+                shown = [SHOWN] if is_last and self._is_shown else []
+                beats = [f"{_KEY}.{number - 1}"] if number else []
+                self._place.delete(beats + shown)
             except (OSError, CheckpointError) as e:
                 logger.debug("No heartbeat in %s: %s", self._place, e)
             if is_last:
                 return
+
+    def show(self) -> None:
+        """Write a key at once, which shows to other processes that this is there."""
+        self._is_shown = True
+        self._place.write(SHOWN, b"1")
 
     def is_late(self) -> bool:
         """Whether a manager could have declared this attempt dead, now or before."""

@@ -261,6 +261,9 @@ class Attempt(contextlib.AbstractContextManager[Any]):
     root: str
     is_first: bool = True
 
+    def show(self) -> None:  # noqa: B027
+        """Let other processes see the attempt, which they are about to `join`."""
+
     @abc.abstractmethod
     def gather(self, checksums: Checksums) -> Checksums:
         """Wait until all processes have written; return the checksums of all."""

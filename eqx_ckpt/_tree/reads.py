@@ -77,6 +77,14 @@ class ReadPlan:
         placed = [sharding for part in self.parts for sharding in part.placed]
         return [read.place.sharding for read in self.reads] + placed
 
+    @property
+    def places(self) -> list[tuple[str, LeafRecord, Any]]:
+        """Each leaf by name: what it becomes, and its sharding, or else its mesh."""
+        return [
+            (read.name, read.becomes, read.place.sharding or read.place.target)
+            for read in self.reads
+        ]
+
     def filled(self, values: Mapping[int, Any]) -> PyTree:
         """The tree that is restored, with what was read, by position."""
         values = {**self.values, **values}

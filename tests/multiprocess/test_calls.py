@@ -35,7 +35,8 @@ def test_one_version_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
     ends = zygote.call(jobs.values, 2, 4, calls.read_two_versions, str(disk))
     for kind, text in ends:
         assert kind == "CheckpointError"
-        assert "was replaced 10 times while it was read" in text
+        assert "Process 1 sees another checkpoint than process 0 in restore(" in text
+        assert "from one shared directory, or from one store" in text
 
 
 def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -49,6 +50,26 @@ def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
         assert kind == "CheckpointError"
         assert "No answer from process 1 of 2 within 2 seconds" in text
     assert second["late because"] == ("CorruptCheckpointError", "This is damaged.")
+
+
+def test_read_once_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
+    for kind, text in zygote.call(jobs.values, 2, 4, calls.read_once_on_one, str(disk)):
+        assert kind == "CheckpointError"
+        for process, once in enumerate(("", ", read_once=True")):
+            assert f"\n- process {process}: restore({disk}/new{once})\n" in text
+        assert "Nothing was restored by this call." in text
+
+
+def test_arrays_that_differ(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, calls.restore_different_arrays, str(disk))
+    for errors in zygote.call(jobs.values, *args):
+        assert len(errors) == 4
+        for name, (kind, text) in errors.items():
+            assert kind == "LeafMismatchError", (name, text)
+            assert text.startswith("The processes do not restore the same:\n")
+            for process in range(2):
+                assert f"\n- process {process}: leaf 'w', " in text
+            assert ("float16[" in text) == name.startswith("dtype")
 
 
 def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -82,7 +103,7 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
     for who, (errors, (keys, *steps)) in enumerate(ends):
         assert steps == [1, 2, 3]
         # Of the last save alone, although what a call told was withdrawn with it.
-        assert keys < 15
+        assert keys < 18
         if who < 2:
             kind, text, seconds = errors["late"]
             assert kind == "CheckpointError"
@@ -104,7 +125,7 @@ def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:
         assert end.value is not None, end.error
         keys, steps = end.value
         assert steps == [1, 2, 3, 4]
-        assert keys < 15
+        assert keys < 18
 
 
 SCRIPT = """

@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._storage import heartbeat, kvstore, publication
+from eqx_ckpt._storage.key_values import KeyValues
+from eqx_ckpt._storage.kvstore import open_kvstore
 from faults.failing_jobs import caught, state
 from faults.programs import assert_same, DEADLINE
 
@@ -126,3 +128,15 @@ def stopping(
     publication.PAUSES = (0.01,) * 3
     kvstore._RETRIES |= {"initial_delay": "1ms", "max_delay": "1ms"}
     operation(run, layout)
+
+
+def save_to_another_store(path: str, layout: eqx_ckpt.Layout) -> tuple[str, str]:
+    """To process 1, the URL is another place, which nobody else sees."""
+
+    def elsewhere(values: KeyValues) -> Any:
+        return open_kvstore({**values.spec, "path": f"other/{values.spec['path']}"})
+
+    if jax.process_index() == 1:
+        KeyValues.open = elsewhere
+    save = eqx_ckpt.tree_serialise_leaves
+    return caught(save, path, state(1), layout=layout, deadline=DEADLINE)

@@ -151,3 +151,17 @@ def test_kill_one_process(where: Where, who: int) -> None:
         saved = dying_jobs.check_ends(ends, who, point, seconds)
         ended = where.run(2, 4, programs.resume, run(point), where.layout)
         assert ended == [([1, 2] if saved else [1], [1, 2, 3])] * 2, point
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_another_store_under_the_same_url(
+    s3: Place, zygote: Zygote, layout: str
+) -> None:
+    """Each process would write to the store of its own machine."""
+    path = f"{s3.url}/new"
+    args = (programs.environment(s3), programs.save_to_another_store, path, layout)
+    for kind, text in zygote.call(jobs.values, 2, 4, programs.at, *args):
+        assert kind == "CheckpointError"
+        assert f"Process 1 does not see {path}/@" in text
+        assert "or to one store" in text
+    assert not locate(s3.url).list_keys()
