@@ -337,3 +337,26 @@ def retain_slowly(directory: str) -> list[int]:
     DirectorySteps.remove = remove
     manager.close()
     return manager.steps()
+
+
+def restore_late_on_the_first(directory: str) -> tuple[str, str]:
+    """Process 0 has read, and comes when the others have given up."""
+    path, index = f"{directory}/new", jax.process_index()
+    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
+    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
+    marks = [pathlib.Path(f"{directory}/given up {i}") for i in range(1, 4)]
+    read = Checkpoint.read
+
+    def late(*args: Any) -> Any:
+        wait_for(marks)
+        return read(*args)
+
+    if index == 0:
+        Checkpoint.read = late
+    restore = eqx_ckpt.tree_deserialise_leaves
+    error = caught(restore, path, state(0), deadline=2.0)
+    if index:
+        marks[index - 1].touch()
+    Checkpoint.read = read
+    assert_same(restore(path, state(0), deadline=DEADLINE), state(1))
+    return error

@@ -72,6 +72,15 @@ def test_arrays_that_differ(zygote: Zygote, disk: pathlib.Path) -> None:
             assert ("float16[" in text) == name.startswith("dtype")
 
 
+def test_a_restore_is_late_on_the_first(zygote: Zygote, disk: pathlib.Path) -> None:
+    """It fails there too, although all that it reads is there."""
+    program = calls.restore_late_on_the_first
+    for kind, text in zygote.call(jobs.values, 4, 2, program, str(disk)):
+        assert kind == "CheckpointError"
+        assert text.startswith("No answer from process 0 of 4 within 2 seconds (restore")
+        assert "Nothing was restored by this call." in text
+
+
 def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) -> None:
     args = (2, 4, calls.retain_slowly, str(disk / "run"))
     assert zygote.call(jobs.values, *args) == [[2], [2]]
