@@ -77,7 +77,9 @@ def test_a_restore_is_late_on_the_first(zygote: Zygote, disk: pathlib.Path) -> N
     program = calls.restore_late_on_the_first
     for kind, text in zygote.call(jobs.values, 4, 2, program, str(disk)):
         assert kind == "CheckpointError"
-        assert text.startswith("No answer from process 0 of 4 within 2 seconds (restore")
+        assert text.startswith(
+            "No answer from process 0 of 4 within 2 seconds (restore"
+        )
         assert "Nothing was restored by this call." in text
 
 
