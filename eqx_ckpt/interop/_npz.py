@@ -2,9 +2,10 @@
 
 import stat
 import struct
+import threading
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .._errors import CorruptCheckpointError
@@ -22,6 +23,9 @@ SEPARATORS = "/."
 # Bytes of a local header before its name, and the most that may follow.
 _LOCAL = 30
 _PIECE = 2**20
+_PACKED = 2**16
+# Readers of a member that are kept, as a rule one for each thread.
+_MOST_READERS = 4
 # zlib cannot compress data further than this.
 _MAX_RATIO = 1032
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -109,51 +113,53 @@ class _Member:
     is_deflated: bool
     crc32: int
 
-    def opened(self, fd: int) -> ReadInto:
-        """Read its bytes, from positions that never decrease."""
-        unpacked = _Inflated(self, fd) if self.is_deflated else None
-        position = checked = crc = 0
 
-        def read(start: int, target: memoryview) -> None:
-            nonlocal position, checked, crc
-            if unpacked is None:
-                if start + len(target) > self.nbytes:
-                    raise CorruptCheckpointError("it ends too early")
-                read_exactly(fd, self.offset + start, target)
-            else:
-                unpacked.skip(start - position)
-                unpacked.fill(target)
-            if checked == start:
-                checked, crc = start + len(target), zlib.crc32(target, crc)
-                if checked == self.nbytes and crc != self.crc32:
-                    raise CorruptCheckpointError("its checksum is not that of the zip")
-            position = start + len(target)
+class _Reader:
+    """Reads a member, from positions that never decrease."""
 
-        return read
+    def __init__(self, member: _Member) -> None:
+        self._member = member
+        self._unpacked = _Inflated(member) if member.is_deflated else None
+        self._checked = self._crc = 0
+        self.position = 0
+
+    def read(self, fd: int, start: int, target: memoryview) -> None:
+        member = self._member
+        if self._unpacked is None:
+            if start + len(target) > member.nbytes:
+                raise CorruptCheckpointError("it ends too early")
+            read_exactly(fd, member.offset + start, target)
+        else:
+            self._unpacked.skip(fd, start - self.position)
+            self._unpacked.fill(fd, target)
+        self.position = start + len(target)
+        if self._checked == start:
+            self._checked, self._crc = self.position, zlib.crc32(target, self._crc)
+            if self._checked == member.nbytes and self._crc != member.crc32:
+                raise CorruptCheckpointError("its checksum is not that of the zip")
 
 
 class _Inflated:
     """The decompressed bytes of a member, in order."""
 
-    def __init__(self, member: _Member, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, member: _Member) -> None:
         self._zlib = zlib.decompressobj(-zlib.MAX_WBITS)
         self._next = member.offset
         self._end = member.offset + member.nbytes_stored
         self._packed = b""
 
-    def skip(self, nbytes: int) -> None:
+    def skip(self, fd: int, nbytes: int) -> None:
         scratch = memoryview(bytearray(min(nbytes, _PIECE)))
         while nbytes:
             part = scratch[: min(nbytes, _PIECE)]
-            self.fill(part)
+            self.fill(fd, part)
             nbytes -= len(part)
 
-    def fill(self, target: memoryview) -> None:
+    def fill(self, fd: int, target: memoryview) -> None:
         while target:
             if not self._packed and self._next < self._end:
-                piece = bytearray(min(_PIECE, self._end - self._next))
-                read_exactly(self._fd, self._next, memoryview(piece))
+                piece = bytearray(min(_PACKED, self._end - self._next))
+                read_exactly(fd, self._next, memoryview(piece))
                 self._next += len(piece)
                 self._packed = bytes(piece)
             try:
@@ -167,6 +173,32 @@ class _Inflated:
             target = target[len(found) :]
 
 
+class _Readers:
+    """Readers that stopped before the end of a member; a copy begins with none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: list[_Reader] = []
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Readers, ()
+
+    def take(self, position: int) -> _Reader | None:
+        """The one that has the least to skip."""
+        with self._lock:
+            usable = [r for r in self._readers if r.position <= position]
+            if not usable:
+                return None
+            closest = max(usable, key=lambda reader: reader.position)
+            self._readers.remove(closest)
+            return closest
+
+    def keep(self, reader: _Reader) -> None:
+        with self._lock:
+            self._readers.append(reader)
+            del self._readers[:-_MOST_READERS]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Elements(Extent):
     """The elements of an array in a member, after its header."""
@@ -174,11 +206,23 @@ class _Elements(Extent):
     member: _Member
     first: int
     in_order: ClassVar[bool] = True
+    _readers: _Readers = field(default_factory=_Readers, compare=False)
 
     def opened(self, fd: int) -> ReadInto:
-        read_member = self.member.opened(fd)
-        read_member(0, memoryview(bytearray(self.first)))
-        return lambda start, target: read_member(self.first + start, target)
+        """Go on where an earlier read ended: many parts are decompressed only once."""
+
+        def read(start: int, target: memoryview) -> None:
+            reader = self._readers.take(self.first + start) or self._new(fd)
+            reader.read(fd, self.first + start, target)
+            if reader.position < self.member.nbytes:
+                self._readers.keep(reader)
+
+        return read
+
+    def _new(self, fd: int) -> _Reader:
+        reader = _Reader(self.member)
+        reader.read(fd, 0, memoryview(bytearray(self.first)))
+        return reader
 
 
 def _header(member: _Member) -> Npy | str:
@@ -186,12 +230,12 @@ def _header(member: _Member) -> Npy | str:
     position = 0
 
     with member.file.opened() as fd:
-        read_member = member.opened(fd)
+        reader = _Reader(member)
 
         def read(nbytes: int) -> bytes:
             nonlocal position
             data = bytearray(nbytes)
-            read_member(position, memoryview(data))
+            reader.read(fd, position, memoryview(data))
             position += nbytes
             return bytes(data)
 

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt import interop
+from eqx_ckpt.interop import _npz
 from helpers import assert_same
 
 
@@ -146,6 +147,26 @@ def test_bombs(tmp_path):
     (tmp_path / "d.npz").write_bytes(both)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="overlaps another"):
         interop.npz(tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("way", [eqx_ckpt.verify, eqx_ckpt.stats])
+def test_all_parts_are_decompressed_once(tmp_path, way, monkeypatch):
+    """The cost of 128 KB that become 128 MB follows their size, not its square."""
+    header = npy((2**25,), nbytes=0)
+    archive(tmp_path / "a.npz", x_npy=header + bytes(2**27))
+    source = interop.npz(tmp_path / "a.npz")
+    nbytes = 0
+
+    def counted(fd, offset, target, read=_npz.read_exactly):
+        nonlocal nbytes
+        nbytes += len(target)
+        read(fd, offset, target)
+
+    monkeypatch.setattr(_npz, "read_exactly", counted)
+    way(source)
+    # Each of a few threads may decompress it all.
+    assert nbytes <= 5 * (tmp_path / "a.npz").stat().st_size
+    assert pickle.loads(pickle.dumps(source)).manifest == source.manifest
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
