@@ -91,7 +91,7 @@ class BucketAttempt(Attempt):
             if self._heartbeat.is_late():
                 self._check_data(publishing, manifest)
         except BaseException as e:
-            self._is_ours = not publishing.is_possible
+            self._is_ours = not (publishing.is_possible or publishing.is_unanswered)
             if publishing.is_possible:
                 e.add_note(
                     "Whether the checkpoint was saved is not known: look again when "

@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,6 +171,8 @@ class OrphanSweeper:
         # By prefix: its keys, and since when they have not changed.
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
+        # The prefixes of steps that have a manifest and several attempts.
+        self._contested: set[str] = set()
 
     def candidates(self) -> list[str]:
         """The prefixes of attempts that no manifest refers to, alive or not."""
@@ -179,22 +182,39 @@ class OrphanSweeper:
         """The keys of each attempt that is not known to be in use, by its prefix."""
         found: dict[str, list[str]] = {}
         everything = self._run.list_keys()
-        manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
-        self._in_use = {p for p in self._in_use if _manifest_of(p) in manifests}
         for key in everything:
             m = _STEP_ATTEMPT.match(key)
-            if m and is_step(m[1]) and m[0] not in self._in_use:
+            if m and is_step(m[1]):
                 found.setdefault(m[0], []).append(key)
-        return found
+        manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
+        counts = Counter(map(_manifest_of, found))
+        self._contested = {
+            prefix
+            for prefix in found
+            if counts[_manifest_of(prefix)] > 1 and _manifest_of(prefix) in manifests
+        }
+        # What alone has a manifest beside it stays in use.
+        self._in_use = {
+            prefix
+            for prefix in self._in_use - self._contested
+            if _manifest_of(prefix) in manifests
+        }
+        return {prefix: found[prefix] for prefix in found if prefix not in self._in_use}
 
     def sweep(self) -> None:
-        """Delete attempts in which nothing has changed for `ORPHANED_AFTER`."""
+        """Delete attempts that no manifest named, and nothing changed, for so long.
+
+        That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
+        is gone: whoever replaced that may have to put it back.
+        """
         found = self._unknown()
+        contested = [prefix for prefix in found if prefix in self._contested]
+        waiting = {*found} - {*contested} | {*self._unused(contested)}
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
         silent: list[str] = []
-        for prefix, keys in found.items():
-            state = hash(tuple(sorted(keys)))
+        for prefix in filter(waiting.__contains__, found):
+            state = hash(tuple(sorted(found[prefix])))
             before, since = seen.get(prefix, (0, now))
             self._seen[prefix] = state, since if state == before else now
             if state == before and now - since >= heartbeat.ORPHANED_AFTER:
@@ -209,7 +229,11 @@ class OrphanSweeper:
         return [prefix for prefix in prefixes if not is_in_use[prefix]]
 
     def _is_in_use(self, prefix: str) -> bool:
-        """Whether a manifest refers to an attempt, as far as that is not certain."""
+        """Whether a manifest refers to an attempt, as far as that is not certain.
+
+        Beside a manifest whose own data are gone, every attempt counts: it may be the
+        only copy.
+        """
         key, root = _manifest_of(prefix), prefix.partition("/")[2]
         head = self._run.read(key, HEAD_BYTES)
         if head is None:
@@ -218,9 +242,11 @@ class OrphanSweeper:
             return True
         manifest = self._run.read(key)
         try:
-            return manifest is None or from_bytes(manifest, prefix).root == root
+            named = root if manifest is None else from_bytes(manifest, prefix).root
         except CheckpointError:
             return True  # Damaged: its data may still be useful.
+        step = prefix.removesuffix(root)
+        return named == root or not (self._run / f"{step}{named}").list_keys()
 
     def _remove(self, prefix: str) -> None:
         """Delete an attempt, unless it is committed meanwhile.

@@ -174,11 +174,7 @@ def _nbytes(path: str) -> int:
 
 def _sweep(directory: str) -> None:
     """Remove what dead attempts left in a directory, and nothing of a live one."""
-    names = _claims(directory)
-    if names:
-        # What a dead process exchanged or hid must not reappear half deleted.
-        fsync(directory)
-    for name in names:
+    for name in _claims(directory):
         _sweep_one(os.path.join(directory, name))
 
 
@@ -193,6 +189,8 @@ def _sweep_one(stem: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_nlink:
             logger.info("Removing %s.tmp, which a dead process left.", stem)
+            # What that exchanged or hid must not reappear half deleted.
+            fsync(os.path.dirname(stem))
             delete(stem + ".tmp")
             os.unlink(stem + ".lock")
     except BlockingIOError:

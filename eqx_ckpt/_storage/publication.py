@@ -21,7 +21,7 @@ from .translate import contradicts, status_of
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 # The status of a store that refuses what it was asked for, whenever it is asked. Others
 # may be about a request that was repeated because its first response was lost.
-_REFUSED = re.compile(r"3\d\d|4(?!04|08|09|12|29)\d\d|501")
+_REFUSED = re.compile(r"3\d\d|4(?!04|08|09|12|29)\d\d|501|507")
 
 
 class Publication:
@@ -30,6 +30,8 @@ class Publication:
     **Attributes:**
 
     - `is_possible`: whether the manifest may be there, or come to be there.
+    - `is_unanswered`: whether a request had no answer, so that it may arrive later,
+        even after another's manifest is gone.
     """
 
     def __init__(self, target: KeyValues, manifest: bytes, old: Versioned) -> None:
@@ -37,7 +39,7 @@ class Publication:
         self._manifest = manifest
         self._root = from_bytes(manifest, str(target)).root
         self._old = old
-        self.is_possible = False
+        self.is_possible = self.is_unanswered = False
 
     def publish(self) -> None:
         """Create the manifest; raise if it is not there, or if that is not known."""
@@ -60,7 +62,9 @@ class Publication:
                 return None
         except (OSError, CheckpointError) as e:
             status = "" if future.cancelled() else status_of(future.exception())
-            self.is_possible = before or not _REFUSED.fullmatch(status)
+            is_open = not _REFUSED.fullmatch(status)
+            self.is_possible = before or is_open
+            self.is_unanswered |= is_open
             return e
         return contradicts(
             self._target.url(MANIFEST), "it cannot be created, and nobody else has"

@@ -23,6 +23,7 @@ from eqx_ckpt import CheckpointManager
 from eqx_ckpt._storage import bucket_steps, heartbeat
 from eqx_ckpt._storage.directory import locate
 from eqx_ckpt._storage.kvstore import open_kvstore
+from faults.manifests import sealed
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
@@ -503,6 +504,47 @@ def test_a_sweep_reads_many_manifests_at_a_time_and_once(
         behind.proxy.requests.clear()
         manager.save(402, state(402)).result(DEADLINE)
         assert not behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")
+
+
+def test_the_time_of_an_attempt_begins_when_no_manifest_names_it(
+    run: str, clock: Clock
+) -> None:
+    """Whoever replaced that manifest may have to put it back."""
+    base = bucket_at(run)
+    old = base.read("000100/zarr.json")
+    other = f"000100/@{uuid.uuid4().hex}/w/c.0"
+    data = [key for key in keys(run, "000100/@")]
+    with CheckpointManager(run) as manager:
+        base.write(other, b"written by another process")
+        manager.save(401, state(401)).result(DEADLINE)
+        clock.now += heartbeat.ORPHANED_AFTER - 1
+        manager.save(402, state(402)).result(DEADLINE)
+        new = re.sub(rb"@[0-9a-f]{32}", other.split("/")[1].encode(), old)
+        base.write("000100/zarr.json", sealed(new))
+        clock.now += 2
+        for step in (403, 404):
+            manager.save(step, state(step)).result(DEADLINE)
+        assert {*data} <= {*keys(run, "000100/@")}
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+        manager.save(405, state(405)).result(DEADLINE)
+        assert not {*data} & {*keys(run, "000100/@")}
+        assert other in keys(run)
+
+
+def test_nothing_is_removed_beside_a_manifest_without_data(
+    run: str, clock: Clock
+) -> None:
+    """It was put there by a process that was suspended: the other data are all."""
+    base = bucket_at(run)
+    (named,) = {key.split("/")[1] for key in keys(run, "000100/@")}
+    left = f"000100/@{uuid.uuid4().hex}/w/c.0"
+    base.write(left, b"the only copy")
+    base.delete([key for key in keys(run, f"000100/{named}")])
+    with CheckpointManager(run) as manager:
+        for step in (401, 402, 403):
+            manager.save(step, state(step)).result(DEADLINE)
+            clock.now += heartbeat.ORPHANED_AFTER + 1
+    assert left in keys(run)
 
 
 @pytest.mark.parametrize("ask", ["steps", "latest", "best", "restore", "save"])
