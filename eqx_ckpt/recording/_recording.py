@@ -96,8 +96,9 @@ class Recording:
         - `metadata`: any value that JSON can represent.
         - `compression`: as [`eqx_ckpt.tree_serialise_leaves`][].
         - `chunk_bytes`: the approximate size of each file of an array. The default is 1
-            MiB, and less for many chains, because each commit rewrites the last file of
-            each leaf and chain.
+            MiB for all chains, and at least 64 KiB, because each commit rewrites the
+            last files of each leaf. If there are more than 16 chains, several of them
+            are in one file.
         - `deadline`: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Raises:**

@@ -67,6 +67,25 @@ def keep_and_end(path: str) -> None:
         recording.extend(jax.tree.map(shared, reference(1)), shared(keep))
 
 
+def many(path: str, start: int, stop: int) -> None:
+    """Record blocks of 20 chains in bands of two, and keep other draws of each."""
+    like = {"n": np.int32(0), "key": jax.random.key(0)}
+    options: dict[str, Any] = {"chains": 20, "chunk_bytes": 8}
+    with eqx_ckpt.Recording(path, like, **options) as recording:
+        for i in range(start, stop):
+            n, keep = many_of(i)
+            keys = jax.jit(jax.vmap(jax.vmap(jax.random.key)))(shared(n))
+            recording.extend({"n": shared(n), "key": keys}, shared(keep))
+            recording.commit()
+
+
+def many_of(block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The draws of a block, and which of them are kept."""
+    chains = np.arange(20, dtype=np.int32)[:, None]
+    draws = np.arange(BLOCK, dtype=np.int32) + block * BLOCK
+    return draws + 1000 * chains, (draws + chains) % 4 > 0
+
+
 def scan(path: str) -> None:
     def step(state: Any, _: None) -> Any:
         n = state

@@ -4,6 +4,7 @@ import pathlib
 import signal
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,23 @@ def test_two_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     assert four == [(3, "")] * 4
     np.testing.assert_equal(recorded(path), processes.reference(5))
     eqx_ckpt.verify(path)
+
+
+def test_chunks_that_would_be_of_two_processes(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    path = str(disk / "run")
+    # Ten chains each, which are whole bands of two; then five.
+    zygote.call(jobs.values, 2, 1, processes.many, path, 0, 2)
+    zygote.call(jobs.values, 4, 1, processes.many, path, 2, 4)
+    found = eqx_ckpt.Recording.open(path)
+    found.verify()
+    blocks = [processes.many_of(i) for i in range(4)]
+    for chain in range(20):
+        read = found.read(chain=chain)
+        n = np.concatenate([n[chain][keep[chain]] for n, keep in blocks])
+        np.testing.assert_array_equal(read["n"], n)
+        assert (jax.vmap(jax.random.key)(n) == read["key"]).all()
 
 
 def test_one_is_killed(zygote: Zygote, disk: pathlib.Path) -> None:
