@@ -86,6 +86,17 @@ def many_of(block: int) -> tuple[np.ndarray, np.ndarray]:
     return draws + 1000 * chains, (draws + chains) % 4 > 0
 
 
+def go_on(
+    path: str, like: Any, chains: int, block: Any, state: Any, after: int
+) -> None:
+    """Record a block in a recording that was begun by others; see test_model.py."""
+    with eqx_ckpt.Recording(path, like, chains=chains) as recording:
+        if state is not None:
+            assert recording.resume({"n": 0}) == {"n": state}
+        recording.extend(jax.tree.map(shared, block))
+        recording.commit({"n": after})
+
+
 def scan(path: str) -> None:
     def step(state: Any, _: None) -> Any:
         n = state

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import re
 import resource
 import shutil
@@ -27,6 +28,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import record_scan, Recording
+from faults import jobs
+from faults.zygote import Zygote
+from recording import processes
 
 
 LIKE = {"n": jnp.int32(0), "x": jnp.zeros(2)}
@@ -110,6 +114,9 @@ def full_disk() -> Iterator[None]:
 class Machine(RuleBasedStateMachine):
     chains: int | None = None
     axis: AxisType | None = None
+    # For jobs of two processes.
+    zygote: Zygote | None = None
+    jobs = 0
 
     @initialize()
     def begin(self):
@@ -262,6 +269,49 @@ class Machine(RuleBasedStateMachine):
             self.recording.close()
         self.open()
 
+    @precondition(lambda self: not self.device)
+    @rule(count=counts)
+    def delete_the_folder_and_begin_again(self, count):
+        shutil.rmtree(self.path)
+
+        def fail() -> None:
+            self.recording.extend(self.block(self.new(count)))
+            self.recording.commit()
+
+        with pytest.raises(FileNotFoundError, match="0 draws are safe"):
+            fail()
+        self.recording.close()
+        assert not os.path.exists(self.path)
+        self.committed = self.state = None
+        self.open()
+
+    @precondition(lambda self: self.zygote is not None and not self.device)
+    @rule(count=counts)
+    def go_on_in_two_processes(self, count):
+        assert self.zygote is not None
+        self.close_and_continue()
+        self.recording.close()
+        numbers = self.new(count)
+        type(self).jobs += 1
+        args = (
+            self.path,
+            LIKE,
+            self.chains,
+            self.block(numbers),
+            self.state,
+            self.next,
+        )
+        args = jax.tree.map(
+            lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, args
+        )
+        assert self.zygote.call(jobs.values, 2, 2, processes.go_on, *args) == [
+            None,
+            None,
+        ]
+        self.taken += numbers
+        self.note(self.next)
+        self.open()
+
     @precondition(lambda self: self.committed)
     @rule(start=st.integers(0, 5), thin=st.integers(1, 3))
     def read(self, start, thin):
@@ -290,16 +340,30 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
 
+def run(machine: type[Machine], examples: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=15,
+            derandomize=True,
+            database=None,
+            deadline=None,
+        ),
+    )
+
+
 @pytest.mark.parametrize(
     ("chains", "axis"),
     [(None, None), (3, None), (4, AxisType.Auto), (4, AxisType.Explicit)],
     ids=str,
 )
 def test_any_sequence(chains, axis):
-    machine = type("Of", (Machine,), {"chains": chains, "axis": axis})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=8, stateful_step_count=15, derandomize=True, database=None
-        ),
-    )
+    run(type("Of", (Machine,), {"chains": chains, "axis": axis}), 8)
+
+
+@pytest.mark.slow
+def test_any_sequence_with_jobs_of_two_processes(zygote):
+    machine = type("Of", (Machine,), {"chains": 4, "zygote": zygote})
+    run(machine, 12)
+    assert machine.jobs > 2

@@ -1,0 +1,76 @@
+"""The programs of the documentation that go on after they were killed."""
+
+import functools
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+import eqx_ckpt
+
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs/usage"
+_SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def programs(page: str) -> list[str]:
+    snippets = _SNIPPET.findall((DOCS / page).read_text())
+    return [snippet for snippet in snippets if ".resume(" in snippet]
+
+
+def run(page: str, folder: str, log: str) -> None:
+    """Run the programs of a page in a folder; note the steps that they take.
+
+    `log` gets a file for each recording, with a byte for each step of a scan, and one
+    with its `commit_every`.
+    """
+    os.chdir(folder)
+    scan = eqx_ckpt.record_scan
+
+    @functools.wraps(scan)
+    def watched(step: Any, recording: Any, *args: Any, **kwargs: Any) -> Any:
+        name = pathlib.Path(recording.log.where.strip("'")).name
+        every = pathlib.Path(log, f"{name}.every")
+        every.write_text(str(kwargs.get("commit_every") or 0))
+        steps = os.open(f"{log}/{name}.steps", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        # Those of an earlier process, as far as they were committed.
+        os.truncate(steps, 0)
+        os.write(steps, bytes(recording.steps))
+
+        def noted(state: Any, x: Any) -> Any:
+            jax.debug.callback(lambda: os.write(steps, b"."))
+            return step(state, x)
+
+        return scan(noted, recording, *args, **kwargs)
+
+    eqx_ckpt.record_scan = watched
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for program in programs(page):
+        exec(program, namespace)
+
+
+def check(folder: str, log: str) -> dict[str, int]:
+    """Of each recording that was begun, how many steps are lost; all is verified."""
+    lost: dict[str, int] = {}
+    for every in pathlib.Path(log).glob("*.every"):
+        name, most = every.stem, int(every.read_text())
+        record = json.loads(
+            pathlib.Path(folder, "runs", name, "recording.json").read_text()
+        )
+        taken = pathlib.Path(log, f"{name}.steps").stat().st_size
+        lost[name] = taken - record["steps"]
+        assert not most or lost[name] <= most, (name, lost[name], most)
+        eqx_ckpt.Recording.open(f"{folder}/runs/{name}").verify()
+    return lost
+
+
+def recorded(folder: str) -> dict[str, dict[str, np.ndarray]]:
+    """What all recordings have."""
+    return {
+        path.name: eqx_ckpt.Recording.open(path).read()
+        for path in sorted(pathlib.Path(folder, "runs").iterdir())
+    }
