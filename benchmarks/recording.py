@@ -32,6 +32,8 @@ LIKE = {"x": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)}
 SMALL = {"x": jax.ShapeDtypeStruct((10,), jnp.float32)}
 # Steps with a callback for each, which take as long as all others with theirs.
 CALLBACKS = 5000
+# Chains, and draws that each of them adds between two commits.
+MANY = [(1, 50_000), (4, 12_500), (100, 500), (4000, 1), (4000, 20), (10_000, 10)]
 
 
 def step(state: Any, _: None) -> tuple[Any, Any]:
@@ -58,8 +60,38 @@ def main() -> None:
         for name, found in once(scratch, arguments.draws, arguments.repeats).items():
             row = (statistics.median(found), min(found), max(found))
             print(f"| {name} | " + " | ".join(f"{1e3 * t:.1f}" for t in row) + " |")
+        print(
+            "\n| chains, draws | MB | on disk / MB | commit, ms: wall, CPU | read, ms |"
+        )
+        print("|---|---|---|---|---|")
+        for chains, draws in MANY:
+            print(many(scratch / "many", chains, draws, arguments.repeats))
     finally:
         shutil.rmtree(scratch)
+
+
+def many(path: Path, chains: int, draws: int, repeats: int) -> str:
+    """A row of a table: what so many chains cost; the least of some commits."""
+    like = {"theta": np.zeros(10, np.float32), "energy": np.float32(0)}
+    random = np.random.default_rng(0).random
+    wall, cpu = [], []
+    with Recording(path, like, chains=chains) as recording:
+        for _ in range(repeats):
+            theta = random((chains, draws, 10), np.float32)
+            recording.extend({"theta": theta, "energy": theta[..., 0]})
+            recording.log._writer.drain()  # pyright: ignore[reportPrivateUsage]
+            start = time.process_time()
+            wall.append(timed(lambda: recording.commit({"step": 1})))
+            cpu.append(time.process_time() - start)
+    read = min(timed(lambda: Recording.open(path).read()) for _ in range(repeats))
+    nbytes = repeats * chains * draws * 44
+    files = [file for file in path.rglob("*") if file.is_file()]
+    disk = sum(512 * file.stat().st_blocks for file in files)
+    shutil.rmtree(path)
+    return (
+        f"| {chains:,} x {repeats * draws:,} | {nbytes / 1e6:.1f} "
+        f"| {disk / nbytes:.2f} | {1e3 * min(wall):.0f}, {1e3 * min(cpu):.0f} | {1e3 * read:.0f} |"
+    )
 
 
 def per_step(scratch: Path, steps: int, repeats: int) -> dict[str, list[float]]:
