@@ -90,7 +90,8 @@ def many(path: Path, chains: int, draws: int, repeats: int) -> str:
     shutil.rmtree(path)
     return (
         f"| {chains:,} x {repeats * draws:,} | {nbytes / 1e6:.1f} "
-        f"| {disk / nbytes:.2f} | {1e3 * min(wall):.0f}, {1e3 * min(cpu):.0f} | {1e3 * read:.0f} |"
+        f"| {disk / nbytes:.2f} | {1e3 * min(wall):.0f}, {1e3 * min(cpu):.0f} "
+        f"| {1e3 * read:.0f} |"
     )
 
 

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
 from eqx_ckpt._distributed import coordination
-from eqx_ckpt._storage import directory as storage
+from eqx_ckpt._storage import directory as storage, opening
 from eqx_ckpt._storage.chunk_files import ChunkFiles
 from eqx_ckpt._storage.directory_steps import DirectorySteps
 
@@ -118,17 +118,13 @@ def disagree(directory: str) -> dict[str, Case]:
     return cases
 
 
-class _Elsewhere:
-    """The module `os` of a machine on which a directory is another one."""
+def _elsewhere(directory: str) -> Callable[[str], int]:
+    """`open_folder` of a machine on which a directory is another one."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def opened(path: str) -> int:
+        return opening.open_folder(path.replace(directory, "/nowhere"))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def open(self, path: str, flags: int) -> int:
-        return os.open(path.replace(self._directory, "/nowhere"), flags)
+    return opened
 
 
 def fail(directory: str) -> dict[str, Case]:
@@ -141,7 +137,7 @@ def fail(directory: str) -> dict[str, Case]:
         save = ft.partial(_save_broken, place, attribute, broken if here else whole)
         cases[name] = attempt(directory, name, save, f"{directory}/new", good)
 
-    check("not shared", storage, "os", _Elsewhere(directory), not first)
+    check("not shared", storage, "open_folder", _elsewhere(directory), not first)
     check("disk full", ChunkFiles, "write", _raising(errno.ENOSPC), not first)
     check("first full", ChunkFiles, "write", _raising(errno.ENOSPC), first)
     check("flush", storage, "flush", _raising(errno.EIO), not first)

@@ -1,4 +1,4 @@
-"""A save can be followed by a reader: few functions, few files, one direction."""
+"""A save can be followed by a reader: its files call each other one way."""
 
 import subprocess
 import sys
@@ -56,13 +56,6 @@ def entered(tmp_path_factory):
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     calls = [tuple(line.split("\t")) for line in out.splitlines()]
     return {call for call in calls if call[2] not in COMPREHENSIONS}
-
-
-def test_a_save_enters_few_functions_in_few_files(entered):
-    functions = {(file, function) for _, file, function in entered}
-    files = {file for file, _ in functions}
-    assert 20 < len(functions) <= 42, sorted(functions)
-    assert 5 < len(files) <= 9, sorted(files)
 
 
 def test_no_two_files_call_each_other(entered):
