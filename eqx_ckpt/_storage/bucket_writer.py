@@ -94,6 +94,8 @@ class BucketWriter(SoleWriter):
     def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         if key not in self._versions:
             self._versions[key] = self._place.read_version(key, 1).version
+            # Whoever has taken the lease has a newer version.
+            self._check_held()
         self.write(key, parts)
 
     def flush(self) -> None:
@@ -166,9 +168,14 @@ class BucketWriter(SoleWriter):
             if found.value == value:
                 self._versions[key] = found.version
                 return
-            self._check()
+            self._check_held()
             future = self._write(key, value, found.version)
         raise has_a_writer(self._place.url(key))
+
+    def _check_held(self) -> None:
+        """Ask the store; a process that has joined relies on the one with the lease."""
+        if self._lease is not None and not self._lease.is_held():
+            raise has_a_writer(str(self._place))
 
     def _check(self) -> None:
         if self._lease is not None and self._lease.is_lost:
