@@ -1,6 +1,7 @@
 """Files below a directory, as values of keys, and as chunks."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -65,8 +66,14 @@ def of_leaf(error: OSError, name: str) -> OSError:
     """The same `OSError`, with the name of the leaf."""
     if error.errno is None:
         return error
-    text = f"{os.strerror(error.errno)} (leaf {name!r})"
-    return OSError(error.errno, text, error.filename)
+    text = f"leaf {name!r}{on_full_disk(error.errno, 'save again')}"
+    return OSError(error.errno, f"{os.strerror(error.errno)} ({text})", error.filename)
+
+
+def on_full_disk(number: int, then: str) -> str:
+    """What to do if an error number is that of a full disk, or of a quota."""
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    return f"; delete what is no longer needed, and {then}" if is_full else ""
 
 
 def check_case(names: Sequence[str], place: str, remedy: str = "") -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
 from .._format.recorded import Record, STATES
+from .._storage.files import on_full_disk
 from .._storage.url import Store
 from .._types import PathLike
 
@@ -76,6 +77,7 @@ def explained(
     leaf = f"leaf {leaf!r}, " if leaf else ""
     text = f"{leaf}recording {where}, {safety}"
     if isinstance(failure, OSError) and failure.errno is not None:
+        text += on_full_disk(failure.errno, "open the recording again, to go on there")
         reason = f"{os.strerror(failure.errno)} ({text})"
         return OSError(failure.errno, reason, failure.filename)
     return CheckpointError(f"{failure} ({text})")

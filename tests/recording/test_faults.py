@@ -90,8 +90,9 @@ def test_the_error_of_a_full_disk_says_what_is_safe(
     error = zygote.run(chains.sample, path, BLOCKS, fault=fault).error
     assert isinstance(error, OSError)
     draws = min(len(chain["n"]) for chain in chains.reference(2))
-    text = f"(leaf 'theta', recording {path!r}, {draws} draws are safe)"
+    text = f"(leaf 'theta', recording {path!r}, {draws} draws are safe; delete"
     assert text in str(error)
+    assert "no longer needed, and open the recording again" in str(error)
 
 
 LENGTH, THIN, EVERY = 10_000, 10, 2_000
