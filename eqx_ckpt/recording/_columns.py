@@ -60,7 +60,7 @@ class Column:
     **Attributes:**
 
     - `leaf`, `chains`: whose samples it holds.
-    - `has_changed`: whether there are samples that `settle` has not seen.
+    - `has_changed`: whether there are samples that were not committed.
     """
 
     def __init__(
@@ -160,7 +160,6 @@ class Column:
         for number in sorted(self._changed):
             self.save(number, self._open.get(self, number))
         self._committed = len(self._checksums)
-        self.has_changed = False
         return "".join(self._checksums)
 
     def save(self, number: int, chunk: np.ndarray) -> None:

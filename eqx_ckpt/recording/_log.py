@@ -268,6 +268,9 @@ class Log(Taker):
         draws = np.array(self.record.draws, np.int64)
         self._elsewhere |= draws != self._taken
         self._taken = draws
+        for columns in self._place.columns:
+            for column in columns:
+                column.has_changed = False
         self.must_resume = False
 
     @contextlib.contextmanager

@@ -28,8 +28,8 @@ def sample(
     hasten()
     numbers, writing = itertools.count(1), KeyValues.writing
 
-    def asked(self: KeyValues, key: str, *args: Any) -> Any:
-        future = writing(self, key, *args)
+    def asked(self: KeyValues, key: str, *args: Any, **how: Any) -> Any:
+        future = writing(self, key, *args, **how)
         # The thread of the lease asks at any time.
         if key != "writer.lock" and next(numbers) == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
