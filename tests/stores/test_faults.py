@@ -295,7 +295,7 @@ def test_sixteen_writers(place, answers, layout, rounds):
         assert won == [found(here)]
         for error in outcomes.values():
             assert error is None or isinstance(error, eqx_ckpt.CheckpointExistsError)
-        # A request that had no answer may create its manifest later, and needs its data.
+        # A request without an answer may still create its manifest, and needs its data.
         assert answers != "all" or debris(here) == set()
         eqx_ckpt.verify(here.url)
 
