@@ -30,10 +30,10 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format import chunks, leaves
+from eqx_ckpt._format import chunk_grid as chunks, leaf_record as leaves
 from eqx_ckpt._format.source import read_regions, RegionRead
-from eqx_ckpt._storage.reading import Checkpoint
-from eqx_ckpt._transfer.placement import pieces
+from eqx_ckpt._restoring.placement import pieces
+from eqx_ckpt._sources.checkpoint_source import Checkpoint
 
 from .table import markdown
 from .workloads import check_same, filled
@@ -176,7 +176,7 @@ def _measure(case: Case, path: Path) -> dict[str, Any]:
 def _cut_by(cut: Callable[[Shape, Shape, int, int], Shape], target: int) -> None:
     """Let this process save chunks of another shape."""
     _set_target(target)
-    usual = leaves._array_record
+    usual = leaves.array_record
 
     def record(
         kind: str, shape: Shape, dtype: np.dtype, leaf: jax.Array | None = None
@@ -185,7 +185,7 @@ def _cut_by(cut: Callable[[Shape, Shape, int, int], Shape], target: int) -> None
         chunk = cut(shape, shard, dtype.itemsize, target)
         return usual(kind, shape, dtype, leaf)._replace(chunk_shape=chunk)
 
-    leaves._array_record = record
+    leaves.array_record = record
 
 
 def _structs(grid: Grid) -> dict[str, jax.ShapeDtypeStruct]:

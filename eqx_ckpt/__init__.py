@@ -21,54 +21,54 @@ if typing.TYPE_CHECKING:
         LeafMismatchError as LeafMismatchError,
         LeafNameError as LeafNameError,
     )
-    from ._format.leaves import LeafRecord as LeafRecord
+    from ._format.leaf_record import LeafRecord as LeafRecord
     from ._format.manifest import Manifest as Manifest
     from ._format.source import RegionRead as RegionRead, Source as Source
-    from ._inspect import (
+    from ._inspecting.inspect_checkpoint import (
         leaves as leaves,
         read_manifest as read_manifest,
         verify as verify,
     )
-    from ._like import match as match, tree_like as tree_like
-    from ._manager import CheckpointManager as CheckpointManager
+    from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
     from ._progress import Progress as Progress
-    from ._report.write import write_report as write_report
-    from ._restore import (
+    from ._report.write_report import write_report as write_report
+    from ._restoring.restore import (
         restore_or_init as restore_or_init,
         tree_deserialise_leaves as tree_deserialise_leaves,
     )
-    from ._retention import (
+    from ._restoring.tree_like import match as match, tree_like as tree_like
+    from ._run.manager import CheckpointManager as CheckpointManager
+    from ._run.retention import (
         Keep as Keep,
         keep_all as keep_all,
         keep_best as keep_best,
         keep_every as keep_every,
         keep_last as keep_last,
     )
-    from ._save import (
-        tree_serialise_leaves as tree_serialise_leaves,
-        tree_serialise_leaves_async as tree_serialise_leaves_async,
-    )
-    from ._stats import LeafStats as LeafStats, stats as stats
-    from ._steps import orphans as orphans, sweep as sweep
-    from ._storage.url import Store as Store
-    from ._tree.compression import Compression as Compression
-    from ._tree.filter_spec import (
-        default_deserialise_filter_spec as default_deserialise_filter_spec,
-        default_serialise_filter_spec as default_serialise_filter_spec,
-    )
-    from ._tree.match import LeafMatch as LeafMatch, Match as Match
-    from ._tree.skeleton import shard_like as shard_like
-    from ._types import Layout as Layout
-    from ._when import (
+    from ._run.run_steps import orphans as orphans, sweep as sweep
+    from ._run.save_times import (
         every_seconds as every_seconds,
         every_steps as every_steps,
         When as When,
     )
-    from .interop._copy import copy as copy
+    from ._saving.save import (
+        tree_serialise_leaves as tree_serialise_leaves,
+        tree_serialise_leaves_async as tree_serialise_leaves_async,
+    )
+    from ._storage.calls.store_path import Store as Store
+    from ._tree.leaves.filter_spec import (
+        default_deserialise_filter_spec as default_deserialise_filter_spec,
+        default_serialise_filter_spec as default_serialise_filter_spec,
+    )
+    from ._tree.matching.leaf_match import LeafMatch as LeafMatch, Match as Match
+    from ._tree.matching.shard_like import shard_like as shard_like
+    from ._tree.plans.write_plan import Compression as Compression
+    from ._types import Layout as Layout
     from .interop._state_dict import (
         from_state_dict as from_state_dict,
         to_state_dict as to_state_dict,
     )
+    from .interop._writers._checkpoint_copy import copy as copy
     from .recording import (
         Collector as Collector,
         record_scan as record_scan,
@@ -83,31 +83,32 @@ if typing.TYPE_CHECKING:
 
 # The same names, for the interpreter. A test compares the two lists.
 _NAMES = {
-    "_errors": "CheckpointError CheckpointExistsError CheckpointNotFoundError "
-    "CorruptCheckpointError LeafMismatchError LeafNameError",
-    "_format.leaves": "LeafRecord",
+    "_errors": "CheckpointError CheckpointExistsError "
+    "CheckpointNotFoundError CorruptCheckpointError "
+    "LeafMismatchError LeafNameError",
+    "_format.leaf_record": "LeafRecord",
     "_format.manifest": "Manifest",
     "_format.source": "RegionRead Source",
-    "_inspect": "leaves read_manifest verify",
-    "_like": "match tree_like",
-    "_manager": "CheckpointManager",
+    "_inspecting.inspect_checkpoint": "leaves read_manifest verify",
+    "_inspecting.leaf_stats": "LeafStats stats",
     "_progress": "Progress",
-    "_report.write": "write_report",
-    "_restore": "restore_or_init tree_deserialise_leaves",
-    "_retention": "Keep keep_all keep_best keep_every keep_last",
-    "_save": "tree_serialise_leaves tree_serialise_leaves_async",
-    "_stats": "LeafStats stats",
-    "_steps": "orphans sweep",
-    "_storage.url": "Store",
-    "_tree.compression": "Compression",
-    "_tree.filter_spec": "default_deserialise_filter_spec "
+    "_report.write_report": "write_report",
+    "_restoring.restore": "restore_or_init tree_deserialise_leaves",
+    "_restoring.tree_like": "match tree_like",
+    "_run.manager": "CheckpointManager",
+    "_run.retention": "Keep keep_all keep_best keep_every keep_last",
+    "_run.run_steps": "orphans sweep",
+    "_run.save_times": "every_seconds every_steps When",
+    "_saving.save": "tree_serialise_leaves tree_serialise_leaves_async",
+    "_storage.calls.store_path": "Store",
+    "_tree.leaves.filter_spec": "default_deserialise_filter_spec "
     "default_serialise_filter_spec",
-    "_tree.match": "LeafMatch Match",
-    "_tree.skeleton": "shard_like",
+    "_tree.matching.leaf_match": "LeafMatch Match",
+    "_tree.matching.shard_like": "shard_like",
+    "_tree.plans.write_plan": "Compression",
     "_types": "Layout",
-    "_when": "every_seconds every_steps When",
-    "interop._copy": "copy",
     "interop._state_dict": "from_state_dict to_state_dict",
+    "interop._writers._checkpoint_copy": "copy",
     "recording": "Collector record_scan Recorder Recording SampleBuffer Samples",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -18,12 +18,12 @@ def _main(words: list[str]) -> int:
         needed = "The command line needs typer: `pip install 'eqx-ckpt[cli]'`."
         print(needed, file=sys.stderr)
         return 2
-    from .cli._quick import quickly
+    from ._cli.fast_path import quickly
 
     status = quickly(words)
     if status is not None:
         return status
-    from .cli._app import run
+    from ._cli.commands import run
 
     return run(words)
 

@@ -8,6 +8,8 @@ from ._errors import CheckpointError
 
 
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
+
+
 """`True` shows a bar; a function gets `(phase, leaf, bytes done, total bytes)`."""
 
 

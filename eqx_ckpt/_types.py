@@ -7,20 +7,42 @@ from typing import Any, get_args, Literal, TypeAlias
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
+
+
 KeyPath: TypeAlias = tuple[Any, ...]
+
+
 IsLeaf: TypeAlias = Callable[[Any], bool] | None
+
+
 TypedPath: TypeAlias = tuple[tuple[str, str | int], ...]
+
+
 Layout: TypeAlias = Literal["zarr", "ocdbt"]
+
+
 """How a checkpoint stores its arrays: as files, or in one database."""
+
+
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
 # What `interop` opens, by the function that does it, and what it converts to.
 Format: TypeAlias = Literal[
     "checkpoint", "eqx", "flax", "jax_arrays", "npz", "orbax", "safetensors"
 ]
+
+
 Target: TypeAlias = Literal["checkpoint", "eqx", "flax", "npz", "orbax", "safetensors"]
+
+
 Spec: TypeAlias = Callable[[Any, Any], Any]
+
+
 # Called with the name of a leaf, and the number of its bytes that have just been done.
 Report: TypeAlias = Callable[[str, int], None]
+
+
 # The checksums of each leaf's chunks, by chunk position.
 Checksums: TypeAlias = dict[str, dict[int, str]]
 

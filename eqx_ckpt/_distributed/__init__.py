@@ -1,1 +1,1 @@
-"""Several processes, one checkpoint."""
+"""Agreement between the processes of a job."""

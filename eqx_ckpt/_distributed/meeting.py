@@ -16,17 +16,27 @@ import jax
 
 from .._errors import CheckpointError
 from .._types import is_real
-from .coordination import gather_on_devices, Service, service
-from .matching import Call, Calls, nothing_done, Number, out_of_order
+from .call_matching import Call, Calls, nothing_done, Number, out_of_order
+from .jax_service import gather_on_devices, Service, service
 
 
 DEADLINE = 300.0  # seconds
+
+
 _LONGEST = 1e9
+
+
 # The others wait a little longer than the first process, which says who is late.
 DEADLINE_MARGIN = 5.0
+
+
 # How often the first process looks for calls that it does not wait for.
 _GLANCE = 0.5  # seconds
+
+
 _making = threading.Lock()
+
+
 _circles: "dict[tuple[int, ...], Circle]" = {}
 
 

@@ -1,1 +1,1 @@
-"""The bytes on disk: names, records, manifests, chunks. No I/O."""
+"""What the bytes and the names mean; no I/O, and no PyTree."""

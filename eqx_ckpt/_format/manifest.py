@@ -1,6 +1,5 @@
 """The manifest: the `zarr.json` at the root of a checkpoint."""
 
-import contextlib
 import functools as ft
 import hashlib
 import json
@@ -11,38 +10,57 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._errors import CheckpointError
+from .._lazy import np
 from .._types import Layout
-from .chunks import chunk_keys
-from .dtypes import SIZES
-from .lazy import np
-from .leaves import CannotSave, describe_like, LeafRecord, Skipped
-from .metadata import pack
-from .names import encode, is_cut
-from .screen import escape, first_lines, in_bytes, tree_html
+from .chunk_grid import chunk_keys
+from .display import escape, first_lines, in_bytes, tree_html
+from .dtype_names import SIZES
+from .leaf_names import encode, is_cut
+from .leaf_record import CannotSave, LeafRecord
+from .user_metadata import pack
 
 
 FORMAT_VERSION = 1
+
+
 MANIFEST = "zarr.json"
+
+
 # Readers enforce these limits, so writers check them too. They allow about two million
 # leaves. Each JSON value follows one of the tokens, and costs a reader up to 100 bytes
 # of memory.
 MAX_BYTES = 256 * 2**20
+
+
 MAX_TOKENS = 16_000_000
+
+
 # TensorStore's limit.
 _MAX_RANK = 32
+
+
 # NumPy refuses sizes whose product exceeds 63 bits, also for empty arrays.
 _MAX_ARRAY_BYTES = 2**62
+
+
 NO_DIGEST = "0" * 64
+
 
 # The keys of an OCDBT database, or of one database per process.
 DATABASE = r"(p\d+/)?(manifest\.(ocdbt|[0-9a-f]{16})|d/[0-9a-f]{32})"
+
+
 COMPRESSIONS = ("zstd",)
+
+
 _COMPRESSORS: dict[str | None, list[dict[str, Any]]] = {
     None: [],
     # TensorStore's default level. Without zstd's own checksum, because a crc32c
     # follows.
     "zstd": [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}],
 }
+
+
 _FILL_VALUES = {"b": False, "c": [0.0, 0.0]}
 
 
@@ -261,23 +279,3 @@ def is_sharding(value: Any) -> bool:
         and all(type(size) is int and size >= 0 for size in sizes)
         and all(axis is None or axis in names for axis in axes)
     )
-
-
-def fingerprint(leaf: Any) -> str:
-    """A text that identifies a leaf that is not saved, to detect when it changes."""
-    if isinstance(leaf, Skipped):
-        return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
-    if isinstance(leaf, str | bytes):
-        text = repr(leaf)
-        if len(text) > 80:
-            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-        return text
-    if isinstance(leaf, ft.partial):
-        return f"functools.partial({fingerprint(leaf.func)})"
-    # Builtin methods have no `__module__`, and objects may have anything there.
-    for named in (leaf, type(leaf)):
-        with contextlib.suppress(Exception):
-            module, name = getattr(named, "__module__", None), named.__qualname__
-            if type(name) is str:
-                return f"{module if type(module) is str else 'builtins'}.{name}"
-    return "object"

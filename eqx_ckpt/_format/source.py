@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError, CorruptCheckpointError
+from .._lazy import Array, np
 from .._types import Report
-from .chunks import batches, Region, shape_of
-from .lazy import Array, np
-from .leaves import LeafRecord
+from .chunk_grid import batches, Region, shape_of
+from .leaf_record import LeafRecord
 from .manifest import Manifest
 
 

@@ -1,1 +1,1 @@
-"""A page about a checkpoint, two of them, or a run."""
+"""The HTML page."""

@@ -3,15 +3,21 @@
 import math
 from dataclasses import dataclass
 
-from .._format.lazy import Array, np
-from .._format.moments import Moments
+from .._inspecting.array_statistics import Moments
+from .._lazy import Array, np
 
 
 BINS = 48
+
+
 # What is converted to 64 bits at a time fits in the cache of a core.
 _BLOCK = 2**16
+
+
 # Narrower bins than 2**-1000 would overflow.
 _FINEST = -1000
+
+
 # A float has 53 bits: finer bins than its last one say nothing.
 _DIGITS = 53
 

@@ -1,1 +1,1 @@
-"""All I/O: directories, object stores, databases. The only importer of TensorStore."""
+"""All I/O: where checkpoints are kept."""

@@ -1,1 +1,1 @@
-"""The PyTree side of a checkpoint: which leaf is which, and what to do with it."""
+"""The PyTree side of saves and restores."""

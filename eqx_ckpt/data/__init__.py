@@ -2,8 +2,8 @@
 
 from ._cursor import Cursor as Cursor
 from ._loader import Info as Info, Loader as Loader
-from ._sources import (
+from ._row_sources import (
     ArraySource as ArraySource,
     RandomAccessSource as RandomAccessSource,
 )
-from ._store import StoreSource as StoreSource
+from ._stored_source import StoreSource as StoreSource

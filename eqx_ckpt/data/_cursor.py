@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree, UInt32
 
-from .._format.transient import Transient
+from .._tree.leaves.transient import Transient
 
 
 # `used` of a block without batches: more than any block has, so that the next call

@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, PyTree
 
 from ._batching import Batching
 from ._cursor import Block, Cursor, NOT_FETCHED
-from ._gather import gather, Host, taken
-from ._iterate import batches, checked_sharding
+from ._host_callback import gather, Host, taken
 from ._order import Order
-from ._sources import check_count, is_a, is_integer, Source
+from ._prefetch import batches, checked_sharding
+from ._row_sources import check_count, is_a, is_integer, Source
 
 
 class Info(NamedTuple):

@@ -27,12 +27,19 @@ import numpy as np
 # Part of every cursor's make-up: a change to the numbers below is a new version.
 VERSION = 3
 
+
 _SMALL = 65_536
+
+
 _FEISTEL_ROUNDS = 8
+
+
 # For each bit of the number of rows, and at least. Each round of the shuffle leaves at
 # most 5/8 of the distance to the uniform distribution over the permutations of two to
 # six rows; after 48 rounds, one part in 10^9 is left.
 _ROUNDS_PER_BIT, _LEAST_ROUNDS = 6, 48
+
+
 _GOLDEN = 0x9E3779B9
 
 

@@ -8,15 +8,15 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError
 from .._format.source import Source
-from .._storage.foreign import SUFFIXES
+from .._storage.directory.foreign_paths import SUFFIXES
 from .._types import as_text, PathLike, Target
-from ._copy import copy
-from ._open import check_format, open_source
-from ._to_eqx import to_eqx
-from ._to_flax import to_flax
-from ._to_npz import to_npz
-from ._to_orbax import to_orbax
-from ._to_safetensors import to_safetensors
+from ._open_source import check_format, open_source
+from ._writers._checkpoint_copy import copy
+from ._writers._eqx_writer import to_eqx
+from ._writers._flax_writer import to_flax
+from ._writers._npz_writer import to_npz
+from ._writers._orbax_writer import to_orbax
+from ._writers._safetensors_writer import to_safetensors
 
 
 _WRITE: dict[str, Callable[..., Any]] = {

@@ -8,19 +8,19 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import CheckpointError
-from .._format.chunks import Region
-from .._format.leaves import CannotSave, describe, LeafRecord, shards
-from .._format.manifest import fingerprint, Manifest
-from .._format.names import check_distinct
-from .._format.parse import scalar_from_text
+from .._format.chunk_grid import Region
+from .._format.leaf_record import CannotSave, LeafRecord, scalar_from_text
+from .._format.manifest import Manifest
 from .._format.source import RegionRead, Source
-from .._restore import tree_deserialise_leaves
-from .._tree.casting import Casting
-from .._tree.filter_spec import default_serialise_filter_spec
-from .._tree.nested import nested, sortable
-from .._tree.plan import named_leaves, plan_writes
-from .._tree.reads import Missing, Unexpected
-from .._tree.transform import Transform
+from .._restoring.restore import tree_deserialise_leaves
+from .._tree.leaves.casting import Casting
+from .._tree.leaves.filter_spec import default_serialise_filter_spec
+from .._tree.leaves.key_paths import check_distinct
+from .._tree.leaves.leaf_kinds import describe, fingerprint, shards
+from .._tree.matching.name_tree import nested, sortable
+from .._tree.plans.read_plan import Missing, Unexpected
+from .._tree.plans.write_plan import named_leaves, plan_writes
+from .._tree.transform.transform_argument import Transform
 from .._types import Report
 
 

@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from ._arguments import check_positive
-from ._leaves import leaves_of
-from ._receiver import Receiver, Taker
 from ._recorder import make_recorder, Recorder
+from ._writing._sample_leaves import leaves_of
+from ._writing._sample_receiver import Receiver, Taker
 
 
 class Collector:

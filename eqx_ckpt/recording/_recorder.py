@@ -14,17 +14,20 @@ from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, PyTree
 
-from .._format.leaves import dtype_from_tag
-from .._format.recorded import Leaf
+from .._format.leaf_record import dtype_from_tag
+from .._format.sample_record import Leaf
 from ._arguments import check_positive
-from ._buffer import put
-from ._keep import check_keep
-from ._leaves import check_on_device, checked_samples
-from ._receiver import receive, Receiver, Taker
+from ._sample_buffer import put
+from ._writing._sample_leaves import check_keep, check_on_device, checked_samples
+from ._writing._sample_receiver import receive, Receiver, Taker
 
 
 _BLOCK_BYTES = 2**20
+
+
 _MAX_BLOCK = 1024
+
+
 # Before JAX 0.12, a callback with an argument of 100 KiB or more can deadlock on
 # several CPU devices, so arrays are passed in pieces.
 _PIECE_BYTES = 96 * 2**10 if jax.__version_info__ < (0, 12) else 2**40

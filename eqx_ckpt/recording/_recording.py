@@ -13,21 +13,20 @@ from jaxtyping import PyTree
 
 from .._distributed.meeting import DEADLINE
 from .._errors import CheckpointError
-from .._format.metadata import exactly
-from .._format.recorded import Leaf, Record
-from .._format.transient import is_transient
-from .._inspect import read_manifest
-from .._restore import tree_deserialise_leaves
-from .._storage.recorded import Recorded
-from .._tree.compression import check_compression, Compression
+from .._format.sample_record import Leaf, Record
+from .._format.user_metadata import exactly
+from .._inspecting.inspect_checkpoint import read_manifest
+from .._restoring.restore import tree_deserialise_leaves
+from .._sources.recording_source import Recorded
+from .._tree.leaves.transient import is_transient
+from .._tree.plans.write_plan import check_compression, Compression
 from .._types import PathLike
 from ._arguments import check_positive
-from ._html import record_html
-from ._leaves import checked_samples, leaves_of
-from ._log import Log
-from ._receiver import Receiver
 from ._recorder import make_recorder, Recorder
-from ._samples import committed_of, open_samples, Samples
+from ._samples import committed_of, open_samples, record_html, Samples
+from ._writing._recording_log import Log
+from ._writing._sample_leaves import checked_samples, leaves_of
+from ._writing._sample_receiver import Receiver
 
 
 class Recording:

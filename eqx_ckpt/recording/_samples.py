@@ -1,4 +1,4 @@
-"""The reader's side of a recording: its committed samples."""
+"""A recording in a notebook."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +11,30 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._errors import CheckpointNotFoundError
-from .._format.leaves import dtype_from_tag, from_stored
+from .._format.display import escape, tree_html
+from .._format.leaf_record import dtype_from_tag, from_stored
 from .._format.manifest import MANIFEST
-from .._format.recorded import Leaf, RECORD, Record
+from .._format.sample_record import Leaf, RECORD, Record
 from .._format.source import Source
-from .._storage.directory import locate
-from .._storage.recorded import find_recorded, Recorded
-from .._tree.nested import nested
-from .._tree.where import picked_by
+from .._sources.recording_source import find_recorded, Recorded
+from .._storage.locate import locate
+from .._tree.matching.name_tree import nested
+from .._tree.matching.where_argument import picked_by
 from .._types import PathLike
 from ._arguments import as_index
-from ._datatree import to_datatree
-from ._exports import to_hdf5, to_npz
-from ._html import record_html
+from ._sample_exports import to_datatree, to_hdf5, to_npz
+
+
+def record_html(head: str, record: Record) -> str:
+    """What is committed: a tree of the leaves, with the bytes of all their samples."""
+    draws = ", ".join(map(str, record.draws[:8])) + ", ..." * (len(record.draws) > 8)
+    leaves = {
+        leaf.name: (str(leaf.record), leaf.row_bytes * sum(record.draws))
+        for leaf in record.leaves
+    }
+    metadata = "" if record.metadata is None else escape(repr(record.metadata))
+    about = f"<p>{draws} draws in {record.commit} commits</p>"
+    return tree_html(head, leaves) + about + (f"<p>{metadata}</p>" if metadata else "")
 
 
 class Samples:

@@ -368,11 +368,11 @@ def test_mistakes(run, ask, monkeypatch, arguments, problem):
 
 
 def test_without_typer(monkeypatch, ask):
-    monkeypatch.setitem(sys.modules, "eqx_ckpt.cli._app", None)
+    monkeypatch.setitem(sys.modules, "eqx_ckpt._cli.commands", None)
     for name in [name for name in sys.modules if name.startswith("typer")]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "eqx_ckpt.cli._app")
-    monkeypatch.delitem(sys.modules, "eqx_ckpt.cli._output", raising=False)
+    monkeypatch.delitem(sys.modules, "eqx_ckpt._cli.commands")
+    monkeypatch.delitem(sys.modules, "eqx_ckpt._cli.terminal", raising=False)
     status, text = ask("ls", "x")
     assert status == 2
     assert "pip install 'eqx-ckpt[cli]'" in text

@@ -14,11 +14,15 @@ import jax.extend
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._distributed import coordination, group, meeting
-from eqx_ckpt._storage import reading
-from eqx_ckpt._storage.atomic import exchange
-from eqx_ckpt._storage.directory_steps import DirectorySteps
-from eqx_ckpt._storage.reading import Checkpoint
+from eqx_ckpt._distributed import (
+    jax_service as coordination,
+    meeting,
+    process_group as group,
+)
+from eqx_ckpt._sources import consistent_read as reading
+from eqx_ckpt._sources.checkpoint_source import Checkpoint
+from eqx_ckpt._storage.calls.posix_calls import exchange
+from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
 
 from .dying_jobs import wait_for
 from .failing_jobs import caught, state

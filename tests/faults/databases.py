@@ -11,9 +11,9 @@ import tensorstore as ts
 from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._storage import chunk_values
-from eqx_ckpt._storage.directory import Directory
-from eqx_ckpt._transfer import staging
+from eqx_ckpt._saving import staging
+from eqx_ckpt._storage.chunks import chunk_values
+from eqx_ckpt._storage.directory.directory_place import Directory
 
 from . import readers
 from .manifests import edited

@@ -12,9 +12,13 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt._distributed import group, joint, meeting
-from eqx_ckpt._storage.chunk_files import ChunkFiles
-from eqx_ckpt._storage.chunk_values import ChunkValues
+from eqx_ckpt._distributed import (
+    joint_attempt as joint,
+    meeting,
+    process_group as group,
+)
+from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
+from eqx_ckpt._storage.chunks.chunk_values import ChunkValues
 
 from .failing_jobs import attempt, caught, state
 from .jobs import End

@@ -18,10 +18,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
-from eqx_ckpt._distributed import coordination
-from eqx_ckpt._storage import directory as storage, opening
-from eqx_ckpt._storage.chunk_files import ChunkFiles
-from eqx_ckpt._storage.directory_steps import DirectorySteps
+from eqx_ckpt._distributed import jax_service as coordination
+from eqx_ckpt._storage.calls import opening
+from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
+from eqx_ckpt._storage.directory import directory_place as storage
+from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
 
 from .programs import (
     assert_same,

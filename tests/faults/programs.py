@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
-from eqx_ckpt._storage import files
-from eqx_ckpt._storage.chunk_files import ChunkFiles
+from eqx_ckpt._storage.chunks import chunk_files
+from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -238,13 +238,13 @@ def spy_on_writes() -> list[tuple[str, str, int]]:
 def spy_on_reads() -> list[int]:
     """From now on, the bytes of each chunk that this process reads."""
     seen: list[int] = []
-    enter = files.File.__enter__
+    enter = chunk_files.File.__enter__
 
-    def spy(file: files.File) -> None:
+    def spy(file: chunk_files.File) -> None:
         enter(file)
         seen.append(file._chunk.nbytes)
 
-    files.File.__enter__ = spy
+    chunk_files.File.__enter__ = spy
     return seen
 
 

@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.bucket import Memory
-from eqx_ckpt._storage.directory import Directory, locate
+from eqx_ckpt._storage.bucket.bucket_place import Memory
+from eqx_ckpt._storage.directory.directory_place import Directory
+from eqx_ckpt._storage.locate import locate
 from faults import workloads
 from faults.damage import damaged, files, report, swap
 from faults.databases import set_options

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt import interop
-from eqx_ckpt.interop import _npz
+from eqx_ckpt.interop._readers import _npz_reader as _npz
 from helpers import assert_same
 
 

@@ -198,7 +198,7 @@ def test_flax(tmp_path, mixed, monkeypatch):
 
 def test_flax_in_chunks(tmp_path, monkeypatch):
     serialization = pytest.importorskip("flax.serialization")
-    from eqx_ckpt.interop import _to_flax
+    from eqx_ckpt.interop._writers import _flax_writer as _to_flax
 
     monkeypatch.setattr(_to_flax, "CHUNK_BYTES", 100)
     tree = {"w": jnp.arange(99.0).reshape(9, 11)}
@@ -309,7 +309,7 @@ def test_what_appears_during_a_write_of_orbax_stays(tmp_path, appear):
 @pytest.mark.filterwarnings("default")
 def test_orbax_replaces_its_own(tmp_path, monkeypatch):
     pytest.importorskip("orbax.checkpoint")
-    from eqx_ckpt.interop import _to_orbax
+    from eqx_ckpt.interop._writers import _orbax_writer as _to_orbax
 
     def fail(*_):
         raise OSError("no exchange today")

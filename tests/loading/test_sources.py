@@ -165,7 +165,7 @@ class Ending(list):
 
 class OneRow(data.ArraySource):
     def fill(self, indices, out):
-        return data._sources.Source.fill(self, indices, out)
+        return data._row_sources.Source.fill(self, indices, out)
 
     def take(self, indices):
         return {name: array[:1] for name, array in super().take(indices).items()}

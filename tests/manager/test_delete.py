@@ -11,7 +11,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._storage.locate import locate
 
 
 TREE = {"w": np.ones(3), "step": 1}

@@ -13,7 +13,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage import committed
+from eqx_ckpt._storage.interface import committed_manifest as committed
 from faults import preemption
 from helpers import assert_same, files_below
 

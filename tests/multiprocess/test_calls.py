@@ -148,8 +148,8 @@ jax.distributed.initialize(
     address, 2, int(index), coordinator_bind_address=address
 )
 import eqx_ckpt, numpy as np
-from eqx_ckpt._distributed import coordination
-from eqx_ckpt._storage.chunk_files import ChunkFiles
+from eqx_ckpt._distributed import jax_service as coordination
+from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 
 write, shut_down, forgotten = ChunkFiles.write, threading.Event(), threading.Event()
 client = coordination._client()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from eqx_ckpt._distributed.matching import Call, Calls
+from eqx_ckpt._distributed.call_matching import Call, Calls
 
 
 class Job:

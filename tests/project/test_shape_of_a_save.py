@@ -36,7 +36,7 @@ def note(frame, event, _):
 
 save = eqx_ckpt.tree_serialise_leaves  # It is imported here.
 # Whether a disk is slow must not depend on how busy this machine is.
-sys.modules["eqx_ckpt._storage.chunk_files"]._PATIENCE = float("inf")
+sys.modules["eqx_ckpt._storage.chunks.chunk_files"]._PATIENCE = float("inf")
 calls = set()
 sys.setprofile(note)
 save(path, tree)

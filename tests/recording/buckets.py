@@ -6,8 +6,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from eqx_ckpt._storage import bucket_writer
-from eqx_ckpt._storage.key_values import KeyValues
+from eqx_ckpt._storage.bucket import bucket_writer
+from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from recording import chains
 
 

@@ -11,7 +11,7 @@ import zarr
 
 import eqx_ckpt
 from eqx_ckpt import Recording
-from eqx_ckpt.recording import _columns
+from eqx_ckpt.recording._writing import _sample_columns as _columns
 
 
 LIKE = {

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt import Recording
-from eqx_ckpt.recording._columns import Column
+from eqx_ckpt.recording._writing._sample_columns import Column
 from recording import chains
 
 

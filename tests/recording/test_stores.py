@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import Recording
-from eqx_ckpt._storage import bucket_writer
+from eqx_ckpt._storage.bucket import bucket_writer
 from faults.zygote import Zygote
 from recording import buckets, chains
 from stores import programs
@@ -89,7 +89,7 @@ def test_tensorstore_reads_the_arrays_while_they_are_written(url):
 
 
 def _context() -> ts.Context:
-    from eqx_ckpt._storage.kvstore import context
+    from eqx_ckpt._storage.calls.tensorstore_calls import context
 
     return context()
 

@@ -204,7 +204,7 @@ def test_what_is_wrong_is_shouted(run, report):
 
 
 def test_steps_that_vanish(run, report, monkeypatch):
-    from eqx_ckpt._steps import Run
+    from eqx_ckpt._run.run_steps import Run
 
     monkeypatch.setattr(Run, "readable_or_not", lambda self: [1, 2, 3, 4])
     shouts, found, _ = report(run)
@@ -216,7 +216,7 @@ def test_steps_that_vanish(run, report, monkeypatch):
 
 
 def test_what_is_replaced_meanwhile_is_read_again(tmp_path, report, monkeypatch):
-    from eqx_ckpt._report import write
+    from eqx_ckpt._report import write_report as write
 
     path, facts_of = tmp_path / "ckpt", write.facts_of
     eqx_ckpt.tree_serialise_leaves(path, {"w": jnp.zeros(3)})

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format.dtypes import STORED, VIEWED
-from eqx_ckpt._tree.casting import casting_word
+from eqx_ckpt._format.dtype_names import STORED, VIEWED
+from eqx_ckpt._tree.leaves.casting import casting_word
 
 
 PATH = "memory://changing"

@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._format import chunks
-from eqx_ckpt._storage import chunk_reads
-from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._format import chunk_grid as chunks
+from eqx_ckpt._storage.chunks import chunk_reads
+from eqx_ckpt._storage.locate import locate
 from faults.workloads import small_chunks
 from helpers import assert_same
 
@@ -85,7 +85,7 @@ def test_reads_that_stop_early(saved, monkeypatch):
 )
 def test_any_region_of_any_chunk(tmp_path, limit, piece, monkeypatch):
     """Runs of bytes, rows, columns, and what is at the edge of an array."""
-    monkeypatch.setattr("eqx_ckpt._storage.chunk_bytes._PIECE_BYTES", piece)
+    monkeypatch.setattr("eqx_ckpt._storage.interface.chunk_bytes._PIECE_BYTES", piece)
     rng = np.random.default_rng(0)
     shapes = [(16,), (8, 10), (4, 6, 7), (1, 12, 20), (4, 1, 4, 3), (8, 9, 2)]
     tree = {str(i): rng.standard_normal(s, np.float32) for i, s in enumerate(shapes)}

@@ -13,7 +13,7 @@ from jax.sharding import (
 )
 
 import eqx_ckpt
-from eqx_ckpt._transfer import placement
+from eqx_ckpt._restoring import placement
 from helpers import assert_same
 
 
@@ -219,7 +219,7 @@ def test_an_abstract_mesh_needs_a_current_one(path, tree):
 def test_a_sharding_that_does_not_divide(path, tree, monkeypatch):
     bad = on(mesh(a=8), None, "a")
     monkeypatch.setattr(
-        "eqx_ckpt._storage.reading.Checkpoint.read", None
+        "eqx_ckpt._sources.checkpoint_source.Checkpoint.read", None
     )  # Nothing is read.
     with pytest.raises(eqx_ckpt.LeafMismatchError) as raised:
         eqx_ckpt.tree_deserialise_leaves(
@@ -274,8 +274,8 @@ def test_the_manager(path, tree, tmp_path):
 @pytest.mark.parametrize(("least", "regions"), [(0, 10), (50, 2)])
 def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
-    monkeypatch.setattr("eqx_ckpt._transfer.reading._WINDOW", 100)
-    monkeypatch.setattr("eqx_ckpt._transfer.reading._LEAST", least)
+    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader._WINDOW", 100)
+    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader._LEAST", least)
     most, counts = [], []
 
     def put(parts):
@@ -283,7 +283,7 @@ def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
         counts.append(len(parts))
         return placement.put(parts)
 
-    monkeypatch.setattr("eqx_ckpt._transfer.reading.put", put)
+    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader.put", put)
     sharding = on(mesh(a=8), "a")
     restored = eqx_ckpt.tree_deserialise_leaves(
         path, tree, sharding=lambda name, struct: sharding if name == "w" else None

@@ -307,7 +307,7 @@ PENDING = f"""
     import sys
     import jax.numpy as jnp
     import eqx_ckpt
-    from eqx_ckpt import _futures
+    from eqx_ckpt._saving import background_save as _futures
 
     _futures._PATIENCE = 0.1
 
@@ -343,7 +343,7 @@ def test_ctrl_c_at_the_end_gives_up_and_leaves_nothing(tmp_path):
     import os, signal, sys
     import numpy as np
     import eqx_ckpt
-    from eqx_ckpt import _futures
+    from eqx_ckpt._saving import background_save as _futures
 
     def interrupt(phase, leaf, done, total):
         if not hits:
@@ -428,7 +428,7 @@ FORK = """
     import os, sys, threading
     import jax.numpy as jnp
     import eqx_ckpt
-    from eqx_ckpt import _futures
+    from eqx_ckpt._saving import background_save as _futures
 
     def end(status):
         # As the interpreter would, but without what others do when it ends.

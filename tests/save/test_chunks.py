@@ -2,7 +2,7 @@
 
 import pytest
 
-from eqx_ckpt._format.chunks import batches, chunk_shape
+from eqx_ckpt._format.chunk_grid import batches, chunk_shape
 
 
 def test_a_batch_is_never_over_its_limit_unless_it_is_one_item():

@@ -10,9 +10,8 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt._format.dtypes import DATA_TYPES, SIZES, STORED, VIEWED
-from eqx_ckpt._format.leaves import dtype_from_tag, tag_and_data_type
-from eqx_ckpt._format.parse import key_shape
+from eqx_ckpt._format.dtype_names import DATA_TYPES, SIZES, STORED, VIEWED
+from eqx_ckpt._format.leaf_record import dtype_from_tag, key_shape, tag_and_data_type
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same
 

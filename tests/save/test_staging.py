@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import _futures
-from eqx_ckpt._storage import chunk_files
-from eqx_ckpt._storage.chunk_files import ChunkFiles
-from eqx_ckpt._transfer import staging
+from eqx_ckpt._saving import background_save as _futures, staging
+from eqx_ckpt._storage.chunks import chunk_files
+from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 
 
 PIECE = 2**18

@@ -15,9 +15,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._storage import heartbeat, kvstore, publication
-from eqx_ckpt._storage.key_values import KeyValues
-from eqx_ckpt._storage.kvstore import open_kvstore
+from eqx_ckpt._storage.bucket import heartbeat, publication
+from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
+from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
+from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
 from faults.failing_jobs import caught, state
 from faults.programs import assert_same, DEADLINE
 

@@ -20,8 +20,8 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last
-from eqx_ckpt._storage import bucket_attempt, heartbeat
-from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
+from eqx_ckpt._storage.locate import locate
 from faults.workloads import tree
 from faults.zygote import Zygote
 from helpers import assert_same

@@ -16,13 +16,9 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import (
-    bucket_attempt,
-    bucket_steps,
-    chunk_values,
-    kvstore,
-    window,
-)
+from eqx_ckpt._storage.bucket import bucket_attempt, bucket_steps
+from eqx_ckpt._storage.calls import send_window as window, tensorstore_calls as kvstore
+from eqx_ckpt._storage.chunks import chunk_values
 from faults.workloads import small_chunks, tree
 from helpers import assert_same
 from stores import proxy
@@ -357,7 +353,7 @@ HANGS = """
 import sys
 import eqx_ckpt
 import numpy as np
-from eqx_ckpt._storage import kvstore
+from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
 
 name, _, value = sys.argv[2].partition("=")
 if name == "retries":

@@ -20,9 +20,9 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage import bucket_steps, heartbeat
-from eqx_ckpt._storage.directory import locate
-from eqx_ckpt._storage.kvstore import open_kvstore
+from eqx_ckpt._storage.bucket import bucket_steps, heartbeat
+from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
+from eqx_ckpt._storage.locate import locate
 from faults.manifests import sealed
 from faults.zygote import Zygote
 from helpers import assert_same

@@ -11,7 +11,8 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage import kvstore, patience
+from eqx_ckpt._storage.bucket import store_patience as patience
+from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
 from stores import frozen, proxy
 from stores.place import Place
 

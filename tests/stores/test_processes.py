@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.directory import locate
+from eqx_ckpt._storage.locate import locate
 from faults import dying_jobs, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy

@@ -23,9 +23,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import Store
-from eqx_ckpt._storage import bucket_attempt, heartbeat, kvstore
-from eqx_ckpt._storage.directory import locate
-from eqx_ckpt._storage.key_values import KeyValues
+from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
+from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
+from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
+from eqx_ckpt._storage.locate import locate
 from faults.databases import set_options
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same, files_below

@@ -2,8 +2,8 @@
 
 import os
 
-from eqx_ckpt._storage.directory import locate
-from eqx_ckpt._storage.key_values import KeyValues
+from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
+from eqx_ckpt._storage.locate import locate
 
 
 def bucket_at(url: str | os.PathLike[str]) -> KeyValues:

@@ -1,0 +1,177 @@
+"""Commands for checkpoints."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import eqx_ckpt
+
+from .._format.display import in_bytes
+from .._inspecting.leaf_stats import stats_and_damage
+from .._lazy import Array, np
+from .command_sources import reading
+from .terminal import (
+    columns,
+    columns_of,
+    number,
+    say,
+    say_json,
+    say_problem,
+    Styled,
+    table,
+)
+from .value_diff import differences, part_of, split_index
+
+
+_MOST_VALUES = 1000
+
+
+# Where the output is no terminal.
+_WIDTH = 80
+
+
+_COLORS = {"only in a": "red", "only in b": "green"}
+
+
+def show(path: str, text: str, as_json: bool) -> int:
+    name, index = split_index(text)
+    record, part, stats = reading(path, lambda source: part_of(source, name, index))
+    counts, edges = _histogram(_finite(part))
+    found = dataclasses.asdict(stats)
+    if as_json:
+        shown = part if part.size <= _MOST_VALUES else None
+        if shown is not None and shown.dtype.kind in "mM":
+            shown = shown.astype(str)
+        elif shown is not None and shown.dtype.kind not in "biufcO":
+            shown = shown.astype(np.float64)
+        values = None if shown is None else np.asarray(shown).tolist()
+        histogram = {"counts": counts, "edges": edges}
+        about = {"path": path, "name": name, "type": str(record), "values": values}
+        say_json(about | {"stats": found, "histogram": histogram})
+        return 0
+    title = Styled(text if index else name, "bold")
+    of = "of " if index else ""
+    say(title, f"  {of}{record}  {in_bytes(record.nbytes)}")
+    for key, stat in found.items():
+        is_bad = key in ("nan", "inf") and stat
+        say(f"{key:>6}  ", Styled(number(stat), "red" if is_bad else None))
+    width = columns() or _WIDTH
+    for line in _written(part, width).split("\n"):
+        say(line)
+    for line in _bars(counts, edges, width):
+        say(*line)
+    return 0
+
+
+def _written(part: Array, width: int) -> str:
+    if part.dtype.kind == "O":
+        return number(part.item())
+    return np.array2string(part, threshold=100, max_line_width=width)
+
+
+def _bars(
+    counts: list[int], edges: list[float], width: int
+) -> Iterator[list[str | Styled]]:
+    """A histogram: where each bin begins, how many are in it, and a bar."""
+    longest = max(10, min(60, width - 24))
+    for count, low in zip(counts, edges[:-1], strict=True):
+        # Eighths of a character, so that few of many can be seen.
+        eighths = math.ceil(8 * longest * count / max(counts))
+        bar = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+        line = f"{number(low):>12} {count:>9}"
+        yield [line, " ", Styled(bar, "cyan")] if bar else [line]
+    if edges:
+        yield [f"{number(edges[-1]):>12}"]
+
+
+def _histogram(wide: Array) -> tuple[list[int], list[float]]:
+    """Counts and edges of ten bins, or of one if the range is too small or too
+    large."""
+    if wide.size == 0:
+        return [], []
+    low, high = float(wide.min()), float(wide.max())
+    finest = max(1e-9 * max(abs(low), abs(high)), sys.float_info.min)
+    if not finest < high - low < np.inf:
+        return [wide.size], [low, high]
+    counts, edges = np.histogram(wide, 10)
+    return counts.tolist(), edges.tolist()
+
+
+def _finite(part: Array) -> Array:
+    """The finite numbers of an array, as floats; none of an integer beyond 64 bits."""
+    if part.dtype.kind in "cmMO":
+        return np.empty(0)
+    wide = part.astype(np.float64).reshape(-1)
+    return wide[np.isfinite(wide)]
+
+
+def stats(path: str, prefix: str, as_json: bool) -> int:
+    found, damage = reading(path, lambda source: _stats(source, prefix))
+    bad = [name for name, leaf in found.items() if leaf.nan or leaf.inf]
+    if as_json:
+        leaves = [{"name": n} | dataclasses.asdict(leaf) for n, leaf in found.items()]
+        say_json({"path": path, "leaves": leaves, "damage": damage})
+    else:
+        for line in _stats_lines(found):
+            say(line)
+        for name in bad:
+            say(Styled(f"NaN or infinity: {name}", "red"))
+        for name, problem in damage.items():
+            say_problem(f"damaged: {name}: {problem}")
+    return 1 if bad or damage else 0
+
+
+def _stats(
+    source: eqx_ckpt.Source, prefix: str
+) -> tuple[dict[str, eqx_ckpt.LeafStats], dict[str, str]]:
+    damage: dict[str, str] = {}
+    return stats_and_damage(source, prefix, damage), damage
+
+
+def _stats_lines(found: dict[str, eqx_ckpt.LeafStats]) -> Iterator[str | Styled]:
+    """A table, or a paragraph for each leaf where that is too wide for the terminal."""
+    fields = [field.name for field in dataclasses.fields(eqx_ckpt.LeafStats)]
+    rows = [
+        [name, *(number(getattr(leaf, field)) for field in fields), ""]
+        for name, leaf in found.items()
+    ]
+    lines = list(table(["leaf", *fields, ""], rows))
+    width = columns()
+    if width is None or max(map(columns_of, lines)) <= width:
+        yield Styled(lines[0], "dim")
+        yield from lines[1:]
+        return
+    for name, *values, _ in rows:
+        yield Styled(name, "bold")
+        for field, value in zip(fields, values, strict=True):
+            if value != "-":
+                yield f"{field:>7}  {value}"
+
+
+def diff(a: str, b: str, values: bool, as_json: bool) -> int:
+    found, damage = reading(
+        a, lambda x: reading(b, lambda y: differences(x, y, values))
+    )
+    found.sort(key=lambda entry: -entry.get("max_abs", float("inf")))
+    if as_json:
+        same = not found and not damage
+        about: dict[str, Any] = {"a": a, "b": b, "compared_values": values}
+        say_json(about | {"same": same, "leaves": found, "damage": damage})
+        return 0 if same else 1
+    for entry in found:
+        text = f"{entry['name']}: {entry['status']}"
+        if "count" in entry:
+            text += f": {entry['count']} differ, at most {number(entry['max_abs'])}"
+            if entry["max_rel"] is not None:
+                text += f", relative {number(entry['max_rel'])}"
+        elif entry["a"] and entry["b"]:
+            text += f": {entry['a']}, {entry['b']}"
+        else:
+            text += f": {entry['a'] or entry['b']}"
+        # It may be longer than a line, and none of it is left out.
+        say(Styled(text, _COLORS.get(entry["status"])), is_cropped=False)
+    for problem in damage.values():
+        say_problem(problem)
+    return 1 if found or damage else 0

@@ -1,0 +1,204 @@
+"""The steps of a run."""
+
+import datetime
+import os
+from typing import Any
+
+import eqx_ckpt
+
+from .._format.display import in_bytes
+from .._run.retention import Mode, ranked
+from .._run.run_steps import as_step, Run
+from .._types import is_real
+from .command_sources import found_at
+from .exit_status import DAMAGED, status_of
+from .option_words import in_options
+from .progress_bar import bar
+from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled, table
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
+    run = Run(path)
+    status = 0
+    found: list[dict[str, Any]] = []
+    for step in steps_of(run):
+        entry, problem = _entry(run, step)
+        if isinstance(problem, eqx_ckpt.CheckpointNotFoundError | FileNotFoundError):
+            continue  # It has vanished meanwhile.
+        if problem is not None:
+            entry["problem"] = in_options(problem)
+            status = max(status, status_of(problem))
+        found.append(entry)
+    newest = found[-1] if found else None
+    for stranger in run.strangers():
+        entry = _described(stranger.step, stranger.path)
+        found.append(entry | {"problem": in_options(stranger.problem)})
+        status = DAMAGED
+    first = _best(found, best, mode) if best else None
+    for entry in found:
+        entry["latest"] = entry is newest
+        entry["best"] = entry["step"] == first
+    if as_json:
+        say_json({"run": run.directory, "steps": found})
+        return status
+    lines = iter(table(("step", "age", "size", "leaves", ""), map(_row, found)))
+    say(Styled(next(lines), "dim"))
+    for line, entry in zip(lines, found, strict=True):
+        color = "red" if entry["problem"] else "green" if entry["best"] else None
+        say(Styled(line, color))
+    return status
+
+
+def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
+    metrics = {entry["step"]: entry["metadata"] for entry in found}
+    for step in ranked(metrics, metric, mode):
+        return step
+    known = dict.fromkeys(
+        key
+        for metadata in metrics.values()
+        if isinstance(metadata, dict)
+        for key, value in metadata.items()
+        if is_real(value)
+    )
+    there = ", ".join(map(repr, known)) or "none"
+    raise eqx_ckpt.CheckpointError(
+        f"`--best {metric}`: none of the {len(found)} steps has a number {metric!r} in "
+        f"its metadata, other than NaN. The numbers there are {there}."
+    )
+
+
+def steps_of(run: Run) -> list[int]:
+    """The steps of a run; raise if there is none."""
+    steps = run.readable_or_not()
+    if not steps:
+        raise eqx_ckpt.CheckpointNotFoundError(
+            f"There is no step in {run.directory!r}. {run.explain()}".rstrip()
+        )
+    return steps
+
+
+def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
+    """What there is to say of a step, and why it cannot be read."""
+    path = os.fspath(run.path(step))
+    entry = _described(step, path)
+    try:
+        if os.path.exists(path):
+            entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
+        manifest = eqx_ckpt.read_manifest(run.path(step))
+    except (eqx_ckpt.CheckpointError, OSError) as e:
+        return entry, e
+    entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
+    return entry | {"metadata": manifest.metadata}, None
+
+
+def _described(step: int, path: str) -> dict[str, Any]:
+    """An entry of which nothing else is known."""
+    unknown = dict.fromkeys(("saved", "nbytes", "leaves", "metadata", "problem"))
+    return {"step": step, "path": path, **unknown}
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    marks = [mark for mark in ("latest", "best") if entry[mark]]
+    notes = f"[{', '.join(marks)}] " if marks else ""
+    metadata = entry["metadata"]
+    if entry["problem"]:
+        notes += entry["problem"].split("\n")[0]
+    elif isinstance(metadata, dict):
+        parts = [f"{k}={number(v)}" for k, v in metadata.items()]
+        notes += " ".join(parts)
+    size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
+    age = "-" if entry["saved"] is None else _age(entry["saved"])
+    return [str(entry["step"]), age, size, number(entry["leaves"]), notes]
+
+
+def _age(saved: float) -> str:
+    seconds = max(0, int(datetime.datetime.now().timestamp() - saved))
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def verify(path: str, as_json: bool) -> int:
+    run = Run(path)
+    steps = run.readable_or_not()
+    results: list[dict[str, Any]] = []
+    status = 0
+    with bar() as progress:
+        for one in [os.fspath(run.path(step)) for step in steps] or [path]:
+            result = {"path": one, "ok": True, "problem": None}
+            try:
+                if not eqx_ckpt.verify(found_at(one), progress=progress(one)):
+                    result |= {"ok": None, "problem": NO_CHECKSUMS}
+            except (eqx_ckpt.CheckpointError, OSError) as e:
+                # Of a run, the other steps are verified all the same.
+                if not steps and status_of(e) != DAMAGED:
+                    raise
+                if isinstance(e, eqx_ckpt.CheckpointNotFoundError):
+                    continue
+                status = max(status, status_of(e))
+                result |= {"ok": False, "problem": in_options(e)}
+            results.append(result)
+            if not as_json:
+                _say_result(result)
+    for stranger in run.strangers() if steps else ():
+        status = DAMAGED
+        problem = in_options(stranger.problem)
+        results.append({"path": stranger.path, "ok": False, "problem": problem})
+        if not as_json:
+            _say_result(results[-1])
+    if as_json:
+        say_json({"checkpoints": results})
+    return status
+
+
+def _say_result(result: dict[str, Any]) -> None:
+    if result["ok"]:
+        say(Styled("ok", "green"), f"  {result['path']}")
+    elif result["ok"] is None:
+        say(f"read  {result['path']}: {result['problem']}")
+    else:
+        say_problem(result["problem"])
+
+
+def rm(path: str, steps: list[int]) -> int:
+    run = Run(path)
+    wanted = dict.fromkeys(map(as_step, steps))
+    for step in wanted:
+        run.check(step)
+    manager = eqx_ckpt.CheckpointManager(path)
+    for step in wanted:
+        manager.delete(step)
+        say(f"deleted {os.fspath(run.path(step))}")
+    return 0
+
+
+def gc(path: str, dry_run: bool, as_json: bool) -> int:
+    run = Run(path)
+    if "://" not in run.directory and not os.path.isdir(run.directory):
+        raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a directory.")
+    if (problem := run.explain()) and not run.named():
+        raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a run. {problem}")
+    found = eqx_ckpt.orphans(path) if dry_run else eqx_ckpt.sweep(path)
+    known = [nbytes for nbytes in found.values() if nbytes is not None]
+    total = sum(known) if len(known) == len(found) else None
+    if as_json:
+        orphans = [{"path": one, "nbytes": nbytes} for one, nbytes in found.items()]
+        say_json(
+            {"run": path, "removed": not dry_run, "nbytes": total}
+            | {"orphans": orphans}
+        )
+        return 0
+    rows = [
+        ["-" if nbytes is None else in_bytes(nbytes), one]
+        for one, nbytes in found.items()
+    ]
+    for line in table(["size", "path"], rows) if rows else ():
+        say(line)
+    size = "" if total is None else f", {in_bytes(total)}"
+    verb = "would be removed" if dry_run else "removed"
+    say(f"{len(found)} {'attempt' if len(found) == 1 else 'attempts'} {verb}{size}")
+    return 0

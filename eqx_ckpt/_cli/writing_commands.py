@@ -1,0 +1,83 @@
+"""Commands that write checkpoints, and files of other formats."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import eqx_ckpt
+
+from .._report.write_report import written
+from .._run.run_steps import Run
+from .command_sources import found_at
+from .exit_status import DAMAGED, TROUBLE
+from .progress_bar import bar
+from .terminal import NO_CHECKSUMS, say, say_problem
+
+
+def copy(source: str, target: str, how: dict[str, Any]) -> int:
+    with bar() as progress:
+        found = found_at(source)
+        eqx_ckpt.copy(found, target, **how, progress=progress(target))
+    say(f"copied to {target}")
+    return 0
+
+
+def convert(source: str, target: str, like: str, how: dict[str, Any]) -> int:
+    made = _named(like) if like else None
+    eqx_ckpt.interop.convert(source, target, like=made, **how)
+    say(f"written to {target}")
+    return 0
+
+
+def _named(text: str) -> Any:
+    """The PyTree of `MODULE:NAME`, or what the function of that name returns."""
+    module, _, name = text.partition(":")
+    if not (module and name):
+        raise eqx_ckpt.CheckpointError(
+            f"{text!r} is not `MODULE:NAME`. Pass such as `--like my_code:make_model`."
+        )
+    # As `python -m` does, and a script does not.
+    sys.path.insert(0, os.getcwd())
+    try:
+        return _made(getattr(importlib.import_module(module), name))
+    # It is the user's code, which can raise anything, and even exit.
+    except (Exception, SystemExit) as e:
+        raise eqx_ckpt.CheckpointError(
+            f"`--like {text}`: {type(e).__name__}: {e}"
+        ) from e
+
+
+def _made(found: Any) -> Any:
+    import equinox as eqx
+
+    # The weights are not needed, so they are not computed.
+    if isinstance(found, eqx.Module) or not callable(found):
+        return found
+    make: Callable[[], Any] = found
+    return eqx.filter_eval_shape(make)
+
+
+def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> int:
+    source = _found(path)
+    compared = None if other is None else _found(other)
+    try:
+        facts = written(source, output, compared, **how)
+    except ImportError as e:
+        raise eqx_ckpt.CheckpointError(str(e)) from None
+    shouts = facts["shouts"]
+    for shout in shouts:
+        say_problem(shout["text"])
+    for column in facts["columns"]:
+        if not column["checksums"]:
+            say(f"{column['path']}: {NO_CHECKSUMS}")
+    say(f"wrote {output}")
+    if any(shout["unreadable"] for shout in shouts):
+        return TROUBLE
+    return DAMAGED if shouts else 0
+
+
+def _found(path: str) -> str | eqx_ckpt.Source:
+    """A run, a checkpoint, or a source of another format."""
+    return path if Run(path).readable_or_not() else found_at(path)

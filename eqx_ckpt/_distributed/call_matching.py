@@ -1,0 +1,265 @@
+"""Decide which calls of several processes are the same, and which are out of order.
+
+The first process of those that meet decides with this module; nothing here waits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .._errors import CheckpointError
+
+
+# The life of a process, which is another one if it replaced a dead process, and the
+# number of a call in that life.
+Number: TypeAlias = tuple[int, ...]
+
+
+# Of two different calls, the one that is listed first here is out of order.
+_VERBS = ("latest", "should_save", "restore", "save")
+
+
+_DONE = {"save": "saved", "copy": "saved", "restore": "restored"}
+
+
+class Call:
+    """The announcement of a call that all processes have to make.
+
+    `text` is the call with its arguments, and `value` its message. `answer` is the
+    outcome, as JSON; `partners` are the same calls of the other processes.
+    """
+
+    def __init__(self, process: int, number: Number, text: str, value: Any) -> None:
+        self.process = process
+        self.number = number
+        self.text = text
+        self.value = value
+        self.answer: dict[str, Any] | None = None
+        self.partners: list[Call] | None = None
+        # The processes that lost a call because of this one.
+        self.survived: set[int] = set()
+
+
+@dataclass(eq=False)
+class Failure:
+    """A meeting that failed: its calls, by process, and the error of each text."""
+
+    calls: dict[int, str]
+    answers: dict[str, dict[str, Any]]
+
+    def answer(self, call: Call) -> dict[str, Any]:
+        """What to tell a process that comes too late, with this call."""
+        self.calls.setdefault(call.process, call.text)
+        if call.text not in self.answers:
+            self.answers[call.text] = {"error": out_of_order(self.calls)}
+        return self.answers[call.text]
+
+
+class Calls:
+    """The calls that wait for those of other processes.
+
+    In a correct program, a call waits for the same one of a process only while that
+    process has called nothing else. If it has, all the calls that differ are out of
+    order, and fail. A process that was not there yet fails later, with its own call of
+    that meeting; so the next call that all make works again.
+    """
+
+    def __init__(self, first: int, others: Iterable[int]) -> None:
+        self._first = first
+        self._mine: list[Call] = []
+        self._theirs: dict[int, list[Call]] = {i: [] for i in others}
+        self._lives: dict[int, int] = {}
+        # Since the last match: what failed, the calls of processes that know it, and
+        # for each process the meetings in which it had no call.
+        self._failures: list[Failure] = []
+        self._told: set[tuple[int, str]] = set()
+        self._missed: dict[int, list[Failure]] = {i: [] for i in (first, *self._theirs)}
+
+    def open(self, call: Call) -> None:
+        self._mine.append(call)
+
+    def arrived(self, call: Call) -> None:
+        theirs, life = self._theirs[call.process], call.number[0]
+        if life > self._lives.get(call.process, life):
+            # Nobody waits for the calls of a dead process.
+            theirs.clear()
+            self._missed[call.process].clear()
+        self._lives[call.process] = life
+        theirs.append(call)
+
+    def withdrawn(self, call: Call, answer: dict[str, Any]) -> None:
+        """A process stopped waiting for its call; `answer` is its error."""
+        theirs = self._theirs[call.process]
+        theirs[:] = [other for other in theirs if other.number != call.number]
+        self._failed([call], {call.text: answer})
+        self._told.add((call.process, call.text))
+
+    def missing(self, call: Call) -> list[int]:
+        """The processes that have not made the call."""
+        return [i for i in self._theirs if self._same(i, call) is None]
+
+    def settle(self) -> list[Call]:
+        """Answer what is out of order, and find partners.
+
+        Return the calls of others that now have an answer.
+        """
+        answered: list[Call] = []
+        for call in list(self._mine):
+            if call in self._mine:
+                answered += self._settle(call)
+        return answered
+
+    def fail(self, call: Call, answer: dict[str, Any]) -> list[Call]:
+        """Give up a call of this process; return its partners, now answered."""
+        if call not in self._mine:
+            return []
+        calls = [call, *self._partners(call)]
+        self._failed(calls, {call.text: answer})
+        return self._answered(calls, answer)
+
+    def _settle(self, call: Call) -> list[Call]:
+        open_here = {mine.text for mine in self._mine}
+        others = [
+            other
+            for theirs in self._theirs.values()
+            for other in theirs
+            if other.text not in open_here
+        ]
+        answered: list[Call] = []
+        for other in others:
+            if (failure := self._before(other)) is not None:
+                answered += self._answered([other], failure.answer(other))
+        others = [
+            other
+            for other in others
+            if other.answer is None and self._same(other.process, call) is None
+        ]
+        if others:
+            ahead = {other.process for other in others}
+            failure = self._before(call, ahead)
+            if failure is not None:
+                late = [call, *self._partners(call)]
+                return answered + self._answered(late, failure.answer(call))
+            return answered + self._separate([call, *self._partners(call), *others])
+        if not self.missing(call):
+            self._match(call)
+        return answered
+
+    def _match(self, call: Call) -> None:
+        call.partners = self._partners(call)
+        for made in (call, *call.partners):
+            self._remove(made)
+        self._failures.clear()
+        self._told.clear()
+        for missed in self._missed.values():
+            missed.clear()
+
+    def _before(self, call: Call, ahead: set[int] | None = None) -> Failure | None:
+        """The meeting for which this call is too late, if there is one.
+
+        Some of the processes `ahead` have gone on from it.
+        """
+        missed = self._missed[call.process]
+        is_new = (call.process, call.text) not in self._told
+        failures = [
+            failure
+            for failure in self._failures
+            if ahead is None or ahead & failure.calls.keys()
+        ]
+        same = [f for f in failures if is_new and call.text in f.answers]
+        found = next(iter(same or [f for f in failures if f in missed]), None)
+        if found in missed:
+            del missed[: missed.index(found) + 1]
+        return found
+
+    def _separate(self, calls: list[Call]) -> list[Call]:
+        """Give up different calls that wait for each other's processes.
+
+        Return those of others. At most one text survives: it still waits.
+        """
+        strengths = {call.text: self._strength(call.text, calls) for call in calls}
+        best = max(strengths.values())
+        strongest = [text for text, strength in strengths.items() if strength == best]
+        survivor = strongest[0] if len(strongest) == 1 else None
+        answer = {"error": out_of_order({call.process: call.text for call in calls})}
+        lost = [call for call in calls if call.text != survivor]
+        for call in calls:
+            if call.text == survivor:
+                call.survived |= {other.process for other in lost}
+        answers = {call.text: answer for call in lost}
+        self._failed(lost, answers, is_over=survivor is None)
+        return self._answered(lost, answer)
+
+    def _strength(self, text: str, calls: list[Call]) -> tuple[bool, int]:
+        """Of the calls that exclude each other, the weaker are out of order."""
+        verb = text.partition("(")[0]
+        rank = _VERBS.index(verb) if verb in _VERBS else -1
+        against = {call.process for call in calls if call.text != text}
+        had = [call.survived for call in calls if call.text == text]
+        return not any(survived & against for survived in had), rank
+
+    def _failed(
+        self,
+        calls: list[Call],
+        answers: dict[str, dict[str, Any]],
+        is_over: bool = True,
+    ) -> None:
+        """Remember what processes may still call that come too late for it."""
+        of = {call.process: call.text for call in calls}
+        missed = [failure for process in of for failure in self._missed[process][:1]]
+        same = [f for f in self._failures if f.answers.keys() >= answers.keys()]
+        known = next(
+            (f for f in missed + same if not of.items() & f.calls.items()), None
+        )
+        if known is not None:
+            # Others gave up in the same meeting before.
+            known.calls |= of
+            known.answers = answers | known.answers
+            for process in of:
+                missed = self._missed[process]
+                self._missed[process] = [f for f in missed if f is not known]
+            return
+        failure = Failure(of, answers)
+        self._failures.append(failure)
+        here = {self._first} if self._mine else set[int]()
+        here |= {i for i, theirs in self._theirs.items() if theirs}
+        if is_over:
+            for process in self._missed.keys() - here - of.keys():
+                self._missed[process].append(failure)
+
+    def _answered(self, calls: list[Call], answer: dict[str, Any]) -> list[Call]:
+        """Answer calls; return those of others."""
+        for call in calls:
+            call.answer = answer
+            self._told.add((call.process, call.text))
+            self._remove(call)
+        return [call for call in calls if call.process != self._first]
+
+    def _remove(self, call: Call) -> None:
+        is_mine = call.process == self._first
+        (self._mine if is_mine else self._theirs[call.process]).remove(call)
+
+    def _partners(self, call: Call) -> list[Call]:
+        return [other for i in self._theirs if (other := self._same(i, call))]
+
+    def _same(self, process: int, call: Call) -> Call | None:
+        theirs = self._theirs[process]
+        return next((other for other in theirs if other.text == call.text), None)
+
+
+def out_of_order(calls: dict[int, str]) -> dict[str, Any]:
+    """The error that the processes raise."""
+    error = CheckpointError(
+        "The processes do not call the same:\n"
+        + "\n".join(f"- process {i}: {calls[i]}" for i in sorted(calls))
+        + f"\n{nothing_done(*calls.values())}All processes have to make the same "
+        "calls, with the same arguments, in the same order."
+    )
+    return {"kind": "CheckpointError", "text": str(error), "errno": None}
+
+
+def nothing_done(*calls: str) -> str:
+    """What these calls, which failed, did not do: a sentence, or nothing."""
+    verbs = (call.partition("(")[0] for call in calls)
+    done = {_DONE[verb]: None for verb in verbs if verb in _DONE}
+    return f"Nothing was {' or '.join(done)} by this call. " if done else ""

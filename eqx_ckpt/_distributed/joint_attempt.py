@@ -1,0 +1,267 @@
+"""One checkpoint, saved by all processes of a job, which agree on each step.
+
+Process 0 begins and commits. In between, each process writes its part of the arrays and
+flushes it.
+"""
+
+import contextlib
+import functools as ft
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from .._errors import CheckpointError, LeafMismatchError
+from .._storage.interface.place import Attempt, Share, Storage
+from .._storage.locate import locate
+from .._tree.plans.write_plan import Write
+from .._types import Checksums, Layout, PathLike
+from .meeting import from_json, to_json
+from .process_group import digest_of, Group, group_of
+from .write_assignment import assign, place_of
+
+
+class Together(contextlib.ExitStack):
+    """The processes of a job that save one checkpoint, as a context.
+
+    An exception raised before the plans are compared is broadcast, so that every
+    process raises.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.in_background = group.has_service
+        self.from_first = group.from_first
+        self._group = group
+        self._has_plan = False
+        self.callback(group.close)
+        self.push(self._report_failure)
+
+    def _report_failure(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not self._has_plan:
+            with contextlib.suppress(CheckpointError):
+                self._group.gather("plan", {"error": to_json(error)})
+
+    def begin(
+        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+    ) -> tuple[Attempt, list[Write]]:
+        """The attempt to save all of `writes`, and the writes of this process."""
+        attempt = JointAttempt(self._group, target, layout, overwrite)
+        self._has_plan = True
+        return attempt, attempt.agree(writes)
+
+
+class JointAttempt(Attempt):
+    """The attempt of several processes; process 0 begins it and commits."""
+
+    def __init__(
+        self, group: Group, target: Storage, layout: Layout, overwrite: bool
+    ) -> None:
+        if not target.is_shared:
+            raise CheckpointError(
+                f"{target} is in the memory of one process. Several processes "
+                "have to save to one shared directory, or to one store."
+            )
+        self.is_first = group.is_first
+        self._group = group
+        self._target = target
+        self._layout: Layout = layout
+        self._overwrite = overwrite
+        # What this process has to close; on process 0, the attempt.
+        self._stack = contextlib.ExitStack()
+        self._arrays: list[str] = []
+        self._attempt: Attempt | None = None
+        self._share: Share | None = None
+        # Whether the others wait for this process's checksums, or for its commit.
+        self._is_awaited = self._is_to_commit = False
+
+    def agree(self, writes: Sequence[Write]) -> list[Write]:
+        """Agree on what is saved, and where; return the writes of this process."""
+        self._arrays = [write.name for write in writes if write.leaf is not None]
+        place = f"path {self._target}, overwrite={self._overwrite}, "
+        outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
+        try:
+            places = _agree(self._group, outline, writes)
+        except BaseException as e:
+            self._report_failure(e)
+            self._group.close()
+            raise
+        arrays = [write for write in writes if write.leaf is not None]
+        return assign(arrays, self._group.size, self._group.index, places)
+
+    def __enter__(self) -> "JointAttempt":
+        try:
+            self._begin()
+        except BaseException as e:
+            self._end(e)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Let process 0 begin the attempt, and join it."""
+        path, self.root = self._group.from_first("begun", self._begin_first)
+        self._is_awaited = True
+        chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
+        self.chunks = chunks.part(_part(self._group.index))
+
+    def _begin_first(self) -> tuple[str, str]:
+        attempt = self._target.begin(
+            self._layout, self._arrays, overwrite=self._overwrite
+        )
+        self._attempt = self._stack.enter_context(attempt)
+        attempt.show()
+        return attempt.chunks.place.spec["path"], attempt.root
+
+    def _join(self, path: str) -> Share:
+        try:
+            self._share = self._target.join(path, self._layout)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"Process {self._group.index} does not see "
+                f"{self._target.at(path).url()}, which process 0 has made. All "
+                "processes have to save to one shared directory, or to one store."
+            ) from None
+        return self._stack.enter_context(self._share)
+
+    def gather(self, checksums: Checksums) -> Checksums:
+        if self._share is not None:
+            self._share.flush()
+        known = {name: dict(of_leaf) for name, of_leaf in checksums.items()}
+        for name, position, checksum in self._exchange(None, checksums):
+            known.setdefault(name, {})[position] = checksum
+        self._is_to_commit = self.is_first
+        return known
+
+    def commit(self, manifest: bytes) -> None:
+        self._is_to_commit = False
+        publish = ft.partial(self._publish, manifest)
+        self._group.from_first("committed", publish, final=True)
+
+    def _publish(self, manifest: bytes) -> None:
+        assert self._attempt is not None
+        self._attempt.chunks.merge([_part(i) for i in range(self._group.size)])
+        self._attempt.commit(manifest)
+
+    def _exchange(
+        self, error: BaseException | None, checksums: Checksums
+    ) -> list[tuple[str, int, str]]:
+        """Exchange with the others what each has written, or why it failed."""
+        self._is_awaited = False
+        values = self._group.gather("written", _written(error, checksums))
+        for index, value in enumerate(values):
+            if value["error"] is not None and error is None:
+                raise from_json(index, value["error"])
+        return [item for value in values for item in value["checksums"]]
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Report a failure to the others, unless they know it."""
+        with contextlib.suppress(CheckpointError, type(error)):
+            if self._is_awaited:
+                # Wait: nothing may be removed while the others write.
+                self._exchange(error, {})
+            elif self._is_to_commit:
+                self._group.from_first("committed", ft.partial(_raise, error))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._stack:
+            if error is not None:
+                self._report_failure(error)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _part(index: int) -> str:
+    """The location of a process, in a layout where each needs its own."""
+    return f"p{index}/"
+
+
+def _written(error: BaseException | None, checksums: Checksums) -> dict[str, Any]:
+    return {
+        "error": None if error is None else to_json(error),
+        "checksums": [
+            (name, position, checksum)
+            for name, of_leaf in checksums.items()
+            for position, checksum in of_leaf.items()
+        ],
+    }
+
+
+def all_saving(path: PathLike, deadline: float) -> Together | None:
+    """The processes that save to this path together; `None` if there is only one."""
+    try:
+        place = str(locate(path))
+    except Exception:
+        # The error is raised later, when it can be sent to all processes.
+        place = repr(path)
+    return together(f"save({place})", deadline)
+
+
+def together(call: str, deadline: float) -> Together | None:
+    """All processes of the job, in the same call; `None` if there is only one."""
+    group = group_of(call, deadline)
+    return None if group is None else Together(group)
+
+
+def _line(write: Write) -> str:
+    """The properties of a leaf that must be equal in all processes."""
+    name, record, leaf, _ = write
+    line = f"leaf {name!r}, {record}, "
+    if len(place_of(leaf)) == 1:
+        line += "of one process"
+    else:
+        line += f"sharded as {record.sharding}, in chunks of {record.chunk_shape}"
+    compression = f", compression={record.compression!r}" if record.is_array else ""
+    return line + compression
+
+
+def _agree(
+    group: Group, outline: Sequence[str], writes: Sequence[Write]
+) -> dict[str, int]:
+    """The leaves that all processes see on the same single process."""
+    places = {
+        write.name: min(place)
+        for write in writes
+        if len(place := place_of(write.leaf)) == 1 and place != {group.index}
+    }
+    digest = digest_of(outline)
+    plans = group.gather("plan", {"digest": digest, "places": places})
+    for index, plan in enumerate(plans):
+        if "error" in plan:
+            raise from_json(index, plan["error"])
+    if any(plan["digest"] != digest for plan in plans):
+        raise _different(group, outline)
+    places = {name: of for plan in plans for name, of in plan["places"].items()}
+    for name, of in places.items():
+        for index, plan in enumerate(plans):
+            found = plan["places"].get(name, index)
+            if found != of:
+                raise LeafMismatchError(
+                    f"Leaf {name!r} is on the devices of process {found} in process "
+                    f"{index}, and of process {of} in another one. Nothing was saved. "
+                    "Let all processes save the same arrays."
+                )
+    return places
+
+
+def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
+    return LeafMismatchError(
+        "The processes do not save the same:\n"
+        + "\n".join(group.first_difference(outline))
+        + "\nNothing was saved. All processes have to call this with the same path, "
+        "`layout` and `compression`, and with trees of the same structure, shapes, "
+        "dtypes and shardings."
+    )

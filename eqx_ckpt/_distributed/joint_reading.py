@@ -1,0 +1,180 @@
+"""One checkpoint, restored by several processes that read the same version."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from zlib import crc32
+
+import jax
+import jax.tree_util as jtu
+from jax.sharding import AbstractMesh, Mesh, Sharding
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, LeafMismatchError
+from .._format.source import Source
+from .._sources.consistent_read import OF_TWO_VERSIONS
+from .._types import as_text, PathLike
+from .jax_service import is_alone, service
+from .meeting import circle_of, from_json, to_json
+from .process_group import digest_of, Group
+
+
+class JointReading:
+    """The agreement of processes that read parts of the same arrays.
+
+    `guess` finds these processes while there is no plan, see `readers`.
+    """
+
+    def __init__(
+        self,
+        source: PathLike | Source,
+        deadline: float,
+        guess: Callable[[], set[int]],
+        *,
+        read_once: bool,
+    ) -> None:
+        self.is_alone = is_alone()
+        self.members: set[int] | None = None
+        place = source if isinstance(source, Source) else as_text(source)
+        self._call = f"restore({place}{', read_once=True' if read_once else ''})"
+        self._deadline = deadline
+        self._guess = guess
+        # What all of them have to ask for alike, line by line, once there is a plan.
+        self.outline: list[str] = []
+        self._group: Group | None = None
+        self._round = 0
+        # What all saw the last time, if that was not the same.
+        self._versions: list[str | None] = []
+
+    def agree(
+        self,
+        version_here: Callable[[], str],
+        has_changed: bool,
+        error: Exception | None,
+    ) -> bool:
+        """Whether all see the same checkpoint; a failure on one is raised on all."""
+        version = None
+        try:
+            version = version_here() if error is None else None
+        except Exception as e:
+            error = e
+        told = None if error is None else to_json(error)
+        said: dict[str, Any] = {
+            "version": version,
+            "has_changed": has_changed,
+            "error": told,
+            "plan": digest_of(self.outline),
+        }
+        self._round += 1
+        try:
+            group = self._meet()
+            values = [said] if group is None else group.gather(f"{self._round}", said)
+        except CheckpointError as e:
+            raise e from error
+        failures = {
+            i: value["error"]
+            for i, value in enumerate(values)
+            if value["error"] is not None
+        }
+        if any(value["has_changed"] for value in values) and all(
+            failure["kind"] in [kind.__name__ for kind in OF_TWO_VERSIONS]
+            for failure in failures.values()
+        ):
+            return False
+        if error is not None:
+            raise error
+        for i, failure in failures.items():
+            raise from_json(sorted(self.members or ())[i], failure)
+        versions = [value["version"] for value in values]
+        is_same = len({*versions}) == 1
+        if not is_same and versions == self._versions:
+            # Had it been replaced in between, all would see the new one now.
+            raise self._several_places(versions)
+        self._versions = [] if is_same else versions
+        if is_same and len({value["plan"] for value in values}) > 1:
+            raise self._different()
+        return is_same
+
+    def _different(self) -> LeafMismatchError:
+        assert self._group is not None
+        return LeafMismatchError(
+            "The processes do not restore the same:\n"
+            + "\n".join(self._group.first_difference(self.outline))
+            + "\nNothing was restored. All processes have to pass the same dtypes and "
+            "shardings of the arrays that they share, in trees of the same structure."
+        )
+
+    def _several_places(self, versions: list[str | None]) -> CheckpointError:
+        members = sorted(self.members or ())
+        other = next(i for i, v in enumerate(versions) if v != versions[0])
+        return CheckpointError(
+            f"Process {members[other]} sees another checkpoint than process "
+            f"{members[0]} in {self._call}. All processes have to restore from one "
+            "shared directory, or from one store. Nothing was restored."
+        )
+
+    def check(self, error: Exception | None) -> None:
+        """Raise what failed on any process, before they compute together."""
+        self.agree(lambda: "", False, error)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    def _meet(self) -> Group | None:
+        """The processes that read together, by the plan; `None` if only this one."""
+        if self._group is None:
+            if self.members is None:
+                self.members = self._guess()
+            is_one = jax.process_index() in self.members and len(self.members) > 1
+            everybody = len(self.members) == jax.process_count()
+            if is_one and (everybody or service() is not None):
+                circle = circle_of(tuple(sorted(self.members)))
+                self._group = Group(circle, self._call, self._deadline)
+        return self._group
+
+
+def outline_of(places: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    """A line for each leaf that several processes share: name, record, and place."""
+    return [
+        f"leaf {name!r}, {record}, on {_described(place)}"
+        for name, record, place in places
+        if readers([place])
+    ]
+
+
+def _described(place: Any) -> str:
+    mesh = place if isinstance(place, Mesh) else getattr(place, "mesh", None)
+    if not isinstance(mesh, Mesh):
+        return str(place)
+    axes = [f"{name}={mesh.shape[name]}" for name in mesh.axis_names]
+    spec = getattr(place, "spec", "any PartitionSpec")
+    kind = getattr(place, "memory_kind", None)
+    devices = crc32(str([device.id for device in mesh.devices.flat]).encode())
+    return f"a mesh of {', '.join(axes)} (devices {devices:08x}) as {spec}, {kind}"
+
+
+def everybody() -> set[int]:
+    return set(range(jax.process_count()))
+
+
+def readers(places: Iterable[Any]) -> set[int]:
+    """The processes of those shardings and meshes that span several processes."""
+    found: set[int] = set()
+    for place in places:
+        devices: Iterable[Any] = ()
+        if isinstance(place, Mesh):
+            devices = place.devices.flat
+        elif isinstance(place, Sharding) and not isinstance(
+            getattr(place, "mesh", None), AbstractMesh
+        ):
+            devices = place.device_set
+        processes = {device.process_index for device in devices}
+        found |= processes if len(processes) > 1 else set()
+    return found
+
+
+def wanted_by(like: PyTree, sharding: PyTree) -> set[int]:
+    """The processes that will read, judged by the arguments of the restore."""
+    if sharding is not None:
+        return readers(jtu.tree_leaves(sharding, lambda x: isinstance(x, Mesh)))
+    return readers(getattr(leaf, "sharding", None) for leaf in jtu.tree_leaves(like))

@@ -1,0 +1,246 @@
+"""Agreement between the processes of a job, with a deadline."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from zlib import crc32
+
+import jax
+
+from .._errors import CheckpointError
+from .jax_service import gather_on_devices, is_alone
+from .meeting import (
+    check_deadline,
+    Circle,
+    circle_of,
+    DEADLINE_MARGIN,
+    from_json,
+    to_json,
+    too_late,
+)
+
+
+_T = TypeVar("_T")
+
+
+_UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk. "
+
+
+# Seconds between two checks of a process that may take any time.
+_LONG = 60.0
+
+
+# Who says the outcome of a topic.
+_OUTCOME = "outcome"
+
+
+class Group:
+    """Processes of a job in one common operation, until `close`.
+
+    They meet when it is created, and get a number. Later messages are kept under that
+    number and a topic. Each topic has one outcome: it is what the first process finds,
+    or the error of a process that stops waiting before, and all of them get the same.
+    """
+
+    def __init__(self, circle: Circle, call: str, deadline: float) -> None:
+        self.members = circle.members
+        self.size = len(circle.members)
+        self.index = circle.index
+        self.is_first = circle.index == circle.first
+        self.has_service = circle.service is not None
+        self._circle = circle
+        self._call = call
+        self._deadline = deadline
+        self._number = circle.together(
+            call, None, deadline, lambda _: circle.new_number()
+        )
+        self._is_open = True
+
+    def close(self) -> None:
+        """Release the messages: this process no longer needs them."""
+        if self._is_open:
+            self._is_open = False
+            self._circle.end(self._number)
+
+    def gather(self, topic: str, value: Any) -> list[Any]:
+        """The messages of all processes; raise on all if one of them sends none."""
+        if not self.has_service:
+            return gather_on_devices(value)
+        self.say(topic, value)
+        if self.is_first:
+            end = time.monotonic() + self._deadline
+            values = [self._hear(topic, i, end) for i in self._circle.members]
+            members = zip(self._circle.members, values, strict=True)
+            late = [i for i, value in members if value is None]
+            outcome: dict[str, Any] = {"value": values}
+            if late:
+                outcome = {"error": to_json(self._too_late(late))}
+            outcome = self._decide(topic, outcome)
+        else:
+            outcome = self._hear_first(topic)
+        if "error" in outcome:
+            raise from_json(None, outcome["error"])
+        return [value for (value,) in outcome["value"]]
+
+    def first_difference(self, outline: Sequence[str]) -> list[str]:
+        """The first line of each process in which their outlines differ."""
+        sums = self.gather("sums", [crc32(line.encode()) for line in outline])
+        shortest = min(map(len, sums))
+        first = next(
+            (i for i in range(shortest) if len({s[i] for s in sums}) > 1), shortest
+        )
+        line = outline[first] if first < len(outline) else "no more leaves"
+        lines = self.gather("difference", line)
+        return [
+            f"- process {i}: {line}"
+            for i, line in zip(self.members, lines, strict=True)
+        ]
+
+    def from_first(
+        self,
+        topic: str,
+        make: Callable[[], _T],
+        *,
+        slow: bool = False,
+        final: bool = False,
+    ) -> _T:
+        """Compute a value on the first process; if that fails, all raise.
+
+        If `slow`, the others wait as long as that process is alive. If `final`, `make`
+        cannot be undone: it does not begin once another process has given up.
+        """
+        if not self.is_first:
+            said = self._from_first(topic, slow=slow, final=final)
+            if "error" in said:
+                raise from_json(said.get("from"), said["error"])
+            return said["value"]
+        try:
+            if final and self.has_service:
+                self._raise_error(self._decide(_begun(topic), {}))
+            value = make()
+        except BaseException as e:
+            self._from_first(topic, {"error": to_json(e), "from": self.index})
+            raise
+        self._raise_error(self._from_first(topic, {"value": value}))
+        return value
+
+    def _raise_error(self, outcome: dict[str, Any]) -> None:
+        if "error" in outcome:
+            raise from_json(None, outcome["error"])
+
+    def say(self, topic: str, value: Any) -> None:
+        """Send a message; do not wait for the others."""
+        if self.has_service:
+            self._say(topic, self.index, [value])
+
+    def _from_first(
+        self, topic: str, value: Any = None, *, slow: bool = False, final: bool = False
+    ) -> Any:
+        if not self.has_service:
+            return gather_on_devices(value)[self._circle.first]
+        if self.is_first:
+            return self._decide(topic, value)
+        return self._hear_first(topic, slow=slow, final=final)
+
+    def _say(self, topic: str, who: int | str, value: Any) -> None:
+        assert self._circle.service is not None
+        self._circle.service.set(self._key(topic, who), value)
+
+    def _decide(self, topic: str, outcome: Any) -> Any:
+        """The outcome of a topic: this one, unless another process was before."""
+        assert self._circle.service is not None
+        return self._circle.service.decide(self._key(topic, _OUTCOME), outcome)
+
+    def _hear_first(
+        self, topic: str, *, slow: bool = False, final: bool = False
+    ) -> dict[str, Any]:
+        outcome = None
+        while outcome is None and slow:
+            outcome = self._hear(topic, _OUTCOME, time.monotonic() + _LONG)
+        end = time.monotonic() + self._deadline + DEADLINE_MARGIN
+        outcome = outcome or self._hear(topic, _OUTCOME, end)
+        if outcome is not None:
+            return outcome
+        said = self._said(topic)
+        late = [i for i in self._circle.members if said and i not in said]
+        late = late or [self._circle.first]
+        given_up = {"error": to_json(self._too_late(late))}
+        if not final:
+            return self._decide(topic, given_up)
+        if "error" not in (begun := self._decide(_begun(topic), given_up)):
+            raise self._too_late(late, _UNKNOWN)
+        return begun
+
+    def _said(self, topic: str) -> set[int]:
+        """The processes that have sent a message."""
+        assert self._circle.service is not None
+        said = self._circle.service.below(self._key(topic, ""))
+        return {int(who) for who in said if who.isdecimal()}
+
+    def _hear(self, topic: str, who: int | str, end: float) -> Any:
+        """Wait for a message; `None` if none was sent in time."""
+        assert self._circle.service is not None
+        return self._circle.service.wait(self._key(topic, who), end - time.monotonic())
+
+    def _key(self, topic: str, who: int | str) -> str:
+        return f"{self._circle.prefix}groups/{self._number}/{topic}/{who}"
+
+    def _too_late(self, late: list[int], outcome: str = "") -> CheckpointError:
+        members = self._circle.members
+        return too_late(self._call, late, members, self._deadline, outcome)
+
+
+def _begun(topic: str) -> str:
+    return f"{topic}/begun"
+
+
+def digest_of(outline: Sequence[str]) -> str:
+    """Equal if two outlines are."""
+    return hashlib.sha256("\n".join(outline).encode()).hexdigest()
+
+
+def group_of(call: str, deadline: float) -> Group | None:
+    """All processes of the job, in the same call; `None` if there is only one."""
+    check_deadline(deadline)
+    return None if is_alone() else Group(_all(), call, deadline)
+
+
+def from_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
+    """Compute a value on process 0, and return it on every process."""
+    if is_alone():
+        return make()
+    return _all().together(call, None, deadline, lambda _: make())
+
+
+def gather_errors(
+    call: str, make: Callable[[], _T], deadline: float
+) -> tuple[_T | None, Exception | None]:
+    """Compute a value; return it with the first failure of any process."""
+    made = error = None
+    try:
+        made = make()
+    except Exception as e:
+        error = e
+    if is_alone():
+        return made, error
+    told = None if error is None else to_json(error)
+    try:
+        errors = _all().together(call, told, deadline, lambda said: said)
+    except CheckpointError as e:
+        raise e from error
+    others = (from_json(i, e) for i, e in enumerate(errors) if e is not None)
+    return made, error or next(others, None)
+
+
+def most_said(call: str, values: list[int], deadline: float) -> list[int]:
+    """The largest of each value among all processes."""
+    if is_alone():
+        return values
+    return _all().together(
+        call, values, deadline, lambda said: [max(of) for of in zip(*said, strict=True)]
+    )
+
+
+def _all() -> Circle:
+    return circle_of(tuple(range(jax.process_count())))

@@ -1,0 +1,387 @@
+"""Read a manifest, which is untrusted input.
+
+This module checks everything in Python before TensorStore sees any of it, because
+hostile metadata can make TensorStore abort the process.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._types import LAYOUTS
+from .chunk_grid import chunk_count
+from .dtype_names import DATA_TYPES, OF_JAX
+from .leaf_names import decode, Decoder, encode, folders, is_encoded
+from .leaf_record import (
+    ARRAY_KINDS,
+    CannotSave,
+    key_shape,
+    LeafRecord,
+    scalar_from_text,
+    SCALAR_KINDS,
+)
+from .manifest import (
+    check_array,
+    COMPRESSIONS,
+    DATABASE,
+    excess,
+    foreign,
+    FORMAT_VERSION,
+    is_sharding,
+    MANIFEST,
+    Manifest,
+    NO_DIGEST,
+)
+from .user_metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
+
+
+# The beginning of a manifest in every format version, within `HEAD_BYTES`.
+HEAD_BYTES = 256
+
+
+START = b'{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
+
+
+HEAD = re.compile(
+    re.escape(START) + rb'"format_version": (\d{1,9}),\n"digest": "([0-9a-f]{64})"'
+)
+
+
+# The parts that follow the head, in order, and how each of them begins.
+_PARTS = {
+    "root": b'"',
+    "layout": b'"',
+    "versions": b"{",
+    "metadata": b"",
+    "unsaved": b"{",
+    "types": b"[",
+    "leaves": b"{",
+}
+
+
+_TAIL = b"\n}}}\n"
+
+
+# What checks of values of any type raise.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+_HEX = re.compile(r"[0-9a-f]*\Z")
+
+
+_TYPE_FIELDS = LeafRecord._fields[:10]
+
+
+def from_bytes(data: bytes, where: str) -> Manifest:
+    """Read a manifest; `where` names it in errors.
+
+    Raise `CheckpointNotFoundError` for a `zarr.json` of something else, and
+    `CorruptCheckpointError` for anything that this package would not have written.
+    """
+    head = _verified(data, where)
+    with _reading(where):
+        return _checked(dict(_parts(data, head)))
+
+
+def metadata_from_bytes(data: bytes, where: str) -> Any:
+    """Read only the metadata of a manifest: forty times faster if there are many
+    leaves.
+
+    The digest is checked, but not the records of the leaves.
+    """
+    head = _verified(data, where)
+    with _reading(where):
+        return _checked_metadata(dict(_parts(data, head))["metadata"])
+
+
+def _verified(data: bytes, where: str) -> int:
+    """Check the digest and the version, and return where the head ends."""
+    head = HEAD.match(data)
+    if head is None and is_foreign(data):
+        raise CheckpointNotFoundError(
+            f"No checkpoint of this package: {where} holds the Zarr metadata of "
+            "something else."
+        )
+    if head is None or not data.endswith(_TAIL):
+        raise _corrupt(where, "it does not begin or end as one")
+    if problem := excess(data):
+        raise _corrupt(where, problem)
+    version, digest = head.groups()
+    blank = hashlib.sha256(data[: head.start(2)] + NO_DIGEST.encode())
+    blank.update(memoryview(data)[head.end(2) :])
+    if blank.hexdigest() != digest.decode():
+        raise _corrupt(where, "its bytes do not have the digest that it states")
+    if int(version) == 0:
+        raise _corrupt(where, "it has no format version")
+    if int(version) > FORMAT_VERSION:
+        raise CheckpointError(
+            f"The checkpoint {where} has format version {int(version)}, and this "
+            f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
+            "restore it."
+        )
+    return head.end()
+
+
+def _corrupt(where: str, reason: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"The manifest {where} is damaged: {reason}. Nothing was read from this "
+        "checkpoint; restore another one."
+    )
+
+
+@contextlib.contextmanager
+def _reading(where: str) -> Generator[None, None, None]:
+    """Translate the errors of malformed JSON."""
+    try:
+        yield
+    except _Wrong as e:
+        raise _corrupt(where, str(e)) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        reason = f"it is not JSON ({type(e).__name__}: {str(e)[:200]})"
+        raise _corrupt(where, reason) from None
+
+
+def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
+    """The JSON of each part. No string has a line break, so none can fake a part."""
+    ends = [b',\n"%b": %b' % (name.encode(), _PARTS[name]) for name in _PARTS]
+    for name, marker, end in zip(_PARTS, ends, [*ends[1:], _TAIL], strict=True):
+        stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
+        if not data.startswith(marker, start) or not data.startswith(end, stop):
+            raise _Wrong(f"it has no `{name}` where that belongs")
+        begin = start + len(marker) - len(_PARTS[name])
+        yield name, str(memoryview(data)[begin:stop], "ascii")
+        start = stop
+
+
+def _loads(text: str) -> Any:
+    return json.loads(
+        text, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
+    )
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether `data` is valid JSON of something else, not a damaged manifest."""
+    if b"eqx_ckpt" in data or len(data) > 2**20:
+        return False
+    try:
+        return type(json.loads(data)) is dict
+    except (ValueError, RecursionError):
+        return False
+
+
+class _Wrong(ValueError):
+    pass
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return entries
+
+
+def _not_finite(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise _Wrong(problem)
+
+
+def _checked(parts: dict[str, str]) -> Manifest:
+    metadata = _checked_metadata(parts.pop("metadata"))
+    content = {name: _loads(text) for name, text in parts.items()}
+    root, leaves, unsaved = content["root"], content["leaves"], content["unsaved"]
+    _require(content["layout"] in LAYOUTS, "its layout is not known")
+    _require(_is_root(root), f"its root is {root!r}"[:200])
+    _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
+    _require(all(map(is_encoded, unsaved)), "`unsaved` has a name that no leaf has")
+    types = [*map(_checked_type, content["types"])]
+    path_of = Decoder()
+    for name, entry in leaves.items():
+        leaves[name] = _checked_leaf(name, entry, types, path_of)
+    _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
+    return Manifest(
+        leaves=leaves,
+        unsaved=unsaved,
+        metadata=metadata,
+        versions=content["versions"],
+        root=root,
+        layout=content["layout"],
+    )
+
+
+def check_records(leaves: Mapping[str, LeafRecord], where: str) -> None:
+    """Raise unless a manifest can hold the records of a source."""
+    problems: dict[str, str] = {}
+    for name, record in leaves.items():
+        try:
+            _check_record(name, record)
+        except (*_MALFORMED, CannotSave) as e:
+            problems[name] = str(e)
+    for name in folders(leaves) & leaves.keys():
+        problems[name] = "another leaf is inside it"
+    if problems:
+        raise CheckpointError(
+            f"{where} lists leaves that no checkpoint can have:\n"
+            + "\n".join(f"- {n!r}: {problem}." for n, problem in problems.items())
+        )
+
+
+def _check_record(name: str, record: LeafRecord) -> None:
+    expected = encode(record.path)
+    _require(expected == name, f"its `path` has the name {expected!r}")
+    initials = "".join([kind[0] for kind, _ in record.path])
+    _require(
+        decode(encode(record.path, uncut=True), initials) == record.path,
+        "its `path` is not one of a leaf",
+    )
+    if record.kind in SCALAR_KINDS:
+        scalar_from_text(record.kind, record.value or "")
+    else:
+        _check_array(record)
+
+
+def _checked_metadata(text: str) -> Any:
+    _require(len(text) <= MAX_METADATA_BYTES, "its metadata are too large")
+    try:
+        metadata = unpack(_loads(text))
+        _require(depth(metadata) <= MAX_DEPTH, "its metadata are too deep")
+    except (ValueError, TypeError, RecursionError) as e:
+        raise _Wrong(f"its metadata are not what was saved ({e})") from e
+    return metadata
+
+
+def _is_root(root: str) -> bool:
+    attempt = root.removeprefix("@").removesuffix("/")
+    return root == "" or (root == f"@{attempt}/" and attempt.isalnum())
+
+
+class _Type(NamedTuple):
+    """The properties that leaves share: all fields of a record but the last three.
+
+    `chunks` is the number of checksums of each leaf, and `None` for scalars.
+    """
+
+    fields: tuple[Any, ...]
+    chunks: int | None
+
+
+def _checked_type(entry: Any) -> _Type:
+    try:
+        fields = dict(entry)
+        kind = fields["kind"]
+        if fields.keys() == {"kind"} and kind in SCALAR_KINDS:
+            return _Type(LeafRecord(kind)[: len(_TYPE_FIELDS)], None)
+        _require(fields.keys() <= {*_TYPE_FIELDS}, f"it has the keys {sorted(fields)}")
+        fields = {
+            "data_type": fields["dtype"],
+            "data_shape": fields["shape"],
+            **fields,
+        }
+        for name in ("shape", "data_shape", "chunk_shape"):
+            sizes = fields[name]
+            is_shape = type(sizes) is list and all(
+                type(n) is int and n >= 0 for n in sizes
+            )
+            _require(is_shape, f"its {name} is not a shape")
+            fields[name] = tuple(sizes)
+        record = LeafRecord(**fields)
+        _check_array(record)
+    except (ValueError, TypeError, KeyError, OverflowError, CannotSave) as e:
+        raise _Wrong(f"a type of leaves is wrong: {str(entry)[:200]} ({e})") from e
+    chunks = chunk_count(record.data_shape, record.chunk_shape)
+    return _Type(record[: len(_TYPE_FIELDS)], chunks)
+
+
+def _checked_leaf(
+    name: str, entry: Any, types: Sequence[_Type], path_of: Decoder
+) -> LeafRecord:
+    try:
+        number, keys, text = entry
+        if type(number) is not int or number < 0:
+            raise _Wrong("its type is not a number")
+        fields, chunks = types[number]
+        kinds, _, uncut = keys.partition(" ")
+        path = path_of(uncut or name, kinds)
+        if uncut and encode(path) != name:
+            raise _Wrong("its path is another leaf's")
+        if chunks is None:
+            _require(type(text) is str, "its value is not text")
+            scalar_from_text(fields[0], text)
+            return LeafRecord._make((*fields, path, text, ()))
+        if len(text) != 8 * chunks or _HEX.match(text) is None:
+            raise _Wrong("it does not have one checksum for each chunk")
+        if chunks == 1:
+            return LeafRecord._make((*fields, path, None, (text,)))
+        crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
+        return LeafRecord._make((*fields, path, None, crc32c))
+    except _MALFORMED as e:
+        raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
+
+
+def _check_array(record: LeafRecord) -> None:
+    shape, chunk = record.data_shape, record.chunk_shape
+    _require(record.kind in ARRAY_KINDS, "there is no such kind")
+    _require(record.compression in (None, *COMPRESSIONS), "unknown compression")
+    _require(
+        type(record.weak_type) is bool and is_sharding(record.sharding),
+        "`weak_type` or `sharding` is of the wrong type",
+    )
+    if record.kind == "key":
+        _check_key(record)
+    else:
+        _require(
+            record.data_type == DATA_TYPES[record.dtype]
+            and shape == record.shape
+            and (record.kind != "jax" or record.dtype in OF_JAX),
+            "its array has another dtype or shape",
+        )
+    _require(
+        len(chunk) == len(shape) and 0 not in chunk, "its chunks do not form a grid"
+    )
+    check_array(record)
+
+
+def _check_key(record: LeafRecord) -> None:
+    _require(
+        record.dtype == "key"
+        and record.data_type == "uint32"
+        and type(record.impl) is str
+        and record.impl.isascii(),
+        "it is not a PRNG key",
+    )
+    expected = key_shape(record.impl or "")
+    _require(
+        expected is None or record.data_shape == record.shape + expected,
+        "it has the shape of another PRNG implementation",
+    )
+
+
+_OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
+
+
+def strangers(
+    keys: Iterable[str], manifest: bytes | None, where: str, *, on_disk: bool = False
+) -> list[str]:
+    """The keys among `keys` that do not belong to the checkpoint of a manifest.
+
+    If the manifest is damaged, all files named like those of a checkpoint belong to it.
+    After a crash, a file `on_disk` may be empty, cut, or end in zeros.
+    """
+    keys = list(keys)
+    if manifest is None:
+        return keys
+    try:
+        return foreign(keys, from_bytes(manifest, where))
+    except CorruptCheckpointError:
+        is_cut = on_disk and START.startswith(manifest.rstrip(b"\0"))
+        is_ours = is_cut or b"eqx_ckpt" in manifest
+        return [key for key in keys if not (is_ours and _OWN_NAME.fullmatch(key))]
+    except CheckpointError:
+        return keys

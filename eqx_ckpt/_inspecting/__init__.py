@@ -1,0 +1,1 @@
+"""Manifests, leaves, statistics and verification."""

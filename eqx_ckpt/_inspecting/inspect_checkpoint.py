@@ -1,0 +1,206 @@
+"""Inspect a checkpoint without restoring it."""
+
+import functools as ft
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .._errors import CheckpointError, CorruptCheckpointError
+from .._format.chunk_grid import batches, blocks, whole
+from .._format.leaf_names import is_below
+from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
+from .._format.manifest import Manifest
+from .._format.sample_record import state_folder
+from .._format.source import raise_damage, read_regions, RegionRead, Source
+from .._lazy import Array
+from .._progress import check_progress, Progress, reporting
+from .._sources.checkpoint_source import Checkpoint, opened
+from .._sources.consistent_read import read_consistently, Reading
+from .._sources.recording_source import find_recorded, Recorded
+from .._tree.matching.name_tree import checked_prefix
+from .._types import PathLike
+
+
+# Host memory for one read.
+_WINDOW = 32 * 2**20
+
+
+def read_manifest(source: PathLike | Source) -> Manifest:
+    """Read the manifest of a checkpoint; reads no array.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][]. Here
+        and in all functions, it may also be that of an [`eqx_ckpt.Recording`][].
+
+    **Returns:**
+
+    A [`eqx_ckpt.Manifest`][]: the records of the leaves, the metadata, and the package
+    versions that saved them.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones(3), "step": 5}
+        eqx_ckpt.tree_serialise_leaves("ckpt", tree, metadata={"loss": 0.31})
+        manifest = eqx_ckpt.read_manifest("ckpt")
+        assert manifest.metadata == {"loss": 0.31}
+        assert manifest.leaves["w"].shape == (3,)
+        assert manifest.leaves["step"].value == "5"
+        ```
+    """
+    return opened(source).manifest
+
+
+def leaves(
+    source: PathLike | Source, prefix: str = ""
+) -> Iterator[tuple[str, LeafRecord, Any]]:
+    """Iterate over the leaves; at most one leaf, or 32 MiB of leaves, is in memory.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `prefix`: only the leaves below this name.
+
+    **Returns:**
+
+    An iterator of `(name, record, value)`: the leaf's name, its
+    [`eqx_ckpt.LeafRecord`][], and its value in host memory. The value of an array is a
+    NumPy array; of typed PRNG keys, their key data; of bytes that a custom
+    `filter_spec` wrote, an array of `uint8`; of a Python scalar, the scalar. The
+    checksums of each leaf are verified before it is returned.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing; raised when
+        the iterator reaches its leaf.
+    - [`eqx_ckpt.CheckpointError`][]: the checkpoint was replaced during the iteration.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
+        largest = {
+            name: np.abs(array).max()
+            for name, record, array in eqx_ckpt.leaves("ckpt", prefix="model")
+        }
+        assert largest == {"model/w": 1.0}
+        ```
+    """
+    reading = Reading(source)
+    found = reading.open()
+    prefix = checked_prefix(prefix, found.manifest)
+    records = found.manifest.leaves.items()
+    chosen = [(name, record) for name, record in records if is_below(prefix, name)]
+    return _one_by_one(reading, found, chosen)
+
+
+def _one_by_one(
+    reading: Reading, source: Source, leaves: Sequence[tuple[str, LeafRecord]]
+) -> Iterator[tuple[str, LeafRecord, Any]]:
+    with reading.announced():
+        for window in batches(leaves, lambda leaf: leaf[1].nbytes, _WINDOW):
+            reads = [
+                RegionRead(name, record, whole(record.data_shape))
+                for name, record in window
+                if record.is_array
+            ]
+            with reading.unless_replaced():
+                arrays = deque(read_regions(source, reads))
+            for name, record in window:
+                yield name, record, _value(record, arrays)
+
+
+def _value(record: LeafRecord, arrays: deque[Array]) -> Any:
+    """The value of a leaf in host memory; that of an array is the next of `arrays`."""
+    if not record.is_array:
+        return scalar_from_text(record.kind, record.value or "")
+    return from_stored(arrays.popleft(), record)
+
+
+def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
+    """Read every byte of every leaf, and verify the checksums.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][]; its phase is `"verify"`.
+
+    **Returns:**
+
+    `True` for a checkpoint and a recording. `False` if there are no checksums to
+    compare with, as in most files of other formats: then every byte can be read, and
+    nothing more is known.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CorruptCheckpointError`][]: leaves are damaged; names each of them, and
+        the damage.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        assert eqx_ckpt.verify("ckpt")
+        ```
+    """
+    check_progress(progress)
+    return read_consistently(source, lambda found: ft.partial(_verify, found, progress))
+
+
+def _verify(source: Source, progress: Progress) -> bool:
+    damage: dict[str, str] = {}
+    reads = (
+        RegionRead(name, record, piece)
+        for name, record in source.manifest.leaves.items()
+        if record.is_array
+        for piece in blocks(
+            whole(record.data_shape), record.chunk_shape, record.itemsize
+        )
+    )
+    with reporting(progress, source.manifest.nbytes) as report:
+        heard = report and ft.partial(report, "verify")
+        for window in batches(reads, lambda read: read.nbytes, _WINDOW):
+            source.read(window, damage, heard)
+    if isinstance(source, Checkpoint | Recorded):
+        source.check_the_rest(damage)
+    raise_damage(damage, source)
+    if isinstance(source, Recorded):
+        _verify_state(source)
+    return source.has_checksums
+
+
+def _verify_state(source: Recorded) -> None:
+    """Verify the state that follows the samples of a recording."""
+    state = source.record.state
+    if state is None:
+        return
+    try:
+        _verify(Checkpoint(source.base / state_folder(state)), False)
+    except CheckpointError as e:
+        now = find_recorded(source.base)
+        # A writer has committed in the meantime, and removed the state.
+        if now is None or now.record.commit == source.record.commit:
+            raise CorruptCheckpointError(
+                f"The state of the recording {source} is damaged: {e}"
+            ) from e

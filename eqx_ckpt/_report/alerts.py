@@ -1,0 +1,72 @@
+"""What stands at the top of the page: damage, NaNs and infinities."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .versions import Column, Columns
+
+
+_MOST_NAMED = 50
+
+
+_MOST_REASONS = 3
+
+
+_MOST_STEPS = 5
+
+
+def shouts(
+    columns: Columns,
+    leaves: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Sequence[Any]],
+) -> list[dict[str, Any]]:
+    """Each with its `text`, the `leaves` that it is about, and whether it is of what
+    is `unreadable`, and may be whole."""
+    found = columns.found
+    told = [_shout(text, unreadable=is_so) for text, is_so in columns.problems]
+    for column in found:
+        if column.damage:
+            told.append(_of_leaves("damaged", column, column.damage))
+        if column.unreadable:
+            told.append(_of_leaves("unreadable", column, column.unreadable))
+    bad = [leaf for leaf in leaves if any(leaf["bad"])]
+    if bad:
+        where = {i for leaf in bad for i, count in enumerate(leaf["bad"]) if count}
+        names = [leaf["name"] for leaf in bad]
+        has = "leaf has" if len(bad) == 1 else "leaves have"
+        text = f"{len(bad):,} {has} NaNs or infinities"
+        told.append(_shout(text + _within([found[i] for i in sorted(where)]), names))
+    for name, line in metrics.items():
+        where = [c for c, value in zip(found, line, strict=True) if _is_bad(value)]
+        if where:
+            told.append(_shout(f"The metric {name!r} is not finite{_within(where)}"))
+    return told
+
+
+def _shout(
+    text: str, leaves: Sequence[str] = (), *, unreadable: bool = False
+) -> dict[str, Any]:
+    return {"text": text, "leaves": leaves[:_MOST_NAMED], "unreadable": unreadable}
+
+
+def _of_leaves(what: str, column: Column, why: Mapping[str, str]) -> dict[str, Any]:
+    reasons = [f"{name}: {reason}" for name, reason in why.items()]
+    more = "; ..." if len(why) > _MOST_REASONS else ""
+    are = "leaf is" if len(why) == 1 else "leaves are"
+    text = f"{len(why):,} {are} {what}{_within([column])}: "
+    text += "; ".join(reasons[:_MOST_REASONS]) + more
+    return _shout(text, [*why], unreadable=what == "unreadable")
+
+
+def _within(columns: Sequence[Column]) -> str:
+    """In which versions; nothing if there is only one."""
+    labels = [column.label for column in columns if column.label]
+    if not labels:
+        return ""
+    more = ", ..." if len(labels) > _MOST_STEPS else ""
+    return f", in {', '.join(labels[:_MOST_STEPS])}{more}"
+
+
+def _is_bad(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

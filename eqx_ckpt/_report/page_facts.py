@@ -1,0 +1,174 @@
+"""What the page knows, as one JSON value."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .._format.leaf_record import scalar_to_text
+from .._inspecting.leaf_stats import LeafStats
+from .._lazy import np
+from .._types import is_real
+from .alerts import shouts
+from .histogram import Histogram
+from .leaf_series import in_all, Seen
+from .versions import Column, Columns
+
+
+_STATS = ("count", "nan", "inf", "min", "max", "mean", "std", "norm")
+
+
+# Of more, the page would be large, and nobody would look at them.
+_MOST_METADATA = 2**16
+
+
+_MOST_METRICS = 200
+
+
+def facts_of(columns: Columns) -> dict[str, Any]:
+    """Everything that is shown; reads all leaves of all columns."""
+    found = columns.found
+    leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
+    metrics = _metrics(found)
+    return {
+        "kind": columns.kind,
+        "title": columns.title,
+        "columns": [_column(column) for column in found],
+        "shouts": shouts(columns, leaves, metrics),
+        "metrics": {name: [*map(_number, line)] for name, line in metrics.items()},
+        "leaves": leaves,
+    }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    manifest = column.manifest
+    return {
+        "label": column.label,
+        "path": str(column),
+        "checksums": column.has_checksums,
+        "leaves": len(manifest.leaves),
+        "nbytes": manifest.nbytes,
+        "numbers": sum(math.prod(r.shape) for r in manifest.leaves.values()),
+        "metadata": _shown(_json(manifest.metadata)),
+        "versions": dict(manifest.versions),
+    }
+
+
+def _shown(metadata: Any) -> Any:
+    """Metadata, if they are short enough to be looked at."""
+    size = len(json.dumps(metadata))
+    return metadata if size <= _MOST_METADATA else f"{size:,} characters, not shown"
+
+
+def _leaf(kind: str, name: str, versions: Sequence[Seen | None]) -> dict[str, Any]:
+    there = [seen for seen in versions if seen is not None]
+    first, last = there[0], there[-1]
+    record, stats = last.record, last.stats
+    numbers = [None if v is None else v.stats for v in versions]
+    leaf: dict[str, Any] = {
+        "name": name,
+        "type": str(record),
+        "dtype": record.dtype or f"Python {record.kind}",
+        "shape": record.data_shape,
+        "nbytes": record.nbytes,
+        "status": _status(kind, versions),
+        "sharding": record.sharding,
+        "value": record.value,
+        "stats": None if stats is None else _stats(stats),
+        "histogram": _bins(last.histogram),
+        "bad": [0 if n is None else n.nan + n.inf for n in numbers],
+    }
+    if len(versions) == 1:
+        return leaf
+    moved = [None if seen is None else seen.change for seen in versions[1:]]
+    far = [None] * len(moved) if record.kind in ("key", "bytes") else moved
+    return leaf | {
+        "first": _bins(first.histogram) if first is not last else None,
+        "norms": [None if n is None else _number(n.norm) for n in numbers],
+        "changes": [None if c is None else _distance(c.norm) for c in far],
+        "differ": None if moved[-1] is None else moved[-1].count,
+        "largest": None if far[-1] is None else _distance(far[-1].largest),
+    }
+
+
+def _status(kind: str, versions: Sequence[Seen | None]) -> str:
+    last = versions[-1]
+    if last is None:
+        return "only in A" if kind == "comparison" else "not in the last step"
+    if last.problem:
+        return last.problem
+    if last.stats is not None and last.stats.nan + last.stats.inf:
+        return "not finite"
+    if kind != "comparison":
+        return ""
+    before = versions[0]
+    if before is None:
+        return "only in B"
+    if str(before.record) != str(last.record):
+        return f"was {before.record}"
+    if before.problem:
+        return f"{before.problem} in A"
+    return "equal" if last.change is None or not last.change.count else "changed"
+
+
+def _stats(stats: LeafStats) -> dict[str, Any]:
+    return {name: _number(getattr(stats, name)) for name in _STATS}
+
+
+def _bins(found: Histogram | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    width = math.ldexp(1.0, found.exponent)
+    # A bin may begin before the smallest float.
+    low = max(found.first * width, -sys.float_info.max)
+    return {"low": low, "width": width, "counts": found.counts}
+
+
+def _number(value: Any) -> Any:
+    """A number with the digits that are shown; `None` if it is not finite."""
+    if isinstance(value, np.generic):
+        return str(value)
+    if isinstance(value, complex):
+        return f"{value:.6g}"
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return float(value) if abs(value) < 2**1023 else scalar_to_text(value)
+    return value
+
+
+def _distance(value: float) -> Any:
+    """A distance; `"inf"` where there is none, as from a number to a NaN."""
+    return str(value) if math.isinf(value) else _number(value)
+
+
+def _json(value: Any) -> Any:
+    """Metadata, as a browser reads them: what is no number to it as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and abs(value) > 2**53:
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return value
+
+
+def _metrics(columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """The numbers in the metadata, over the steps; nested ones as `eval/loss`."""
+    found: dict[str, list[Any]] = {}
+    for i, column in enumerate(columns):
+        for name, value in _numbers_in(column.manifest.metadata, ""):
+            if name in found or len(found) < _MOST_METRICS:
+                found.setdefault(name, [None] * len(columns))[i] = value
+    return found
+
+
+def _numbers_in(metadata: Any, name: str) -> Iterable[tuple[str, Any]]:
+    if is_real(metadata) and name:
+        yield name, metadata
+    elif isinstance(metadata, dict):
+        for key, value in metadata.items():
+            yield from _numbers_in(value, f"{name}/{key}" if name else str(key))

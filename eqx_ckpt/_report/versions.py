@@ -1,0 +1,164 @@
+"""The versions of a checkpoint that a report compares: its columns."""
+
+import contextlib
+import errno
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._format.source import RegionRead, Source
+from .._lazy import Array, np
+from .._run.run_steps import Run
+from .._sources.consistent_read import Reading
+from .._types import PathLike
+
+
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
+
+
+class Column:
+    """One version: a step of a run, or one of two checkpoints.
+
+    **Attributes:**
+
+    - `label`: what the page calls it.
+    - `has_checksums`: whether what was read was compared with any.
+    - `damage`: what is wrong with leaves that were read, by name.
+    - `unreadable`: why others could not be read, by name.
+    """
+
+    def __init__(self, label: str, path: PathLike | Source) -> None:
+        self.label = label
+        self._reading = Reading(path)
+        self._source = self._reading.open()
+        self.manifest = self._source.manifest
+        self.has_checksums = self._source.has_checksums
+        self.damage: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
+
+    def read(self, reads: Sequence[RegionRead]) -> list[Array | None]:
+        """The arrays of regions; `None` for those of leaves with a problem."""
+        try:
+            arrays: Sequence[Any] = self._source.read(reads, self.damage)
+        except OSError as e:
+            if e.errno not in _REFUSED:
+                raise
+            arrays = [self._read_alone(read) for read in reads]
+        found = zip(reads, arrays, strict=True)
+        # NumPy makes a scalar of a region of an array without axes.
+        return [None if self.problem(r.name) else np.asarray(a) for r, a in found]
+
+    def _read_alone(self, read: RegionRead) -> Array | None:
+        try:
+            return self._source.read([read], self.damage)[0]
+        except OSError as e:
+            if e.errno not in _REFUSED:
+                raise
+            self.unreadable[read.name] = str(e.strerror)
+            return None
+
+    def problem(self, name: str) -> str:
+        """What a leaf is, in a word; nothing if all of it that was read is whole."""
+        if name in self.damage:
+            return "damaged"
+        return "unreadable" if name in self.unreadable else ""
+
+    def announced(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other threads of this process from removing it."""
+        return self._reading.announced()
+
+    def has_changed(self) -> bool:
+        """Whether it was replaced or removed since it was opened."""
+        return self._reading.has_changed()
+
+    def __str__(self) -> str:
+        return str(self._reading)
+
+
+class Problem(NamedTuple):
+    """Why a step is missing, in sentences; and whether it may be whole all the same."""
+
+    text: str
+    is_unreadable: bool = False
+
+
+class Columns(NamedTuple):
+    """What a report is about.
+
+    **Attributes:**
+
+    - `kind`: `"checkpoint"`, `"comparison"` or `"run"`.
+    - `title`: the paths.
+    - `found`: the versions, of which the last one is described in full.
+    - `problems`: why steps are missing.
+    """
+
+    kind: str
+    title: str
+    found: list[Column]
+    problems: list[Problem]
+
+
+def find_columns(
+    source: PathLike | Source, other: PathLike | Source | None, most: int
+) -> Columns:
+    """The checkpoint at a path, or the steps of the run there, at most so many."""
+    if other is not None:
+        pair = [_newest("A", source), _newest("B", other)]
+        return Columns("comparison", f"{source} → {other}", pair, [])
+    try:
+        column = Column("", source)
+    except CheckpointNotFoundError as e:
+        run = _run_at(source)
+        if run is None:
+            raise e
+        found, problems = _of_run(run, most)
+        return Columns("run", str(source), found, problems)
+    return Columns("checkpoint", str(source), [column], [])
+
+
+def _run_at(path: PathLike | Source) -> Run | None:
+    if isinstance(path, Source):
+        return None
+    run = Run(path)
+    return run if run.readable_or_not() else None
+
+
+def _newest(label: str, path: PathLike | Source) -> Column:
+    """A checkpoint, or the newest step of a run."""
+    try:
+        return Column(label, path)
+    except CheckpointNotFoundError:
+        run = _run_at(path)
+        if run is None:
+            raise
+        return Column(label, run.path(run.readable_or_not()[-1]))
+
+
+def _of_run(run: Run, most: int) -> tuple[list[Column], list[Problem]]:
+    found: list[Column] = []
+    problems: list[Problem] = []
+    for step in evenly(run.readable_or_not(), most):
+        try:
+            found.append(Column(str(step), run.path(step)))
+        except CheckpointNotFoundError:
+            problems.append(Problem(f"Step {step} is gone, or was never complete."))
+        except CorruptCheckpointError as e:
+            problems.append(Problem(f"Step {step} is damaged. {e}"))
+        except (CheckpointError, OSError) as e:
+            problems.append(Problem(f"Step {step} cannot be read. {e}", True))
+    if not found:
+        listed = "\n".join(problem.text for problem in problems)
+        raise CheckpointError(
+            f"No step of {run.directory!r} can be read, so there is nothing to "
+            f"report.\n{listed}"
+        )
+    return found, problems
+
+
+def evenly(steps: Sequence[int], most: int) -> Iterator[int]:
+    """At most so many of the steps, the first and the last one among them."""
+    count = min(most, len(steps))
+    last = len(steps) - 1
+    places = {round(i * last / max(1, count - 1)) for i in range(count)}
+    yield from (steps[last - place] for place in sorted(places, reverse=True))

@@ -1,0 +1,1 @@
+"""Restores, with the host memory and the devices that they need."""

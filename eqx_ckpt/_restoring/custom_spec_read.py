@@ -1,0 +1,101 @@
+"""Restore a leaf through a user's own `filter_spec`."""
+
+import io
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._errors import LeafMismatchError
+from .._format.dtype_names import is_numpys
+from .._format.leaf_record import scalar_from_text
+from .._tree.leaves.casting import becomes, Casting, would_narrow
+from .._tree.leaves.filter_spec import LeafReader, restored_by
+from .._tree.leaves.leaf_kinds import describe_like, fingerprint
+from .._tree.matching.sharding_argument import place
+from .._tree.plans.read_plan import match_leaf
+from .._tree.transform.transform_parts import Read
+from .._types import Spec
+from .placement import moved
+from .transform_compute import Leaves
+
+
+def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) -> Any:
+    """Call a custom `filter_spec` for a leaf, which it may or may not read."""
+
+    def content() -> bytes:
+        if _narrows(read):
+            raise LeafMismatchError(
+                f"Leaf {read.name!r} is {read.record}, which JAX would narrow while "
+                "x64 is off. Let the `filter_spec` call "
+                "`eqx_ckpt.default_deserialise_filter_spec` for this leaf."
+            )
+        return _content(leaves, read)
+
+    def restore(like: Any) -> Any:
+        match, new = match_leaf(like, None, read.record, casting)
+        if not match.is_harmless:
+            raise LeafMismatchError(
+                f"Leaf {read.name!r}: {match.expected} in the call of "
+                f"`default_deserialise_filter_spec`, {match.found} in the checkpoint."
+            )
+        where_to = place(read.place.target, read.name, like, new)
+        if where_to.problem:
+            raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
+        return leaves.value(read._replace(like=like, becomes=new, place=where_to))
+
+    f = LeafReader(read.name, read.path, content, restore)
+    assert read.spec is not None
+    value = restored_by(spec, f, read.like)
+    problem = _changed(value, read.like)
+    if problem:
+        raise LeafMismatchError(
+            f"The `filter_spec` returned {problem[0]} for leaf {read.name!r}, which is "
+            f"{problem[1]} in `like`. Return a leaf of the same type, shape and dtype."
+        )
+    if value is read.like or not isinstance(value, jax.Array):
+        return value
+    kind = "key" if read.record.kind == "key" else "jax"
+    where_to = place(
+        read.place.target, read.name, read.like, read.record._replace(kind=kind)
+    )
+    if where_to.problem:
+        raise LeafMismatchError(f"Leaf {read.name!r}: {where_to.problem}.")
+    return moved(value, where_to.sharding)
+
+
+def _narrows(read: Read) -> bool:
+    becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
+    return becomes_jax and would_narrow(read.record.dtype)
+
+
+def _changed(value: Any, like: Any) -> tuple[str, str] | None:
+    """Describe both leaves if they differ by Equinox's check; `None` otherwise."""
+    same_type = type(value) is type(like)
+    expected, found = describe_like(like), describe_like(value)
+    if expected is None or found is None:
+        return None if same_type else (fingerprint(value), fingerprint(like))
+    # A `np.memmap` becomes an array, and `np.longlong` has a name of its own.
+    same_type |= expected.is_array or expected.kind == "struct"
+    if same_type and becomes(expected, found, "no") is found:
+        return None
+    return str(found), str(expected)
+
+
+def _content(leaves: Leaves, read: Read) -> bytes:
+    """The bytes that Equinox would have written for a leaf, such as an `.npy` file."""
+    f = io.BytesIO()
+    if not read.record.is_array:
+        eqx.default_serialise_filter_spec(
+            f, scalar_from_text(read.record.kind, read.record.value or "")
+        )
+        return f.getvalue()
+    array = leaves.on_host(read)
+    if read.record.kind == "bytes":
+        return array.tobytes()
+    # `np.save` would write JAX's dtypes as voids; write their names.
+    descr = array.dtype.str if is_numpys(array.dtype) else array.dtype.name
+    header = {"descr": descr, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(f, header)
+    return f.getvalue() + array.tobytes()

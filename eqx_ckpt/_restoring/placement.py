@@ -1,0 +1,148 @@
+"""Choose the regions to read for a sharding, and put them on devices."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from .._format.chunk_grid import distinct_regions, Region, whole
+from .._format.leaf_record import dtype_from_tag, LeafRecord
+from .._tree.leaves.leaf_kinds import describe
+from .._tree.matching.sharding_argument import automatic
+from .._tree.transform.transform_trace import without_mesh
+
+
+# The distinct regions to read, each with its devices.
+Pieces: TypeAlias = list[tuple[Region, list[Any]]]
+
+
+def pieces(sharding: Sharding | None, shape: tuple[int, ...]) -> Pieces:
+    if sharding is None:
+        return [(whole(shape), [])]
+    return distinct_regions(sharding.addressable_devices_indices_map(shape), shape)
+
+
+class Part(NamedTuple):
+    """A region of a leaf in host memory, and its target devices."""
+
+    host: np.ndarray
+    record: LeafRecord
+    sharding: Sharding | None
+    devices: list[Any]
+
+
+def put(parts: Sequence[Part]) -> list[list[Any]]:
+    """Put each part on its devices, and return one array for each device.
+
+    JAX is called twice, not once per part.
+    """
+    free = [part.host for part in parts if _is_free(part)]
+    fixed = [
+        (part.host, SingleDeviceSharding(d, memory_kind=part.sharding.memory_kind))
+        for part in parts
+        if part.sharding is not None
+        for d in part.devices
+    ]
+    on_default = iter(jax.device_put(free))
+    hosts, targets = [host for host, _ in fixed], [target for _, target in fixed]
+    on_devices = iter(jax.device_put(hosts, targets))
+    return [
+        [next(on_default)]
+        if _is_free(part)
+        else [next(on_devices) for _ in part.devices] or [part.host]
+        for part in parts
+    ]
+
+
+def _is_free(part: Part) -> bool:
+    """Whether the part goes to the default device, uncommitted."""
+    return part.sharding is None and part.record.kind in ("jax", "key")
+
+
+def assemble(record: LeafRecord, sharding: Sharding | None, arrays: list[Any]) -> Any:
+    """Assemble a leaf from the arrays of its parts."""
+    if sharding is None:
+        return finished(arrays[0], record)
+    # A process may have no part of a global array.
+    leaf = jax.make_array_from_single_device_arrays(
+        record.data_shape, sharding, arrays, dtype=None if arrays else dtype_of(record)
+    )
+    return finished(leaf, record)
+
+
+def on_devices(host: np.ndarray, record: LeafRecord, sharding: Sharding | None) -> Any:
+    """A leaf whose data each process has as a whole."""
+    parts = [
+        Part(host[(*region, ...)], record, sharding, devices)
+        for region, devices in pieces(sharding, host.shape)
+    ]
+    return assemble(record, sharding, [x for placed in put(parts) for x in placed])
+
+
+def moved(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
+    """The same leaf on another sharding, also on devices of other processes."""
+    if sharding is None or leaf.sharding == sharding:
+        return leaf
+    record = describe(leaf)
+    if record is None or not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    data = jax.random.key_data(leaf) if record.kind == "key" else leaf
+    return on_devices(np.asarray(data), record, sharding)
+
+
+def dtype_of(record: LeafRecord) -> np.dtype:
+    is_key = record.kind == "key"
+    return np.dtype(record.data_type) if is_key else dtype_from_tag(record.dtype)
+
+
+def finished(leaf: Any, record: LeafRecord) -> Any:
+    if record.kind == "key":
+        return jax.random.wrap_key_data(leaf, impl=record.impl)
+    if record.kind == "numpy_scalar":
+        return leaf[()]
+    return _as_weak(leaf) if record.weak_type else leaf
+
+
+def _as_weak(array: jax.Array) -> jax.Array:
+    """The same array with a weak type, which no function of JAX gives to an array.
+
+    But a compiled one does not look at the weak types of what it is called with.
+    """
+    home = array.sharding
+    if not home.addressable_devices:
+        # JAX computes only on meshes that include a device of this process.
+        return array
+    device = next(iter(home.addressable_devices))
+    with (
+        without_mesh(),
+        jax.default_device(device),
+        jax.enable_x64(True),  # Its dtype may be wider than those of now.
+        jax.disable_jit(False),
+        # A saved NaN is not an error of a computation.
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        if not array.committed:
+            return _to_weak(array.shape, array.dtype, device)(array)
+        # Some versions of JAX cannot compute in memory other than the default one.
+        there = automatic(home)
+        weak = _to_weak(array.shape, array.dtype, there)(jax.device_put(array, there))
+        return jax.device_put(weak, home)
+
+
+# Not more, as each is a program that is kept.
+@ft.lru_cache(maxsize=256)
+def _to_weak(
+    shape: tuple[int, ...], dtype: np.dtype, on: Any
+) -> Callable[[jax.Array], jax.Array]:
+    """To call with arrays on that sharding, or uncommitted ones on the default device,
+    which is `on`.
+    """
+    sharding = on if isinstance(on, Sharding) else None
+    weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    # Some versions of XLA do not shard an array without elements.
+    out = None if 0 in shape else sharding
+    return jax.jit(lambda x: x, out_shardings=out).lower(weak).compile()

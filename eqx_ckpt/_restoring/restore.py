@@ -1,0 +1,281 @@
+"""Restore the leaves of a PyTree from a checkpoint."""
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from .._distributed.joint_reading import (
+    everybody,
+    JointReading,
+    outline_of,
+    readers,
+    wanted_by,
+)
+from .._distributed.meeting import check_deadline, DEADLINE
+from .._format.source import Source
+from .._progress import Progress, reporting
+from .._sources.consistent_read import read_consistently
+from .._tree.leaves.casting import Casting
+from .._tree.leaves.filter_spec import default_deserialise_filter_spec
+from .._tree.leaves.transient import stop_at_transients
+from .._tree.plans.read_plan import (
+    How,
+    Missing,
+    plan_reads,
+    ReadPlan,
+    Request,
+    Unexpected,
+)
+from .._tree.transform.transform_argument import Transform
+from .._types import check_flag, check_function, IsLeaf, PathLike
+from .custom_spec_read import restore_through
+from .leaf_reader import Arrived, assembled
+from .missing_leaves import initialised
+from .transform_compute import Check, Leaves
+
+
+def tree_deserialise_leaves(
+    source: PathLike | Source,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+    sharding: PyTree = None,
+    casting: Casting = "no",
+    missing: Missing = "raise",
+    unexpected: Unexpected = "raise",
+    transform: Transform | None = None,
+    read_once: bool = False,
+    progress: Progress = False,
+    deadline: float = DEADLINE,
+) -> PyTree:
+    """Restore the leaves of a PyTree, or of a part of it.
+
+    All differences between the checkpoint and `like` are found before any array is
+    read. The checksum of everything that is read is verified.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `like`: a PyTree of the structure that was saved, with arrays or
+        `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
+        dtypes. A leaf with a sharding is restored onto that sharding; any other leaf
+        goes, uncommitted, to the default device. Leaves that are not saved keep their
+        value from `like`.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`: a function
+        `(f, leaf) -> leaf` that reads the leaf from the file `f`, or calls
+        [`eqx_ckpt.default_deserialise_filter_spec`][] (or Equinox's), or returns `leaf`
+        to keep it; or a PyTree prefix of such functions.
+    - `is_leaf`: as [`eqx_ckpt.tree_serialise_leaves`][].
+    - `where`: restore only this part of `like`, as in `equinox.tree_at`; no other leaf
+        is read. For example `where=lambda tree: tree["model"]`, or a tuple of nodes.
+    - `prefix`: the name of the part of the checkpoint that `like` describes:
+        `prefix="model/encoder"` restores one submodule from its own skeleton.
+    - `sharding`: where to put JAX arrays and PRNG keys. `None`: as in `like`. A
+        `jax.sharding.Sharding` or a device: all leaves there. A mesh: with the
+        PartitionSpecs that were saved, on this mesh; axes that the mesh lacks, or that
+        do not divide a leaf, are replicated ([`eqx_ckpt.match`][] lists them). A
+        function `(name, struct)` that returns one of these for each leaf. Or a PyTree
+        prefix of `like` with any of these.
+    - `casting`: which leaves may be cast to the dtype in `like`, in NumPy's words:
+        `"no"` (none), `"safe"` (such as bfloat16 to float32), `"same_kind"` (also
+        float32 to bfloat16), or `"unsafe"` (also floats to integers). Python numbers
+        count as `float64`, `int64`, `complex128` and `bool`. PRNG keys are never cast.
+    - `missing`: what to do with leaves of `like` that are not in the checkpoint:
+        `"raise"`, or `"keep"` their value from `like`. Or a function from the name of
+        such a leaf to one of these.
+    - `unexpected`: what to do with leaves of the checkpoint that are not in `like`:
+        `"raise"`, or `"ignore"` them. Or a function from the name of such a leaf to one
+        of these.
+    - `transform`: a pure function that takes the checkpoint's tree, as
+        [`eqx_ckpt.tree_like`][] returns it (with `prefix`, that part), and returns a
+        tree whose leaves have the names of those in `like`. It is traced once, before
+        anything is read. Leaves that it returns unchanged, or stacks or concatenates
+        along the first axis, are read straight to their place. The others are computed
+        part by part, so that memory holds only the result and the inputs of one part.
+        Leaves that it does not use are not read.
+    - `read_once`: in a job of several processes that hold the same data, let one
+        process read it and send it to the others over the interconnect of the devices.
+        This is faster if the storage is slower than the interconnect. All processes
+        must pass the same value. It has no effect on leaves with one replica, nor on
+        dtypes other than integers and floats of 16 or 32 bits.
+    - `progress`: a function `(phase, leaf, done, total)`, called with `"read"` or
+        `"place"` (on devices), the name of a leaf, and two numbers of bytes; or `True`,
+        to show a bar.
+    - `deadline`: in a job whose processes read parts of the same arrays, the seconds
+        that a process waits for the others. Then all of them raise.
+
+    **Returns:**
+
+    `like`, with the restored leaves in their places.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: the checkpoint does not agree with `like`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+    - `OSError`: the file system fails.
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        def make(key):
+            return {"model": eqx.nn.MLP(2, 2, 8, 2, key=key), "step": 0}
+
+        eqx_ckpt.tree_serialise_leaves("runs/mlp", make(jax.random.key(0)))
+        like = eqx.filter_eval_shape(make, jax.random.key(0))
+        state = eqx_ckpt.tree_deserialise_leaves("runs/mlp", like)
+        model = eqx_ckpt.tree_deserialise_leaves(
+            "runs/mlp", like["model"], prefix="model"
+        )
+        ```
+    """
+    request = Request(
+        like,
+        filter_spec,
+        is_leaf,
+        where,
+        prefix,
+        sharding,
+        casting,
+        missing,
+        unexpected,
+        transform,
+    )
+    return _restored(source, request, read_once, progress, deadline)
+
+
+def _restored(
+    source: PathLike | Source,
+    request: Request,
+    read_once: bool = False,
+    progress: Progress = False,
+    deadline: float = DEADLINE,
+) -> PyTree:
+    def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
+        plan = plan_reads(found.manifest, request)
+        plan.check()
+        joint.outline = [] if joint.is_alone else outline_of(plan.places)
+        if not read_once:
+            joint.members = readers(plan.shardings)
+        return lambda: (
+            plan,
+            _carry_out(found, plan, joint.check, progress, read_once),
+        )
+
+    check_deadline(deadline)
+    check_flag("read_once", read_once)
+    guess = ft.partial(wanted_by, request.like, request.sharding)
+    guess = everybody if read_once else guess
+    joint = JointReading(source, deadline, guess, read_once=read_once)
+    # What is read is there, even while JAX traces the caller.
+    with jax.ensure_compile_time_eval():
+        try:
+            plan, arrived = read_consistently(
+                source, plan_of, None if joint.is_alone else joint.agree
+            )
+        finally:
+            joint.close()
+        return plan.filled(assembled(arrived))
+
+
+class _Arguments(How, total=False):
+    """The other arguments of `restore_or_init`: see `tree_deserialise_leaves`."""
+
+    filter_spec: PyTree
+    is_leaf: IsLeaf
+    read_once: bool
+    progress: Progress
+    deadline: float
+
+
+def restore_or_init(
+    source: PathLike | Source,
+    init: Callable[..., PyTree],
+    *args: Any,
+    **how: Unpack[_Arguments],
+) -> PyTree:
+    """Restore what a checkpoint has, and initialise only the rest.
+
+    Use this for a pretrained model with a new head or an adapter. Restored leaves are
+    not initialised first, so the tree is never in memory twice.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `init`: a function that makes the whole tree, such as a model. It is traced, and
+        `jax.jit` computes only the leaves that were not restored: those that the
+        checkpoint does not have, and those that `where` does not pick.
+    - `args`: the arguments of `init`.
+    - `how`: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where to
+        put new leaves; with a mesh, new leaves are replicated. The default of `missing`
+        is `"keep"` here; pass a function to say which leaves may be missing.
+
+    **Returns:**
+
+    The tree of `init`, with the leaves of the checkpoint in their places.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`. This
+        function never falls back to `init` alone.
+    - As [`eqx_ckpt.tree_deserialise_leaves`][].
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        def init(key):
+            base, head = jax.random.split(key)
+            return {
+                "base": eqx.nn.MLP(2, 8, 8, 2, key=base),
+                "head": eqx.nn.Linear(8, 3, key=head),
+            }
+
+        base = eqx.nn.MLP(2, 8, 8, 2, key=jax.random.key(0))
+        eqx_ckpt.tree_serialise_leaves("runs/pretrained", {"base": base})
+        model = eqx_ckpt.restore_or_init("runs/pretrained", init, jax.random.key(1))
+        assert (model["base"].layers[0].weight == base.layers[0].weight).all()
+        ```
+    """
+    check_function("init", init)
+    arguments: dict[str, Any] = {"missing": "keep", **how}
+    running = {
+        key: arguments.pop(key)
+        for key in ("read_once", "progress", "deadline")
+        if key in arguments
+    }
+    like = eqx.filter_eval_shape(init, *args)
+    request = Request(like, initialises=True, **arguments)
+    tree = _restored(source, request, **running)
+    return initialised(tree, stop_at_transients(request.is_leaf), init, args)
+
+
+def _carry_out(
+    source: Source,
+    plan: ReadPlan,
+    check: Check,
+    progress: Progress,
+    read_once: bool,
+) -> Arrived:
+    with reporting(progress, plan.match.nbytes) as report:
+        leaves = Leaves(source, plan.derived, report)
+        arrived = leaves.arrived(plan, read_once, check)
+        for read in plan.reads:
+            if read.spec is not None:
+                value = restore_through(read.spec, leaves, read, plan.casting)
+                arrived.values[read.position] = value
+    return arrived

@@ -1,0 +1,175 @@
+"""The leaves that a `transform` returns, unchanged or computed from other leaves."""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .._format.chunk_grid import whole
+from .._format.leaf_record import from_stored, SCALAR_KINDS
+from .._format.source import read_regions, RegionRead, Source
+from .._tree.leaves.leaf_kinds import is_key
+from .._tree.matching.sharding_argument import Place
+from .._tree.plans.read_plan import of_type, ReadPlan
+from .._tree.transform.transform_argument import Derived
+from .._tree.transform.transform_parts import Part, parts_of, Read
+from .._tree.transform.transform_trace import without_mesh
+from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
+from .placement import dtype_of, finished
+from .transform_source import Transformed
+
+
+Check: TypeAlias = Callable[[Exception | None], None]
+
+
+class Leaves:
+    """The leaves of a source, seen through a `transform` if there is one."""
+
+    def __init__(
+        self, source: Source, derived: Derived | None, report: Announce | None
+    ) -> None:
+        self._source = source
+        self._shown = source if derived is None else Transformed(source, derived)
+        self._derived = derived
+        self._report = report
+
+    def arrived(self, plan: ReadPlan, read_once: bool, check: Check) -> Arrived:
+        """Read all leaves but those of a custom `filter_spec`, and compute part by
+        part.
+
+        Processes compute a part together only if each of them has read its inputs. So
+        `check` is called with the error of this process, and raises if any process has
+        one.
+        """
+        direct = [r for r in plan.reads if r.spec is None and not r.is_computed]
+        held = {r.position: x for r in direct if (x := self._held(r)) is not None}
+        direct = [read for read in direct if read.position not in held]
+        arrived, error = Arrived({}, []), None
+        try:
+            arrived = read_leaves(self._shown, direct, self._report, read_once)
+            arrived.values.update(held)
+        except Exception as e:
+            error = e
+        for part in plan.parts:
+            inputs = Arrived({}, [])
+            try:
+                if error is None:
+                    inputs = read_leaves(
+                        self._source, part.inputs, self._report, read_once
+                    )
+            except Exception as e:
+                error = e
+            if part.is_shared:
+                check(error)
+            if error is None:
+                arrived.values.update(self._computed(part, inputs))
+        if error is not None:
+            raise error
+        return arrived
+
+    def _held(self, read: Read) -> jax.Array | None:
+        """The array of a leaf that the source has in memory, on its new devices."""
+        name = read.name
+        if self._derived is not None:
+            origin = self._derived.origins.get(name)
+            if origin is None or origin.is_made:
+                return None
+            name = origin.names[0]
+        array = self._source.held(name)
+        if array is None or read.becomes is not read.record:
+            return None
+        sharding = read.place.sharding
+        is_there = array.committed and sharding == array.sharding
+        return (
+            array if sharding is None or is_there else jax.device_put(array, sharding)
+        )
+
+    def _computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
+        if self._report:
+            self._report("compute")
+        return compute(part, assembled(inputs))
+
+    def value(self, read: Read) -> Any:
+        """Read or compute one leaf, for a custom `filter_spec`."""
+        if self._derived is None or not read.is_computed:
+            arrived = read_leaves(self._shown, [read], self._report)
+            return assembled(arrived)[read.position]
+        (part,) = parts_of(self._derived, [read])
+        inputs = read_leaves(self._source, part.inputs, self._report)
+        return self._computed(part, inputs)[read.position]
+
+    def on_host(self, read: Read) -> np.ndarray:
+        """The data of one leaf in host memory; key data for PRNG keys."""
+        if read.is_computed:
+            kind = "key" if read.record.kind == "key" else "numpy"
+            host = read.record._replace(kind=kind, weak_type=False)
+            value = self.value(read._replace(becomes=host, place=Place(None)))
+            return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+        region = RegionRead(read.name, read.record, whole(read.record.data_shape))
+        heard = self._report and ft.partial(self._report, "read")
+        (array,) = read_regions(self._shown, [region], heard)
+        return from_stored(array, read.record)
+
+
+def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
+    """Compute the outputs of a part from its inputs, both by position."""
+    if not part.has_devices:
+        # JAX computes only on meshes that include a device of this process.
+        return {read.position: _nothing_here(read) for read in part.outputs}
+    inputs = [arrays.pop(read.position) for read in part.inputs]
+    try:
+        with without_mesh():
+            # The next part is not read before the inputs of this one are dropped.
+            results = jax.block_until_ready(_compiled(part)(part.constants, inputs))
+    except Exception as e:
+        names = ", ".join(repr(read.name) for read in part.outputs[:3])
+        e.add_note(f"This was raised when `transform` computed {names}, ...")
+        raise
+    del inputs
+    return {
+        read.position: _as_wanted(result, read)
+        for read, result in zip(part.outputs, results, strict=True)
+    }
+
+
+def _compiled(part: Part) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    def run(constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        results = part.computation(constants, inputs)
+        return [
+            result.astype(read.becomes.dtype) if read.becomes.kind == "jax" else result
+            for read, result in zip(part.outputs, results, strict=True)
+        ]
+
+    if all(sharding is None for sharding in part.shardings):
+        return jax.jit(run)
+    return jax.jit(run, out_shardings=[*part.shardings])
+
+
+def _nothing_here(read: Read) -> jax.Array:
+    sharding = read.place.sharding
+    if sharding is None:
+        sharding = NamedSharding(read.place.target, PartitionSpec())
+    return jax.make_array_from_single_device_arrays(
+        read.becomes.shape, sharding, [], dtype=dtype_of(read.becomes)
+    )
+
+
+def _as_wanted(result: jax.Array, read: Read) -> Any:
+    """Convert a computed leaf to the type, dtype and sharding that `like` asks for."""
+    if read.becomes.kind in ("jax", "key"):
+        sharding = read.place.sharding
+        if isinstance(read.place.target, Mesh) and sharding is None:
+            # XLA chose the sharding.
+            chosen: Any = result.sharding
+            sharding = NamedSharding(read.place.target, chosen.spec)
+        if sharding is not None and sharding != result.sharding:
+            result = jax.device_put(result, sharding)
+        is_as_it_was = is_key(result) or result.weak_type == read.becomes.weak_type
+        return result if is_as_it_was else finished(result, read.becomes)
+    host = cast(np.array(result), read)
+    if read.becomes.kind in SCALAR_KINDS:
+        return of_type(read.like, host.item(), read.becomes.kind)
+    return finished(host, read.becomes)

@@ -1,0 +1,101 @@
+"""The leaves that a `transform` returns unchanged, or one after another."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._format.chunk_grid import shape_of
+from .._format.manifest import Manifest
+from .._format.source import RegionRead, Source
+from .._storage.calls.host_memory import empty
+from .._tree.leaves.leaf_kinds import is_key
+from .._tree.transform.transform_argument import Derived, Origin
+from .._types import Report
+
+
+class Transformed(Source):
+    """A source of the leaves that a `transform` returned unchanged, or joined."""
+
+    def __init__(self, source: Source, derived: Derived) -> None:
+        self._source = source
+        self._derived = derived
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._derived.manifest
+
+    @property
+    def has_checksums(self) -> bool:
+        return self._source.has_checksums
+
+    def has_changed(self) -> bool:
+        return self._source.has_changed()
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[np.ndarray]:
+        arrays: list[np.ndarray] = [np.empty(0)] * len(reads)
+        whole: dict[int, RegionRead] = {}
+        parts: list[tuple[RegionRead, np.ndarray]] = []
+        names: dict[str, str] = {}
+        for i, read in enumerate(reads):
+            origin = self._derived.origins[read.name]
+            names |= dict.fromkeys(origin.names, read.name)
+            if origin.is_joined:
+                arrays[i] = empty(read.shape, read.record.data_type)
+                parts += self._parts(read, origin, arrays[i])
+            elif origin.names:
+                (name,) = origin.names
+                record = self._derived.inputs[name]
+                whole[i] = RegionRead(name, record, read.region)
+            else:
+                arrays[i] = _stored(origin.value, read)
+        told = report and _under(names, report)
+        found = self._source.read([*whole.values()], damage, told)
+        if parts:
+            regions, targets = zip(*parts, strict=True)
+            self._source.read_into(regions, targets, damage, told)
+        if len(found) != len(whole):
+            return found
+        for i, array in zip(whole, found, strict=True):
+            arrays[i] = array
+        return arrays
+
+    def _parts(
+        self, read: RegionRead, origin: Origin, array: np.ndarray
+    ) -> Iterator[tuple[RegionRead, np.ndarray]]:
+        """The regions that make up a region of a joined leaf, each with its target."""
+        rows, *others = read.region
+        first = 0
+        for name in origin.names:
+            record = self._derived.inputs[name]
+            is_row = len(record.data_shape) < len(read.region)
+            count = 1 if is_row else record.data_shape[0]
+            start, stop = max(first, rows.start), min(first + count, rows.stop)
+            if start < stop:
+                inside = [] if is_row else [slice(start - first, stop - first)]
+                region = (*inside, *others)
+                target = array[start - rows.start : stop - rows.start]
+                part = RegionRead(name, record, region)
+                yield part, target.reshape(shape_of(region))
+            first += count
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+
+def _under(names: dict[str, str], report: Report) -> Report:
+    """Report reads under the names that the `transform` gave the leaves."""
+    return lambda name, nbytes: report(names[name], nbytes)
+
+
+def _stored(value: Any, read: RegionRead) -> np.ndarray:
+    """A region of an array that `transform` closes over, as sources return regions."""
+    host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
+    return native.view(read.record.data_type)

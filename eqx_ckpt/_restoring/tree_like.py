@@ -1,0 +1,95 @@
+"""Make a `like` from a checkpoint, and compare a `like` with a checkpoint."""
+
+from typing import Unpack
+
+from jaxtyping import PyTree
+
+from .._format.source import Source
+from .._inspecting.inspect_checkpoint import read_manifest
+from .._storage.calls.host_memory import collector_paused
+from .._tree.leaves.filter_spec import default_deserialise_filter_spec
+from .._tree.matching.leaf_match import Match
+from .._tree.matching.name_tree import checked_prefix, nested, struct_of
+from .._tree.plans.read_plan import How, plan_reads, Request
+from .._types import IsLeaf, PathLike
+
+
+def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
+    """Make a `like` from a checkpoint, for when you do not have the code of its model.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `prefix`: only the leaves below this name.
+
+    **Returns:**
+
+    Nested dictionaries of `jax.ShapeDtypeStruct`s, with the keys of the saved tree.
+    Python scalars are returned themselves, since they have no dtype. Leaves that a
+    custom `filter_spec` wrote as bytes cannot be restored with this `like`: they need
+    that `filter_spec`.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: there is no leaf below `prefix`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
+        like = eqx_ckpt.tree_like("ckpt", prefix="model")
+        model = eqx_ckpt.tree_deserialise_leaves("ckpt", like, prefix="model")
+        assert model["w"].shape == (3,)
+        ```
+    """
+    manifest = read_manifest(source)
+    prefix = checked_prefix(prefix, manifest)
+    return nested(manifest, prefix, lambda _, record: struct_of(record))
+
+
+def match(
+    source: PathLike | Source,
+    like: PyTree,
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    **how: Unpack[How],
+) -> Match:
+    """Say what [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
+
+    **Arguments:**
+
+    - All: as [`eqx_ckpt.tree_deserialise_leaves`][], which takes `where`, `prefix`,
+        `sharding`, `casting`, `missing`, `unexpected` and `transform` too.
+
+    **Returns:**
+
+    A [`eqx_ckpt.Match`][]: what would happen to each leaf, and how many bytes would be
+    read. Print it for an overview.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec`, `where` or `prefix` do not fit.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        found = eqx_ckpt.match("ckpt", {"w": jnp.ones(4), "b": jnp.ones(4)})
+        assert not found.ok
+        assert found.leaves["w"].status == "shape"
+        assert found.leaves["b"].status == "missing"
+        ```
+    """
+    request = Request(like, filter_spec, is_leaf, **how)
+    with collector_paused():
+        return plan_reads(read_manifest(source), request).match

@@ -1,0 +1,1 @@
+"""The steps of a training run: manager, retention, when to save, fallback."""

@@ -1,0 +1,92 @@
+"""Restore the newest step of a run, or an older one if that is damaged."""
+
+import functools as ft
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from jaxtyping import PyTree
+
+from .._distributed.process_group import from_first, gather_errors
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._inspecting.inspect_checkpoint import verify
+from .run_steps import Run
+
+
+OnDamage: TypeAlias = Literal["raise", "fallback"]
+
+
+def check_on_damage(on_damage: OnDamage) -> None:
+    if on_damage not in ("raise", "fallback"):
+        raise CheckpointError(
+            f"`on_damage` is {on_damage!r}. Pass 'raise' or 'fallback'."
+        )
+
+
+def resumed(
+    run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, deadline: float
+) -> tuple[PyTree, list[int]]:
+    """Restore the newest undamaged step; return it with the steps skipped.
+
+    All processes of a job restore the same step.
+    """
+    steps = from_first(
+        f"restore() in {run.directory!r}", ft.partial(_steps, run), deadline
+    )
+    newest = f"restore(step={steps[-1]}) in {run.directory!r}"
+    result, problem = gather_errors(newest, lambda: restored(steps[-1]), deadline)
+    if problem is None:
+        return result, []
+    if isinstance(problem, CheckpointNotFoundError):
+        newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
+        step = from_first(
+            newer, lambda: max(run.readable_or_not(), default=-1), deadline
+        )
+        if step > steps[-1]:
+            # Another job has saved a newer step, and has removed this one.
+            return restored(step), []
+    if not isinstance(problem, CorruptCheckpointError):
+        raise problem
+    older = ft.partial(_newest_whole, run, steps[:-1])
+    call = f"restore() older than {steps[-1]} in {run.directory!r}"
+    whole = from_first(call, older, deadline)
+    if on_damage == "raise" or whole is None:
+        raise CorruptCheckpointError(f"{problem}\n{_fallback_hint(steps, whole)}")
+    warnings.warn(
+        f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
+        stacklevel=3,
+    )
+    return restored(whole), [step for step in steps if step > whole]
+
+
+def _steps(run: Run) -> list[int]:
+    """The committed steps; raise if there are none."""
+    steps = run.readable_or_not()
+    run.check_strangers(steps)
+    if not steps:
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint in {run.directory!r}. To start a new run there, "
+            f"look at `latest()` first, which is `None` then. {run.explain()}"
+        )
+    return steps
+
+
+def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
+    for step in reversed(steps):
+        try:
+            verify(run.path(step))
+        except (CorruptCheckpointError, CheckpointNotFoundError):
+            continue
+        return step
+    return None
+
+
+def _fallback_hint(steps: Sequence[int], whole: int | None) -> str:
+    """Advice on the newest step, which is damaged."""
+    if whole is None:
+        return "None of the older steps is whole."
+    return (
+        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
+        f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
+        f"when that step is saved again), or `step={whole}` to look at it."
+    )

@@ -1,0 +1,409 @@
+"""The checkpoints of one training run."""
+
+import contextlib
+import functools as ft
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any, SupportsIndex, Unpack
+
+from jaxtyping import PyTree
+
+from .._distributed.jax_service import is_first
+from .._distributed.joint_attempt import Together, together
+from .._distributed.meeting import check_deadline, DEADLINE
+from .._distributed.process_group import from_first, gather_errors, most_said
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.manifest import Manifest
+from .._inspecting.inspect_checkpoint import read_manifest
+from .._progress import check_progress, Progress
+from .._restoring.restore import tree_deserialise_leaves
+from .._saving.background_save import raise_pending_failure, saves_of
+from .._saving.finite_check import FiniteCheck
+from .._saving.save import Alone, Save, save_in_background
+from .._saving.staging import checked_limit
+from .._storage.calls.host_memory import collector_paused
+from .._storage.interface.place import check_layout
+from .._tree.leaves.filter_spec import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+)
+from .._tree.plans.read_plan import How
+from .._tree.plans.write_plan import check_compression, Compression, plan_writes
+from .._types import check_flag, IsLeaf, Layout, PathLike
+from .damage_fallback import check_on_damage, OnDamage, resumed
+from .retention import checked_keep, Keep, keep_all, Mode
+from .run_steps import as_step, in_words, KnownSteps, retain, Run
+from .save_times import checked_when, is_due, stop_watching, told_to_end, When
+
+
+class CheckpointManager:
+    """Saves the steps of a training run, removes old steps, and resumes the run.
+
+    Each step is a checkpoint of its own, such as `directory/000100`. The manager lists
+    the directory each time: it has no index that could disagree with the disk. Several
+    managers may use one directory. A new manager removes the remains of saves that were
+    killed. Use it in a `with` statement, whose end waits for the last save, and raises
+    if that save failed.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        state = {"w": jnp.zeros(3), "step": 0}
+        keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("loss", 1)]
+        with eqx_ckpt.CheckpointManager("runs/a", keep=keep) as manager:
+            if manager.latest() is not None:
+                state = manager.restore(state)
+            for step in range(state["step"] + 1, 501):
+                state = {"w": state["w"] + 1, "step": step}
+                if step % 100 == 0:
+                    manager.save(step, state, metadata={"loss": 1 / step})
+        assert manager.steps() == [400, 500]
+        ```
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        *,
+        keep: Keep | Sequence[Keep] = keep_all,
+        save: When | Sequence[When] = (),
+        layout: Layout = "zarr",
+        compression: Compression = None,
+        progress: Progress = False,
+        staging_bytes: int | None = None,
+        deadline: float = DEADLINE,
+        check_finite: bool = False,
+    ) -> None:
+        """**Arguments:**
+
+        - `directory`: the directory of the run; the first save creates it. Or a
+            location in an object store, as in [`eqx_ckpt.tree_serialise_leaves`][].
+        - `keep`: which steps to keep after each save: [`eqx_ckpt.keep_last`][],
+            [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], or any other function
+            from `{step: metadata}` to steps. Of several functions, each keeps its own
+            steps. The newest step, the step just saved, and a step that this process is
+            reading are never removed.
+        - `save`: when `should_save` returns `True`: [`eqx_ckpt.every_steps`][],
+            [`eqx_ckpt.every_seconds`][], or any other function `(step, last) -> bool`,
+            where `last` is the newest step that exists or is being saved, or `None`. Of
+            several, one `True` is enough.
+        - `layout`, `compression`, `staging_bytes`: for saves, as in
+            [`eqx_ckpt.tree_serialise_leaves_async`][].
+        - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
+            and for restores, as in [`eqx_ckpt.tree_deserialise_leaves`][].
+        - `check_finite`: refuse to save a step with NaNs (or NaTs, among dates) or
+            infinities. The error names the leaves, and is raised like other errors of a
+            background save.
+        """
+        self._run = Run(directory)
+        self._keep = checked_keep(keep)
+        self._when = checked_when(save)
+        check_layout(layout)
+        check_compression(compression)
+        check_progress(progress)
+        checked_limit(staging_bytes)
+        check_deadline(deadline)
+        check_flag("check_finite", check_finite)
+        self._layout: Layout = layout
+        self._compression: Compression = compression
+        self._progress: Progress = progress
+        self._staging_bytes = staging_bytes
+        self._deadline = deadline
+        self._check_finite = check_finite
+        self._one_at_a_time = threading.RLock()
+        self._known = KnownSteps()
+        self._closed = self._told = False
+        if is_first():
+            self._run.clean_up()
+
+    def save(
+        self,
+        step: SupportsIndex,
+        pytree: PyTree,
+        filter_spec: PyTree = default_serialise_filter_spec,
+        is_leaf: IsLeaf = None,
+        *,
+        metadata: Any = None,
+    ) -> Future[None]:
+        """Save a step in the background, while the training continues.
+
+        When this returns, you may donate, delete or overwrite the tree. If the previous
+        save is still running, this waits for it first.
+
+        **Arguments:**
+
+        - `step`: a non-negative integer that has not been saved; a NumPy integer, too.
+        - `metadata`: any JSON value. Put metrics here: `{"loss": 0.31}`.
+        - All others: as [`eqx_ckpt.tree_serialise_leaves`][].
+
+        **Returns:**
+
+        A `concurrent.futures.Future`. When its `result()` returns, the step survives a
+        power cut, and the steps that `keep` does not keep are deleted. You can ignore
+        it: if the save fails, the next `save`, `wait` or `close` raises.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointExistsError`][]: the step exists.
+        - [`eqx_ckpt.CheckpointError`][]: `step` is not valid, or the manager is closed.
+        - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
+        """
+        self._check_thread()
+        with self._one_at_a_time, contextlib.ExitStack() as stack:
+            call = self._call(f"save({in_words(step)})")
+            group = stack.enter_context(together(call, self._deadline) or Alone())
+            number = as_step(step)
+            self._check_open()
+            self.wait()
+            self._run.check_place()
+            limit = checked_limit(self._staging_bytes)
+            with collector_paused():
+                save = Save(
+                    self._run.path(number),
+                    plan_writes(pytree, filter_spec, is_leaf),
+                    self._compression,
+                    metadata,
+                    self._layout,
+                    self._progress,
+                )
+                # A restore fell back to an older step, so this damaged one may be
+                # replaced.
+                save.begin(group, overwrite=number in self._known.damaged)
+                save.finite = FiniteCheck() if self._check_finite else None
+                afterwards = ft.partial(self._retain, number, group)
+                held = stack.pop_all()
+                saving = save_in_background(save, group, held, limit, self, afterwards)
+            self._known.begin(number, saving)
+            return saving
+
+    def restore(
+        self,
+        like: PyTree,
+        step: SupportsIndex | None = None,
+        filter_spec: PyTree = default_deserialise_filter_spec,
+        is_leaf: IsLeaf = None,
+        *,
+        read_once: bool = False,
+        on_damage: OnDamage = "raise",
+        **how: Unpack[How],
+    ) -> PyTree:
+        """Restore a step, by default the newest. Waits for a running save.
+
+        **Arguments:**
+
+        - `step`: the step to restore; the default is the newest.
+        - `on_damage`: if the newest step is damaged, `"raise"` an error that names the
+            newest undamaged step, or `"fallback"` to that step, with a warning; a later
+            save then replaces the damaged one. A damaged `step` is always an error.
+        - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
+
+        **Returns:**
+
+        `like`, with the restored leaves in their places.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or no step. To
+            start a new run then, call `latest()` first.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
+        - As [`eqx_ckpt.tree_deserialise_leaves`][].
+        """
+        check_on_damage(on_damage)
+
+        def restored(step: int) -> PyTree:
+            return tree_deserialise_leaves(
+                self._run.path(step),
+                like,
+                filter_spec,
+                is_leaf,
+                **how,
+                read_once=read_once,
+                progress=self._progress,
+                deadline=self._deadline,
+            )
+
+        self._settle()
+        if step is not None:
+            step = as_step(step)
+            try:
+                return restored(step)
+            except CheckpointNotFoundError as e:
+                raise self._run.missing(step) from e
+        result, passed = resumed(self._run, restored, on_damage, self._deadline)
+        self._known.damaged.update(passed)
+        return result
+
+    def steps(self) -> list[int]:
+        """The saved steps, in order. Other entries of the directory are ignored.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointError`][]: a newer checkpoint is there whose name is a
+            number, but not a step's name; or the directory was moved.
+        """
+        return self._run.steps()
+
+    def latest(self) -> int | None:
+        """The newest saved step, or `None` if there are no steps.
+
+        **Raises:**
+
+        - As `steps`.
+        """
+        return from_first(self._call("latest()"), self._run.latest, self._deadline)
+
+    def best(self, metric: str, mode: Mode = "min") -> int:
+        """The step with the best value of a metric.
+
+        **Arguments:**
+
+        - `metric`: a number in the `metadata`; steps without it, or NaN, are ignored.
+        - `mode`: `"min"` if smaller is better, `"max"` if larger is.
+
+        **Returns:**
+
+        The step; among equal ones, the newest.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: no step has the metric.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
+        """
+        return self._run.best(metric, mode)
+
+    def read_manifest(self, step: SupportsIndex) -> Manifest:
+        """The [`eqx_ckpt.Manifest`][] of a step. See [`eqx_ckpt.read_manifest`][]."""
+        return read_manifest(self._run.path(as_step(step)))
+
+    def delete(self, step: SupportsIndex) -> None:
+        """Delete a step and all of its files. Waits for a running save.
+
+        The deletion is atomic: readers find the whole step or nothing, even after a
+        power cut. In a job of several processes, call this in each of them.
+
+        **Arguments:**
+
+        - `step`: the step to delete; it may be damaged, or the newest.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step.
+        - [`eqx_ckpt.CheckpointError`][]: this process is reading the step, or it is the
+            state of a recording.
+        """
+        self._check_thread()
+        call = self._call(f"delete({in_words(step)})")
+        with self._one_at_a_time:
+            self._settle()
+            number, problem = gather_errors(
+                call, lambda: self._run.idle(as_step(step)), self._deadline
+            )
+            if problem is not None:
+                raise problem
+            assert number is not None
+            from_first(call, lambda: self._run.delete(number), self._deadline)
+            self._known.remove([number])
+
+    def should_save(self, step: SupportsIndex) -> bool:
+        """Whether to save now: because of `save`, or because of SIGTERM.
+
+        From the first call until `close`, SIGTERM does not end the process. Call this
+        in each step, in the main thread; in a job, in each process.
+
+        **Arguments:**
+
+        - `step`: the step that would be saved.
+
+        **Returns:**
+
+        `True` in all processes if, in any of them, a function of `save` returned `True`
+        or SIGTERM arrived. `False` if this manager has saved `step`, is saving it, or,
+        if there is a `save`, has found it in the run.
+        """
+        self._check_open()
+        number, why = as_step(step), 2 * told_to_end(self)
+        call = self._call(f"should_save({in_words(step)})")
+        if self._when and not self._known.are_listed:
+            listed = self._run.readable_or_not
+            self._known.list(from_first(f"{call}, the first", listed, self._deadline))
+        there = self._known.now()
+        if not why:
+            why = is_due(self._when, number, max(there, default=None))
+        why, is_there = most_said(call, [why, number in there], self._deadline)
+        self._told = why == 2
+        return why > 0 and not is_there
+
+    @property
+    def told_to_end(self) -> bool:
+        """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
+        return self._told
+
+    def _call(self, call: str) -> str:
+        """The text of a call, for errors when not all processes make it."""
+        return f"{call} in {self._run.directory!r}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CheckpointError(f"{self} is closed. Make a new one.")
+
+    def _check_thread(self) -> None:
+        if any(saving.is_run_here() for saving in saves_of(self)):
+            raise CheckpointError(
+                "`keep` and `progress` are called by a save, and may not save, delete "
+                "or wait: the save would wait for itself. They may `restore`."
+            )
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self._run.directory!r})"
+
+    def _repr_html_(self) -> str:
+        return self._run.as_html(repr(self))
+
+    def wait(self) -> None:
+        """Wait for the running save; raise if it, or an earlier one, failed.
+
+        A failure that the future of the save has raised is not raised again.
+        """
+        self._check_thread()
+        self._settle()
+        raise_pending_failure(self)
+
+    def _settle(self) -> None:
+        wait([saving for saving in saves_of(self) if not saving.is_run_here()])
+
+    def close(self) -> None:
+        """Wait for the running save, as `wait` does, and refuse further saves.
+
+        This restores the signal handler of SIGTERM. A closed manager can still restore.
+        """
+        self._check_thread()
+        with self._one_at_a_time:
+            self._closed = True
+            stop_watching(self)
+            self.wait()
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as e:
+            if error is None:
+                raise
+            error.add_note(f"Besides, a save failed: {e!r}")
+
+    def _retain(self, saved: int, group: Together | Alone) -> None:
+        self._known.add(saved)
+        tidy_up = ft.partial(retain, self._run, self._keep, self._known.damaged, saved)
+        self._known.remove(group.from_first("retained", tidy_up, slow=True))

@@ -1,0 +1,181 @@
+"""Choose the steps of a run to keep: plain functions from steps to steps."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from .._errors import CheckpointError
+from .._types import check_text
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+Keep: TypeAlias = Callable[[Mapping[int, Any]], Collection[int]]
+
+
+"""A function from `{step: metadata}` of all steps to the steps to keep."""
+
+
+Mode: TypeAlias = Literal["min", "max"]
+
+
+def keep_all(steps: Mapping[int, Any]) -> Collection[int]:
+    """Keep every step. The default of [`eqx_ckpt.CheckpointManager`][].
+
+    **Arguments:**
+
+    - `steps`: the metadata of every step.
+
+    **Returns:**
+
+    The steps to keep.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        assert eqx_ckpt.keep_all({100: None, 200: None}) == [100, 200]
+        ```
+    """
+    return list(steps)
+
+
+def keep_last(n: int) -> Keep:
+    """Keep the `n` newest steps.
+
+    **Arguments:**
+
+    - `n`: how many, at least 1.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_last(2)
+        assert keep({100: None, 200: None, 300: None}) == [200, 300]
+        ```
+    """
+    _check_positive(n)
+    return lambda steps: sorted(steps)[-n:]
+
+
+def keep_every(n: int) -> Keep:
+    """Keep the steps that are multiples of `n`.
+
+    **Arguments:**
+
+    - `n`: the distance between the steps to keep, at least 1.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_every(1000)
+        assert keep({1000: None, 1500: None, 2000: None}) == [1000, 2000]
+        ```
+    """
+    _check_positive(n)
+    return lambda steps: [step for step in steps if step % n == 0]
+
+
+def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
+    """Keep the `n` steps whose metric is best.
+
+    A step without the metric, or with a NaN, is never one of the best. If no step has
+    the metric, all are kept, with a warning.
+
+    **Arguments:**
+
+    - `metric`: the name of a number in the `metadata` of the steps.
+    - `n`: how many, at least 1.
+    - `mode`: `"min"` if smaller is better, `"max"` if larger is.
+
+    **Returns:**
+
+    A function for the `keep` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer, or `mode` is
+        neither of the two.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_best("loss", 1)
+        assert keep({100: {"loss": 0.3}, 200: {"loss": 0.2}}) == [200]
+        ```
+    """
+    check_text("metric", metric)
+    _check_positive(n)
+    check_mode(mode)
+
+    def keep(steps: Mapping[int, Any]) -> Collection[int]:
+        if all(_number(metadata, metric) is None for metadata in steps.values()):
+            logger.warning("No step has the metric %r: all are kept.", metric)
+            return list(steps)
+        return sorted(ranked(steps, metric, mode)[:n])
+
+    return keep
+
+
+def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
+    """Validate `keep`, and return its functions as a list."""
+    found: Any = [keep] if callable(keep) else keep
+    found = list(found) if isinstance(found, Iterable) else []
+    if not found or not all(map(callable, found)):
+        raise CheckpointError(
+            f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or several "
+            "in a list; `keep_all` keeps all steps."
+        )
+    return found
+
+
+def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
+    """The steps that have the metric, best first; among equal ones, newest first."""
+    sign = 1 if mode == "min" else -1
+    values = {step: _number(metadata, metric) for step, metadata in steps.items()}
+    order = [
+        (sign * value, -step)
+        for step, value in values.items()
+        if value is not None and value == value  # Leave out NaN.
+    ]
+    return [-step for _, step in sorted(order)]
+
+
+def _number(metadata: Any, metric: str) -> int | float | None:
+    value = metadata.get(metric) if isinstance(metadata, dict) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def check_mode(mode: str) -> None:
+    if mode not in ("min", "max"):
+        raise CheckpointError(f"`mode` is {mode!r}. Pass 'min' or 'max'.")
+
+
+def _check_positive(n: int) -> None:
+    if type(n) is not int or n < 1:
+        raise CheckpointError(f"`n` is {n!r}. Pass an integer of at least 1.")

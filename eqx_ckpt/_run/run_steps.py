@@ -1,0 +1,467 @@
+"""The steps of a training run, as its storage lists them."""
+
+import copy
+import logging
+import operator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._format.display import escape, table_html
+from .._format.manifest import MANIFEST
+from .._lazy import np
+from .._sources.consistent_read import being_read
+from .._storage.calls.store_path import Store
+from .._storage.calls.threads import at_once
+from .._storage.interface.place import MAX_STEP, step_name, Storage
+from .._storage.locate import locate
+from .._types import check_text, PathLike
+from .retention import check_mode, Keep, Mode, ranked
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# The most characters of an invalid step that errors show.
+_LONGEST = 80
+
+
+# So many steps are shown in a notebook.
+_SHOWN = 50
+
+
+def as_step(value: Any) -> int:
+    """Convert a step to an `int`, from an integer of Python, NumPy or JAX."""
+    try:
+        is_bool = isinstance(value, bool | np.bool_)
+        step = -1 if is_bool else operator.index(value)
+    except TypeError:
+        step = -1
+    if not 0 <= step <= MAX_STEP:
+        raise CheckpointError(
+            f"{in_words(value)} is not a step. Pass a non-negative integer below 2**63."
+        )
+    return step
+
+
+def in_words(step: Any) -> str:
+    """A step as text, whatever its type; equal for equal integers."""
+    try:
+        text = repr(step) if isinstance(step, str) else str(step)
+    except ValueError:  # Python does not write integers of more than 4300 digits.
+        text = f"this `{type(step).__name__}`"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+class Stranger(NamedTuple):
+    """An entry of a run that looks like a step, and is none."""
+
+    step: int
+    path: str
+    problem: str
+    is_checkpoint: bool
+
+
+class Run:
+    """The steps of a run, listed anew each time, so that nothing is stale."""
+
+    def __init__(self, directory: PathLike) -> None:
+        self._location = locate(directory)
+        self._path = directory
+        self._steps = self._location.steps()
+        self.directory = self._location.url()
+
+    def path(self, step: int) -> PathLike:
+        if isinstance(self._path, Store):
+            return self._path / f"{step:06d}"
+        return self.location(step).url()
+
+    def location(self, step: int) -> Storage:
+        return self._location / f"{step_name(step)}/"
+
+    def named(self) -> list[int]:
+        """Everything that has the name of a step, in order."""
+        return self._steps.named()
+
+    def steps(self) -> list[int]:
+        """The saved steps, in order, damaged or not."""
+        steps = self._steps.saved()
+        self.check_strangers(steps)
+        return steps
+
+    def strangers(self) -> list[Stranger]:
+        """What looked like a step in the last listing, and is none."""
+        found = sorted(self._steps.strangers().items())
+        return [self._stranger(name, is_one) for name, is_one in found]
+
+    def _stranger(self, name: str, is_checkpoint: bool) -> Stranger:
+        place, step = self._location / f"{name}/", int(name)
+        if is_checkpoint:
+            problem = (
+                f"{place} is a checkpoint, but step {step} is named "
+                f"{step_name(step)!r}. Rename it, or move it out of the run."
+            )
+        else:
+            problem = (
+                f"{place} is not a checkpoint: it has no `{MANIFEST}`. If it was "
+                "copied here in part, copy all of it; otherwise move it out of the run."
+            )
+        return Stranger(step, place.url(), problem, is_checkpoint)
+
+    def check_strangers(self, steps: Sequence[int]) -> None:
+        """Raise if the newest checkpoint is misnamed: it would be lost. Warn of others.
+
+        `steps` are those of the last listing.
+        """
+        newest = max(steps, default=-1)
+        for stranger in self.strangers():
+            if stranger.step > newest and stranger.is_checkpoint:
+                raise CheckpointError(stranger.problem)
+            if stranger.step > newest or stranger.is_checkpoint:
+                logger.warning("%s", stranger.problem)
+
+    def check_place(self) -> None:
+        """Raise if the run was moved since this process used it first."""
+        self._steps.check_place()
+
+    def readable_or_not(self) -> list[int]:
+        """The saved steps, and those of which it cannot be seen whether they are."""
+        doubtful: dict[int, OSError] = {}
+        return sorted([*self._steps.saved(doubtful), *doubtful])
+
+    def removable(self) -> list[int]:
+        """The saved steps; those of which that cannot be seen stay, with a warning."""
+        doubtful: dict[int, OSError] = {}
+        saved = self._steps.saved(doubtful)
+        for step, error in doubtful.items():
+            logger.warning("Step %d stays, as it cannot be read: %s", step, error)
+        return saved
+
+    def latest(self) -> int | None:
+        doubtful: dict[int, OSError] = {}
+        steps = self._steps.saved(doubtful)
+        self.check_strangers(steps)
+        newest = max(steps, default=None)
+        for step, error in doubtful.items():
+            if newest is None or step > newest:
+                raise error
+        if newest is None and (found := self.explain()):
+            warnings.warn(
+                f"There is no step in {self.directory!r}. {found}", stacklevel=2
+            )
+        return newest
+
+    def explain(self) -> str:
+        """A sentence that says what the directory is, if it is not a run."""
+        return self._location.explain_run()
+
+    def metadata(self, step: int) -> Any:
+        """The metadata of a step; a copy, which the caller may change."""
+        return copy.deepcopy(self._steps.metadata(step))
+
+    def missing(self, step: int) -> CheckpointNotFoundError:
+        there = ", ".join(map(str, self.readable_or_not()))
+        steps = f"The steps there are {there}." if there else "There are no steps."
+        why = "" if there else f" {self.explain()}".rstrip()
+        return CheckpointNotFoundError(
+            f"No committed checkpoint at {self.location(step)}. {steps}{why}"
+        )
+
+    def idle(self, step: int) -> int:
+        """Return the step; raise if this process is reading it."""
+        if self.is_read(step):
+            raise CheckpointError(
+                f"Step {step} is being read, and was not deleted. Delete it when that "
+                "has ended."
+            )
+        return step
+
+    def is_read(self, step: int) -> bool:
+        """Whether this process is reading a step."""
+        return str(self.location(step)) in being_read
+
+    def as_html(self, head: str) -> str:
+        """A table of the newest steps and their metadata, for notebooks."""
+        try:
+            steps = self.readable_or_not()
+            rows = [
+                (str(step), self._words(step)) for step in steps[: -_SHOWN - 1 : -1]
+            ]
+        except (OSError, CheckpointError) as e:
+            return f"<p>{escape(head)}: {escape(str(e))}</p>"
+        more = f"<p>... and {len(steps) - _SHOWN} older ones</p>"
+        counted = f"{head}: {len(steps)} step{'s' * (len(steps) != 1)}"
+        table = table_html(("step", "metadata"), rows) if rows else ""
+        return f"<p>{escape(counted)}</p>{table}{more * (len(steps) > _SHOWN)}"
+
+    def _words(self, step: int) -> str:
+        """The metadata of a step as text, or what is wrong with it."""
+        try:
+            metadata = self.metadata(step)
+        except (CheckpointError, OSError) as e:
+            return str(e)
+        if not isinstance(metadata, dict):
+            return "" if metadata is None else repr(metadata)
+        return ", ".join(f"{key}={value!r}" for key, value in metadata.items())
+
+    def check(self, step: int) -> None:
+        """Raise if a step was not saved; other steps may be unreadable."""
+        doubtful: dict[int, OSError] = {}
+        if step not in self._steps.saved(doubtful):
+            raise doubtful.get(step) or self.missing(step)
+
+    def delete(self, step: int) -> None:
+        self.check(step)
+        what, above = self._location.whole_above()
+        if what:
+            raise CheckpointError(
+                f"Step {step} in {self.directory!r} was not deleted: it belongs to the "
+                f"{what} {above!r}, which needs it."
+            )
+        self.remove([step])
+
+    def problem(self, step: int) -> str:
+        """Why a step is not whole, or `''`; its data are not read."""
+        return self._steps.problem(step)
+
+    def remove(self, steps: Sequence[int]) -> None:
+        """Remove steps; none is ever visible in part."""
+        self._steps.remove(steps)
+
+    def sweep(self, *, starting: bool) -> None:
+        """Remove the remains of dead attempts."""
+        self._steps.sweep(starting=starting)
+
+    def clean_up(self) -> None:
+        """Remove the remains of dead attempts, as far as this process is allowed to."""
+        try:
+            self.sweep(starting=True)
+        except (OSError, CheckpointError) as e:
+            # A process with read-only access, or without locks, can still restore.
+            logger.warning("Could not clean up in %s: %s", self.directory, e)
+
+    def best(self, metric: str, mode: Mode) -> int:
+        """The step with the best value of a metric; raise if no step has the metric."""
+        check_text("metric", metric)
+        check_mode(mode)
+        steps = {step: self.metadata(step) for step in self.steps()}
+        best = ranked(steps, metric, mode)
+        if not best:
+            raise CheckpointNotFoundError(
+                f"None of the {len(steps)} steps in {self.directory!r} has a number "
+                f"{metric!r} in its metadata, other than NaN. Save it there: "
+                f"`metadata={{{metric!r}: float(value)}}`."
+            )
+        return best[0]
+
+
+def orphans(directory: PathLike) -> dict[str, int | None]:
+    """What saves that died have left in a run; changes nothing.
+
+    **Arguments:**
+
+    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
+        an object store.
+
+    **Returns:**
+
+    By path, the bytes of it. In a store, they are `None`, and a save that is going on
+    is listed too: whether it lives is seen over time only, as [`eqx_ckpt.sweep`][]
+    does.
+
+    **Raises:**
+
+    - `OSError`: the file system or the store fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        for path, nbytes in eqx_ckpt.orphans("runs/a").items():
+            print(path, nbytes)
+        ```
+    """
+    return locate(directory).steps().orphans()
+
+
+def sweep(directory: PathLike) -> dict[str, int | None]:
+    """Remove what saves that died have left in a run, as a new manager does.
+
+    A save that lives is never touched, of whatever process and machine. In an object
+    store, this watches each of them for ten minutes, unless there is none.
+
+    **Arguments:**
+
+    - `directory`: as [`eqx_ckpt.orphans`][].
+
+    **Returns:**
+
+    What was removed, as [`eqx_ckpt.orphans`][].
+
+    **Raises:**
+
+    - `OSError`: the file system or the store fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        removed = eqx_ckpt.sweep("runs/a")
+        assert eqx_ckpt.orphans("runs/a") == {}
+        ```
+    """
+    steps = locate(directory).steps()
+    before = steps.orphans()
+    steps.sweep_all()
+    left = steps.orphans()
+    return {path: nbytes for path, nbytes in before.items() if path not in left}
+
+
+class KnownSteps:
+    """The steps of a run, as a manager knows them without listing them each time.
+
+    **Attributes:**
+
+    - `are_listed`: whether those of earlier managers are known.
+    - `damaged`: those that a restore has passed over.
+    """
+
+    def __init__(self) -> None:
+        self._there: set[int] = set()
+        self.are_listed = False
+        self._running: list[tuple[int, Future[None]]] = []  # one at a time
+        self.damaged: set[int] = set()
+
+    def list(self, steps: Iterable[int]) -> None:
+        self._there.update(steps)
+        self.are_listed = True
+
+    def begin(self, step: int, saving: Future[None]) -> None:
+        self._running = [(step, saving)]
+
+    def add(self, step: int) -> None:
+        self._there.add(step)
+        self.damaged.discard(step)
+
+    def remove(self, steps: Iterable[int]) -> None:
+        self._there.difference_update(steps)
+        self.damaged.difference_update(steps)
+
+    def now(self) -> set[int]:
+        """The undamaged steps that exist or are being saved."""
+        # Asked first: a save that ends meanwhile is among those that exist.
+        running = {step for step, saving in self._running if not saving.done()}
+        return running | (self._there - self.damaged)
+
+
+class Candidates(Mapping[int, Any]):
+    """The metadata of the steps that may be removed, read on access.
+
+    **Attributes:**
+
+    - `unreadable`: the steps whose metadata were accessed and cannot be read.
+    """
+
+    def __init__(self, run: Run, without: set[int]) -> None:
+        self._run = run
+        steps = (step for step in run.removable() if step not in without)
+        self._steps = dict.fromkeys(steps)
+        self.unreadable: set[int] = set()
+
+    def __getitem__(self, step: int) -> Any:
+        if step not in self._steps:
+            raise KeyError(step)
+        try:
+            return self._run.metadata(step)
+        except (CorruptCheckpointError, CheckpointNotFoundError, OSError) as e:
+            # Keep it: its metadata cannot show that it is worse.
+            logger.warning("The metadata of step %d cannot be read: %s", step, e)
+            self.unreadable.add(step)
+            return None
+
+    def drop_damaged(self, kept: set[int], saved: int) -> bool:
+        """Drop what is not whole among steps; whether there is such a one.
+
+        Raise if it is the step that was just saved.
+        """
+        is_whole = at_once(
+            lambda step: self._is_whole(step, saved), kept & self._steps.keys()
+        )
+        dropped = [step for step, whole in is_whole.items() if not whole]
+        for step in dropped:
+            del self._steps[step]
+        self.unreadable.difference_update(dropped)
+        return bool(dropped)
+
+    def _is_whole(self, step: int, saved: int) -> bool:
+        try:
+            problem = self._run.problem(step)
+        except CheckpointNotFoundError:
+            return False  # Another process has removed it.
+        except OSError as e:
+            if step == saved:
+                raise
+            problem = str(e)
+        if problem and step == saved:
+            raise CorruptCheckpointError(
+                f"{self._run.location(step)} was saved, and is not whole any more: "
+                f"{problem}. No older step was removed; save another step."
+            )
+        if problem:
+            logger.warning(
+                "Step %d was not seen whole, and does not count: %s", step, problem
+            )
+        return not problem
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+def _chosen(answer: Any) -> list[int]:
+    """Validate the steps that a function of `keep` returned."""
+    try:
+        return [as_step(step) for step in answer]
+    except (TypeError, CheckpointError) as e:
+        raise CheckpointError(
+            f"`keep` returned {answer!r}. It has to return steps, as integers. No step "
+            "was removed."
+        ) from e
+
+
+def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> list[int]:
+    """Remove, and return, the steps that no function keeps, after `saved`."""
+    try:
+        removed = _steps_to_remove(run, keep, damaged, saved)
+        run.remove(removed)
+        run.sweep(starting=False)
+    except Exception as e:
+        e.add_note(f"Step {saved} was saved. Removing older steps failed.")
+        raise
+    for step in removed:
+        logger.info("Removed %s.", run.path(step))
+    return removed
+
+
+def _steps_to_remove(
+    run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
+) -> list[int]:
+    """The steps that are not kept, if all that are kept have been seen whole.
+
+    A step that is not whole counts for nothing, and stays.
+    """
+    steps = Candidates(run, damaged)
+    while True:
+        kept = {saved, max(steps, default=saved)}
+        for function in keep:
+            kept.update(_chosen(function(steps)))
+        kept |= steps.unreadable
+        removed = [step for step in steps if step not in kept and not run.is_read(step)]
+        if not removed or not steps.drop_damaged(kept, saved):
+            return removed

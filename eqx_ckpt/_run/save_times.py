@@ -1,0 +1,152 @@
+"""Decide when to save: functions of a step and the last saved step; and SIGTERM."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .._errors import CheckpointError
+from .._types import is_real
+
+
+When: TypeAlias = Callable[[int, int | None], bool]
+
+
+"""A function `(step, last) -> bool`: whether to save `step`, the last being `last`."""
+
+
+# The watchers, and the signal handler to restore when there are none left.
+_watchers: set[object] = set()
+
+
+_previous: list[Any] = []
+
+
+_told = threading.Event()
+
+
+def every_steps(n: int) -> When:
+    """Save the steps that are multiples of `n`.
+
+    If the loop skips such a step, the next step is saved instead.
+
+    **Arguments:**
+
+    - `n`: the distance between saved steps, at least 1.
+
+    **Returns:**
+
+    A function for the `save` of [`eqx_ckpt.CheckpointManager`][].
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        save = eqx_ckpt.every_steps(1000)
+        assert save(1000, None) and save(2000, 1000)
+        assert not save(1999, 1000)
+        ```
+    """
+    if type(n) is not int or n < 1:
+        raise CheckpointError(f"`n` is {n!r}. Pass an integer of at least 1.")
+    return lambda step, last: step // n > (last or 0) // n
+
+
+def every_seconds(seconds: int | float) -> When:
+    """Save when `seconds` have passed since the first call after the last save.
+
+    **Arguments:**
+
+    - `seconds`: the time between two saves, a positive number.
+
+    **Returns:**
+
+    A function for the `save` of [`eqx_ckpt.CheckpointManager`][]. It has its own clock:
+    make one for each manager.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointError`][]: `seconds` is not a positive number.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        save = eqx_ckpt.every_seconds(600)
+        assert not save(1, None)  # The clock starts here.
+        ```
+    """
+    if not is_real(seconds) or not seconds > 0:
+        raise CheckpointError(
+            f"`seconds` is {seconds!r}. Pass a positive number of seconds."
+        )
+    newest: int | None = None
+    start = time.monotonic()
+
+    def save(step: int, last: int | None) -> bool:
+        nonlocal newest, start
+        if last != newest:
+            newest, start = last, time.monotonic()
+        return time.monotonic() - start >= seconds
+
+    return save
+
+
+def checked_when(save: When | Iterable[When]) -> list[When]:
+    """Validate `save`, and return its functions as a list."""
+    found: Any = [save] if callable(save) else save
+    if not isinstance(found, Iterable) or not all(map(callable, found := [*found])):
+        raise CheckpointError(
+            f"`save` is {save!r}. Pass a function such as `every_steps(1000)`, or "
+            "several in a list; the default is none."
+        )
+    return found
+
+
+def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
+    """Whether any function returns `True`; all of them are called."""
+    answers: list[Any] = [function(step, last) for function in functions]
+    for answer in answers:
+        if not isinstance(answer, bool | np.bool_):
+            raise CheckpointError(
+                f"A function of `save` returned {answer!r} for step {step}. It has to "
+                "return `True` or `False`."
+            )
+    return any(answers)
+
+
+def told_to_end(watcher: object) -> bool:
+    """Catch SIGTERM from the first call on; return whether it has arrived."""
+    if not _watchers:
+        try:
+            _previous[:] = [signal.signal(signal.SIGTERM, _note)]
+        except ValueError:
+            raise CheckpointError(
+                "`should_save` waits for SIGTERM, which Python allows in the main "
+                "thread only. Call it there."
+            ) from None
+        _told.clear()
+    _watchers.add(watcher)
+    return _told.is_set()
+
+
+def stop_watching(watcher: object) -> None:
+    """Restore the previous handler of SIGTERM when the last watcher has stopped."""
+    if watcher in _watchers:
+        _watchers.discard(watcher)
+        if not _watchers:
+            signal.signal(signal.SIGTERM, _previous.pop() or signal.SIG_DFL)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _told.set()

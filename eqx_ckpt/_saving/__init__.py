@@ -1,0 +1,1 @@
+"""Saves, with the host memory that they need."""

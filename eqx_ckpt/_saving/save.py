@@ -1,0 +1,381 @@
+"""Save the leaves of a PyTree to a checkpoint."""
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from .._distributed.joint_attempt import all_saving, Together
+from .._distributed.meeting import check_deadline, DEADLINE
+from .._format.chunk_grid import chunk_keys
+from .._format.manifest import Manifest, to_bytes
+from .._format.user_metadata import exactly
+from .._progress import Progress, Reporter
+from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.threads import is_ending
+from .._storage.interface.place import ArrayWrite, Attempt, check_layout, Storage
+from .._storage.locate import locate
+from .._tree.leaves.filter_spec import default_serialise_filter_spec
+from .._tree.leaves.leaf_kinds import shards
+from .._tree.plans.write_plan import (
+    compressed,
+    Compression,
+    plan_writes,
+    Write,
+    WritePlan,
+)
+from .._types import check_flag, IsLeaf, Layout, LAYOUTS, PathLike
+from .background_save import pending_saves, raise_pending_failure, Saving
+from .finite_check import FiniteCheck
+from .staging import checked_limit, Staging
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+T = TypeVar("T")
+
+
+VERSIONS = {
+    "eqx_ckpt": importlib.metadata.version("eqx-ckpt"),
+    "equinox": eqx.__version__,
+    "jax": jax.__version__,
+    "numpy": np.__version__,
+    "tensorstore": importlib.metadata.version("tensorstore"),
+    "python": platform.python_version(),
+}
+
+
+def tree_serialise_leaves(
+    path: PathLike,
+    pytree: PyTree,
+    filter_spec: PyTree = default_serialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    metadata: Any = None,
+    overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
+    progress: Progress = False,
+    deadline: float = DEADLINE,
+) -> None:
+    """Save the leaves of a PyTree, each array in a directory of its own name.
+
+    When this returns, the checkpoint survives a power cut. If it raises, or the process
+    dies, there is no new checkpoint, and every older one is unchanged.
+
+    **Arguments:**
+
+    - `path`: the directory to save to. It must not exist, or be empty; parent
+        directories are created. Or a location in an object store: `"s3://bucket/path"`,
+        `"gs://bucket/path"`, or an [`eqx_ckpt.Store`][].
+    - `pytree`: the PyTree to save. JAX arrays (typed PRNG keys too), NumPy arrays and
+        Python bool/int/float/complexes are saved; no other leaves are. A warning names
+        unsaved leaves that have state, such as an `np.random.Generator`.
+    - `filter_spec`: as in `equinox.tree_serialise_leaves`: a function `(f, leaf)` that
+        writes the leaf to the file `f`, calls
+        [`eqx_ckpt.default_serialise_filter_spec`][] (or Equinox's), or does nothing to
+        leave the leaf out; or a PyTree prefix of such functions. It is called once for
+        each leaf; `f.name` and `f.path` are the leaf's name and key path.
+    - `is_leaf`: called on every node of `pytree`; if `True`, the node is a leaf.
+    - `metadata`: any value that JSON can represent, such as `{"loss": 0.31}`.
+    - `overwrite`: replace an existing checkpoint at `path`, in one atomic step.
+    - `layout`: `"zarr"`, a directory of files for each array, or `"ocdbt"`, a few files
+        for all arrays, in TensorStore's database format. Use `"ocdbt"` for thousands of
+        small arrays, above all in an object store.
+    - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
+        of them for each array. `record` is the array's [`eqx_ckpt.LeafRecord`][].
+    - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
+        `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
+        bar.
+    - `deadline`: in a job of several processes, the seconds that a process waits for
+        the others. Then all of them raise, and the error names the late processes.
+
+    **Returns:**
+
+    Nothing.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointExistsError`][]: `path` exists already.
+    - [`eqx_ckpt.LeafNameError`][]: two leaves would have the same name, or the same
+        directory on a file system that ignores letter case.
+    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` is not a prefix of `pytree`.
+    - [`eqx_ckpt.CheckpointError`][]: a leaf or `metadata` cannot be saved exactly.
+    - `OSError`: the disk is full, not writable, or failing.
+
+    !!! example
+
+        ```python
+        import equinox as eqx
+        import eqx_ckpt
+        import jax
+
+        model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
+        eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
+        ```
+    """
+    if deadline != DEADLINE:
+        check_deadline(deadline)
+    is_job = jax.distributed.is_initialized()
+    with (all_saving(path, deadline) if is_job else None) or Alone() as group:
+        if pending_saves:
+            raise_pending_failure()
+        plan = plan_writes(pytree, filter_spec, is_leaf)
+        save = Save(path, plan, compression, metadata, layout, progress)
+        save.begin(group, overwrite)
+        save.run()
+
+
+def tree_serialise_leaves_async(
+    path: PathLike,
+    pytree: PyTree,
+    filter_spec: PyTree = default_serialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    metadata: Any = None,
+    overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
+    progress: Progress = False,
+    staging_bytes: int | None = None,
+    deadline: float = DEADLINE,
+) -> Future[None]:
+    """Save the leaves of a PyTree in the background.
+
+    When this returns, the save no longer depends on the tree: the next step may donate,
+    delete or overwrite every array. This takes as long as a copy of the tree to the
+    host. JAX arrays that are in host memory already are not copied; if a step donates
+    such an array before it is written, JAX gives the step other memory.
+
+    **Arguments:**
+
+    - `staging_bytes`: the host memory for the copies of all saves together. If a copy
+        does not fit, this waits until enough has been written; about 48 MiB are always
+        allowed. The default is half of the machine's memory.
+    - All others: as [`eqx_ckpt.tree_serialise_leaves`][]. `filter_spec` is called
+        before this returns, `progress` in another thread.
+
+    **Returns:**
+
+    A `concurrent.futures.Future`. When its `result()` returns, the checkpoint survives
+    a power cut. If the save fails, `result()` raises. If you never call it, the next
+    save raises the error instead, or the interpreter prints it at exit. The interpreter
+    does not exit before the save has ended. In `atexit`, this saves in the foreground.
+
+    **Raises:**
+
+    - The errors of [`eqx_ckpt.tree_serialise_leaves`][]. Errors in the arguments are
+        raised at once, failures of the disk by the future.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+        import numpy as np
+
+        tree = {"w": jnp.ones(3), "log": np.zeros(3)}
+        saving = eqx_ckpt.tree_serialise_leaves_async("ckpt", tree)
+        tree["log"][0] = 1.0  # The checkpoint has a zero here.
+        saving.result()
+        ```
+    """
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(all_saving(path, deadline) or Alone())
+        raise_pending_failure()
+        limit = checked_limit(staging_bytes)
+        with collector_paused():
+            plan = plan_writes(pytree, filter_spec, is_leaf)
+            save = Save(path, plan, compression, metadata, layout, progress)
+            save.begin(group, overwrite)
+            return save_in_background(save, group, stack.pop_all(), limit)
+
+
+def save_in_background(
+    save: "Save",
+    group: "Together | Alone",
+    held: contextlib.ExitStack,
+    limit: int,
+    owner: object = None,
+    afterwards: Callable[[], None] = lambda: None,
+) -> Saving:
+    """Stage the data of a save that has begun; a thread does the rest.
+
+    The thread calls `afterwards` after the commit, and closes `held` at the end. While
+    the interpreter ends, this thread saves, and raises.
+    """
+    if is_ending():
+        return _save_here(save, held, owner, afterwards)
+    staging = Staging(save.arrays, limit)
+
+    def run() -> None:
+        with held:
+            try:
+                save.run(staging.arrays, staging.release)
+            finally:
+                staging.end()
+            afterwards()
+
+    saving = Saving(run, staging.fail, save.path, owner)
+    try:
+        staging.fill(save.arrays, saving.start)
+    except BaseException as e:
+        staging.fail(e)
+        saving.start()
+        saving.exception()
+        raise
+    save.arrays.clear()
+    saving.start()
+    if not group.in_background:
+        wait(
+            [saving]
+        )  # The save's messages must not overlap with programs of the main thread.
+    return saving
+
+
+def _save_here(
+    save: "Save",
+    held: contextlib.ExitStack,
+    owner: object,
+    afterwards: Callable[[], None],
+) -> Saving:
+    def run() -> None:
+        with held:
+            save.run()
+            afterwards()
+
+    saving = Saving(run, lambda error: None, save.path, owner)
+    saving.run_here()
+    saving.result()
+    return saving
+
+
+class Alone(contextlib.ExitStack):
+    """A group of one process; `Together` is a group of several."""
+
+    in_background = True
+
+    def begin(
+        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+    ) -> tuple[Attempt, list[Write]]:
+        """Begin the attempt; return it with the writes that have data."""
+        arrays = [write for write in writes if write.leaf is not None]
+        names = [write.name for write in arrays]
+        return target.begin(layout, names, overwrite=overwrite), arrays
+
+    def from_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
+        return make()
+
+
+class Save:
+    """A save, which is planned, begun, and run.
+
+    **Attributes:**
+
+    - `arrays`: the leaves whose data this process writes, wholly or in part.
+    - `finite`: the check that refuses to commit NaNs and infinities, or `None`.
+    """
+
+    arrays: list[Write]
+    finite: FiniteCheck | None = None
+
+    def __init__(
+        self,
+        path: PathLike,
+        plan: WritePlan,
+        compression: Compression,
+        metadata: Any,
+        layout: Layout,
+        progress: Progress,
+    ) -> None:
+        """Plan the save; raise all errors that can be found without writing."""
+        self._writes = plan.writes
+        if compression is not None:
+            self._writes = compressed(self._writes, compression)
+        self._leaves = {write.name: write.record for write in self._writes}
+        self._report: Reporter | None = None
+        if progress:
+            total = sum(write.record.nbytes for write in self._writes)
+            self._report = Reporter(progress, total)
+        if layout not in LAYOUTS:
+            check_layout(layout)
+        self._target = target = locate(path)
+        self.path = os.fspath(path)
+        longest = max(map(len, self._leaves), default=0)
+        if len(target.spec["path"]) + longest > target.always_fits:
+            target.layouts[layout](target).check(self._leaves)
+        if metadata is not None:
+            metadata = exactly(metadata)
+        self._manifest = Manifest(
+            self._leaves, plan.unsaved, metadata, VERSIONS, layout=layout
+        )
+        to_bytes(self._manifest)  # Raises now if the manifest is too large.
+
+    def begin(self, group: "Together | Alone", overwrite: bool) -> None:
+        """Agree with the other processes, and begin the attempt."""
+        if overwrite is not True and overwrite is not False:
+            check_flag("overwrite", overwrite)
+        writes, self._writes = self._writes, []
+        self._attempt, self.arrays = group.begin(
+            self._target, self._manifest.layout, overwrite, writes
+        )
+
+    def run(
+        self,
+        arrays: Sequence[ArrayWrite] | None = None,
+        release: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write the data of all leaves, straight from the tree by default, and commit.
+
+        Call `release` with the size of each piece that has been written.
+        """
+        attempt, report = self._attempt, self._report
+        if arrays is None:
+            arrays = [
+                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, owned=w.owned))
+                for w in self.arrays
+            ]
+
+        def written(name: str, nbytes: int) -> None:
+            if release:
+                release(nbytes)
+            if report:
+                report("write", name, nbytes)
+
+        try:
+            with attempt:
+                if self.finite:
+                    arrays = self.finite.watch(arrays)
+                checksums = attempt.chunks.write(
+                    arrays,
+                    written if release or report else None,
+                    create=attempt.is_first,
+                )
+                if self.finite:
+                    self.finite.raise_for_found(self.path, self._leaves)
+                known, manifest = attempt.gather(checksums), b""
+                if attempt.is_first:
+                    for name, record, _ in arrays:
+                        keys = chunk_keys(record.data_shape, record.chunk_shape)
+                        found = tuple(known[name][i] for i in range(len(keys)))
+                        self._leaves[name] = record._replace(crc32c=found)
+                    if report:
+                        report("commit")
+                    manifest = to_bytes(replace(self._manifest, root=attempt.root))
+                attempt.commit(manifest)
+        finally:
+            if report:
+                report.close()
+        if attempt.is_first:
+            logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))

@@ -1,0 +1,1 @@
+"""What a restore reads from."""

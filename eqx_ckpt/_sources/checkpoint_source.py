@@ -1,0 +1,121 @@
+"""A stored checkpoint: its readers, and whether its metadata are intact."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from .._errors import CheckpointNotFoundError, CorruptCheckpointError
+from .._format.leaf_record import LeafRecord
+from .._format.manifest import MANIFEST, Manifest, zarr_json
+from .._format.manifest_parser import check_records, from_bytes, HEAD_BYTES
+from .._format.source import raise_damage, RegionRead, Source
+from .._lazy import Array
+from .._storage.chunks.chunk_reads import read_chunks
+from .._storage.interface.committed_manifest import read_committed
+from .._storage.interface.place import Chunks, Storage
+from .._storage.locate import locate
+from .._types import PathLike, Report
+from .recording_source import find_recorded, Recorded
+
+
+_MAX_ARRAY_METADATA = 2**16
+
+
+def check_array_metadata(
+    chunks: Chunks, records: Mapping[str, LeafRecord], damage: dict[str, str]
+) -> None:
+    """Compare the `zarr.json` of leaves, which no restore needs, with the manifest."""
+    keys = {f"{name}/{MANIFEST}": name for name in records}
+    for (key, name), data in zip(
+        keys.items(), chunks.read_all(list(keys)), strict=True
+    ):
+        if isinstance(data, CorruptCheckpointError):
+            damage[name] = f"{key}: {data}"
+            continue
+        expected = zarr_json(records[name][:9])
+        if data == expected:
+            continue
+        try:
+            if data is None:
+                damage[name] = f"{key} is missing"
+            elif len(data) > _MAX_ARRAY_METADATA or (
+                json.loads(data) != json.loads(expected)
+            ):
+                damage[name] = f"{key} is not what was saved"
+        except (ValueError, RecursionError) as e:
+            damage[name] = f"{key}: {e}"
+
+
+class Checkpoint(Source):
+    """A committed checkpoint, as it is now.
+
+    **Attributes:**
+
+    - `chunks`: its arrays.
+    """
+
+    def __init__(self, path: PathLike | Storage) -> None:
+        place = path if isinstance(path, Storage) else locate(path)
+        try:
+            data = read_committed(place)
+            manifest = from_bytes(data, str(place))
+        except CheckpointNotFoundError as e:
+            raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
+        self._place, self._head = place, data[:HEAD_BYTES]
+        self.chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        self._manifest = manifest
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[Array]:
+        return read_chunks(self.chunks, reads, damage, report)
+
+    def read_into(
+        self,
+        reads: Sequence[RegionRead],
+        targets: Sequence[Array],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> None:
+        read_chunks(self.chunks, reads, damage, report, targets)
+
+    @property
+    def has_checksums(self) -> bool:
+        return True
+
+    def has_changed(self) -> bool:
+        # The head has the digest of the manifest, which has all checksums.
+        return self._place.read(MANIFEST, HEAD_BYTES) != self._head
+
+    def check_the_rest(self, damage: dict[str, str]) -> None:
+        """Raise for damage to files that no restore reads, and for all other damage."""
+        arrays = self._manifest.leaves.items()
+        undamaged = {n: r for n, r in arrays if r.is_array and n not in damage}
+        check_array_metadata(self.chunks, undamaged, damage)
+        raise_damage(damage, self)
+        self.chunks.verify()
+
+    def __str__(self) -> str:
+        return str(self.chunks)
+
+
+def opened(source: PathLike | Source) -> Source:
+    """The checkpoint at a path, or the recording, as it is now."""
+    if isinstance(source, Checkpoint | Recorded):
+        return source
+    if isinstance(source, Source):
+        check_records(source.manifest.leaves, str(source))
+        return source
+    try:
+        return Checkpoint(source)
+    except CheckpointNotFoundError:
+        recorded = find_recorded(locate(source))
+        if recorded is None:
+            raise
+        return recorded

@@ -1,0 +1,258 @@
+"""Saving a checkpoint in a bucket, where nothing can be renamed.
+
+Its objects are written below a fresh prefix. Then the manifest, which points to them,
+is created if none exists: the one operation that succeeds for one writer only.
+"""
+
+import contextlib
+import logging
+import re
+import time
+import uuid
+from types import TracebackType
+
+from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from ..._format.manifest import foreign, MANIFEST
+from ..._format.manifest_parser import from_bytes, HEAD, strangers
+from ..._format.sample_record import is_state, RECORD
+from ..._types import Checksums, Layout
+from ..calls.tensorstore_calls import contradicts
+from ..interface.place import Attempt, Share
+from ..interface.replacing import already_there, inside
+from . import publication
+from .heartbeat import Heartbeat, SHOWN
+from .keyvalue_place import KeyValues
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# `@<uuid>/`, the prefix of an attempt.
+PREFIX = re.compile(r"@[0-9a-f]{32}/")
+
+
+PROBE = "probe"
+
+
+# The mark of a manager that removes an attempt.
+SWEPT = "swept"
+
+
+# The buckets that passed the test of conditional writes, by their identity.
+_keep_conditions: set[tuple[object, ...]] = set()
+
+
+class BucketAttempt(Attempt):
+    """Keys below a fresh prefix, which the manifest, created last, points to."""
+
+    def __init__(self, target: KeyValues, layout: Layout, overwrite: bool) -> None:
+        self._target = target
+        self._heartbeat: Heartbeat | None = None
+        self._old = target.read_version(MANIFEST)
+        if self._old.value is not None and not overwrite:
+            raise already_there(str(target))
+        check_above(target, is_new=not overwrite)
+        self._check_keys()
+        self.root = f"@{uuid.uuid4().hex}/"
+        self._place = target / self.root
+        self.chunks = target.layouts[layout](self._place)
+        self._is_ours = True
+        try:
+            if target.spec.get("use_conditional_write", True):
+                check_conditions(self._place, replace=self._old.value is not None)
+        except BaseException:
+            self._clean_up()
+            raise
+        self._heartbeat = Heartbeat(self._place)
+
+    def _check_keys(self) -> None:
+        """Raise if there are keys that do not belong to a checkpoint."""
+        where = str(self._target)
+        keys = [key for key in self._target.list_keys() if not PREFIX.match(key)]
+        if self._old.value is None and MANIFEST in keys:
+            raise contradicts(
+                self._target.url(MANIFEST), "it is listed, and it is missing"
+            )
+        others = strangers(keys, self._old.value, where)
+        if others:
+            raise CheckpointExistsError(
+                f"{where} holds something else, such as {others[0]!r}. Nothing was "
+                "saved; choose another path."
+            )
+
+    def show(self) -> None:
+        assert self._heartbeat is not None
+        self._heartbeat.show()
+
+    def gather(self, checksums: Checksums) -> Checksums:
+        return checksums
+
+    def commit(self, manifest: bytes) -> None:
+        assert self._heartbeat is not None
+        self._heartbeat.check()
+        publishing = publication.Publication(self._target, manifest, self._old)
+        try:
+            publishing.publish()
+            self._is_ours = False
+            if self._heartbeat.is_late():
+                self._check_data(publishing, manifest)
+        except BaseException as e:
+            self._is_ours = not (publishing.is_possible or publishing.is_unanswered)
+            if publishing.is_possible:
+                e.add_note(
+                    "Whether the checkpoint was saved is not known: look again when "
+                    f"the store answers. ({self._target})"
+                )
+            raise
+        if self._old.value is not None:
+            self._remove_old(self._old.value)
+
+    def _check_data(self, publishing: publication.Publication, manifest: bytes) -> None:
+        """Raise if a manager has removed the data before it saw the manifest.
+
+        It marks what it removes, and looks for the manifest after that. So either it
+        has seen the manifest, or its mark, or what it has left, is seen here.
+        """
+        assert self._heartbeat is not None
+        leaves = from_bytes(manifest, str(self._target)).leaves
+        for pause in (0.0, *publication.PAUSES):
+            time.sleep(pause)
+            is_marked = SWEPT in self._place.list_keys()
+            if self.chunks.missing(leaves):
+                publishing.take_back()
+                self._heartbeat.check()
+            if not is_marked:
+                return
+        raise CheckpointError(f"A manager is removing {self._place}.")
+
+    def _remove_old(self, old: bytes) -> None:
+        try:
+            remove_data(self._target, old)
+        except (OSError, CheckpointError) as e:
+            logger.warning("Could not delete what was replaced: %s", e)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clean_up()
+        if isinstance(error, CorruptCheckpointError) and self._heartbeat is not None:
+            # What it missed was removed by a manager.
+            self._heartbeat.check()
+
+    def _clean_up(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        if self._is_ours:
+            try:
+                self._target.delete_below(self.root)
+            except (OSError, CheckpointError) as e:
+                logger.warning("Could not delete %s: %s", self._place, e)
+
+
+class BucketShare(Share):
+    """Writes below the prefix of another process's attempt."""
+
+    def __init__(self, place: KeyValues, layout: Layout) -> None:
+        if place.read(SHOWN) is None:
+            # The same URL is another store for each process.
+            raise FileNotFoundError(place.url(SHOWN))
+        self.chunks = place.layouts[layout](place)
+
+    def flush(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def check_above(place: KeyValues, *, is_new: bool) -> None:
+    """Raise if a location is in a checkpoint or a recording.
+
+    A new state of a recording is in the recording.
+    """
+    what, above = whole_above(place)
+    is_its_own = what == "recording" and is_new
+    if what and not (is_its_own and is_state(place.url().removeprefix(f"{above}/"))):
+        raise inside(str(place), what, repr(above))
+
+
+def whole_above(place: KeyValues) -> tuple[str, str]:
+    """The closest checkpoint or recording above: which of them, and where."""
+    key = _closest_above(place.at(""), place.spec["path"].rstrip("/"))
+    folder, _, file = key.rpartition("/")
+    what = "recording" if file == RECORD else "checkpoint"
+    return (what, place.at(f"{folder}/").url()) if key else ("", "")
+
+
+def _closest_above(bucket: KeyValues, path: str) -> str:
+    """The key of what makes a location above a path a checkpoint or a recording."""
+    parts = path.split("/")
+    above = ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts))]
+    keys = [folder + file for folder in above[::-1] for file in (MANIFEST, RECORD)]
+    # It may be allowed to read less than the whole bucket.
+    with contextlib.suppress(PermissionError):
+        for key, value in zip(keys, bucket.read_all(keys), strict=True):
+            is_there = isinstance(value, bytes)
+            if is_there and (key.endswith(RECORD) or HEAD.match(value)):
+                return key
+    return ""
+
+
+def check_conditions(place: KeyValues, *, replace: bool) -> None:
+    """Raise if the store ignores conditions: two writers would both succeed."""
+    spec = place.spec
+    store = (spec["driver"], spec.get("endpoint"), spec.get("bucket"), replace)
+    if store in _keep_conditions:
+        return
+    refused: CheckpointError | None = None
+    for _ in range(2):  # One answer may be wrong.
+        try:
+            if _keeps_conditions(place, replace):
+                _keep_conditions.add(store)
+                return
+        except CheckpointError as e:
+            refused = e
+    if refused:
+        # Raises if the refusal has another cause than the condition.
+        place.write(PROBE, b"")
+    what = "create an object only if there is none"
+    if replace:
+        what = "replace a checkpoint only if nobody else has"
+    raise CheckpointError(
+        f"The store of {place} cannot {what}, so that of two writers both would seem "
+        "to succeed. Nothing was saved. If nobody else ever saves there, say so: "
+        "`eqx_ckpt.Store(url, single_writer=True)`. Or save to another path."
+    ) from refused
+
+
+def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
+    """Request a write that the store must refuse."""
+    absent = place.read_version(PROBE)
+    place.write(PROBE, b"first", absent.version)
+    place.write(PROBE, b"second", absent.version)
+    found = place.read_version(PROBE)
+    expected = b"first"
+    if replace:
+        place.write(PROBE, b"third", found.version)
+        place.write(PROBE, b"fourth", found.version)
+        found, expected = place.read_version(PROBE), b"third"
+    place.delete([PROBE])
+    return found.value == expected
+
+
+def remove_data(place: KeyValues, manifest: bytes) -> None:
+    """Delete what a manifest points to."""
+    checkpoint = from_bytes(manifest, str(place))
+    if checkpoint.root:
+        place.delete_below(checkpoint.root)
+    else:
+        # A directory that was copied to the store.
+        keys = place.list_keys()
+        others = {MANIFEST, *foreign(keys, checkpoint)}
+        place.delete([key for key in keys if key not in others])

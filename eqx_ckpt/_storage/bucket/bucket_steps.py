@@ -1,0 +1,272 @@
+"""The steps of a run in a bucket, and the data that dead attempts left there."""
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..._errors import CheckpointError, CorruptCheckpointError
+from ..._format.manifest import MANIFEST
+from ..._format.manifest_parser import from_bytes, HEAD_BYTES
+from ..calls.tensorstore_calls import contradicts
+from ..calls.threads import at_once
+from ..interface.committed_manifest import (
+    committed_steps,
+    is_checkpoint,
+    problem_of,
+    read_metadata,
+    root_of,
+)
+from ..interface.place import is_misspelled_step, is_step, step_name, Steps
+from . import heartbeat
+from .bucket_attempt import PREFIX, remove_data, SWEPT
+from .keyvalue_place import KeyValues
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# Seconds between two looks at what may be dead.
+_PAUSE = 30.0
+
+
+_STEP_ATTEMPT = re.compile(r"([0-9]+)/@[0-9a-f]{32}/")
+
+
+class BucketSteps(Steps):
+    """The steps of a run in a bucket, found in one listing of all keys."""
+
+    def __init__(self, run: KeyValues) -> None:
+        self._run = run
+        self._orphans = OrphanSweeper(run)
+        # By step, in the last list of all keys: the attempts, the metadata or what is
+        # wrong with them; and by root, what is remembered for the next list.
+        self._attempts: dict[int, set[str]] = {}
+        self._found: dict[int, Any] = {}
+        self._by_root: dict[str, Any] = {}
+        self._strangers: dict[str, bool] = {}
+        # By step, its attempts when it was seen to be whole.
+        self._whole: dict[int, set[str]] = {}
+
+    def named(self) -> list[int]:
+        return sorted(self._named())
+
+    def _named(self) -> dict[int, bool]:
+        """The steps that have a manifest, and whether each has data of its own."""
+        found: list[int] = []
+        misspelled: list[str] = []
+        attempts: dict[int, set[str]] = {}
+        everything = self._run.list_keys()
+        if not everything:
+            self._run.is_listed(MANIFEST)
+        for key in everything:
+            step, _, rest = key.partition("/")
+            if not is_step(step):
+                if rest == MANIFEST and is_misspelled_step(step):
+                    misspelled.append(step)
+                continue
+            if rest == MANIFEST:
+                found.append(int(step))
+            elif root := PREFIX.match(rest):
+                attempts.setdefault(int(step), set()).add(root[0])
+        self._strangers = dict.fromkeys(misspelled, True)
+        self._attempts = {step: attempts.get(step, set()) for step in found}
+        known = self._by_root.copy()
+        self._by_root = {
+            root: known[root]
+            for roots in self._attempts.values()
+            for root in roots
+            if root in known
+        }
+        # If another attempt exists too, the manifest may belong to that one by now.
+        self._found = {
+            step: known[root]
+            for step, roots in self._attempts.items()
+            for root in roots
+            if len(roots) == 1 and root in known
+        }
+        return {step: bool(roots) for step, roots in self._attempts.items()}
+
+    def metadata(self, step: int) -> Any:
+        """As of the last listing; the metadata of all steps are read at once."""
+        found = self._found
+        if step not in found:
+            missing = {step, *self._attempts} - found.keys()
+            found.update(at_once(self._read, missing))
+        if isinstance(found[step], CheckpointError):
+            raise found[step]
+        return found[step]
+
+    def _read(self, step: int) -> Any:
+        try:
+            root, metadata = read_metadata(self._step(step))
+        except CheckpointError as e:
+            return e
+        if root:
+            self._by_root[root] = metadata
+        return metadata
+
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
+        named = self._named()
+        # A manifest without data was copied here, or is something else.
+        unclear = {step: self._step(step) for step in named if not named[step]}
+        clear = [step for step in named if named[step]]
+        return sorted([*clear, *committed_steps(unclear, doubtful)])
+
+    def strangers(self) -> dict[str, bool]:
+        """Data without a manifest may be those of a living attempt."""
+        found = self._strangers
+        return {name: True for name in found if is_checkpoint(self._run / f"{name}/")}
+
+    def problem(self, step: int) -> str:
+        attempts = self._attempts.get(step, set())
+        # If there is one, it is the one that was seen.
+        if len(attempts) == 1 and self._whole.get(step) == attempts:
+            return ""
+        problem = problem_of(self._step(step))
+        if not problem:
+            self._whole[step] = attempts
+        return problem
+
+    def remove(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            try:
+                _remove(self._step(step))
+            except CorruptCheckpointError as e:
+                # The step is removed, and a sweep will find its data.
+                logger.warning("Could not delete all of step %d: %s", step, e)
+
+    def sweep(self, *, starting: bool) -> None:
+        self._orphans.sweep()
+
+    def orphans(self) -> dict[str, int | None]:
+        return dict.fromkeys(map(self._run.url, self._orphans.candidates()))
+
+    def sweep_all(self) -> None:
+        """Watch for as long as an attempt may be silent, unless there is none."""
+        start = heartbeat.clock()
+        while self._orphans.candidates():
+            self._orphans.sweep()
+            if heartbeat.clock() - start > heartbeat.ORPHANED_AFTER:
+                return
+            time.sleep(_PAUSE)
+
+    def _step(self, step: int) -> KeyValues:
+        return self._run / f"{step_name(step)}/"
+
+
+def _remove(place: KeyValues) -> None:
+    """Delete a checkpoint: the manifest first, so no part is ever visible."""
+    manifest = place.read(MANIFEST)
+    place.delete([MANIFEST])
+    if place.is_listed(MANIFEST):
+        raise contradicts(place.url(MANIFEST), "it was deleted, and it is listed")
+    if manifest is not None:
+        remove_data(place, manifest)
+
+
+class OrphanSweeper:
+    """Deletes the data of dead attempts, which one manager observes over time."""
+
+    def __init__(self, run: KeyValues) -> None:
+        self._run = run
+        # By prefix: its keys, and since when they have not changed.
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._in_use: set[str] = set()
+        # The prefixes of steps that have a manifest and several attempts.
+        self._contested: set[str] = set()
+
+    def candidates(self) -> list[str]:
+        """The prefixes of attempts that no manifest refers to, alive or not."""
+        return self._unused([*self._unknown()])
+
+    def _unknown(self) -> dict[str, list[str]]:
+        """The keys of each attempt that is not known to be in use, by its prefix."""
+        found: dict[str, list[str]] = {}
+        everything = self._run.list_keys()
+        for key in everything:
+            m = _STEP_ATTEMPT.match(key)
+            if m and is_step(m[1]):
+                found.setdefault(m[0], []).append(key)
+        manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
+        counts = Counter(map(_manifest_of, found))
+        self._contested = {
+            prefix
+            for prefix in found
+            if counts[_manifest_of(prefix)] > 1 and _manifest_of(prefix) in manifests
+        }
+        # What alone has a manifest beside it stays in use.
+        self._in_use = {
+            prefix
+            for prefix in self._in_use - self._contested
+            if _manifest_of(prefix) in manifests
+        }
+        return {prefix: found[prefix] for prefix in found if prefix not in self._in_use}
+
+    def sweep(self) -> None:
+        """Delete attempts that no manifest named, and nothing changed, for so long.
+
+        That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
+        is gone: whoever replaced that may have to put it back.
+        """
+        found = self._unknown()
+        contested = [prefix for prefix in found if prefix in self._contested]
+        waiting = {*found} - {*contested} | {*self._unused(contested)}
+        seen, now = self._seen, heartbeat.clock()
+        self._seen = {}
+        silent: list[str] = []
+        for prefix in filter(waiting.__contains__, found):
+            state = hash(tuple(sorted(found[prefix])))
+            before, since = seen.get(prefix, (0, now))
+            self._seen[prefix] = state, since if state == before else now
+            if state == before and now - since >= heartbeat.ORPHANED_AFTER:
+                silent.append(prefix)
+        for prefix in self._unused(silent):
+            self._remove(prefix)
+
+    def _unused(self, prefixes: Sequence[str]) -> list[str]:
+        """Those that no manifest refers to; the others are remembered."""
+        is_in_use = at_once(self._is_in_use, prefixes)
+        self._in_use.update(prefix for prefix in prefixes if is_in_use[prefix])
+        return [prefix for prefix in prefixes if not is_in_use[prefix]]
+
+    def _is_in_use(self, prefix: str) -> bool:
+        """Whether a manifest refers to an attempt, as far as that is not certain.
+
+        Beside a manifest whose own data are gone, every attempt counts: it may be the
+        only copy.
+        """
+        key, root = _manifest_of(prefix), prefix.partition("/")[2]
+        head = self._run.read(key, HEAD_BYTES)
+        if head is None:
+            return self._run.is_listed(key)
+        if root_of(head) == root:
+            return True
+        manifest = self._run.read(key)
+        try:
+            named = root if manifest is None else from_bytes(manifest, prefix).root
+        except CheckpointError:
+            return True  # Damaged: its data may still be useful.
+        step = prefix.removesuffix(root)
+        return named == root or not (self._run / f"{step}{named}").list_keys()
+
+    def _remove(self, prefix: str) -> None:
+        """Delete an attempt, unless it is committed meanwhile.
+
+        Whoever commits it after this has looked sees the mark, which is deleted last.
+        """
+        place = self._run / prefix
+        place.write(SWEPT, b"1")
+        if self._is_in_use(prefix):
+            place.delete([SWEPT])
+            return
+        logger.info("Removing %s, which a dead process left.", prefix)
+        place.delete([key for key in place.list_keys() if key != SWEPT])
+        place.delete([SWEPT])
+
+
+def _manifest_of(prefix: str) -> str:
+    """The manifest beside the prefix of an attempt."""
+    return f"{prefix.partition('/')[0]}/{MANIFEST}"

@@ -1,0 +1,88 @@
+"""How long to wait for a store.
+
+A large object over a slow connection takes long; a store that has died must not block
+the program. TensorStore does not distinguish the two: it gives up a request after 90
+seconds, and a save makes many. So a store that does not respond is sent a small
+request. If it does not answer that either, the operation fails.
+"""
+
+import logging
+from typing import Any
+
+from ..calls.tensorstore_calls import context, KvSpec, wait_for
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# Seconds: for a request, until the store is asked whether it is there; and for that.
+PROBE_AFTER = 20.0
+
+
+LAST_PATIENCE = 10.0
+
+
+_RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "2s"}
+
+
+# Those that were not there when they were asked last. Whoever cleans up after that, or
+# begins something else, asks first.
+_silent: set[tuple[object, ...]] = set()
+
+
+def wait_patiently(
+    store: KvSpec, future: Any, where: str, most: float | None = None
+) -> Any:
+    """Wait for a request as long as the store answers others.
+
+    `where` describes the request. After `most` seconds it fails in any case.
+    """
+    place = (store["driver"], store.get("endpoint"), store["bucket"])
+    waited = 0.0
+    try:
+        if place in _silent:
+            _ask(store, place, where)
+        while not _has_come(future, PROBE_AFTER):
+            waited += PROBE_AFTER
+            if most is not None and waited >= most:
+                raise TimeoutError(f"Not done within {most:g} seconds ({where}).")
+            _ask(store, place, where)
+    except BaseException:
+        future.cancel()  # Nobody is to try again when its caller has given up.
+        raise
+    return wait_for(future, where)
+
+
+def _has_come(future: Any, seconds: float) -> bool:
+    try:
+        future.exception(timeout=seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
+    """Raise if the store does not answer at all."""
+    import tensorstore as ts
+
+    own = ts.Context(
+        # Its own queue: in the other one, large objects may be before it.
+        {
+            "s3_request_concurrency": {"limit": 4},
+            "gcs_request_concurrency": {"limit": 4},
+            "s3_request_retries": _RETRIES,
+            "gcs_request_retries": _RETRIES,
+        },
+        context(),
+    )
+    asking = wait_for(ts.KvStore.open(store, context=own), store["driver"]).read("@")
+    try:
+        wait_for(asking, where, LAST_PATIENCE)
+    except (ConnectionError, TimeoutError):
+        _silent.add(place)
+        raise
+    except Exception as e:
+        logger.debug("The store of %s has answered: %s", where, e)
+    finally:
+        asking.cancel()
+    _silent.discard(place)

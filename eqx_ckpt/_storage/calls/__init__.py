@@ -1,0 +1,1 @@
+"""Calls to the system, to TensorStore and to threads; they know no checkpoint."""

@@ -1,0 +1,136 @@
+"""Files below a directory, as values of keys, and as chunks."""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..._errors import CorruptCheckpointError, LeafNameError
+from ..._format.leaf_names import alike
+from ..._format.manifest import MAX_BYTES
+from .opening import NotPlain, open_plain
+from .posix_calls import start_write_back
+
+
+def open_file(path: str, key: str) -> tuple[int, int] | None:
+    """Open a file of a checkpoint; never a link out of it, nor a pipe that blocks.
+
+    Return its descriptor, and its size in bytes; `None` if there is no such file.
+    """
+    try:
+        return open_plain(path + key)
+    # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except NotPlain as e:
+        problem = (e.strerror or "").replace("It", key, 1)
+        raise CorruptCheckpointError(problem) from None
+
+
+def open_existing(path: str, key: str) -> tuple[int, int]:
+    """Like `open_file`, for a file that has to be there."""
+    opened = open_file(path, key)
+    if opened is None:
+        raise CorruptCheckpointError(f"{key} is missing")
+    return opened
+
+
+def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+    """The content of a file, or its first `most` bytes; `None` if there is none."""
+    opened = open_file(path, key)
+    if opened is None:
+        return None
+    with os.fdopen(opened[0], "rb") as f:
+        return f.read(most)
+
+
+def read_files(
+    path: str, keys: Sequence[str]
+) -> Iterator[bytes | CorruptCheckpointError | None]:
+    for key in keys:
+        try:
+            yield read_file(path, key)
+        except CorruptCheckpointError as e:
+            yield e
+
+
+def of_leaf(error: OSError, name: str) -> OSError:
+    """The same `OSError`, with the name of the leaf."""
+    if error.errno is None:
+        return error
+    text = f"leaf {name!r}{on_full_disk(error.errno, 'save again')}"
+    return OSError(error.errno, f"{os.strerror(error.errno)} ({text})", error.filename)
+
+
+def on_full_disk(number: int, then: str) -> str:
+    """What to do if an error number is that of a full disk, or of a quota."""
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    return f"; delete what is no longer needed, and {then}" if is_full else ""
+
+
+def check_case(names: Sequence[str], place: str, remedy: str = "") -> None:
+    """Raise if arrays of these names share folders where letter case is ignored."""
+    if pairs := alike(names):
+        shown = "\n".join(f"- {a!r} and {b!r}." for a, b in pairs)
+        raise LeafNameError(
+            f"Nothing was saved: the file system of {place!r} ignores letter case, and "
+            f"these leaves would share a directory in it:\n{shown}\nRename one of "
+            f"each, {remedy}or choose a path on a file system that does not."
+        )
+
+
+def list_files(path: str) -> list[str]:
+    """All files below a directory, relative to it."""
+    return [
+        os.path.relpath(f"{folder}/{name}", path)
+        for folder, folders, names in os.walk(path)
+        # A link to a directory is not walked into.
+        for name in (*names, *(f for f in folders if os.path.islink(f"{folder}/{f}")))
+    ]
+
+
+def fill(fd: int, key: str, buffers: Sequence[memoryview], offset: int) -> None:
+    """Read into all of the buffers, from an offset in a file."""
+    left = sum(map(len, buffers))
+    while (count := os.preadv(fd, buffers, offset)) < left:
+        offset += count
+        left -= count
+        buffers = rest(buffers, count)
+        if count == 0:
+            raise CorruptCheckpointError(
+                f"{key} was cut to {offset} bytes while it was read"
+            )
+
+
+def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
+    """The rest of the buffers after their first bytes are filled."""
+    left: list[memoryview] = []
+    for buffer in buffers:
+        left += [buffer[count:]] if count < len(buffer) else []
+        count = max(0, count - len(buffer))
+    return left
+
+
+# To ask for the write-back of a smaller file costs more than it gains.
+_LARGE = 2**21  # bytes
+
+
+def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
+    """Write a file, which must not exist; return the last part.
+
+    Each part is written before the next one is made.
+    """
+    part: memoryview | bytes = b""
+    nbytes = 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for part in parts:
+            nbytes += len(part)
+            left = memoryview(part)
+            while left:  # The system may take less at a time.
+                left = left[os.write(fd, left) :]
+        if nbytes >= _LARGE:
+            # Else the disk would be idle until the flush.
+            start_write_back(fd)
+    finally:
+        os.close(fd)
+    return bytes(part)

@@ -1,0 +1,259 @@
+"""TensorStore's contexts, specs and futures."""
+
+import errno
+import json
+import os
+import re
+from typing import Any, TYPE_CHECKING, TypeAlias
+
+from ..._errors import CheckpointError, CorruptCheckpointError
+from ..._format.leaf_record import LeafRecord
+from ..._format.manifest import zarr_json
+from .send_window import STALLED
+from .store_path import censored
+
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+
+# About twenty seconds, for a store that is busy or unreachable.
+_RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
+
+
+# A request that makes no progress for so many seconds is given up, and retried.
+_STALLED = {
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": str(STALLED),
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+
+
+_NEVER = {"max_retries": 0}
+
+
+# By process.
+_contexts: "dict[int, ts.Context]" = {}
+
+
+def context() -> "ts.Context":
+    """The context of the whole process: it holds threads, and the data of `memory://`.
+
+    Files are not synced one by one, and not locked: an attempt has a directory of its
+    own, and the commit flushes it at once. A lock that a dead process left would be
+    written over without being cut, which stores its tail behind the new value.
+    """
+    pid = os.getpid()
+    if pid not in _contexts:
+        if _contexts:
+            raise CheckpointError(
+                "This process was forked from one that had used TensorStore, which "
+                "does not survive that. Start it with the method `spawn`, or save and "
+                "restore in its parent only."
+            )
+        for name, value in _STALLED.items():
+            os.environ.setdefault(name, value)
+        import tensorstore as ts
+
+        _contexts[pid] = ts.Context(
+            {
+                "file_io_sync": False,
+                "file_io_locking": {"mode": "none"},
+                "s3_request_retries": _RETRIES,
+                "gcs_request_retries": _RETRIES,
+            }
+        )
+    return _contexts[pid]
+
+
+def array_spec(
+    record: LeafRecord, known: dict[tuple[Any, ...], "ts.Spec"]
+) -> "ts.Spec":
+    """The spec to open an array, parsed once for all arrays of one type."""
+    import tensorstore as ts
+
+    key = record[:9]
+    if key not in known:
+        # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk
+        # as zeros. See tests/faults/test_damage.py.
+        known[key] = ts.Spec(
+            {
+                "driver": "zarr3",
+                "metadata": json.loads(zarr_json(key)),
+                "store_data_equal_to_fill_value": True,
+                "fill_missing_data_reads": False,
+            }
+        )
+    return known[key]
+
+
+def own_context() -> "ts.Context":
+    """A context for a database, whose caches have seen no other at its path."""
+    import tensorstore as ts
+
+    return ts.Context({"cache_pool": {"total_bytes_limit": 0}}, context())
+
+
+def _without_retries() -> "ts.Context":
+    """A context in which each request is sent once."""
+    import tensorstore as ts
+
+    never = {"s3_request_retries": _NEVER, "gcs_request_retries": _NEVER}
+    return ts.Context(never, context())
+
+
+KvSpec: TypeAlias = dict[str, Any]
+
+
+def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
+    """Open the key-value store of a spec; a database gets its own caches."""
+    import tensorstore as ts
+
+    used = own_context() if "base" in spec else context()
+    used = used if retries else _without_retries()
+    return wait_for(ts.KvStore.open(spec, context=used), spec["driver"])
+
+
+def value_of(found: Any, name: str) -> bytes | None:
+    """The value that was read; `None` if there is none."""
+    if found.state == "unspecified":
+        raise contradicts(name)
+    return found.value if found.state == "value" else None
+
+
+def check_written(stamp: Any, name: str) -> None:
+    """Raise if a write without a condition was refused because of one."""
+    if not stamp.generation:
+        raise contradicts(name)
+
+
+def wait_for(future: Any, name: str, seconds: float | None = None) -> Any:
+    """Wait for a TensorStore future; translate its error."""
+    try:
+        return future.result(timeout=seconds)
+    except TimeoutError:
+        raise TimeoutError(
+            f"No answer within {seconds:g} seconds ({name}). Look at the endpoint and "
+            "the credentials."
+        ) from None
+    except (ValueError, RuntimeError, TypeError, NotImplementedError) as e:
+        problem = translated(e, name)
+    # Not in there, where TensorStore's error would be its context, with all details.
+    raise problem
+
+
+# The rest has the store's response, which may repeat a token, and the whole spec.
+_DETAILS = re.compile(r"\s*\[[a-z_ -]+=.*", re.S)
+
+
+_DENIED = re.compile(
+    "^PERMISSION_DENIED|^UNAUTHENTICATED|(?i:credentials)|AuthorizationHeaderMalformed|"
+    "(Expired|Invalid)Token|InvalidAccessKeyId|InvalidSecurity|PermanentRedirect|"
+    "SignatureDoesNotMatch|TokenRefreshRequired|invalid_(client|grant|rapt)"
+)
+
+
+_MOST_SHOWN = 1000
+
+
+# Of Ceph and SeaweedFS, MinIO, and others.
+_FULL = re.compile(
+    "Quota(Limit)?Exceeded|StorageFull|InsufficientStorage|InsufficientCapacity"
+)
+
+
+_BUSY = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+# A database is decoded before its checksum is compared, so any error is possible.
+_DAMAGED = re.compile(
+    "^DATA_LOSS|^NOT_FOUND|^FAILED_PRECONDITION|^OUT_OF|Error decoding"
+)
+
+
+_NO_CONDITION = "a condition failed, but the request had none"
+
+
+_STATUS = re.compile(r"\[http_response_code='(\d+)'")
+
+
+# For missing objects, failed conditions, and ranges beyond the end of an object.
+_NO_REFUSALS = {"404", "410", "412", "416"}
+
+
+def translated(error: Exception, name: str) -> Exception:
+    """The error to raise instead of TensorStore's; `name` is a leaf or a location."""
+    whole = str(error)
+    # It repeats what it cannot read, which may be all of a file.
+    text = censored(_DETAILS.sub("", whole))[:_MOST_SHOWN]
+    if code := re.search(r"\[os_error_code='(\d+)'", whole):
+        number = int(code[1])
+        return OSError(number, f"{os.strerror(number)} ({name!r}: {text})")
+    if text.startswith("DATA_LOSS"):
+        return CorruptCheckpointError(text)
+    if "bucket does not exist" in text or "NoSuchBucket" in text:
+        return no_bucket(name)
+    if _FULL.search(text) or "[http_response_code='507'" in whole:
+        return OSError(
+            errno.EDQUOT,
+            f"The store is full, or a quota is used up ({name}: {text}). Delete what "
+            "is no longer needed, or enlarge the quota",
+        )
+    if "RequestTimeTooSkewed" in text:
+        return PermissionError(
+            errno.EACCES,
+            f"The store denies {name}, because the clock of this machine is wrong: "
+            f"{text}. Set it",
+        )
+    if _DENIED.search(text):
+        return PermissionError(
+            errno.EACCES,
+            f"The store denies {name} ({text}). Look at the credentials, what they "
+            "allow, and the region",
+        )
+    if text.startswith(_BUSY):
+        return ConnectionError(
+            f"The store of {name} does not answer, or is too busy: {text}"
+        )
+    status = status_of(error)
+    if status.startswith("4") and status not in _NO_REFUSALS:
+        return CheckpointError(f"The store refuses {name}: {text}")
+    # An object that is missing is a value, and no error.
+    if status in ("404", "410"):
+        return CheckpointError(
+            f"The store knows nothing at {name}: {text}. Look at the endpoint and the "
+            "bucket."
+        )
+    if status in ("304", "412"):
+        return contradicts(name)
+    if status.startswith("3"):
+        return CheckpointError(
+            f"The store sends requests for {name} elsewhere (status {status}), which "
+            "are not followed. Look at the endpoint and the region."
+        )
+    if "etag not found" in text:
+        return CheckpointError(
+            f"The server of {name} answers without an ETag, as no store does: {text}. "
+            "Look at the endpoint, and for a proxy in between."
+        )
+    if _DAMAGED.search(text):
+        return CorruptCheckpointError(text if name in text else f"{text} ({name})")
+    return CheckpointError(f"TensorStore failed at {name!r}: {text}")
+
+
+def status_of(error: BaseException | None) -> str:
+    """The status of an HTTP response in TensorStore's error, or `''`."""
+    found = _STATUS.search(str(error))
+    return found[1] if found else ""
+
+
+def contradicts(name: str, what: str = _NO_CONDITION) -> ConnectionError:
+    """The error for answers of a store of which at least one is wrong."""
+    return ConnectionError(
+        f"The answers of the store about {name} contradict each other: {what}. Nothing "
+        "is concluded from that. Try again; if it stays so, look at what is between "
+        "this machine and the store."
+    )
+
+
+def no_bucket(name: str) -> CheckpointError:
+    return CheckpointError(f"{name}: there is no such bucket. Make it first.")

@@ -1,0 +1,159 @@
+"""Threads that share the work of one save or restore."""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .threads import start
+
+
+# Bytes of chunks that have begun to move between memory and a disk.
+MAX_IN_FLIGHT = 48 * 2**20
+
+
+# Handing over fewer bytes costs more than doing the work.
+SMALL = 2**17
+
+
+# A thread that waits for a disk needs no core.
+_MOST = 8
+
+
+# A thread that waits this many times longer than it works is waiting for the disk.
+_WAITS = 3
+
+
+_T = TypeVar("_T")
+
+
+class _Done(NamedTuple, Generic[_T]):
+    item: _T
+    nbytes: int
+    error: BaseException | None
+    waited: bool
+
+
+class Crew(Generic[_T]):
+    """Does items of work, in the calling thread and in others.
+
+    Large items are spread over the cores, and over more threads while they wait for the
+    disk. The calling thread does small ones itself, unless they wait too. At most
+    `limit` bytes of items are pending; `heard` is called, in the calling thread, with
+    those that are done.
+    """
+
+    def __init__(
+        self,
+        do: Callable[[_T], None],
+        limit: int,
+        heard: Callable[[_T], Any] = lambda _: None,
+    ) -> None:
+        self._do = do
+        self._limit = limit
+        self._heard = heard
+        self._todo: SimpleQueue[tuple[_T, int] | None] = SimpleQueue()
+        self._done: SimpleQueue[_Done[_T]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._cores = min(len(os.sched_getaffinity(0)), _MOST)
+        # Also if Ctrl-C comes between the end of the work and `__exit__`.
+        self._end = weakref.finalize(self, self._todo.put, None)
+        self._end.atexit = False  # Saves still go on then.
+        self._open = 0  # items
+        self._nbytes = 0
+        self._wall = self._cpu = 0.0
+
+    def __enter__(self) -> "Crew[_T]":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """When this returns, no thread works on an item."""
+        try:
+            with contextlib.suppress(Empty):
+                while True:
+                    self._todo.get_nowait()
+        finally:
+            self._end()
+        for thread in self._threads:
+            # One whose start was interrupted does not live yet, and gets no item.
+            if thread.is_alive():
+                thread.join()
+
+    def put(self, item: _T, nbytes: int) -> None:
+        if nbytes < SMALL and self._wall <= _WAITS * self._cpu:
+            self._do_here(item)
+            return
+        self._open += 1
+        self._nbytes += nbytes
+        self._todo.put((item, nbytes))
+        if len(self._threads) < self._cores:
+            self._hire()
+        while not self._done.empty():
+            self._take()
+        while self._nbytes > self._limit:
+            self._help()
+
+    def finish(self) -> None:
+        while self._open:
+            self._help()
+
+    def _help(self) -> None:
+        """Do an item that no thread has begun, or wait for the others."""
+        try:
+            task = self._todo.get_nowait()
+        except Empty:
+            self._take()
+            return
+        assert task is not None
+        self._do_here(task[0])
+        self._open -= 1
+        self._nbytes -= task[1]
+
+    def _take(self) -> None:
+        item, nbytes, error, waited = self._done.get()
+        self._open -= 1
+        self._nbytes -= nbytes
+        if error is not None:
+            raise error
+        if waited and len(self._threads) < _MOST:
+            self._hire()
+        self._heard(item)
+
+    def _do_here(self, item: _T) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        self._do(item)
+        self._cpu += time.thread_time() - cpu
+        self._wall += time.perf_counter() - wall
+        self._heard(item)
+
+    def _hire(self) -> None:
+        what = (self._todo, self._done, self._do)
+        thread = threading.Thread(target=_work, args=what, daemon=True)
+        # Before it starts: Ctrl-C may come before that returns.
+        self._threads.append(thread)
+        # If none starts, the calling thread does all.
+        if not start(thread):
+            self._threads.remove(thread)
+
+
+def _work(
+    todo: SimpleQueue[tuple[_T, int] | None],
+    done: SimpleQueue[_Done[_T]],
+    do: Callable[[_T], None],
+) -> None:
+    """What a thread does, without a reference to the crew."""
+    while (task := todo.get()) is not None:
+        error: BaseException | None = None
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            do(task[0])
+        except BaseException as e:
+            error = e
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        done.put(_Done(*task, error, wall > _WAITS * cpu))
+        del task
+    todo.put(None)  # For the others, however many there are.

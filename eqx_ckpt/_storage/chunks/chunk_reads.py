@@ -1,0 +1,140 @@
+"""Reading regions of arrays, and comparing every byte with its checksum."""
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+
+from ..._errors import CorruptCheckpointError
+from ..._format.chunk_grid import overlap, shape_of
+from ..._format.source import RegionRead
+from ..._lazy import Array, np
+from ..._types import Report
+from ..calls.host_memory import empty
+from ..calls.safe_files import of_leaf
+from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
+from ..interface.chunk_bytes import (
+    check_size,
+    ChunkBytes,
+    chunks_of,
+    place,
+    Target,
+    verified,
+    Wanted,
+)
+from ..interface.place import Chunks
+from .chunk_codec import ChunkCodec
+
+
+# Bytes decompressed at a time.
+_BATCH = 32 * 2**20
+
+
+def read_chunks(
+    chunks: Chunks,
+    reads: Sequence[RegionRead],
+    damage: dict[str, str],
+    arrived: Report | None = None,
+    targets: Sequence[Array] | None = None,
+) -> list[Array]:
+    """Read regions of arrays into buffers that JAX takes over without a copy.
+
+    The problem with a damaged leaf is put into `damage` under its name; its array must
+    not be used. `arrived` is called with what was read. `targets`: contiguous arrays to
+    read into, in place of new ones.
+    """
+    reading = _Reading(reads, damage, targets or [None] * len(reads))
+    problem = chunks.problem()
+    if problem:
+        damage.update({read.name: problem for read in reads})
+        return reading.arrays
+
+    def heard(item: tuple[Wanted, ChunkBytes]) -> None:
+        if arrived:
+            reading.tell(item[0], arrived)
+
+    with Crew(reading.take, MAX_IN_FLIGHT, heard) as crew:
+        for wanted, source in chunks.fetch(reading.wanted):
+            crew.put((wanted, source), wanted.chunk.nbytes)
+            if reading.nbytes_packed > _BATCH:
+                crew.finish()
+                reading.unpack()
+        crew.finish()
+        reading.unpack()
+    return reading.arrays
+
+
+class _Reading:
+    """Reads chunks into arrays, which are allocated when their first chunk arrives.
+
+    **Attributes:**
+
+    - `wanted`: all chunks, each of them once, however many regions contain it.
+    - `nbytes_packed`: about how many bytes `unpack` has to decode.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        targets: Sequence[Array | None],
+    ) -> None:
+        self._reads = reads
+        self._damage = damage
+        self._arrays = [*targets]
+        self._lock = threading.Lock()
+        self._packed: list[tuple[Wanted, bytes]] = []
+        self.nbytes_packed = 0
+        wanted: dict[str, Wanted] = {}
+        for i, (name, record, region) in enumerate(reads):
+            shape = shape_of(region)
+            if 0 in shape:
+                self._arrays[i] = np.empty(shape, record.data_type)
+                continue
+            for chunk in chunks_of(name, record, region):
+                wanted.setdefault(chunk.key, Wanted(chunk, [])).reads.append(i)
+        self.wanted: Iterable[Wanted] = wanted.values()
+
+    @property
+    def arrays(self) -> list[Array]:
+        return [np.empty(0) if array is None else array for array in self._arrays]
+
+    def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
+        """Read a chunk into place, or keep it for `unpack`; called by any thread."""
+        wanted, source = item
+        chunk = wanted.chunk
+        try:
+            with source:
+                check_size(chunk, source.nbytes)
+                if chunk.record.compression is None:
+                    place(chunk, source, self._targets(wanted))
+                else:
+                    self._packed.append((wanted, verified(chunk, source)))
+                    self.nbytes_packed += chunk.nbytes
+        except CorruptCheckpointError as e:
+            self._damage.setdefault(chunk.name, str(e))
+        except OSError as e:
+            raise of_leaf(e, chunk.name) from None
+
+    def unpack(self) -> None:
+        packed, self._packed, self.nbytes_packed = self._packed, [], 0
+        if packed:
+            parts = [(w.chunk, value, self._targets(w)) for w, value in packed]
+            ChunkCodec().decode(parts, self._damage)
+
+    def tell(self, wanted: Wanted, arrived: Report) -> None:
+        if wanted.chunk.name in self._damage:
+            return
+        for region, array in self._targets(wanted):
+            common = shape_of(overlap(wanted.chunk.region, region))
+            arrived(wanted.chunk.name, math.prod(common) * array.itemsize)
+
+    def _targets(self, wanted: Wanted) -> list[Target]:
+        with self._lock:
+            return [(self._reads[i].region, self._array(i)) for i in wanted.reads]
+
+    def _array(self, i: int) -> Array:
+        array = self._arrays[i]
+        if array is None:
+            _, record, region = self._reads[i]
+            array = self._arrays[i] = empty(shape_of(region), record.data_type)
+        return array

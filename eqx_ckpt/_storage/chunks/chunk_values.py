@@ -1,0 +1,238 @@
+"""Arrays whose chunks are values of keys.
+
+Each chunk is transferred once, as a whole. So its checksum is known without a request
+for it.
+"""
+
+import abc
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TYPE_CHECKING
+
+from ..._errors import CorruptCheckpointError, LeafNameError
+from ..._format.chunk_grid import batches, chunk_keys
+from ..._format.leaf_record import LeafRecord
+from ..._format.manifest import MANIFEST, zarr_json
+from ..._types import Checksums, Report
+from ..calls.send_window import Mark, Window
+from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
+from ..interface.chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
+from ..interface.place import ArrayWrite, Chunks, every_chunk, Storage
+from .chunk_codec import Piece, stored
+
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+
+# Many requests at a time, because each has a long latency.
+_MAX_REQUESTED = 256 * 2**20
+
+
+# Maximum length of a key without the path and the leaf name, such as
+# `@<uuid>/p1234/d/<uuid>`.
+_OWN_KEY = 80
+
+
+# Bytes, or chunks, encoded or decoded at a time.
+_BATCH = 32 * 2**20
+
+
+_LEAST = _BATCH // 512
+
+
+# Written if there are no arrays, so that each attempt leaves a key.
+_EMPTY = b'{"zarr_format": 3, "node_type": "group"}'
+
+
+class Target(abc.ABC):
+    """Where one save writes its values."""
+
+    @abc.abstractmethod
+    def put(self, key: str, value: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Wait until all values are written."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Give up; when this returns, nothing more is written to a disk."""
+
+
+class ChunkValues(Chunks):
+    """Each chunk is a value of its own."""
+
+    def __init__(self, place: Storage) -> None:
+        self.place = place
+
+    @property
+    def spec(self) -> KvSpec:
+        return self.place.spec
+
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        check_limits(self.place, leaves, self.key_of)
+
+    def key_of(self, name: str, record: LeafRecord) -> str:
+        """The longest key of a leaf."""
+        last = chunk_keys(record.data_shape, record.chunk_shape)[-1:]
+        return f"@{'0' * 32}/{name}/{max(MANIFEST, *last, key=len)}"
+
+    def target(self) -> Target:
+        return _Requests(self.place)
+
+    def write(
+        self,
+        writes: Sequence[ArrayWrite],
+        written: Report | None = None,
+        *,
+        create: bool = True,
+    ) -> Checksums:
+        target = self.target()
+        checksums: Checksums = {write.name: {} for write in writes}
+        try:
+            if create and not writes:
+                target.put(MANIFEST, _EMPTY)
+            for name, record, _ in writes if create else ():
+                target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
+            for pieces in _batches_of_pieces(writes):
+                for chunk, parts in stored(pieces):
+                    value = b"".join(parts)
+                    checksum = value[-CHECKSUM_BYTES:].hex()
+                    checksums[chunk.name][chunk.position] = checksum
+                    target.put(chunk.key, value)
+                if written:
+                    for piece in pieces:
+                        written(piece.name, piece.array.nbytes)
+            target.finish()
+        except BaseException:
+            target.cancel()
+            raise
+        return checksums
+
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
+        """Ask for chunks, many at a time."""
+        store = open_kvstore(self.spec)
+        asked: deque[list[tuple[Wanted, Any]]] = deque()
+        for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), _BATCH):
+            asked.append([(one, store.read(one.chunk.key)) for one in batch])
+            if len(asked) > _MAX_REQUESTED // _BATCH:
+                yield from self._answered(store, asked.popleft())
+        while asked:
+            yield from self._answered(store, asked.popleft())
+
+    def _answered(
+        self, store: "ts.KvStore", asked: Iterable[tuple[Wanted, Any]]
+    ) -> Iterator[tuple[Wanted, Value]]:
+        for one, future in asked:
+            key = one.chunk.key
+            value = self._value(key, future)
+            if isinstance(value, Problem):
+                # Two answers are needed to call a checkpoint damaged.
+                value = self._value(key, store.read(key))
+            yield one, Value(value)
+
+    def _value(self, key: str, future: Any) -> bytes | Problem:
+        try:
+            found = value_of(self.place.wait_for(future, key), key)
+        except CorruptCheckpointError as e:
+            return Problem(str(e))
+        # A lost value is empty in a database, and missing in other stores.
+        return found or Problem(f"{key} is missing")
+
+    def list_keys(self) -> list[str]:
+        """All keys, relative to this location."""
+        return self.place.list_keys()
+
+    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+        """One listing: a request for a chunk would transfer it."""
+        there = {*self.list_keys()}
+        keys = (one.chunk.key for one in every_chunk(leaves))
+        lost = next((key for key in keys if key not in there), "")
+        return f"{lost} is missing" if lost else ""
+
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        store = open_kvstore(self.spec)
+        for key, future in [(key, store.read(key)) for key in keys]:
+            try:
+                yield value_of(self.place.wait_for(future, key), key)
+            except CorruptCheckpointError as e:
+                yield e
+
+
+def check_limits(
+    place: Storage,
+    leaves: Mapping[str, LeafRecord],
+    key_of: Callable[[str, LeafRecord], str],
+) -> None:
+    """Raise `LeafNameError` if a key or a chunk is larger than the storage takes."""
+    if math.inf in (place.max_key, place.max_object):
+        return
+    above = len(place.spec["path"].encode())
+    problems: list[str] = []
+    if (length := above + _OWN_KEY) > place.max_key:
+        problems.append(f"- any leaf: without its name, keys would have {length} bytes")
+    for name, record in leaves.items():
+        if not record.is_array:
+            continue
+        key = key_of(name, record)
+        length = above + len(key.encode())
+        nbytes = math.prod(record.chunk_shape) * record.itemsize
+        if key and length > place.max_key:
+            problems.append(f"- {name!r}: its key would have {length} bytes")
+        elif nbytes > place.max_object:
+            problems.append(f"- {name!r}: a chunk would have {nbytes} bytes")
+    if problems:
+        raise LeafNameError(
+            f"{place} cannot take these leaves:\n"
+            + "\n".join(problems)
+            + f"\nA key has {place.max_key} bytes at most, an object "
+            f"{place.max_object}. Pass `layout='ocdbt'`, which has keys of any length, "
+            "or a shorter path; shard the leaf so that its shards can be cut evenly."
+        )
+
+
+def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
+    pieces = (
+        Piece(name, record, region, array)
+        for name, record, shards in writes
+        for region, array in shards
+        if array.size
+    )
+    return batches(pieces, lambda piece: max(piece.array.nbytes, _LEAST), _BATCH)
+
+
+class _Requests(Target):
+    """Requests for values, many at a time."""
+
+    def __init__(self, place: Storage) -> None:
+        self._place = place
+        self._store = open_kvstore(place.spec)
+        self._writing: deque[tuple[Any, str, int, Mark]] = deque()
+        self._nbytes = 0
+        self._window = Window(_MAX_REQUESTED)
+
+    def put(self, key: str, value: bytes) -> None:
+        while self._writing and self._nbytes + len(value) > self._window.nbytes:
+            self._wait()
+        writing = self._store.write(key, value)
+        self._writing.append((writing, key, len(value), self._window.mark()))
+        self._nbytes += len(value)
+
+    def finish(self) -> None:
+        while self._writing:
+            self._wait()
+
+    def _wait(self) -> None:
+        future, key, nbytes, since = self._writing.popleft()
+        check_written(self._place.wait_for(future, key), key)
+        self._nbytes -= nbytes
+        self._window.arrived(nbytes, since)
+
+    def cancel(self) -> None:
+        """Requests already sent may still land, under a prefix that is never reused."""
+        for future, *_ in self._writing:
+            future.cancel()

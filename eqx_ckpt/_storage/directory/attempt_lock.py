@@ -1,0 +1,139 @@
+"""Locks that show which attempts are alive, and the removal of the others."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import uuid
+from collections.abc import Generator
+
+from ..._errors import CheckpointError
+from ..calls.opening import open_plain
+from ..calls.posix_calls import delete, fsync
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# In bytes, of most file systems.
+LONGEST_NAME = 255
+
+
+# What surrounds the name of a target: `.`, and `.<uuid>.lock`.
+_MAX_NAME = LONGEST_NAME - 39
+
+
+_held: set[int] = set()
+
+
+@contextlib.contextmanager
+def locked_attempt(target: str) -> Generator[str, None, None]:
+    """A fresh hidden name beside a target, and a lock that this process holds.
+
+    The kernel releases the lock when the process dies, so `sweep` recognises dead
+    attempts. It is a separate file: NFS cannot lock directories.
+    """
+    parent, name = os.path.split(target)
+    if len(os.fsencode(name)) > _MAX_NAME:
+        raise CheckpointError(
+            f"The directory's name {name[:40] + '...'!r} has {len(os.fsencode(name))} "
+            f"bytes. Nothing was saved; choose a name of {_MAX_NAME} at most: a save "
+            "needs a longer one beside it, and file systems take 255."
+        )
+    stem, lock = "", None
+    # From its first line, as Ctrl-C may come at any.
+    try:
+        while lock is None:
+            stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
+            lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            _held.add(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                swept = not os.fstat(lock).st_nlink
+            except BlockingIOError:
+                swept = True
+            except OSError:
+                # A file system without locks: `sweep` fails there, and removes nothing.
+                swept = False
+            if swept:
+                _held.discard(lock)
+                os.close(lock)
+                lock = None
+        yield stem
+    finally:
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(stem + ".lock")
+            _held.discard(lock)
+            os.close(lock)
+
+
+def _let_go() -> None:
+    """Close the locks in a forked child, which could outlive its parent."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+# `.000100.<uuid>`: the directory of an attempt, or the lock of its process.
+_CLAIM = re.compile(r"(\..+\.[0-9a-f]{32})\.(?:tmp|lock)")
+
+
+def attempts_in(directory: str) -> list[str]:
+    """The hidden names of attempts in a directory, without `.tmp` or `.lock`."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted({m[1] for name in names if (m := _CLAIM.fullmatch(name))})
+
+
+def is_dead(stem: str) -> bool:
+    """Whether no process holds the lock of an attempt; changes nothing."""
+    # The lock is held before there is a directory.
+    if not os.path.lexists(f"{stem}.tmp"):
+        return False
+    try:
+        lock = open_plain(f"{stem}.lock")[0]
+    except FileNotFoundError:
+        return os.path.lexists(f"{stem}.tmp")
+    except OSError as e:
+        logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def sweep_attempts(directory: str) -> None:
+    """Remove what dead attempts left in a directory, and nothing of a live one."""
+    for name in attempts_in(directory):
+        _sweep_one(os.path.join(directory, name))
+
+
+def _sweep_one(stem: str) -> None:
+    try:
+        lock = open_plain(stem + ".lock", os.O_RDWR | os.O_CREAT)[0]
+    except OSError as e:
+        # Of another user, or a link: of the others, something can be removed.
+        logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            logger.info("Removing %s.tmp, which a dead process left.", stem)
+            # What that exchanged or hid must not reappear half deleted.
+            fsync(os.path.dirname(stem))
+            delete(stem + ".tmp")
+            os.unlink(stem + ".lock")
+    except BlockingIOError:
+        logger.debug("%s.tmp is in use.", stem)
+    finally:
+        os.close(lock)

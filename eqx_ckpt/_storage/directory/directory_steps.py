@@ -1,0 +1,161 @@
+"""The steps of a run in a directory; nothing is cached that could be stale."""
+
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..._errors import CheckpointError
+from ..calls.opening import open_folder
+from ..calls.posix_calls import delete, fsync
+from ..interface import committed_manifest as committed
+from ..interface.place import is_misspelled_step, is_step, step_name, Steps, Storage
+from .attempt_lock import attempts_in, is_dead, locked_attempt, sweep_attempts
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+class DirectorySteps(Steps):
+    """As `Steps`; the function removes checkpoints."""
+
+    def __init__(self, run: Storage, remove: Callable[[Iterable[str]], None]) -> None:
+        self._run = run
+        self._path: str = run.spec["path"]
+        self._remove = remove
+        # By step: the identity and the metadata of its checkpoint.
+        self._metadata: dict[int, tuple[object, Any]] = {}
+        self._strangers: dict[str, bool] = {}
+        # The directory, so that one that was moved can be told from one that is gone.
+        self._opened: int | None = None
+        self._whole = committed.SeenWhole()
+
+    def named(self) -> list[int]:
+        return sorted(int(name) for name in self._names() if is_step(name))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def check_place(self) -> None:
+        if self._opened is not None:
+            was = os.fstat(self._opened)
+            if _is_at(was, self._path):
+                return
+            if was.st_nlink:
+                raise CheckpointError(
+                    f"{self._run.url()!r} is not the directory that this manager began "
+                    "to use: that was moved, with its steps. Nothing was done. Move it "
+                    "back, or make a `CheckpointManager` of the path where it is now."
+                )
+        # None was there yet, or it was deleted: a run begins anew.
+        with contextlib.suppress(OSError):
+            self._opened = open_folder(self._path)
+            weakref.finalize(self, os.close, self._opened)
+
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
+        self.check_place()
+        names = self._names()
+        named = sorted(int(name) for name in names if is_step(name))
+        places = {step: self._step(step) for step in named}
+        steps = committed.committed_steps(places, doubtful)
+        # Another process may have removed one meanwhile, after saving a newer one.
+        vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
+        if not vanished:
+            others = {*named} - {*steps} - {*(doubtful or ())}
+            self._strangers = {
+                step_name(step): False
+                for step in others
+                if _has_entries(places[step].url())
+            }
+            for name in filter(is_misspelled_step, names):
+                with contextlib.suppress(OSError):
+                    if committed.is_checkpoint(self._run / f"{name}/"):
+                        self._strangers[name] = True
+            return steps
+        if doubtful is not None:
+            doubtful.clear()
+        return self.saved(doubtful)
+
+    def strangers(self) -> dict[str, bool]:
+        return self._strangers
+
+    def metadata(self, step: int) -> Any:
+        """Read again only if the step was replaced."""
+        place = self._step(step)
+        now = place.identity()
+        if step not in self._metadata or self._metadata[step][0] != now:
+            self._metadata[step] = now, committed.read_metadata(place)[1]
+        return self._metadata[step][1]
+
+    def problem(self, step: int) -> str:
+        return self._whole.problem(self._step(step))
+
+    def remove(self, steps: Sequence[int]) -> None:
+        self._remove(self._step(step).url() for step in steps)
+
+    def sweep(self, *, starting: bool) -> None:
+        """On a disk, sweeping once is enough."""
+        if starting:
+            sweep_attempts(self._path)
+
+    def orphans(self) -> dict[str, int | None]:
+        stems = [os.path.join(self._path, name) for name in attempts_in(self._path)]
+        dead = [f"{stem}.tmp" for stem in stems if is_dead(stem)]
+        return {path: _nbytes(path) for path in dead}
+
+    def sweep_all(self) -> None:
+        self.sweep(starting=True)
+
+    def _step(self, step: int) -> Storage:
+        return self._run / f"{step_name(step)}/"
+
+
+def _is_at(was: os.stat_result, path: str) -> bool:
+    try:
+        return os.path.samestat(was, os.stat(path))
+    except OSError:
+        return False
+
+
+def _has_entries(path: str) -> bool:
+    try:
+        return bool(os.listdir(path))
+    except OSError:
+        return False
+
+
+def _nbytes(path: str) -> int:
+    """Bytes of the files below a path, some of which may vanish meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def remove(checkpoints: Iterable[str]) -> None:
+    """Delete checkpoints in one directory; none is ever visible in part.
+
+    Their names are removed first, durably, and then their content.
+    """
+    with contextlib.ExitStack() as stack:
+        hidden: list[str] = []
+        try:
+            for path in checkpoints:
+                temporary = stack.enter_context(locked_attempt(path)) + ".tmp"
+                # Another process may have removed it.
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path, temporary)
+                    hidden.append(temporary)
+        finally:
+            # Those before the one that failed are removed all the same.
+            if hidden:
+                fsync(os.path.dirname(hidden[0]))
+            for temporary in hidden:
+                delete(temporary)

@@ -1,0 +1,1 @@
+"""What a place can do, and what a chunk is."""

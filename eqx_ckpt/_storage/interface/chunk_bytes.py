@@ -1,0 +1,284 @@
+"""The bytes of uncompressed chunks: their content, and their places in arrays.
+
+Pieces are read and written that are still in a cache for their checksum, and so large
+that threads seldom wait for each other in Python.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
+
+from fastcrc import crc32
+
+from ..._errors import CorruptCheckpointError
+from ..._format.chunk_grid import (
+    chunk_index,
+    chunk_key,
+    chunk_region,
+    overlap,
+    Region,
+    relative,
+    run_start,
+    shape_of,
+    touched,
+    whole,
+)
+from ..._format.leaf_record import LeafRecord
+from ..._lazy import Array, np
+
+
+CHECKSUM_BYTES = 4
+
+
+# zstd compresses at most 2**17 bytes into a block, which has four bytes at least.
+_MAX_RATIO = 2**15
+
+
+# The page cache of a file that is written in smaller parts has smaller pages.
+_PIECE_BYTES = 2**21
+
+
+# Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
+_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
+
+
+Target: TypeAlias = tuple[Region, Array]
+
+
+class Chunk(NamedTuple):
+    """One chunk of an array."""
+
+    name: str
+    record: LeafRecord
+    position: int  # in C order
+    at: tuple[int, ...]  # along each axis
+    key: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoded array, padding included."""
+        return math.prod(self.record.chunk_shape) * self.record.itemsize
+
+    @property
+    def region(self) -> Region:
+        return chunk_region(self.at, self.record.data_shape, self.record.chunk_shape)
+
+
+def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
+    """The chunks that a region touches."""
+    shape, chunk = record.data_shape, record.chunk_shape
+    if shape == chunk:
+        at = (0,) * len(shape)
+        yield Chunk(name, record, 0, at, f"{name}/{chunk_key(at)}")
+        return
+    for position in touched(region, shape, chunk):
+        at = chunk_index(position, shape, chunk)
+        yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
+
+
+class Wanted(NamedTuple):
+    """A chunk, and which of several reads need a part of it."""
+
+    chunk: Chunk
+    reads: list[int]
+
+
+@runtime_checkable
+class ChunkBytes(Protocol):
+    """The open source of the bytes of a chunk."""
+
+    nbytes: int
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Read into all of the buffers, one after another."""
+        ...
+
+
+class Problem(NamedTuple):
+    """Why a chunk cannot be read.
+
+    It is kept as text: an exception would keep all that it went through.
+    """
+
+    text: str
+
+
+class Value:
+    """A chunk in memory, or the problem with it."""
+
+    def __init__(self, found: bytes | Problem) -> None:
+        self._found = found
+        self.nbytes = 0
+
+    def __enter__(self) -> None:
+        if isinstance(self._found, Problem):
+            raise CorruptCheckpointError(self._found.text)
+        self._value = memoryview(self._found)
+        self.nbytes = len(self._found)
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        for buffer in buffers:
+            buffer[:] = self._value[offset : offset + len(buffer)]
+            offset += len(buffer)
+
+
+def check_size(chunk: Chunk, nbytes: int) -> None:
+    expected = chunk.nbytes + CHECKSUM_BYTES
+    # zstd makes incompressible data a little larger.
+    packed = chunk.record.compression is not None
+    least = chunk.nbytes / _MAX_RATIO + CHECKSUM_BYTES
+    most = expected * 1.01 + 1024
+    if nbytes != expected and not (packed and least <= nbytes <= most):
+        raise CorruptCheckpointError(
+            f"{chunk.key} has {nbytes} bytes instead of {expected}"
+            f"{' before compression' if packed else ''}"
+        )
+
+
+def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
+    """Copy a chunk into the arrays whose regions are given.
+
+    The whole chunk is read and compared with its checksum.
+    """
+    reader = _Reader(chunk, source)
+    run = _run(chunk, *targets[0]) if len(targets) == 1 else None
+    if run is None:
+        _scatter(reader, chunk, targets)
+    else:
+        start, memory = run
+        reader.skip(start)
+        reader.read(memory)
+        reader.skip(source.nbytes - CHECKSUM_BYTES - start - len(memory))
+    reader.compare()
+
+
+def verified(chunk: Chunk, source: ChunkBytes) -> bytes:
+    """A stored chunk, verified, for a decoder."""
+    value = bytearray(source.nbytes)
+    reader = _Reader(chunk, source)
+    reader.read(memoryview(value)[:-CHECKSUM_BYTES])
+    value[-CHECKSUM_BYTES:] = reader.compare()
+    return bytes(value)
+
+
+class _Reader:
+    """Reads a chunk from beginning to end, and computes its checksum."""
+
+    def __init__(self, chunk: Chunk, source: ChunkBytes) -> None:
+        self._chunk = chunk
+        self._source = source
+        self._offset = self._crc = 0
+        self._tail = memoryview(bytearray(CHECKSUM_BYTES))
+
+    def read(self, memory: memoryview) -> None:
+        for start in range(0, len(memory), _PIECE_BYTES):
+            piece = memory[start : start + _PIECE_BYTES]
+            after = self._offset + len(piece)
+            is_last = after + CHECKSUM_BYTES == self._source.nbytes
+            buffers = [piece, self._tail] if is_last else [piece]
+            self._source.fill(buffers, self._offset)
+            self._crc = crc32.iscsi(piece, self._crc)
+            self._offset = after
+
+    def skip(self, nbytes: int) -> None:
+        """Read what no array wants."""
+        if nbytes:
+            spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
+            for start in range(0, nbytes, _PIECE_BYTES):
+                self.read(spare[: nbytes - start])
+
+    def compare(self) -> bytes:
+        """Compare the checksum with those at the chunk's end and in the manifest.
+
+        Chunks that changed places are intact, but differ from the manifest.
+        """
+        tail = bytes(self._tail)
+        if self._crc.to_bytes(CHECKSUM_BYTES, "little") != tail:
+            raise CorruptCheckpointError(
+                f"{self._chunk.key} is damaged: its checksum is another one"
+            )
+        if tail.hex() != self._chunk.record.crc32c[self._chunk.position]:
+            raise CorruptCheckpointError(
+                f"{self._chunk.key} is not the chunk that was saved"
+            )
+        return tail
+
+
+def _run(chunk: Chunk, region: Region, array: Array) -> tuple[int, memoryview] | None:
+    """The offset of a region in a chunk, and its memory, if both are contiguous."""
+    record = chunk.record
+    if record.data_shape == record.chunk_shape == array.shape:
+        return 0, _memory(array)
+    common = overlap(chunk.region, region)
+    start = run_start(relative(common, chunk.region), record.chunk_shape)
+    part = array[relative(common, region)]
+    if start is None or not part.flags.c_contiguous:
+        return None
+    return start * record.itemsize, _memory(part)
+
+
+def _memory(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
+    bits = _BITS[chunk.record.itemsize]
+    # With an axis in front, since an array may have none.
+    shape, first = (1, *chunk.record.chunk_shape), slice(0, 1)
+    origin = (0, *(i * c for i, c in zip(chunk.at, shape[1:], strict=True)))
+    wanted = [((first, *region), array.view(bits)[None]) for region, array in targets]
+    memory = np.empty(0, bits)
+    for inside in _blocks(shape, chunk.record.itemsize, _PIECE_BYTES):
+        size = math.prod(shape_of(inside))
+        # Fresh memory would cost more than the copy.
+        memory = memory if memory.size >= size else np.empty(size, bits)
+        block = memory[:size].reshape(shape_of(inside))
+        reader.read(_memory(block))
+        region = tuple(
+            slice(o + i.start, o + i.stop) for o, i in zip(origin, inside, strict=True)
+        )
+        for target, array in wanted:
+            common = overlap(region, target)
+            if all(span.start < span.stop for span in common):
+                array[relative(common, target)] = block[relative(common, region)]
+
+
+def _blocks(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[Region]:
+    """Split an array into runs of about `nbytes`, along its first long axis."""
+    axis = next((i for i, size in enumerate(shape) if size > 1), 0)
+    step = max(1, nbytes // (math.prod(shape[axis + 1 :]) * itemsize))
+    before, after = whole(shape[:axis]), whole(shape[axis + 1 :])
+    for start in range(0, shape[axis], step):
+        yield (*before, slice(start, min(start + step, shape[axis])), *after)
+
+
+def encoded(chunk: Chunk, array: Array) -> Iterator[memoryview | bytes]:
+    """The parts of a chunk as it is stored; the last one is the checksum.
+
+    `array` is the content of the chunk without padding.
+    """
+    crc = 0
+    for piece in _pieces(chunk, array):
+        crc = crc32.iscsi(piece, crc)
+        yield piece
+    yield crc.to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:
+    shape = chunk.record.chunk_shape
+    if array.shape == shape and array.flags.c_contiguous:
+        yield _memory(array)
+        return
+    bits = _BITS[chunk.record.itemsize]
+    source = array.view(bits)[None]
+    for inside in _blocks((1, *shape), chunk.record.itemsize, _PIECE_BYTES):
+        block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
+        part = source[inside]
+        block[whole(part.shape)] = part
+        yield _memory(block)

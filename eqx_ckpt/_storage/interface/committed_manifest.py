@@ -1,0 +1,115 @@
+"""The metadata of the checkpoint that was committed at a location."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ..._format.manifest import MANIFEST
+from ..._format.manifest_parser import (
+    from_bytes,
+    HEAD,
+    HEAD_BYTES,
+    is_foreign,
+    metadata_from_bytes,
+)
+from ..calls.tensorstore_calls import contradicts
+from .place import Storage
+
+
+# An answer that another one contradicts is asked for again.
+_TRIES = 3
+
+
+_ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
+
+
+def read_committed(place: Storage) -> bytes:
+    """The manifest; `CheckpointNotFoundError` if there is none."""
+    try:
+        for _ in range(_TRIES):
+            data = place.read(MANIFEST)
+            if data is not None:
+                return data
+            if not place.is_listed(MANIFEST):
+                raise CheckpointNotFoundError(
+                    f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
+                )
+    except CorruptCheckpointError as e:
+        raise CorruptCheckpointError(f"{place} is damaged: {e}.") from None
+    raise contradicts(place.url(MANIFEST), "it is listed, and it is missing")
+
+
+def read_metadata(place: Storage) -> tuple[str, Any]:
+    """The root and the metadata of a checkpoint, without its leaves."""
+    data = read_committed(place)
+    return root_of(data[:HEAD_BYTES]), metadata_from_bytes(data, str(place))
+
+
+def root_of(head: bytes) -> str:
+    """The prefix of the attempt that the head of a manifest refers to, or `''`."""
+    root = _ROOT.search(head)
+    return root[1].decode() if root else ""
+
+
+def committed_steps(
+    places: Mapping[int, Storage], doubtful: dict[int, OSError] | None
+) -> list[int]:
+    """The steps at whose place a checkpoint was committed; see `Steps.saved`."""
+    steps: list[int] = []
+    for step, place in places.items():
+        try:
+            if is_checkpoint(place):
+                steps.append(step)
+        except OSError as e:
+            if doubtful is None:
+                raise
+            doubtful[step] = e
+    return steps
+
+
+def is_checkpoint(place: Storage) -> bool:
+    """Whether a checkpoint was committed here, damaged or not."""
+    try:
+        head = place.read(MANIFEST, HEAD_BYTES)
+        if head is None or HEAD.match(head):
+            return head is not None
+        return not is_foreign(place.read(MANIFEST) or b"")
+    except CorruptCheckpointError:
+        return True
+
+
+def problem_of(place: Storage) -> str:
+    """Why the checkpoint at a place is not whole, or `''`.
+
+    It is whole if its manifest is, and if each chunk that this names is there, as long
+    as it was written. No data are read: a changed bit is not seen.
+    """
+    try:
+        manifest = from_bytes(read_committed(place), str(place))
+        chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        return chunks.problem() or chunks.missing(manifest.leaves)
+    except CheckpointNotFoundError:
+        raise
+    except CheckpointError as e:
+        return str(e)
+
+
+class SeenWhole:
+    """Remembers which checkpoints were seen whole since they were committed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, object] = {}
+
+    def problem(self, place: Storage) -> str:
+        """As `problem_of`; of one version, if others replace or remove it meanwhile."""
+        key = str(place)
+        now = place.identity()
+        if now is None or self._seen.get(key) != now:
+            problem = problem_of(place)
+            if place.identity() != now:
+                return self.problem(place)
+            if problem:
+                return problem
+            self._seen[key] = now
+        return ""

@@ -1,0 +1,110 @@
+"""Files of other formats, written beside their places and renamed at the end."""
+
+import contextlib
+import os
+import uuid
+import zipfile
+from collections.abc import Generator, Sequence
+from typing import BinaryIO
+
+from ..._types import PathLike
+from ..calls.opening import reading
+from ..calls.posix_calls import fsync
+from ..calls.store_path import local_path
+from .replacing import already_there, is_replacement, Kind
+
+
+class NewFiles:
+    """Files that come into being together: all of them at the end, or none.
+
+    They are written beside their places, and renamed in the order of `paths`. Other
+    files that they take the place of, `replaces`, are removed after that, in order.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[PathLike],
+        kind: Kind,
+        *,
+        overwrite: bool,
+        replaces: Sequence[str] = (),
+    ) -> None:
+        self.paths = [local_path(path) for path in paths]
+        self._replaces = replaces
+        self._kind = kind
+        self._overwrite = overwrite
+        self._temporary: list[str] = []
+        self._folders: list[str] = []
+        self._check()
+
+    def _check(self) -> None:
+        for path in (*self.paths, *self._replaces):
+            is_replacement(path, self._kind, overwrite=self._overwrite)
+
+    def __enter__(self) -> "NewFiles":
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        try:
+            if error is None:
+                self._check()
+                for temporary, path in zip(self._temporary, self.paths, strict=True):
+                    self._commit(temporary, path)
+                for path in self._replaces:
+                    _remove(path)
+        finally:
+            for temporary in self._temporary:
+                _remove(temporary)
+            for folder in self._folders:
+                # It stays if it has a file.
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+
+    @contextlib.contextmanager
+    def next(self) -> Generator[BinaryIO, None, None]:
+        """The file that is to be the next one of `paths`, flushed at the end."""
+        folder, name = os.path.split(self.paths[len(self._temporary)])
+        self._make(folder)
+        self._temporary.append(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
+        with open(self._temporary[-1], "xb") as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+
+    def _make(self, folder: str) -> None:
+        """Make a folder, and list those made, the innermost first."""
+        missing = folder
+        while not os.path.exists(missing):
+            self._folders.append(missing)
+            missing = os.path.dirname(missing)
+        os.makedirs(folder, exist_ok=True)
+
+    def _commit(self, temporary: str, path: str) -> None:
+        if self._overwrite:
+            os.replace(temporary, path)
+        else:
+            try:
+                # Unlike a rename, a link never takes the place of a file.
+                os.link(temporary, path)
+            except FileExistsError:
+                raise already_there(repr(path)) from None
+            os.unlink(temporary)
+        fsync(os.path.dirname(path))
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _differs(path: str) -> str:
+    """Why a file is not an archive of NumPy, or `""`."""
+    try:
+        with reading(path) as f, zipfile.ZipFile(f) as archive:
+            others = [n for n in archive.namelist() if not n.endswith(".npy")]
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return "It is not a zip file."
+    return f"It has {others[0]!r}." if others else ""
+
+
+NPZ = Kind("an npz file", _differs)

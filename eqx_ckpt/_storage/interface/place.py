@@ -1,0 +1,471 @@
+"""The interface of a backend: a location with keys and values that holds checkpoints.
+
+`locate` finds the `Storage` of a path once; nothing else asks which backend it is.
+"""
+
+import abc
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from ..._errors import CheckpointError, CorruptCheckpointError
+from ..._format.chunk_grid import Region, whole
+from ..._format.leaf_record import LeafRecord
+from ..._format.manifest import MAX_BYTES
+from ..._lazy import Array
+from ..._types import Checksums, Layout, LAYOUTS, Report
+from ..calls.tensorstore_calls import KvSpec
+from .chunk_bytes import check_size, ChunkBytes, chunks_of, Wanted
+
+
+S = TypeVar("S", bound="Storage")
+
+
+# The key that says who writes.
+WRITER_LOCK = "writer.lock"
+
+
+MAX_STEP = 2**63 - 1
+
+
+_STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
+
+
+class ArrayWrite(NamedTuple):
+    """A leaf's record, and its data as regions and arrays that cover it."""
+
+    name: str
+    record: LeafRecord
+    shards: Iterable[tuple[Region, Array]]
+
+
+class Storage(abc.ABC):
+    """A location: a checkpoint, a run, or an empty place for one.
+
+    **Attributes:**
+
+    - `spec`: of the TensorStore key-value store; its path ends with `/`.
+    - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
+    - `is_shared`: whether all processes of a job see the same values.
+    - `max_key`, `max_object`: how many bytes a key and a value may have.
+    - `always_fits`: if path and leaf name together are shorter, no limit is exceeded.
+    - `database`: options for the spec of an OCDBT database here.
+    """
+
+    spec: KvSpec
+    layouts: ClassVar[Mapping[Layout, "Callable[[Storage], Chunks]"]]
+    is_shared: ClassVar[bool] = True
+    max_key: ClassVar[float] = math.inf
+    max_object: ClassVar[float] = math.inf
+    always_fits: ClassVar[float] = 0
+    database: "ClassVar[DatabaseOptions]"
+
+    @abc.abstractmethod
+    def url(self, key: str = "") -> str:
+        """This location, or a key in it, as a user would write it."""
+
+    def __str__(self) -> str:
+        return repr(self.url())
+
+    @abc.abstractmethod
+    def at(self: S, path: str) -> S:
+        """Another path of the same file system or bucket."""
+
+    def __truediv__(self: S, name: str) -> S:
+        """The location below a name, which ends with `/`."""
+        return self.at(self.spec["path"] + name)
+
+    def arrays(self: S, root: str) -> S:
+        """The location of the arrays of what is here; it is not elsewhere."""
+        return self / root
+
+    @abc.abstractmethod
+    def read(self, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+        """The value of a key, or its first `most` bytes; `None` if there is none."""
+
+    @abc.abstractmethod
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        """For each of several keys its value, an error, or `None` if missing."""
+
+    @abc.abstractmethod
+    def list_keys(self) -> list[str]:
+        """All keys, relative to this location."""
+
+    @abc.abstractmethod
+    def is_listed(self, key: str) -> bool:
+        """Whether a store lists a key, even if it cannot be read.
+
+        Raises if the bucket does not exist or may not be listed.
+        """
+
+    @abc.abstractmethod
+    def identity(self) -> object:
+        """A value that differs for each checkpoint; `None` if there is none."""
+
+    @abc.abstractmethod
+    def wait_for(self, future: Any, key: str = "", most: float | None = None) -> Any:
+        """Wait for a TensorStore future; translate its error.
+
+        After `most` seconds it has failed.
+        """
+
+    @abc.abstractmethod
+    def begin(
+        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+    ) -> "Attempt":
+        """Begin to save a checkpoint here with arrays of these names.
+
+        Raises `LeafNameError` if two of them would be in one place.
+        """
+
+    @abc.abstractmethod
+    def join(self, path: str, layout: Layout) -> "Share":
+        """Take part in an attempt that another process has begun at `path`.
+
+        Raises `FileNotFoundError` if this process cannot see it.
+        """
+
+    @abc.abstractmethod
+    def steps(self) -> "Steps":
+        """The steps of a run, if this is one."""
+
+    @abc.abstractmethod
+    def writer(self) -> "SoleWriter":
+        """What writes here while nobody else does."""
+
+    def database_problem(self) -> str:
+        """Why TensorStore must not open an OCDBT database here, or `''`."""
+        return ""
+
+    def folder_problem(self, folder: str, most: int) -> str:
+        """Why TensorStore must not open an array in a folder here, or `''`.
+
+        No file of it has more than `most` bytes.
+        """
+        return ""
+
+    def whole_above(self) -> tuple[str, str]:
+        """The closest checkpoint or recording above this: which of them, and where."""
+        return "", ""
+
+    def explain(self) -> str:
+        """A sentence about what is here instead of a checkpoint."""
+        return ""
+
+    def explain_run(self) -> str:
+        """A sentence about what is here instead of a run."""
+        return ""
+
+
+class DatabaseOptions(NamedTuple):
+    """How an OCDBT database is kept in one kind of storage.
+
+    - `read`, `write`: entries of its spec, besides the base.
+    - `max_transaction`: bytes that wait in memory for a commit.
+    - `waits`: whether to wait for a commit that was aborted.
+    """
+
+    read: KvSpec
+    write: KvSpec
+    max_transaction: int
+    waits: bool
+
+
+class Chunks(abc.ABC):
+    """The arrays of a checkpoint, as chunks below one location."""
+
+    place: Storage
+    # Whether each array has a folder of its name.
+    has_folders: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
+        """Raise `LeafNameError` if a leaf exceeds what the storage takes."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        writes: Sequence[ArrayWrite],
+        written: Report | None = None,
+        *,
+        create: bool = True,
+    ) -> Checksums:
+        """Write every array; return the checksum of each chunk, by its position.
+
+        Without `create`, another process writes the metadata of the arrays. `written`
+        is called with each piece of data that is no longer needed. When this raises,
+        nothing more is written to a disk.
+        """
+
+    def part(self, name: str) -> "Chunks":
+        """The location where one of several processes writes; `name` ends with `/`."""
+        return self
+
+    def merge(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Join the parts with these names without copying their data."""
+
+    @abc.abstractmethod
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
+        """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
+
+    @abc.abstractmethod
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        """As `Storage.read_all`, for the files beside the chunks."""
+
+    def problem(self) -> str:
+        """Why nothing here may be read, or `''`."""
+        return ""
+
+    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+        """What is wrong with the first chunk that is not there in full, or `''`.
+
+        Names and sizes are compared; no data are read.
+        """
+        for one, source in self.fetch(every_chunk(leaves)):
+            try:
+                with source:
+                    check_size(one.chunk, source.nbytes)
+            except CorruptCheckpointError as e:
+                return str(e)
+        return ""
+
+    def verify(self) -> None:  # noqa: B027
+        """Raise if anything but the chunks is damaged."""
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+def every_chunk(leaves: Mapping[str, LeafRecord]) -> Iterator[Wanted]:
+    """The chunks of all arrays."""
+    for name, record in leaves.items():
+        if record.is_array and 0 not in record.data_shape:
+            for chunk in chunks_of(name, record, whole(record.data_shape)):
+                yield Wanted(chunk, [])
+
+
+class Attempt(contextlib.AbstractContextManager[Any]):
+    """One try to save one checkpoint, by one process or by several.
+
+    A context manager: on exit, everything that was not committed is removed.
+
+    **Attributes:**
+
+    - `chunks`: where this process writes arrays, once the context is entered.
+    - `root`: how the manifest refers to that location.
+    - `is_first`: whether this process creates the arrays, and commits.
+    """
+
+    chunks: Chunks
+    root: str
+    is_first: bool = True
+
+    def show(self) -> None:  # noqa: B027
+        """Let other processes see the attempt, which they are about to `join`."""
+
+    @abc.abstractmethod
+    def gather(self, checksums: Checksums) -> Checksums:
+        """Wait until all processes have written; return the checksums of all."""
+
+    @abc.abstractmethod
+    def commit(self, manifest: bytes) -> None:
+        """Make the checkpoint exist, durably; `CheckpointExistsError` if one does.
+
+        Only the manifest of the first process counts.
+        """
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Share(contextlib.AbstractContextManager[Any]):
+    """One process's part in an attempt that another process has begun."""
+
+    chunks: Chunks
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Make everything that this process has written durable."""
+
+    @abc.abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class Steps(abc.ABC):
+    """The steps of a run."""
+
+    @abc.abstractmethod
+    def named(self) -> list[int]:
+        """Every entry with the name of a step, in order."""
+
+    @abc.abstractmethod
+    def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
+        """The committed steps, in order, damaged or not.
+
+        Those of which it cannot be seen whether they are committed go to `doubtful`,
+        with the reason; without it, this raises.
+        """
+
+    @abc.abstractmethod
+    def strangers(self) -> dict[str, bool]:
+        """What looked like a step when `saved` listed it last, and is none.
+
+        By name, whether it is a checkpoint, with a number that is not a step's name,
+        such as `3` or `0000003`. Otherwise, its name is a step's, and it contains
+        something, but no manifest.
+        """
+
+    def check_place(self) -> None:  # noqa: B027
+        """Raise if the run was moved since this process used it first."""
+
+    @abc.abstractmethod
+    def metadata(self, step: int) -> Any:
+        """The metadata of a step that `saved` listed."""
+
+    @abc.abstractmethod
+    def problem(self, step: int) -> str:
+        """Why a step that `saved` listed is not whole, or `''`; see `SeenWhole`.
+
+        Raises `CheckpointNotFoundError` if it is not there any more, and `OSError` if
+        that cannot be seen.
+        """
+
+    @abc.abstractmethod
+    def remove(self, steps: Sequence[int]) -> None:
+        """Remove steps; none is ever visible in part."""
+
+    @abc.abstractmethod
+    def sweep(self, *, starting: bool) -> None:
+        """Remove what dead attempts left; `starting`: called by a new manager."""
+
+    @abc.abstractmethod
+    def orphans(self) -> dict[str, int | None]:
+        """What attempts left that seem dead, and its bytes if the storage tells them.
+
+        An attempt in a store may still live: whether it does is seen over time only.
+        """
+
+    @abc.abstractmethod
+    def sweep_all(self) -> None:
+        """Remove what dead attempts left, however long it takes to know that."""
+
+
+class SoleWriter(abc.ABC):
+    """Writes values below keys, as the only one; a commit refers to some of them.
+
+    What is written is durable after `flush`. A key that has committed data is replaced,
+    not written: it has one value or the other at any time, and after a power cut.
+    """
+
+    @abc.abstractmethod
+    def acquire(self) -> None:
+        """Be the only writer until `release`; raise if somebody else is."""
+
+    @abc.abstractmethod
+    def join(self) -> None:
+        """Write for another process of the same job, which is the only writer."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Let others write; twice is once."""
+
+    @abc.abstractmethod
+    def strangers(self) -> list[str]:
+        """What is here that is not a writer's, before there is a record."""
+
+    @abc.abstractmethod
+    def read(self, key: str) -> bytes | None:
+        """The last value of a key that was committed, or written since."""
+
+    @abc.abstractmethod
+    def list(self, folder: str) -> list[str]:
+        """The keys directly below a folder."""
+
+    def check(self, arrays: Sequence[str]) -> None:  # noqa: B027
+        """Raise `LeafNameError` if two of these names would be in one place."""
+
+    @abc.abstractmethod
+    def make(self, folder: str) -> None:
+        """Make a folder, where there are folders."""
+
+    @abc.abstractmethod
+    def write(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Write a value that no commit refers to."""
+
+    @abc.abstractmethod
+    def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
+        """Write a value in place of a committed one; until `flush` it may be either."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Make all that was written durable."""
+
+    @abc.abstractmethod
+    def show(self, key: str, value: bytes) -> None:
+        """Replace a value that nothing depends on, in one step."""
+
+    @abc.abstractmethod
+    def take_over(self, key: str, value: bytes) -> None:
+        """Replace what `read` gave, so that no earlier writer can `commit` there."""
+
+    @abc.abstractmethod
+    def commit(self, key: str, value: bytes) -> None:
+        """Replace a value durably, in one step; raise if another writer has."""
+
+    @abc.abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete values that no commit refers to."""
+
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Replace nothing at the next `flush`."""
+
+
+def has_a_writer(where: str) -> CheckpointError:
+    return CheckpointError(
+        "The recording is written by another process, or by another `Recording`: "
+        f"{where}. Call its `close()`, wait for its process, or choose another path."
+    )
+
+
+def check_layout(layout: Layout) -> None:
+    if layout not in LAYOUTS:
+        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+
+
+def step_name(step: int) -> str:
+    """The name of a step in its run."""
+    return f"{step:06d}"
+
+
+def is_step(name: str) -> bool:
+    return _STEP.fullmatch(name) is not None and int(name) <= MAX_STEP
+
+
+def is_misspelled_step(name: str) -> bool:
+    """Whether a name is the number of a step, and not written as its name is."""
+    is_number = name.isascii() and name.isdigit()
+    return is_number and not is_step(name) and int(name) <= MAX_STEP
+
+
+ONE_CHECKPOINT = "It is one checkpoint, and no run: pass the directory that it is in."
+
+
+ONE_RECORDING = "It is a recording, and no run."

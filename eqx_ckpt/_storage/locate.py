@@ -1,0 +1,60 @@
+"""Find the place that a path or a URL means."""
+
+import os
+
+from .._errors import CheckpointError
+from .._types import as_text, PathLike
+from .bucket.bucket_place import Bucket, GoogleBucket, Memory
+from .calls.store_path import censored, remote_kvstore, Store, URL
+from .directory.attempt_lock import LONGEST_NAME
+from .directory.directory_place import Directory
+from .interface.place import Storage
+
+
+_BUCKETS = {"s3": Bucket, "gs": GoogleBucket}
+
+
+def locate(path: PathLike) -> Storage:
+    """Resolve a path or URL to a location in a storage."""
+    text = path if type(path) is str else as_text(path)
+    if not text or "\0" in text:
+        raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
+    if URL.match(text):
+        return _remote(path, text)
+    folder = os.path.realpath(os.path.expanduser(text))
+    if "\\" in folder or not folder.isprintable():
+        raise CheckpointError(
+            f"{folder!r} has a backslash or a character that does not print, which "
+            "TensorStore cannot be trusted with. Choose another directory."
+        )
+    longest = max(map(len, os.fsencode(folder).split(b"/")))
+    if longest > LONGEST_NAME:
+        raise CheckpointError(
+            f"A name in {folder[:300]!r} has {longest} bytes, and file systems take "
+            f"{LONGEST_NAME}. Choose another directory."
+        )
+    spec = {"driver": "file", "path": folder.rstrip("/") + "/"}
+    name = os.path.expanduser(text).rstrip("/")
+    if os.path.islink(name):
+        above, name = os.path.split(name)
+        return Directory(spec, os.path.join(os.path.realpath(above), name))
+    return Directory(spec)
+
+
+def _remote(path: PathLike, url: str) -> Storage:
+    scheme, has_slashes, rest = url.partition("://")
+    if not has_slashes:
+        raise CheckpointError(
+            f"{censored(url)!r} is a URL that has lost a slash; `pathlib` cannot hold "
+            "one. Pass a string such as `s3://bucket/path`, or an `eqx_ckpt.Store`; or "
+            "what begins with `./`, if it is a directory."
+        )
+    if scheme in _BUCKETS:
+        store = path if isinstance(path, Store) else Store(url)
+        return _BUCKETS[scheme](remote_kvstore(store))
+    if scheme == "memory":
+        return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
+    raise CheckpointError(
+        f"{censored(url)!r}: `{scheme}://` is not supported. Pass a directory, or "
+        "a URL that begins with `s3://` or `gs://`."
+    )

@@ -1,1 +1,0 @@
-"""Between host memory and devices."""

@@ -1,0 +1,1 @@
+"""A leaf of `like` beside a leaf of the checkpoint."""

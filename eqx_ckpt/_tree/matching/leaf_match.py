@@ -1,0 +1,389 @@
+"""What a restore would do, leaf by leaf, and how to say it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args, Literal, NamedTuple, TypeAlias
+
+from ..._format.display import escape, printable, table_html
+from ..._format.leaf_record import LeafRecord, SCALAR_KINDS
+from ..leaves.casting import becomes, WORDS
+from .sharding_argument import Place
+from .similar_names import did_you_mean, renamed
+
+
+Harmless: TypeAlias = Literal[
+    "same",
+    "renamed",
+    "computed",
+    "cast",
+    "value",
+    "kept",
+    "ignored",
+    "changed",
+]
+
+
+Status: TypeAlias = Literal[
+    Harmless,
+    "missing",
+    "abstract",
+    "unexpected",
+    "kind",
+    "shape",
+    "dtype",
+    "sharding",
+    "loader",
+]
+
+
+_HARMLESS = frozenset(get_args(Harmless))
+
+
+# What is found for a leaf that a `transform` does not return.
+UNRETURNED = "nothing that `transform` returns"
+
+
+class LeafMatch(NamedTuple):
+    """One leaf of `like` beside the leaf of the checkpoint of the same name.
+
+    **Attributes:**
+
+    - `status`: what would become of it. Restored: `"same"`; `"renamed"` or `"computed"`
+        by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
+        number whose value in `like` is another one. Not restored: `"kept"` as it is in
+        `like`, or `"ignored"`, as `missing` and `unexpected` say; or `"changed"`: a
+        leaf that is never saved, such as a function, is not the one that was there at
+        the save. All others stop a restore: `"missing"` from the checkpoint;
+        `"abstract"`: missing, and `like` has no value to keep; `"unexpected"`: in the
+        checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
+        `"dtype"`; a `"sharding"` that it cannot have; or the position of another
+        `"loader"` of data.
+    - `expected`: what `like` has; it prints in words.
+    - `found`: what the checkpoint has; it prints in words.
+    - `nearest`: the most similar names, for a missing leaf; of very many, for those
+        that were renamed together, and the first ones of the others.
+    - `replicated`: the axes of its saved sharding over which it would be replicated,
+        because the mesh lacks them or they do not divide it.
+    - `origin`: the names in the checkpoint, if a `transform` renamed or computed it;
+        if it returns no such leaf, similar names of what it does not use.
+    - `computed`: whether the `transform` computed it.
+    """
+
+    status: Status
+    expected: LeafRecord | str = "nothing"
+    found: LeafRecord | str = "nothing"
+    nearest: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
+    origin: tuple[str, ...] = ()
+    computed: bool = False
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether a restore would go on."""
+        return self.status in _HARMLESS
+
+
+@dataclass(frozen=True, repr=False)
+class Match:
+    """What a restore would do; `print` it, or look at its parts.
+
+    **Attributes:**
+
+    - `leaves`: a [`eqx_ckpt.LeafMatch`][] for every leaf, by its name.
+    - `nbytes`: the bytes that the restore would read.
+    """
+
+    leaves: Mapping[str, LeafMatch]
+    nbytes: int
+
+    @property
+    def problems(self) -> dict[str, LeafMatch]:
+        """The leaves that stop a restore."""
+        return {n: m for n, m in self.leaves.items() if m.status not in _HARMLESS}
+
+    @property
+    def ok(self) -> bool:
+        """Whether the restore would succeed."""
+        return all(leaf.is_harmless for leaf in self.leaves.values())
+
+    def __str__(self) -> str:
+        counts = Counter(leaf.status for leaf in self.leaves.values())
+        summary = (
+            ", ".join(f"{n} {status}" for status, n in counts.items()) or "no leaf"
+        )
+        differing = {
+            name: leaf
+            for name, leaf in self.leaves.items()
+            if leaf.status != "same" or leaf.replicated
+        }
+        lines = [f"{summary}; {self.nbytes} bytes to read.", *describe(differing)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, leaf.status, str(leaf.expected), str(leaf.found))
+            for name, leaf in self.leaves.items()
+            if leaf.status != "same"
+        ]
+        head = escape(str(self).splitlines()[0])
+        columns = ("leaf", "status", "in `like`", "in the checkpoint")
+        return f"<p>{head}</p>{table_html(columns, rows)}" if rows else f"<p>{head}</p>"
+
+
+def with_place(match: LeafMatch, place: Place) -> LeafMatch:
+    if place.problem:
+        return match._replace(status="sharding", expected=place.problem)
+    return match._replace(replicated=place.dropped) if place.dropped else match
+
+
+_BY_PARTS = "Restore such a part by itself, with its name there as `prefix`."
+
+
+def describe(leaves: Mapping[str, LeafMatch]) -> list[str]:
+    """One line for all that were renamed together, or that differ in the same way.
+
+    Of many such lines, the first ones stand for all.
+    """
+    lines, rest = _renamed(leaves)
+    if len(lines) > _MOST_LINES:
+        more = f"- And {len(lines) - _MOST_LINES} more parts that seem to be renamed."
+        lines[_MOST_LINES:] = [more]
+    counts: Counter[Status] = Counter()
+    left: Counter[Status] = Counter()
+    for names, leaf in _alike(rest):
+        counts[leaf.status] += 1
+        if counts[leaf.status] > _MOST_LINES:
+            left[leaf.status] += len(names)
+            continue
+        several = f"{len(names)} leaves such as " if len(names) > 1 else ""
+        lines.append(f"- {several}{names[0]!r}: {printable(_sentence(leaf))}")
+    lines += [
+        f"- And {n} more leaves that are {_STATUS[status]}."
+        for status, n in left.items()
+    ]
+    return lines
+
+
+def _alike(leaves: Mapping[str, LeafMatch]) -> Iterator[tuple[list[str], LeafMatch]]:
+    """The names of many leaves that differ in the same way; else, each by itself.
+
+    Their names are the same but for the positions in them.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    group_of: dict[str, list[str]] = {}
+    for name, leaf in leaves.items():
+        sentence = _QUOTED.sub(_without_positions, _sentence(leaf))
+        key = _POSITION.sub("*", name), sentence
+        group_of[name] = groups.setdefault(key, [])
+        group_of[name].append(name)
+    for name, names in group_of.items():
+        if len(names) <= _MOST_ALIKE:
+            yield [name], leaves[name]
+        elif name == names[0]:
+            yield names, leaves[name]
+
+
+def _without_positions(quoted: re.Match[str]) -> str:
+    return _POSITION.sub("*", quoted[0])
+
+
+def _renamed(
+    leaves: Mapping[str, LeafMatch],
+) -> tuple[list[str], Mapping[str, LeafMatch]]:
+    """What to say of leaves that were renamed together, and the others."""
+    nearest = {n: leaf.nearest[0] for n, leaf in leaves.items() if leaf.nearest}
+    lines: list[str] = []
+    told: set[str] = set()
+    for change, names in renamed(nearest):
+        name, other = next(iter(names.items()))
+        from_below = other == f"{change.after}/{name}"
+        way = f"Pass `prefix={change.after!r}`." if from_below else _BY_PARTS
+        place = "the checkpoint"
+        if leaves[name].found == UNRETURNED:
+            place, way = "what `transform` returns", "Return them under these names."
+        lines.append(
+            f"- {len(names)} leaves seem to be renamed: {name!r} in `like`, {other!r} "
+            f"in {place}, and so on. {way}"
+        )
+        told |= names.keys() | {*names.values()}
+    return lines, {n: leaf for n, leaf in leaves.items() if n not in told}
+
+
+def _sentence(leaf: LeafMatch) -> str:
+    if leaf.status == "missing":
+        return f"{leaf.expected} in `like`, {_absent(leaf)}"
+    if leaf.status == "abstract":
+        return f"{leaf.expected} without a value in `like`, {_absent(leaf)}"
+    if leaf.status == "kept":
+        return f"{leaf.expected} kept from `like`, {_absent(leaf)}"
+    if leaf.status in ("unexpected", "ignored"):
+        expected = "not" if leaf.expected == "nothing" else leaf.expected
+        ignored = "ignored: " if leaf.status == "ignored" else ""
+        return f"{ignored}{expected} in `like`, {_found(leaf)}."
+    if leaf.status in ("renamed", "computed"):
+        return f"{_found(leaf)}."
+    if leaf.status == "sharding":
+        return f"{leaf.found}: {leaf.expected}."
+    if leaf.replicated:
+        axes = ", ".join(map(repr, leaf.replicated))
+        return f"{leaf.found}: replicated, not sharded, over {axes}."
+    if leaf.status == "value":
+        values = f"{_value(leaf.expected)} in `like`, {_value(leaf.found)}"
+        return f"another value: {values} in the checkpoint."
+    words = _WORDS.get(leaf.status, f"another {leaf.status}")
+    differs = leaf.status in ("dtype", "kind")
+    way = _allowed_by(leaf.expected, leaf.found) if differs else ""
+    return f"{words}: {leaf.expected} in `like`, {_found(leaf)}.{way}"
+
+
+def _absent(leaf: LeafMatch) -> str:
+    """That there is no such leaf, and what there is instead."""
+    meant = did_you_mean(leaf.nearest)
+    if leaf.found != UNRETURNED:
+        found = f" ({leaf.found})" if leaf.found != "nothing" else ""
+        return f"not in the checkpoint{found}.{meant}"
+    if leaf.origin:
+        names = ", ".join(map(repr, leaf.origin))
+        meant += f" The checkpoint has {names}, which `transform` does not use."
+    return f"not in what `transform` returns.{meant}"
+
+
+def _found(leaf: LeafMatch) -> str:
+    """What there is for a leaf, in the words of the checkpoint."""
+    if not leaf.computed:
+        name = "".join(f", as {name!r}" for name in leaf.origin)
+        return f"{leaf.found} in the checkpoint{name}"
+    if isinstance(leaf.found, str):
+        return leaf.found  # Why it cannot be computed.
+    names = ", ".join(map(repr, leaf.origin[:_MOST_ORIGINS]))
+    more = len(leaf.origin) - _MOST_ORIGINS
+    names += f" and {more} more" if more > 0 else ""
+    return f"{leaf.found} that `transform` makes" + (f" of {names}" if names else "")
+
+
+def _allowed_by(expected: LeafRecord | str, found: LeafRecord | str) -> str:
+    """The word of `casting` that would allow it."""
+    if isinstance(expected, str) or isinstance(found, str):
+        return ""
+    word = next(
+        (w for w in WORDS if not isinstance(becomes(expected, found, w), str)), ""
+    )
+    return word and f" `casting={word!r}` allows it."
+
+
+def _value(leaf: LeafRecord | str) -> str:
+    return str(leaf.value if isinstance(leaf, LeafRecord) else leaf)
+
+
+_WORDS: Mapping[Status, str] = {
+    "changed": "not saved, and changed",
+    "same": "same",
+    "cast": "cast",
+    "kept": "kept",
+    "ignored": "ignored",
+}
+
+
+WAYS_OUT: Mapping[Status, str] = {
+    "missing": "To keep what `like` has there, pass `missing='keep'`, or choose what "
+    "to restore with `where`.",
+    "abstract": "A `jax.ShapeDtypeStruct` has no value to keep, nor has an array that "
+    "was donated: build these leaves, or use `equinox.tree_at` to put arrays there.",
+    "unexpected": "To leave them out, pass `unexpected='ignore'`. To restore a part "
+    "of the checkpoint, choose it with `where` or `prefix`.",
+    "shape": "Shapes are never padded, cut or broadcast: build `like` with the "
+    "hyperparameters that the checkpoint was saved with.",
+    "dtype": "Nothing is cast unless `casting` allows it. JAX arrays of 64 bits need "
+    "`jax.enable_x64(True)`.",
+    "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
+    "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
+    "the saved PartitionSpecs do not fit.",
+    "loader": "To restore the position of another loader, make the cursor in `like` by "
+    "`loader.start(accept_any=True)`.",
+    "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
+    "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "
+    "as what they were saved. Bytes of a custom `filter_spec` need the spec that reads "
+    "them.",
+}
+
+
+_STATUS: Mapping[Status, str] = {
+    "missing": "missing",
+    "unexpected": "not in `like`",
+    "kind": "of another kind",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "sharding": "not to be sharded so",
+    "loader": "of another loader",
+    "changed": "not saved, and changed",
+    "same": "replicated",
+    "renamed": "renamed",
+    "computed": "computed",
+    "cast": "cast",
+    "value": "of another value",
+    "kept": "kept",
+    "ignored": "ignored",
+    "abstract": "without a value to keep",
+}
+
+
+_MOST_LINES = 20
+
+
+_MOST_ALIKE = 3
+
+
+_POSITION = re.compile(r"\d+")
+
+
+_QUOTED = re.compile(r"'[^']*'")
+
+
+_MOST_ORIGINS = 3
+
+
+def explain(match: Match, is_transformed: bool = False) -> str:
+    """The text of the error: the leaves, then the ways out."""
+    problems = match.problems
+    ways = {leaf.status for leaf in problems.values()}
+    subject = "What `transform` returns" if is_transformed else "The checkpoint"
+    return "\n".join(
+        [f"{subject} does not match `like`:", *describe(problems)]
+        + [way for status, way in WAYS_OUT.items() if status in ways]
+        + sorted(_hints(problems.values()))
+    )
+
+
+def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
+    """What to do about a tree that a transformation of JAX or Equinox has made."""
+    # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
+    found: set[tuple[str, str, str]] = {
+        (
+            status,
+            e if isinstance(e, str) else e.kind,
+            f if isinstance(f, str) else f.kind,
+        )
+        for status, e, f, *_ in leaves
+    }
+    return {hint for some in found for hint in _hints_of(*some)}
+
+
+def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:
+    if status == "kind" and expected == "struct" and found in SCALAR_KINDS:
+        yield (
+            "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
+            "`equinox.filter_eval_shape`, which leaves it as it is."
+        )
+    if (status == "unexpected" and expected == "`None`") or (
+        status == "missing" and expected in ("float", "bool")
+    ):
+        yield (
+            "Python numbers such as `Dropout.p` are leaves too, and have `None` "
+            "in their place after `equinox.partition`. Restore a whole model, and "
+            "partition it then; if only its parameters were saved, restore them, and "
+            "`equinox.combine` them with the rest."
+        )

@@ -1,0 +1,1 @@
+"""The plan of a save and the plan of a restore."""

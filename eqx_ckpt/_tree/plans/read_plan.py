@@ -1,0 +1,418 @@
+"""The plan of a restore: every difference is found here, before a byte is read."""
+
+import functools as ft
+import operator
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import Sharding
+from jaxtyping import PyTree
+
+from ..._errors import LeafMismatchError
+from ..._format.leaf_names import below, encode, is_below
+from ..._format.leaf_record import (
+    LeafRecord,
+    scalar_from_text,
+    SCALAR_KINDS,
+    scalar_to_text,
+)
+from ..._format.manifest import Manifest
+from ..._types import IsLeaf, Spec
+from ..leaves.casting import becomes, cast_number, Casting, dtype_of, number, WORDS
+from ..leaves.filter_spec import (
+    default_deserialise_filter_spec,
+    LeafReader,
+    restored_by,
+)
+from ..leaves.key_paths import key_paths, typed
+from ..leaves.leaf_kinds import describe_like, fingerprint
+from ..leaves.transient import is_transient, stop_at_transients
+from ..matching.foreign_spelling import spelled
+from ..matching.leaf_match import explain, LeafMatch, Match, with_place
+from ..matching.name_tree import checked_prefix
+from ..matching.sharding_argument import Place, place, targets_of
+from ..matching.similar_names import similar
+from ..matching.where_argument import chosen_by
+from ..transform.transform_argument import (
+    derive,
+    Derived,
+    described,
+    Transform,
+    unreturned,
+)
+from ..transform.transform_parts import Part, parts_of, Read
+from .write_plan import named_leaves, NamedLeaf
+
+
+_is_none = ft.partial(operator.is_, None)
+
+
+# What to do with such leaves, or a function of the name that says it.
+Missing: TypeAlias = Literal["raise", "keep"] | Callable[[str], str]
+
+
+Unexpected: TypeAlias = Literal["raise", "ignore"] | Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What to read, what is known without reading, and how it agrees with `like`.
+
+    Every leaf of `like`, by its position, is in `reads` or in `values`. Those of
+    `reads` that a `transform` computes are in `parts` too.
+    """
+
+    treedef: Any
+    reads: Sequence[Read]
+    values: Mapping[int, Any]
+    match: Match
+    casting: Casting
+    derived: Derived | None
+    parts: Sequence[Part]
+
+    def check(self) -> None:
+        if not self.match.ok:
+            raise LeafMismatchError(explain(self.match, self.derived is not None))
+
+    @property
+    def shardings(self) -> list[Sharding | None]:
+        """The shardings of all leaves, and of what they are computed from."""
+        placed = [sharding for part in self.parts for sharding in part.placed]
+        return [read.place.sharding for read in self.reads] + placed
+
+    @property
+    def places(self) -> list[tuple[str, LeafRecord, Any]]:
+        """Each leaf by name: what it becomes, and its sharding, or else its mesh."""
+        return [
+            (read.name, read.becomes, read.place.sharding or read.place.target)
+            for read in self.reads
+        ]
+
+    def filled(self, values: Mapping[int, Any]) -> PyTree:
+        """The tree that is restored, with what was read, by position."""
+        values = {**self.values, **values}
+        return self.treedef.unflatten(values[i] for i in range(len(values)))
+
+
+class How(TypedDict, total=False):
+    """What all that restore take alike: see `tree_deserialise_leaves`."""
+
+    where: Callable[[PyTree], Any] | None
+    prefix: str
+    sharding: PyTree
+    casting: Casting
+    missing: Missing
+    unexpected: Unexpected
+    transform: Transform | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a restore is asked for, apart from where it reads; see there."""
+
+    like: PyTree
+    filter_spec: PyTree = default_deserialise_filter_spec
+    is_leaf: IsLeaf = None
+    where: Callable[[PyTree], Any] | None = None
+    prefix: str = ""
+    sharding: PyTree = None
+    casting: Casting = "no"
+    missing: Missing = "raise"
+    unexpected: Unexpected = "raise"
+    transform: Transform | None = None
+    # Whether the caller computes the leaves that are kept without a value.
+    initialises: bool = False
+
+    def __post_init__(self) -> None:
+        _check_word("casting", self.casting, WORDS)
+        for argument, words in _ANSWERS.items():
+            if not callable(getattr(self, argument)):
+                _check_word(argument, getattr(self, argument), words)
+
+    def answer(self, argument: Literal["missing", "unexpected"], name: str) -> str:
+        """What `missing` or `unexpected` says of a leaf."""
+        said: Any = getattr(self, argument)
+        if callable(said):
+            said = said(name)
+            _check_word(f"{argument}({name!r})", said, _ANSWERS[argument])
+        return said
+
+
+_ANSWERS = {"missing": ("raise", "keep"), "unexpected": ("raise", "ignore")}
+
+
+def _check_word(argument: str, word: Any, words: Sequence[str]) -> None:
+    if word not in words:
+        raise LeafMismatchError(
+            f"`{argument}` is {word!r}. It has to be one of "
+            f"{', '.join(map(repr, words))}."
+        )
+
+
+def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
+    like, is_leaf = request.like, stop_at_transients(request.is_leaf)
+    leaves = list(named_leaves(like, request.filter_spec, is_leaf, "like"))
+    prefix = checked_prefix(request.prefix, manifest, is_empty=not leaves)
+    derived = None
+    if request.transform is not None:
+        derived = derive(manifest, prefix, request.transform)
+        manifest, prefix = derived.manifest, ""
+    named = leaves
+    if prefix:
+        named = [leaf._replace(name=below(prefix, leaf.name)) for leaf in leaves]
+    if other := spelled(manifest, ((n.name, n.typed) for n in named), prefix):
+        named = [leaf._replace(name=other.get(leaf.name, leaf.name)) for leaf in named]
+    chosen: Collection[int] = range(len(named))
+    if request.where is not None:
+        chosen = chosen_by(request.where, like, is_leaf)
+    targets = targets_of(request.sharding, like, is_leaf, len(named))
+    reads: list[Read] = []
+    values: dict[int, Any] = {}
+    matches: dict[str, LeafMatch] = {}
+    for index, leaf in enumerate(named):
+        if index not in chosen and not request.initialises:
+            values[index] = leaf.leaf
+            continue
+        record = manifest.leaves.get(leaf.name) if index in chosen else None
+        if record is None:
+            picked = index in chosen
+            value, match = _missing(leaf, manifest, request, picked=picked)
+            if request.initialises:
+                value, match = _to_initialise(value, match, leaf.name, targets[index])
+            values[index], matches[leaf.name] = value, match
+            continue
+        match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
+        where_to = Place(None)
+        origin = None
+        if derived is not None:
+            match, origin = described(derived, match, leaf.name)
+        if match.is_harmless:
+            where_to = place(targets[index], leaf.name, leaf.leaf, becomes)
+            match = with_place(match, where_to)
+            if origin is not None and origin.output is not None:
+                where_to = where_to.left_to_xla
+                origin = origin.going_to(where_to.target)
+        read = Read(index, *leaf[:4], record, becomes, where_to, origin)
+        matches[leaf.name] = match
+        reads.append(read)
+    if request.where is None:
+        extra = _unexpected({leaf.name for leaf in named}, manifest, prefix, request)
+        if derived is not None:
+            extra = {n: described(derived, m, n)[0] for n, m in extra.items()}
+        matches |= extra
+    if derived is not None:
+        matches |= unreturned(derived, matches)
+    matches = _with_suggestions(matches, manifest)
+    parts = [] if derived is None else parts_of(derived, reads)
+    match = Match(matches, _nbytes(reads, parts))
+    treedef = jtu.tree_structure(like, is_leaf)
+    return ReadPlan(treedef, reads, values, match, request.casting, derived, parts)
+
+
+def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
+    direct = sum(
+        r.record.nbytes for r in reads if r.origin is None or not r.is_computed
+    )
+    return direct + sum(part.nbytes for part in parts)
+
+
+def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
+    """A missing leaf, which may keep its value from `like` if it has one."""
+    if match.status != "missing" or request.missing == "raise":
+        return match
+    if request.answer("missing", leaf.name) == "raise":
+        return match
+    has_value = not any(map(_has_no_value, jtu.tree_leaves(leaf.leaf)))
+    is_kept = has_value or request.initialises
+    return match._replace(status="kept" if is_kept else "abstract")
+
+
+def _has_no_value(leaf: Any) -> bool:
+    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
+        return isinstance(leaf, jax.ShapeDtypeStruct)
+    return leaf.is_deleted()
+
+
+def _to_initialise(
+    value: Any, match: LeafMatch, name: str, target: Any
+) -> tuple[Any, LeafMatch]:
+    """A missing leaf that the caller computes: where it is to go."""
+    expected = describe_like(value)
+    if not isinstance(value, jax.ShapeDtypeStruct) or expected is None:
+        return value, match
+    kind = "jax" if expected.kind == "struct" else expected.kind
+    found = place(target, name, value, expected._replace(kind=kind))
+    struct = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=found.sharding)
+    return struct, with_place(match, found)
+
+
+def _missing(
+    leaf: NamedLeaf, manifest: Manifest, request: Request, *, picked: bool
+) -> tuple[Any, LeafMatch]:
+    """A leaf that the checkpoint does not have, or that `where` does not pick."""
+    if picked:
+        value, match = _without_record(leaf, manifest)
+        return value, _kept(match, leaf, request)
+    if is_transient(leaf.leaf):
+        return leaf.leaf.fresh(), LeafMatch("kept", leaf.leaf.note(), "nothing")
+    now = describe_like(leaf.leaf) or fingerprint(leaf.leaf)
+    return leaf.leaf, LeafMatch("kept", now, "nothing")
+
+
+def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
+    """The value and match of a leaf that the checkpoint does not have."""
+    if is_transient(leaf.leaf):
+        note = leaf.leaf.note()
+        found = manifest.unsaved.get(leaf.name, note)
+        status = "same" if leaf.leaf.accepts(found) else "loader"
+        return leaf.leaf.fresh(), LeafMatch(status, note, found)
+    expected = describe_like(leaf.leaf)
+    now = expected or fingerprint(leaf.leaf)
+    found = manifest.unsaved.get(leaf.name, "nothing")
+    if leaf.spec is not None:
+        f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
+        try:
+            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
+        except _NotThere:
+            return leaf.leaf, LeafMatch("missing", now, found)
+    if expected is not None:
+        return leaf.leaf, LeafMatch("missing", now, found)
+    same = found in (now, "nothing") or found.startswith("skipped: ")
+    return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
+
+
+def _not_there() -> bytes:
+    raise _NotThere
+
+
+def _unless_saved(leaf: Any) -> Any:
+    """What the default spec restores where there is nothing."""
+    if describe_like(leaf) is not None:
+        raise _NotThere
+    return leaf
+
+
+class _NotThere(LeafMismatchError):
+    pass
+
+
+def match_leaf(
+    like: Any, spec: Spec | None, record: LeafRecord, casting: Casting
+) -> tuple[LeafMatch, LeafRecord]:
+    """A leaf of `like` beside its record, and what that becomes there.
+
+    A custom `filter_spec` decides for itself.
+    """
+    expected = describe_like(like)
+    if spec is not None:
+        return LeafMatch("same", expected or fingerprint(like), record), record
+    if expected is None:
+        return LeafMatch("kind", fingerprint(like), record), record
+    new = becomes(expected, record, casting)
+    if isinstance(new, str):
+        return LeafMatch(new, expected, record), record
+    has_number = record.value is not None or new.kind in SCALAR_KINDS
+    if has_number and (problem := _not_a_number_for(like, expected, record, new)):
+        return LeafMatch("kind", problem, record), record
+    is_same = new is record or dtype_of(record) == dtype_of(new)
+    status = "same" if is_same else "cast"
+    if status == "same" and record.value is not None and expected.value is not None:
+        status = "same" if expected.value == record.value else "value"
+    return LeafMatch(status, expected, record), new
+
+
+def _not_a_number_for(
+    like: Any, expected: LeafRecord, record: LeafRecord, new: LeafRecord
+) -> str:
+    """Why a number, or what is to become one, cannot; nothing if it can."""
+    if record.value is None:
+        is_plain = type(like).__name__ == new.kind
+        made = f"`{type(like).__name__}` (which is made from a Python number only)"
+        return "" if is_plain else made
+    try:
+        # Whatever the cast warns of, it does so when it takes place.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            number_like(like, record, new)
+    except ValueError as e:
+        return str(e)
+    except OverflowError:
+        return f"{expected} (too small)"
+    return ""
+
+
+def number_like(like: Any, record: LeafRecord, new: LeafRecord) -> Any:
+    """What a Python number of the checkpoint becomes; an array is on the host.
+
+    A subclass, such as an `IntEnum`, is made again from it. `ValueError` if it cannot
+    be, or would be another number; `OverflowError` if it is too large.
+    """
+    value = scalar_from_text(record.kind, record.value or "")
+    if new.kind not in SCALAR_KINDS:
+        return cast_number(value, np.dtype(new.dtype))
+    return of_type(like, value, new.kind)
+
+
+def of_type(like: Any, value: Any, kind: str) -> Any:
+    """A number as one of the same type as `like`."""
+    value = value if type(value).__name__ == kind else number(value, kind)
+    cls = type(like)
+    if cls is type(value):
+        return value
+    try:
+        made = cls(value)
+        if scalar_to_text(made) == scalar_to_text(value):
+            return made
+        problem = f"it makes {made!r}"
+    except Exception as e:
+        problem = str(e)
+    raise ValueError(f"`{cls.__name__}` (which {value!r} is not: {problem})")
+
+
+def _unexpected(
+    known: Collection[str], manifest: Manifest, prefix: str, request: Request
+) -> dict[str, LeafMatch]:
+    """What `like` has in place of leaves: `None`, if it was partitioned."""
+    names = [
+        name
+        for name in manifest.leaves
+        if name not in known and (not prefix or is_below(prefix, name))
+    ]
+    absent: set[str] = set()
+    if names and any(map(_is_none, jtu.tree_leaves(request.like, _is_none))):
+        nodes = key_paths(request.like, _is_none)
+        absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
+    return {
+        name: LeafMatch(
+            "unexpected"
+            if request.answer("unexpected", name) == "raise"
+            else "ignored",
+            "`None`" if name in absent else "nothing",
+            manifest.leaves[name],
+        )
+        for name in names
+    }
+
+
+def _with_suggestions(
+    matches: dict[str, LeafMatch], manifest: Manifest
+) -> dict[str, LeafMatch]:
+    missing = [n for n, m in matches.items() if m.status == "missing"]
+    if not missing:
+        return matches
+    unmatched = [n for n, m in matches.items() if m.status == "unexpected"]
+    names = unmatched or [n for n in manifest.leaves if n not in matches]
+    nearest = similar(missing, names)
+    for name, others in nearest.items():
+        # Faster than `_replace`, as there may be 100,000.
+        m = matches[name]
+        matches[name] = LeafMatch(
+            m.status, m.expected, m.found, others, m.replicated, m.origin, m.computed
+        )
+    return matches

@@ -1,0 +1,211 @@
+"""Which leaves are compressed; by default, none."""
+
+import functools as ft
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from ..._errors import CheckpointError, LeafMismatchError
+from ..._format.chunk_grid import Start
+from ..._format.leaf_record import CannotSave, LeafRecord
+from ..._format.manifest import check_array, COMPRESSIONS
+from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath
+from ..leaves.filter_spec import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+    LeafWriter,
+    saved_by,
+)
+from ..leaves.key_paths import check_distinct, key_paths, Namer
+from ..leaves.leaf_kinds import describe, fingerprint
+from ..leaves.transient import is_transient
+from ..leaves.unsaved_state import STATIC, warn_of_state
+
+
+Codec: TypeAlias = Literal["zstd"] | None
+
+
+Compression: TypeAlias = Codec | Callable[[str, LeafRecord], Codec]
+
+
+"""`"zstd"`, `None`, or a function `(name, record)` that returns one of them."""
+
+
+def check_compression(compression: Compression) -> None:
+    if not callable(compression) and compression not in (None, *COMPRESSIONS):
+        raise CheckpointError(
+            f"`compression` is {compression!r}. Pass 'zstd', `None`, or a function "
+            "`(name, record)` that returns one of them."
+        )
+
+
+class Write(NamedTuple):
+    """One leaf to be saved; `leaf` holds its data, and is `None` for a scalar.
+
+    `owned`: the starts of the pieces that this process writes; `None`: all.
+    """
+
+    name: str
+    record: LeafRecord
+    leaf: Any
+    owned: Collection[Start] | None = None
+
+
+def compressed(writes: list[Write], compression: Compression) -> list[Write]:
+    """The writes, with the compression of each leaf in its record."""
+    check_compression(compression)
+    found: list[Write] = []
+    problems: list[str] = []
+    for write in writes:
+        if write.leaf is not None:
+            name, record = write.name, write.record
+            codec = compression(name, record) if callable(compression) else compression
+            if codec not in (None, *COMPRESSIONS):
+                problems.append(f"- {name!r}: {codec!r}.")
+            write = write._replace(record=record._replace(compression=codec))
+        found.append(write)
+    if problems:
+        raise CheckpointError(
+            "These leaves cannot be compressed so:\n"
+            + "\n".join(problems)
+            + "\nPass `'zstd'`, `None`, or a function `(name, record)` that returns "
+            "one of them."
+        )
+    return found
+
+
+# This many numbers in one list take about as long as a large model.
+_MANY = 10_000
+
+
+_is_none = ft.partial(operator.is_, None)
+
+
+_DEFAULTS = (
+    default_serialise_filter_spec,
+    default_deserialise_filter_spec,
+    eqx.default_serialise_filter_spec,
+    eqx.default_deserialise_filter_spec,
+)
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf, its place in the tree, and its name in the checkpoint.
+
+    `spec` is its part of `filter_spec`, and `None` for the default one;
+    `typed` is `path` as data.
+    """
+
+    name: str
+    path: KeyPath
+    leaf: Any
+    spec: Spec | None
+    typed: TypedPath = ()
+
+
+def named_leaves(
+    tree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, argument: str
+) -> Iterator[NamedLeaf]:
+    """Every leaf with the function of `filter_spec` for it, in the order of leaves."""
+    if is_leaf is not None:
+        check_function("is_leaf", is_leaf)
+    try:
+        specs = key_paths(filter_spec)
+        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
+        for path, spec in specs:
+            if not callable(spec):
+                raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
+    except ValueError as e:
+        raise LeafMismatchError(
+            f"`filter_spec` does not fit `{argument}`, or is not a PyTree: {e} Pass "
+            "one function `(f, leaf)` for all leaves, or a PyTree of such functions "
+            f"whose structure is that of the upper part of `{argument}`."
+        ) from e
+    name_of = Namer()
+    for (path, spec), node in zip(specs, nodes, strict=True):
+        custom = None if any(spec is default for default in _DEFAULTS) else spec
+        try:
+            found = key_paths(node, is_leaf)
+        except ValueError as e:
+            raise LeafMismatchError(
+                f"JAX cannot flatten `{argument}`. Does a dictionary in it have keys "
+                f"of several types? {e}"
+            ) from e
+        for rest, leaf in found:
+            whole = (*path, *rest) if path else rest
+            chosen = None if is_transient(leaf) else custom
+            name, as_data = name_of(whole)
+            yield NamedLeaf(name, whole, leaf, chosen, as_data)
+
+
+class WritePlan(NamedTuple):
+    """The writes, and the fingerprints of the leaves that are not saved."""
+
+    writes: list[Write]
+    unsaved: dict[str, str]
+
+
+def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:
+    """Plan a save; report every leaf that cannot be saved in one error."""
+    writes: list[Write] = []
+    saved: list[tuple[KeyPath, str]] = []
+    unsaved: dict[str, str] = {}
+    suspects: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, path, leaf, spec, keys in named_leaves(
+        pytree, filter_spec, is_leaf, "pytree"
+    ):
+        if is_transient(leaf):
+            unsaved[name] = leaf.note()
+            continue
+        try:
+            if spec is not None:
+                leaf = saved_by(spec, LeafWriter(name, path), leaf)
+            record = describe(leaf)
+            if record is not None and record.value is None:
+                check_array(record)
+        except CannotSave as e:
+            problems.append(f"- {name!r} {e}.")
+            continue
+        if record is None:
+            unsaved[name] = fingerprint(leaf)
+            if not isinstance(leaf, STATIC):
+                suspects[name] = leaf
+        else:
+            record = record._replace(path=keys)
+            data = leaf if record.value is None else None
+            writes.append(Write(name, record, data))
+            saved.append((path, name))
+    if problems:
+        raise CheckpointError(
+            "Nothing was saved, because these leaves cannot be:\n"
+            + "\n".join(problems)
+            + "\nConvert them, or leave them out with a `filter_spec`."
+        )
+    check_distinct(saved)
+    if suspects:
+        warn_of_state(suspects)
+    if len(writes) > _MANY:
+        _warn_of_numbers(writes)
+    return WritePlan(writes, unsaved)
+
+
+def _warn_of_numbers(writes: Sequence[Write]) -> None:
+    """Warn of a long list of Python numbers: each of them is a leaf."""
+    lists = Counter(
+        w.name.rpartition("/")[0] for w in writes if w.record.value is not None
+    )
+    for name, count in lists.items():
+        if count > _MANY:
+            warnings.warn(
+                f"{name or '@root'!r} has {count} Python numbers. Each is saved "
+                "as a leaf of its own, which is slow. Keep them in one array, such as "
+                "`np.array(history)`, which is one leaf.",
+                stacklevel=2,
+            )

@@ -1,0 +1,1 @@
+"""The `transform` argument: traced, named, cut into parts."""

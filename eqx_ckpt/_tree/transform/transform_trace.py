@@ -1,0 +1,216 @@
+"""A function of arrays as equations: what each of its outputs is computed from."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.sharding import Mesh
+
+from ..._errors import CheckpointError
+
+
+_NO_MESH = Mesh(np.empty((), object), ())
+
+
+@contextmanager
+def without_mesh() -> Generator[None, None, None]:
+    """Let no mesh of `jax.set_mesh` have a say in what is traced or computed."""
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    try:
+        cleared = jax.set_mesh(_NO_MESH)
+    except ValueError as e:
+        raise CheckpointError(
+            "A restore that computes, as for a `transform` or a weakly typed array, is "
+            "not possible inside of `jax.jit` under `jax.set_mesh`: call it outside of "
+            "one of them."
+        ) from e
+    with cleared:
+        yield
+
+
+class _Step(NamedTuple):
+    """An equation; variables have numbers, of which the first ones are the inputs."""
+
+    equation: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Traced:
+    """A function of arrays, of which any part can be computed by itself.
+
+    `effects`: the primitives with side effects that it uses.
+    """
+
+    def __init__(
+        self, function: Callable[..., list[Any]], structs: Sequence[Any]
+    ) -> None:
+        with without_mesh():
+            closed = jax.make_jaxpr(function)(*structs)
+        self._jaxpr = closed.jaxpr
+        self._steps: list[_Step] = []
+        # By the number of a variable: the step that makes it, and what that depends
+        # on: bit i is set if it is the input i.
+        self._maker: dict[int, int] = {}
+        self._needs: list[int] = []
+        self._constants: dict[int, Any] = {}
+        self._count = len(structs)
+        inputs = [self._new(1 << i) for i in range(len(structs))]
+        self._outputs = self._inlined(closed, inputs)
+        self.effects = sorted(
+            step.equation.primitive.name
+            for step in self._steps
+            if step.equation.effects
+        )
+
+    def _new(self, needs: int) -> int:
+        self._needs.append(needs)
+        return len(self._needs) - 1
+
+    def _inlined(self, closed: Any, inputs: Sequence[int]) -> list[int]:
+        """Add the equations of a jaxpr, also those inside of `jax.jit`."""
+        numbers = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            numbers[variable] = self._constant(value)
+
+        def number(atom: Any) -> int:
+            if isinstance(atom, jex.Literal):
+                return self._constant(atom.val)
+            return numbers[atom]
+
+        for equation in closed.jaxpr.eqns:
+            if _is_plain_jit(equation):
+                arguments = [number(atom) for atom in equation.invars]
+                outputs = self._inlined(equation.params["jaxpr"], arguments)
+            else:
+                known = tuple(numbers[x] for x in _variables(equation))
+                needs = 0
+                for i in known:
+                    needs |= self._needs[i]
+                outputs = [self._new(needs) for _ in equation.outvars]
+                self._maker |= dict.fromkeys(outputs, len(self._steps))
+                self._steps.append(_Step(equation, known, tuple(outputs)))
+            numbers |= zip(equation.outvars, outputs, strict=True)
+        return [number(atom) for atom in closed.jaxpr.outvars]
+
+    def _constant(self, value: Any) -> int:
+        number = self._new(0)
+        self._constants[number] = value
+        return number
+
+    def unchanged(self, output: int) -> int | None:
+        """The input that an output is, if it is one."""
+        number = self._outputs[output]
+        return number if number < self._count else None
+
+    def joined(self, output: int) -> list[int]:
+        """The inputs that an output is, one after another along its first axis.
+
+        Each is some rows of it, or one row; none if it is anything else.
+        """
+        return self._rows(self._outputs[output])
+
+    def _rows(self, number: int) -> list[int]:
+        if number < self._count:
+            return [number]
+        if number not in self._maker:
+            return []
+        step = self._steps[self._maker[number]]
+        if len(step.inputs) < len(step.equation.invars):
+            return []
+        if _is_stack(step.equation):
+            return [*step.inputs] if max(step.inputs) < self._count else []
+        if not _is_concatenation(step.equation):
+            return []
+        parts = [self._rows(i) for i in step.inputs]
+        return [i for part in parts for i in part] if all(parts) else []
+
+    def inputs_of(self, output: int) -> list[int]:
+        """The inputs that an output is computed from."""
+        needs = self._needs[self._outputs[output]]
+        return [i for i, bit in enumerate(reversed(f"{needs:b}")) if bit == "1"]
+
+    def part(self, outputs: Iterable[int]) -> "Computation":
+        """What computes some of the outputs."""
+        wanted = [self._outputs[output] for output in outputs]
+        steps: set[int] = set()
+        todo, known = [*wanted], {*wanted}
+        constants: dict[int, Any] = {}
+        inputs: set[int] = set()
+        while todo:
+            number = todo.pop()
+            if number in self._constants:
+                constants[number] = self._constants[number]
+            elif number < self._count:
+                inputs.add(number)
+            elif self._maker[number] not in steps:
+                steps.add(self._maker[number])
+                new = {*self._steps[self._maker[number]].inputs} - known
+                todo += new
+                known |= new
+        ordered = [self._steps[i] for i in sorted(steps)]
+        return Computation(self._jaxpr, ordered, sorted(inputs), wanted, constants)
+
+
+class Computation(NamedTuple):
+    """Some equations, from the numbers of `inputs` and constants to `outputs`."""
+
+    jaxpr: Any
+    steps: Sequence[_Step]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    constants: Mapping[int, Any]
+
+    def __call__(self, constants: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """Compute the outputs; `constants` are in the place of those of the trace."""
+        values = dict(zip(self.constants, constants, strict=True))
+        values |= zip(self.inputs, arrays, strict=True)
+        for step in self.steps:
+            arguments = [values[i] for i in step.inputs]
+            results = jex.jaxpr_as_fun(self._alone(step.equation))(*arguments)
+            values |= zip(step.outputs, results, strict=True)
+        return [values[i] for i in self.outputs]
+
+    def _alone(self, equation: Any) -> Any:
+        jaxpr = self.jaxpr.replace(
+            constvars=(),
+            invars=_variables(equation),
+            outvars=equation.outvars,
+            eqns=[equation],
+            debug_info=self.jaxpr.debug_info.with_unknown_names(),
+        )
+        return jex.ClosedJaxpr(jaxpr, [])
+
+
+def _variables(equation: Any) -> list[Any]:
+    """What an equation depends on, each once, without what is written in it."""
+    atoms = (atom for atom in equation.invars if not isinstance(atom, jex.Literal))
+    return [*dict.fromkeys(atoms)]
+
+
+def _is_stack(equation: Any) -> bool:
+    """Whether its inputs are the rows of its output."""
+    if equation.primitive.name == "broadcast_in_dim":
+        shape = equation.invars[0].aval.shape
+        dimensions = tuple(equation.params["broadcast_dimensions"])
+        is_row = dimensions == tuple(range(1, len(shape) + 1))
+        return is_row and equation.params["shape"] == (1, *shape)
+    return equation.primitive.name == "stack" and equation.params["axis"] == 0
+
+
+def _is_concatenation(equation: Any) -> bool:
+    is_one = equation.primitive.name == "concatenate"
+    return is_one and equation.params["dimension"] == 0
+
+
+def _is_plain_jit(equation: Any) -> bool:
+    """Whether an equation is a `jax.jit` that says nothing of shardings."""
+    if equation.primitive.name not in ("jit", "pjit"):
+        return False
+    said = (*equation.params["in_shardings"], *equation.params["out_shardings"])
+    return all(type(sharding).__name__ == "UnspecifiedValue" for sharding in said)

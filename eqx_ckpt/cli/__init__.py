@@ -1,1 +1,0 @@
-"""The command line: each command calls a public function."""

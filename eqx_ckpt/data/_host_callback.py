@@ -1,0 +1,153 @@
+"""Fetching rows from the host or from arrays on devices, inside `jit`."""
+
+import functools as ft
+import secrets
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree, UInt32
+
+from ._row_sources import as_in_jax, narrowed, Source
+
+
+class Host:
+    """The source of a loader; a PyTree without leaves.
+
+    JAX keeps compiled programs for ever. They know a host by its number alone, so that
+    the data are freed with the loader.
+    """
+
+    def __init__(self, source: Source | None, number: int | None = None) -> None:
+        self._source = source
+        self.like = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, as_in_jax(s.dtype)),
+            None if source is None else source.like,
+        )
+        # Random, as a cursor with batches of this host may go to another process.
+        self.number = secrets.randbits(64) if number is None else number
+        if source is not None:
+            _open[self.number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Host, (self._source,)
+
+    @property
+    def source(self) -> Source:
+        """The source; `RuntimeError` if the loader is closed."""
+        self.check_open()
+        assert self._source is not None
+        return self._source
+
+    def check_open(self) -> None:
+        if self._source is None:
+            raise RuntimeError("The loader is closed. Make a new one.")
+
+    def close(self) -> None:
+        _open.pop(self.number, None)
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def take(self, numbers: np.ndarray) -> PyTree[np.ndarray]:
+        """Rows by their numbers, whose shape becomes the leading axes."""
+        rows = self.source.take_all(numbers.reshape(-1))
+        return jax.tree.map(lambda x: x.reshape(*numbers.shape, *x.shape[1:]), rows)
+
+    def answer(self, numbers: Any) -> PyTree[np.ndarray]:
+        """Rows of JAX's dtypes, by their numbers."""
+        rows = self.take(np.asarray(numbers))
+        return jax.tree.map(lambda x, s: narrowed(x, s.dtype), rows, self.like)
+
+    def fill(self, out: PyTree[Any], numbers: Any) -> None:
+        """Write rows to the memory of a compiled program, which is that of the host."""
+        source, indices = self.source, np.asarray(numbers).reshape(-1)
+        leaves = zip(jax.tree.leaves(out), jax.tree.leaves(self.like), strict=True)
+        arrays = [
+            np.asarray(leaf).reshape(indices.size, *s.shape) for leaf, s in leaves
+        ]
+        source.fill(indices, arrays)
+
+    @property
+    def words(self) -> tuple[np.uint32, np.uint32]:
+        """The number, in arrays of JAX."""
+        return np.uint32(self.number >> 32), np.uint32(self.number % 2**32)
+
+
+_open: weakref.WeakValueDictionary[int, Host] = weakref.WeakValueDictionary()
+
+
+def _host(number: int, _: Any = None) -> Host:
+    """The host of this number, which is closed if nobody has it any more."""
+    return _open.get(number) or Host(None, number)
+
+
+jtu.register_pytree_node(Host, lambda host: ((), host.number), _host)
+
+
+def _fill(number: int, context: Any, out: PyTree[Any], numbers: Any) -> None:
+    _host(number).fill(out, numbers)
+
+
+def _answer(number: int, numbers: Any) -> PyTree[np.ndarray]:
+    return _host(number).answer(numbers)
+
+
+def gather(host: Host, numbers: UInt32[Array, "k batch_size"]) -> PyTree[Array]:
+    """Fetch rows by their numbers, through a callback that only gathers."""
+    like, number = host.like, host.number
+
+    def batches(dtypes: PyTree[np.dtype]) -> PyTree[jax.ShapeDtypeStruct]:
+        return jax.tree.map(
+            lambda s, dtype: jax.ShapeDtypeStruct((*numbers.shape, *s.shape), dtype),
+            like,
+            dtypes,
+        )
+
+    dtypes = jax.tree.map(lambda s: s.dtype, like)
+
+    def on_cpu(numbers: Array) -> PyTree[Array]:
+        shapes = batches(jax.tree.map(_of_whole_bytes, dtypes))
+        rows = buffer_callback(
+            ft.partial(_fill, number), shapes, vmap_method="broadcast_all"
+        )(numbers)
+        return jax.tree.map(lambda x, dtype: x.astype(dtype), rows, dtypes)
+
+    def elsewhere(numbers: Array) -> PyTree[Array]:
+        return jax.pure_callback(
+            ft.partial(_answer, number),
+            batches(dtypes),
+            numbers,
+            vmap_method="broadcast_all",
+        )
+
+    rows = jax.lax.platform_dependent(numbers, cpu=on_cpu, default=elsewhere)
+    mesh = jax.typeof(numbers).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return rows
+    # What a callback returns is on no mesh, so that `vmap` cannot shard it by itself.
+    return jax.sharding.reshard(rows, NamedSharding(mesh, PartitionSpec()))
+
+
+def _of_whole_bytes(dtype: Any) -> np.dtype:
+    """The dtype, or one that holds its values: a program packs those below 8 bits."""
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return np.dtype(np.int8)
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+        return np.dtype(np.float32)
+    return dtype
+
+
+def taken(numbers: Array, array: Array) -> Array:
+    """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
+    kind = jax.typeof(array).sharding
+    sharding = None
+    if kind.spec[0] is not None:
+        spec = PartitionSpec(*jax.typeof(numbers).sharding.spec, *kind.spec[1:])
+        sharding = NamedSharding(kind.mesh, spec)
+    return array.at[numbers].get(mode="promise_in_bounds", out_sharding=sharding)

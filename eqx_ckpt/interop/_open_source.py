@@ -1,0 +1,119 @@
+"""Opening whatever is at a path."""
+
+import os
+from collections.abc import Callable
+from typing import Any, get_args
+
+from jaxtyping import PyTree
+
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._format.manifest import MANIFEST
+from .._format.source import Source
+from .._sources.checkpoint_source import opened
+from .._storage.directory.foreign_paths import format_at, without_names
+from .._storage.interface.committed_manifest import is_checkpoint
+from .._storage.locate import locate
+from .._types import Format, PathLike
+from ._readers._eqx_reader import eqx
+from ._readers._flax_reader import flax
+from ._readers._jax_arrays_reader import is_numbered, jax_arrays
+from ._readers._npz_reader import npz
+from ._readers._orbax_reader import orbax
+from ._readers._safetensors_reader import safetensors
+
+
+_OPEN: dict[str, Callable[[Any, PyTree], Source]] = {
+    "checkpoint": lambda path, like: opened(path),
+    "eqx": eqx,
+    "flax": lambda path, like: flax(path),
+    "jax_arrays": lambda path, like: jax_arrays(
+        path, like if is_numbered(path) else None
+    ),
+    "npz": lambda path, like: npz(path),
+    "orbax": lambda path, like: orbax(path),
+    "safetensors": lambda path, like: safetensors(path),
+}
+
+
+def open_source(
+    path: PathLike, *, format: Format | None = None, like: PyTree = None
+) -> Source:
+    """Open a checkpoint, a recording, or anything else that this package reads.
+
+    **Arguments:**
+
+    - `path`: a file, a directory, or the URL of a checkpoint, or of one of Orbax, JAX
+        or Levanter.
+    - `format`: what it is: `"checkpoint"`, or the function of `eqx_ckpt.interop` that
+        opens it. Without it, the first bytes of a file and the files in a directory
+        decide.
+    - `like`: the PyTree that was saved, for `"eqx"`, and for `"jax_arrays"` whose
+        leaves are numbered; others do not need it.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is nothing that can be read.
+    - [`eqx_ckpt.CheckpointError`][]: there is no such format, or it needs `like`.
+    - What the function that opens it raises.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import numpy as np
+
+        np.savez("arrays.npz", w=np.ones(3, np.float32))
+        source = eqx_ckpt.interop.open_source("arrays.npz")
+        assert source.manifest.leaves["w"].shape == (3,)
+        ```
+    """
+    if format is not None:
+        check_format(format, get_args(Format))
+        return _opened(format, path, like)
+    try:
+        return opened(path)
+    except CheckpointNotFoundError as e:
+        if found := format_at(os.path.expanduser(os.fspath(path))):
+            return _opened(found, path, like)
+        if "://" not in os.fspath(path):
+            raise
+        return _in_store(path, like, e)
+
+
+def _opened(format: str, path: PathLike, like: PyTree) -> Source:
+    if format == "eqx" and like is None:
+        raise CheckpointError(
+            f"{without_names(os.fspath(path), format)}: its leaves are in the order of "
+            "the PyTree that was saved. Pass that as `like`."
+        )
+    return _OPEN[format](path, like)
+
+
+def _in_store(path: PathLike, like: PyTree, error: CheckpointNotFoundError) -> Source:
+    """What others have saved in an object store; raise the error if there is none."""
+    place = locate(path)
+    if place.whole_above()[0]:
+        raise error  # Of ours, which says where it is.
+    keys = (key.split("/") for key in place.list_keys())
+    first = next((key[0] for key in keys if key[1:] == [MANIFEST]), None)
+    if first is not None and is_checkpoint(place / f"{first}/"):
+        raise CheckpointNotFoundError(
+            f"{error} It holds checkpoints, such as {first!r}: pass one of them."
+        )
+    for format in ("orbax", "jax_arrays"):
+        try:
+            return _OPEN[format](path, like)
+        except CheckpointNotFoundError:
+            continue
+    raise error
+
+
+def check_format(format: str, known: tuple[str, ...]) -> None:
+    if format not in known:
+        raise CheckpointError(
+            f"{format!r} is not a format. Choose one of {', '.join(map(repr, known))}."
+        )

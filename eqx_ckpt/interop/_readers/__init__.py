@@ -1,0 +1,1 @@
+"""Opening files of other programs."""

@@ -1,0 +1,306 @@
+"""Files of `equinox.tree_serialise_leaves`."""
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import equinox
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from ..._errors import CheckpointError, LeafMismatchError
+from ..._format.leaf_names import encode
+from ..._format.leaf_record import (
+    CannotSave,
+    dtype_from_tag,
+    LeafRecord,
+    SCALAR_KINDS,
+    scalar_to_text,
+)
+from ..._storage.calls.opening import reading
+from ..._tree.leaves.casting import narrowed
+from ..._tree.leaves.key_paths import key_paths, typed
+from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
+from ..._types import as_text, check_function, IsLeaf, PathLike
+from ._file_extents import Extent, File, FileSource, read_bytes
+from ._foreign_records import array_record, corrupt, manifest_of, Named
+from ._npy_header import Npy, read_npy
+
+
+FORMAT = "file of Equinox"
+
+
+_MAGIC = b"\x93NUMPY"
+
+
+_MAX_TEXT = 2**24
+
+
+# Far longer than the header of any array.
+_MAX_HEADER = 2**14
+
+
+def eqx(
+    path: PathLike,
+    like: PyTree,
+    filter_spec: PyTree = equinox.default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    *,
+    header_lines: int | None = None,
+) -> FileSource:
+    """Open a file of `equinox.tree_serialise_leaves`.
+
+    Such a file has no names: its leaves are in the order of `like`, and are given the
+    names of its leaves. Opening reads headers only.
+
+    **Arguments:**
+
+    - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox.
+    - `like`: a PyTree of the structure that was saved, of arrays or
+        `jax.ShapeDtypeStruct`s.
+    - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
+        function other than the default are kept in memory; leaves that it returns
+        unchanged are not part of the source.
+    - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
+    - `header_lines`: how many lines of text precede the leaves, such as one of JSON
+        with hyperparameters. Without it, all text before the first array does, unless a
+        function other than the default has read something before.
+
+    **Returns:**
+
+    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. The
+    lines that precede the leaves are its `manifest.metadata`.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such file.
+    - [`eqx_ckpt.LeafMismatchError`][]: a leaf differs from that of `like`. It is the
+        first that does; leaves after it may agree by chance.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the file ends too early, or has no leaf
+        where one should begin.
+    - [`eqx_ckpt.CheckpointError`][]: the `filter_spec` fails, or `header_lines` is not
+        a number of lines.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import equinox as eqx
+        import jax
+
+        model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
+        eqx.tree_serialise_leaves("model.eqx", model)
+        source = eqx_ckpt.interop.eqx("model.eqx", model)
+        layer = eqx_ckpt.tree_deserialise_leaves(
+            source, model.layers[1], prefix="layers/1"
+        )
+        ```
+    """
+    text = as_text(path)
+    if is_leaf is not None:
+        check_function("is_leaf", is_leaf)
+    file = File(text if os.path.splitext(text)[1] else text + ".eqx")
+    return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
+
+
+class _Leaves:
+    """The leaves of a file, one after another in the order of `like`."""
+
+    def __init__(
+        self,
+        file: File,
+        like: PyTree,
+        filter_spec: PyTree,
+        is_leaf: IsLeaf,
+        header_lines: int | None,
+    ) -> None:
+        self._file = file
+        self._leaves: list[Named] = []
+        self._unsaved: dict[str, str] = {}
+        self._extents: dict[str, Extent | np.ndarray] = {}
+        with file.opened() as fd:
+            self._fd = fd
+            self._position = 0
+            self._text: str | None = None
+            self._seeks_text = header_lines is None
+            if header_lines is not None:
+                self._take_text(header_lines)
+            for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
+                self._take(path, leaf, spec)
+            if self._may_be_text:
+                self._take_text()
+        if self._position != file.size:
+            raise LeafMismatchError(
+                f"{file.path!r} has {file.size - self._position} bytes behind the last "
+                "leaf of `like`. Pass the `like` that was saved, with all its leaves."
+            )
+
+    def source(self) -> FileSource:
+        manifest = manifest_of(self._leaves, self._file.path, metadata=self._text)
+        # They are leaves of `like`: the file has nothing of them.
+        manifest = replace(manifest, unsaved=self._unsaved)
+        return FileSource(self._file.path, manifest, self._extents)
+
+    @property
+    def _may_be_text(self) -> bool:
+        """Whether nothing has been read, and nobody said how much of it is text."""
+        return self._seeks_text and self._position == 0
+
+    def _take_text(self, lines: int | None = None) -> None:
+        """Take lines of text, or all text before the first array."""
+        head = read_bytes(self._fd, 0, min(self._file.size, _MAX_TEXT))
+        end = _first_array(head) if lines is None else self._end_of(lines, head)
+        try:
+            self._text = head[:end].decode() or None
+        except UnicodeDecodeError:
+            reason = f"it has {end} bytes before its first leaf, which are not text"
+            raise corrupt(self._file.path, FORMAT, reason) from None
+        self._position = end
+
+    def _end_of(self, lines: int, head: bytes) -> int:
+        if type(lines) is not int or lines < 0:
+            raise CheckpointError(
+                f"`header_lines` is {lines!r}. Pass an integer of at least 0."
+            )
+        *found, _ = head.split(b"\n", lines)
+        if len(found) < lines:
+            reason = f"it has {len(found)} lines, and `header_lines` is {lines}"
+            raise corrupt(self._file.path, FORMAT, reason)
+        return sum(len(line) + 1 for line in found)
+
+    def _take(self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]) -> None:
+        keys = typed(path)
+        name, where = encode(keys), jtu.keystr(path)
+        if spec is not equinox.default_deserialise_filter_spec:
+            self._take_custom(name, where, leaf, spec, keys)
+            return
+        expected = describe_like(leaf)
+        if expected is None:
+            self._unsaved[name] = fingerprint(leaf)
+            return
+        # What a custom function has read from the start of the file was no text.
+        if self._may_be_text:
+            self._take_text()
+        npy = self._header(where)
+        offset = self._position + npy.header_nbytes
+        self._position = offset + npy.nbytes
+        if self._position > self._file.size:
+            reason = f"it ends within the leaf `{where}`"
+            raise corrupt(self._file.path, FORMAT, reason)
+        try:
+            record = _record(expected, npy)._replace(path=keys)
+        except (CannotSave, ValueError) as e:
+            raise LeafMismatchError(
+                f"The first leaf of {self._file.path!r} that differs from `like` is "
+                f"`{where}`: {expected} in `like`, {npy.descr}{[*npy.shape]} in the "
+                f"file ({e}). The file has no names: pass the `like` that was saved."
+            ) from None
+        if record.kind in SCALAR_KINDS:
+            data = read_bytes(self._fd, offset, npy.nbytes)
+            value = np.frombuffer(data, npy.dtype)[0].item()
+            record = record._replace(value=scalar_to_text(value))
+        else:
+            self._extents[name] = Extent(
+                self._file, offset, npy.is_fortran, npy.is_big_endian
+            )
+        self._leaves.append(Named(where, record))
+
+    def _take_custom(
+        self,
+        name: str,
+        where: str,
+        leaf: Any,
+        spec: Callable[[Any, Any], Any],
+        keys: Any,
+    ) -> None:
+        """Read a leaf through a custom function, which may stop anywhere."""
+        with reading(self._file.path) as f:
+            f.seek(self._position)
+            try:
+                value = spec(f, leaf)
+            except Exception as e:
+                hint = " If lines of text precede the leaves, pass `header_lines`."
+                raise CheckpointError(
+                    f"The `filter_spec` failed for the leaf `{where}` at byte "
+                    f"{self._position} of {self._file.path!r}: {e}"
+                    f"{'' if self._position else hint}"
+                ) from e
+            self._position = f.tell()
+        try:
+            record = None if value is leaf else describe(value)
+        except CannotSave as e:
+            raise CheckpointError(
+                f"The `filter_spec` returned a leaf `{where}` that {e}."
+            ) from None
+        if record is None:
+            self._unsaved[name] = f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
+            return
+        self._leaves.append(Named(where, record._replace(path=keys)))
+        if record.is_array:
+            self._extents[name] = _in_memory(value, record)
+
+    def _header(self, where: str) -> Npy:
+        try:
+            nbytes = min(_MAX_HEADER, self._file.size - self._position)
+            f = io.BytesIO(read_bytes(self._fd, self._position, nbytes))
+            npy = read_npy(f.read)
+        except (ValueError, NotImplementedError) as e:
+            reason = f"at byte {self._position}, where `{where}` should begin: {e}"
+            raise corrupt(self._file.path, FORMAT, reason) from None
+        if npy.is_pickled:
+            raise CheckpointError(
+                f"The leaf `{where}` of {self._file.path!r} is pickled, and nothing is "
+                "unpickled here: it was an integer of more than 64 bits, perhaps."
+            )
+        return npy
+
+
+def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
+    """Every leaf with its key path, and the function that reads it."""
+    specs = list(key_paths(filter_spec))
+    nodes = jtu.tree_structure(filter_spec).flatten_up_to(like)
+    for (path, spec), node in zip(specs, nodes, strict=True):
+        for rest, leaf in key_paths(node, is_leaf):
+            yield (*path, *rest), leaf, spec
+
+
+def _first_array(head: bytes) -> int:
+    """Where the first array begins: at the start of a line; or the end."""
+    if head.startswith(_MAGIC):
+        return 0
+    return head.find(b"\n" + _MAGIC) + 1 or len(head)
+
+
+def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:
+    """The record of a leaf in the file; `ValueError` if it differs from `like`."""
+    if expected.shape != npy.shape:
+        raise ValueError("the shapes differ")
+    if expected.kind in SCALAR_KINDS:
+        kind = {"b": "bool", "i": "int", "f": "float", "c": "complex"}
+        if kind.get(npy.dtype.kind) != expected.kind:
+            raise ValueError("the types differ")
+        return LeafRecord(expected.kind)
+    if expected.kind not in ("jax", "numpy", "numpy_scalar", "struct"):
+        raise ValueError("Equinox does not save that")
+    wanted = dtype_from_tag(expected.dtype)
+    found = npy.dtype
+    if found.kind == "V" and wanted.isbuiltin == 2:
+        # NumPy does not store the names of JAX's dtypes.
+        found = wanted if found.itemsize == wanted.itemsize else found
+    record = array_record(found, npy.shape, ())
+    is_narrowed = expected.kind == "struct" and (
+        narrowed(record.dtype) == expected.dtype
+    )
+    if record.dtype != expected.dtype and not is_narrowed:
+        raise ValueError("the dtypes differ")
+    return record if expected.kind == "struct" else record._replace(kind=expected.kind)
+
+
+def _in_memory(leaf: Any, record: LeafRecord) -> np.ndarray:
+    array = np.empty(record.data_shape, record.data_type)
+    for region, data in shards(leaf, record):
+        array[region] = data
+    return array

@@ -1,0 +1,1 @@
+"""Writing files for other programs, and copies."""

@@ -1,0 +1,121 @@
+"""Copy a source into a checkpoint."""
+
+from collections.abc import Container, Iterator
+
+import numpy as np
+
+from ..._distributed.joint_attempt import all_saving
+from ..._distributed.meeting import DEADLINE
+from ..._distributed.process_group import from_first, gather_errors
+from ..._errors import CheckpointError
+from ..._format.chunk_grid import blocks, Region, Start, start_of, whole
+from ..._format.leaf_record import LeafRecord
+from ..._format.manifest import Manifest
+from ..._format.source import read_regions, RegionRead, Source
+from ..._progress import Progress
+from ..._saving.save import Alone, Save
+from ..._sources.consistent_read import Reading
+from ..._storage.interface.place import ArrayWrite
+from ..._tree.plans.write_plan import Compression, Write, WritePlan
+from ..._types import Layout, PathLike
+from ._export_checks import check_leaves, Form
+
+
+def copy(
+    source: PathLike | Source,
+    path: PathLike,
+    *,
+    overwrite: bool = False,
+    layout: Layout = "zarr",
+    compression: Compression = None,
+    strict: bool = False,
+    progress: Progress = False,
+    deadline: float = DEADLINE,
+) -> None:
+    """Copy a checkpoint, or any other source, into a new checkpoint.
+
+    The records of the leaves and the metadata are kept. A few chunks are in memory at a
+    time, each compared with its checksum if the source has one. In a job of several
+    processes, call it in each of them: each copies a part of the chunks.
+
+    **Arguments:**
+
+    - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
+    - `path`, `overwrite`, `layout`, `compression`, `progress`, `deadline`: as
+        [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
+    - `strict`: raise, instead of warning once, if a file of another format has values
+        that this package cannot represent. They are left out.
+
+    **Returns:**
+
+    Nothing.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
+    - [`eqx_ckpt.CheckpointExistsError`][]: something already exists at `path`.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: a leaf of the source is damaged; nothing
+        is written.
+    - [`eqx_ckpt.CheckpointError`][]: the source is replaced meanwhile, or a leaf cannot
+        be stored.
+    - `OSError`: a file system fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)}, metadata="first")
+        eqx_ckpt.copy("ckpt", "compressed", compression="zstd")
+        assert eqx_ckpt.read_manifest("compressed").metadata == "first"
+        ```
+    """
+    reading = Reading(source)
+    call = f"copy({reading})"
+    with reading.announced():
+        opened, error = gather_errors(call, reading.open, deadline)
+        if error is not None:
+            raise error
+        assert opened is not None
+        check_leaves(
+            opened.manifest, Form("a checkpoint"), strict=strict, loses_metadata=False
+        )
+        version = from_first(f"{call}: its version", reading.digest, deadline)
+        with all_saving(path, deadline) or Alone() as group:
+            if reading.digest() != version:
+                raise CheckpointError(
+                    f"{reading} was replaced meanwhile, or is not the same for all "
+                    "processes. Nothing was written. Begin again."
+                )
+            plan = _plan(opened.manifest)
+            metadata = opened.manifest.metadata
+            save = Save(path, plan, compression, metadata, layout, progress)
+            save.begin(group, overwrite)
+            arrays = [
+                ArrayWrite(w.name, w.record, _pieces(opened, w.name, w.owned))
+                for w in save.arrays
+            ]
+            with reading.unless_replaced():
+                save.run(arrays)
+
+
+def _plan(manifest: Manifest) -> WritePlan:
+    writes: list[Write] = []
+    for name, record in manifest.leaves.items():
+        record = record._replace(crc32c=(), compression=None)
+        writes.append(Write(name, record, record if record.is_array else None))
+    return WritePlan(writes, dict(manifest.unsaved))
+
+
+def _pieces(
+    source: Source, name: str, owned: Container[Start] | None
+) -> Iterator[tuple[Region, np.ndarray]]:
+    """A leaf in pieces along its chunks; with `owned`, only those that start there."""
+    record: LeafRecord = source.manifest.leaves[name]
+    region = whole(record.data_shape)
+    for piece in blocks(region, record.chunk_shape, record.itemsize):
+        if owned is not None and start_of(piece) not in owned:
+            continue
+        (array,) = read_regions(source, [RegionRead(name, record, piece)])
+        yield piece, array

@@ -1,0 +1,286 @@
+"""Record the samples of a scan, one compiled block of steps at a time."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import PyTree
+
+from .._format.sample_record import Leaf
+from .._types import check_function, check_kind, is_real
+from ._arguments import check_positive
+from ._recorder import default_block
+from ._recording import Recording
+from ._writing._commit_pace import Every, Pace
+from ._writing._sample_leaves import Block, check_keep, checked_samples, on_host
+
+
+def record_scan(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    recording: Recording,
+    state: PyTree,
+    length: int,
+    *,
+    xs: PyTree = None,
+    thin: int = 1,
+    keep: Callable[[Any, Any], Any] | None = None,
+    block: int | None = None,
+    commit_every: int = 0,
+    commit_every_seconds: float | None = None,
+) -> PyTree:
+    """Scan over a step, record its samples, and commit them with the last state.
+
+    Like `jax.lax.scan`, but the samples go to a recording, one block at a time, while
+    the device computes the next block. Call it outside `jax.jit`: it compiles blocks of
+    steps itself. Inside `jax.jit`, use `recording.recorder()`.
+
+    **Arguments:**
+
+    - `step`: `step(state, x) -> state, sample`. If the recording has chains, the leaves
+        of `sample` have a first axis for them.
+    - `recording`: an [`eqx_ckpt.Recording`][].
+    - `state`: the state to start from: that of `recording.resume`, if a state was
+        committed.
+    - `length`: the number of steps to take now. `recording.steps` is the number of
+        steps up to the last commit.
+    - `xs`: as in `jax.lax.scan`. With `None`, `x` is `None`.
+    - `thin`: record one sample, the last one, of every `thin` steps. It must divide
+        `length`.
+    - `keep`: a function `keep(state, sample)` that returns whether to record the
+        sample, as a bool, or as one bool per chain. `state` is the state after the
+        step.
+    - `block`: the most samples to send to the host at a time. There are fewer if the
+        next arguments need it.
+    - `commit_every`: commit the samples and the state at least once in this many steps,
+        or in `thin` steps if that is more. 0: only at the end.
+    - `commit_every_seconds`: commit about once in this many seconds, measured by the
+        time that the steps take, or in two samples if that is more; 0: after each
+        sample.
+
+    **Returns:**
+
+    The last state, which has been committed.
+
+    **Raises:**
+
+    - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match the `like` of the
+        recording; nothing was computed.
+    - `ValueError`: an argument is invalid, for example `thin` does not divide `length`.
+    - The errors of `extend` and `commit` of [`eqx_ckpt.Recording`][].
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax
+        import jax.numpy as jnp
+
+        def step(state, _):
+            key, theta = state
+            key, subkey = jax.random.split(key)
+            theta = 0.9 * theta + jax.random.normal(subkey, theta.shape)
+            return (key, theta), {"theta": theta}
+
+        state = (jax.random.key(0), jnp.zeros(3))
+        with eqx_ckpt.Recording("chain", {"theta": jnp.zeros(3)}) as recording:
+            state = eqx_ckpt.record_scan(step, recording, state, 10_000, thin=10)
+        assert eqx_ckpt.Recording.open("chain").committed == 1000
+        ```
+    """
+    check_function("step", step)
+    if keep is not None:
+        check_function("keep", keep)
+    check_kind("recording", recording, Recording, "an `eqx_ckpt.Recording`")
+    rows = _checked_length(length, thin)
+    if block is not None:
+        check_positive("block", block)
+    _check_commits(commit_every, commit_every_seconds)
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
+        raise ValueError(
+            "`record_scan` was called inside `jax.jit`, or another transformation. "
+            "Call it outside; inside, use `recording.recorder()`."
+        )
+    for x in jax.tree.leaves(xs):
+        if np.shape(x)[:1] != (length,):
+            raise ValueError(
+                f"`xs` has a leaf of shape {np.shape(x)}; its first axis is not "
+                f"`length`, {length}."
+            )
+    arrays, rest = eqx.partition(state, eqx.is_array_like)
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    loop = _Loop(step, keep, thin, recording.chains, recording.log.record.leaves)
+    _check_step(loop, eqx.combine(arrays, rest), xs)
+    recording.log.check()
+    if block is None:
+        block = default_block(loop.leaves, loop.chains)
+    every = Every(commit_every, commit_every_seconds)
+    pace = Pace(recording.log.team, min(block, max(1, rows)), thin, every)
+    return _Scan(loop, recording, pace, rest, xs).run(arrays, rows)
+
+
+class _Made(NamedTuple):
+    """A block of samples that was computed, or is being computed."""
+
+    before: PyTree
+    start: int
+    samples: list[Any]
+    kept: Any
+    rows: int
+
+
+class _Scan:
+    """One call of `record_scan`, whose arguments are valid."""
+
+    def __init__(
+        self, loop: "_Loop", recording: Recording, pace: Pace, rest: PyTree, xs: PyTree
+    ) -> None:
+        self._loop = loop
+        self._log = recording.log
+        self._pace = pace
+        self._rest = rest
+        self._xs = xs
+        # The steps up to the last commit.
+        self._steps = 0
+
+    def run(self, arrays: PyTree, rows: int) -> PyTree:
+        pace = self._pace
+        waiting: _Made | None = None
+        done = 0
+        while done < rows:
+            count = pace.next(rows - done)
+            after, made = self._compute(arrays, done, count)
+            # Record the previous block while the device computes this one.
+            if waiting is not None:
+                self._record(waiting)
+                pace.finished(waiting.rows)
+            waiting, arrays, done = made, after, done + count
+            if pace.is_measuring:
+                jax.block_until_ready(arrays)
+                pace.finished(count)
+            if pace.is_due(count):
+                self._record(waiting)
+                waiting = None
+                self._commit(arrays)
+        if waiting is not None:
+            self._record(waiting)
+        if pace.steps:
+            self._commit(arrays)
+        return eqx.combine(arrays, self._rest)
+
+    def _compute(self, arrays: PyTree, start: int, rows: int) -> tuple[PyTree, _Made]:
+        thin = self._loop.thin
+        some = jax.tree.map(
+            lambda x: x[start * thin : (start + rows) * thin].reshape(
+                rows, thin, *x.shape[1:]
+            ),
+            self._xs,
+        )
+        after, samples, kept = _block(self._loop, arrays, self._rest, some, rows)
+        return after, _Made(arrays, start, samples, kept, rows)
+
+    def _record(self, made: _Made) -> None:
+        """Record a block; if `max_samples` ends it, commit the state at that point."""
+        kept = on_host(made.kept)
+        fits = self._log.fitting(kept, made.rows)
+        if fits == made.rows:
+            self._log.extend(Block(made.samples, made.rows), kept)
+            return
+        arrays = made.before
+        if fits:
+            arrays, made = self._compute(arrays, made.start, fits)
+            self._log.extend(Block(made.samples, fits), made.kept)
+        self._pace.steps = (made.start + fits) * self._loop.thin - self._steps
+        if self._pace.steps:
+            self._commit(arrays)
+        raise self._log.full()
+
+    def _commit(self, arrays: PyTree) -> None:
+        steps = self._pace.committed()
+        self._steps += steps
+        self._log.commit(eqx.combine(arrays, self._rest), steps)
+
+
+def _checked_length(length: int, thin: int) -> int:
+    """Validate `length` and `thin`; return the number of samples."""
+    check_positive("thin", thin)
+    if length != 0:
+        check_positive("length", length)
+    if length % thin:
+        raise ValueError(
+            f"`length` is {length} and `thin` is {thin}. Pass a `length` that `thin` "
+            "divides."
+        )
+    return length // thin
+
+
+def _check_commits(steps: Any, seconds: Any) -> None:
+    """Validate `commit_every` and `commit_every_seconds`."""
+    if steps != 0:
+        check_positive("commit_every", steps)
+    if seconds is not None and not (is_real(seconds) and seconds >= 0):
+        raise ValueError(
+            f"`commit_every_seconds` is {seconds!r}. Pass 0 or more seconds, or `None`."
+        )
+
+
+def _check_step(loop: "_Loop", state: Any, xs: Any) -> None:
+    """Raise if the samples do not match `like`, or `keep` does not return bools."""
+    x = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
+        jax.eval_shape(lambda xs: xs, xs),
+    )
+
+    def once(state: Any, x: Any) -> tuple[Any, Any]:
+        state, sample = loop.step(state, x)
+        return sample, None if loop.keep is None else loop.keep(state, sample)
+
+    sample, kept = eqx.filter_eval_shape(once, state, x)
+    checked_samples(sample, loop.leaves, loop.chains, one=True, traced=True)
+    if kept is not None:
+        kept = jax.eval_shape(jnp.asarray, kept)
+        check_keep(kept, (), () if loop.chains is None else (loop.chains,))
+
+
+class _Loop(NamedTuple):
+    """What `record_scan` repeats; static for `eqx.filter_jit`."""
+
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    keep: Callable[[Any, Any], Any] | None
+    thin: int
+    chains: int | None
+    leaves: tuple[Leaf, ...]
+
+
+@eqx.filter_jit
+def _block(
+    loop: _Loop, arrays: PyTree, rest: PyTree, xs: PyTree, rows: int
+) -> tuple[PyTree, list[Any], Any]:
+    """Compute `rows` samples: the state after them, the samples, and which to keep."""
+
+    def once(arrays: Any, x: Any) -> tuple[Any, Any]:
+        state, sample = loop.step(eqx.combine(arrays, rest), x)
+        return eqx.filter(state, eqx.is_array_like), (state, sample)
+
+    def row(arrays: Any, xs: Any) -> tuple[Any, Any]:
+        if loop.thin > 1:
+            first = jax.tree.map(lambda x: x[:-1], xs)
+            arrays, _ = jax.lax.scan(
+                lambda a, x: (once(a, x)[0], None), arrays, first, length=loop.thin - 1
+            )
+        last = jax.tree.map(lambda x: x[-1], xs)
+        arrays, (state, sample) = once(arrays, last)
+        chosen = None if loop.keep is None else loop.keep(state, sample)
+        found = checked_samples(
+            sample, loop.leaves, loop.chains, one=True, traced=True
+        ).arrays
+        return arrays, (found, chosen)
+
+    arrays, (samples, kept) = jax.lax.scan(row, arrays, xs, length=rows)
+    if loop.chains is not None:
+        samples = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), samples)
+        kept = jax.tree.map(lambda x: x if x.ndim == 1 else x.T, kept)
+    return arrays, samples, kept

@@ -1,0 +1,111 @@
+"""Collect samples in device memory."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .._format.sample_record import Leaf
+from ._arguments import check_positive
+from ._writing._sample_leaves import (
+    check_keep,
+    check_on_device,
+    checked_samples,
+    leaves_of,
+)
+
+
+def put(buffer: Array, sample: Any, index: Any) -> Array:
+    """Write one sample per chain into its row; drop it if there is no such row."""
+    # Without reshaping the buffer: XLA would copy all of it for each sample.
+    lead = jnp.indices(index.shape, sparse=True) if index.ndim else ()
+    return buffer.at[(*lead, index)].set(sample, mode="drop")
+
+
+class SampleBuffer(eqx.Module):
+    """A buffer of samples in device memory, with a fixed capacity; it writes no files.
+
+    It is an `equinox.Module`: carry it through loops, under any transformation.
+
+    **Attributes:**
+
+    - `samples`: arrays `(capacity, ...)`. The first `count` rows are samples, the
+        others zeros.
+    - `count`: the number of samples in the buffer; `int32[]`.
+    - `overflow`: the number of samples dropped because the buffer was full; `int32[]`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax
+        import jax.numpy as jnp
+
+        @jax.jit
+        def run(buffer):
+            def step(i, buffer):
+                return buffer.save({"x": i * 1.0}, keep=i % 2 == 0)
+
+            return jax.lax.fori_loop(0, 5, step, buffer)
+
+        buffer = run(eqx_ckpt.SampleBuffer({"x": jnp.float32(0)}, capacity=10))
+        assert buffer.samples["x"][: buffer.count].tolist() == [0, 2, 4]
+        ```
+    """
+
+    samples: PyTree[Array]
+    count: Array
+    overflow: Array
+    _leaves: tuple[Leaf, ...] = eqx.field(static=True)
+
+    def __init__(self, like: PyTree, capacity: int) -> None:
+        """**Arguments:**
+
+        - `like`: one sample: a PyTree of arrays, or of `jax.ShapeDtypeStruct`s.
+        - `capacity`: the largest number of samples that the buffer holds.
+        """
+        capacity = check_positive("capacity", capacity)
+        self._leaves = tuple(leaves_of(like, None, None, None))
+        check_on_device(self._leaves)
+        self.samples = jax.tree.map(
+            lambda x: jnp.zeros((capacity, *x.shape), x.dtype), like
+        )
+        # Two arrays: JAX refuses to donate one array twice.
+        self.count, self.overflow = jnp.int32(0), jnp.int32(0)
+
+    def save(self, sample: PyTree, keep: Any = True) -> "SampleBuffer":
+        """Return the buffer with one more sample.
+
+        **Arguments:**
+
+        - `sample`: a PyTree like `like`.
+        - `keep`: whether to add the sample; `bool[]`.
+
+        **Raises:**
+
+        - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
+        - `ValueError`: `keep` has another shape or dtype.
+        """
+        check_on_device(self._leaves)
+        checked = checked_samples(sample, self._leaves, None, one=True, traced=True)
+        capacity = jax.tree.leaves(self.samples)[0].shape[0]
+        keep = jnp.asarray(keep)
+        check_keep(keep, (), ())
+        index = jnp.where(keep, self.count, capacity)
+        is_full = self.count == capacity
+        buffers, structure = jax.tree.flatten(self.samples)
+        samples = structure.unflatten(
+            put(buffer, jnp.asarray(x), index)
+            for buffer, x in zip(buffers, checked.arrays, strict=True)
+        )
+        return eqx.tree_at(
+            lambda b: (b.samples, b.count, b.overflow),
+            self,
+            (
+                samples,
+                self.count + (keep & ~is_full),
+                self.overflow + (keep & is_full),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Samples on their way to files: one writer, its columns, and its commits."""

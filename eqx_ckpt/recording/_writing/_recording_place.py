@@ -1,0 +1,166 @@
+"""Where a recording is: what is committed there, and who may write."""
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+
+from ..._errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
+from ..._format.sample_record import from_bytes, Leaf, RECORD, Record
+from ..._run.run_steps import Run
+from ..._storage.locate import locate
+from ..._types import PathLike
+from ._recording_commit import below, warned
+from ._recording_team import Team
+from ._sample_columns import Column, columns_of, is_complete, make_groups, show, trim
+from ._sample_leaves import check_same
+
+
+class Place:
+    """The location of a recording, of which this process is the only writer.
+
+    **Attributes:**
+
+    - `base`: its storage; `files` writes there.
+    - `where`: its path, for messages.
+    - `team`: the processes that write.
+    - `record`: the last committed record.
+    - `columns`: for each leaf and band of chains, what continues after that commit.
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        wanted: Record,
+        differs: Callable[[Leaf, Leaf], str],
+        deadline: float,
+    ) -> None:
+        self.base = locate(path)
+        self.where = str(self.base)
+        self.files = self.base.writer()
+        self.team = Team(self.where, deadline)
+        if not (self.team.is_alone or self.base.is_shared):
+            raise CheckpointError(
+                f"{self.where} is in the memory of one process, but several processes "
+                "record. Pass a directory or URL that all of them see."
+            )
+        self.states = Run(below(path, self.base.url()))
+        self.record = wanted
+        try:
+            self.team.from_first("beginning", lambda: self._begin(wanted, differs))
+            self.team.gather("beginning", lambda: self._join(wanted, differs))
+            self.columns = self._go_on()
+        except BaseException:
+            self.files.release()
+            raise
+
+    def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
+        """Acquire the recording, and delete what was written after the last commit."""
+        self._found()  # Before there is a lock.
+        self.files.acquire()
+        self.files.check([leaf.name for leaf in wanted.leaves])
+        self.record = self._found_or_new(wanted, differs)
+        make_groups(self.files, self.record)
+        trim(self.files, self.record)
+        show(self.files, self.record)
+        self.files.flush()
+        self.states.sweep(starting=True)
+        self._forget_states()
+
+    def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
+        """Join the recording that the first process has acquired."""
+        if self.team.is_first:
+            return
+        self.files.join()
+        data = self.files.read(RECORD)
+        if data is None:
+            raise CheckpointError(
+                f"This process does not see {self.where}, which process 0 has "
+                "created. All processes must record to one shared directory or URL."
+            )
+        self.record = from_bytes(data, self.where)
+        check_same(self.record, wanted, self.where, differs)
+
+    def _found_or_new(
+        self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
+    ) -> Record:
+        data = self._found()
+        if data is not None:
+            found = from_bytes(data, self.where)
+            check_same(found, wanted, self.where, differs)
+            found = dataclasses.replace(found, writer=uuid.uuid4().hex)
+            self.files.take_over(RECORD, found.to_commit())
+            return found
+        self.files.commit(RECORD, wanted.to_commit())
+        return wanted
+
+    def _found(self) -> bytes | None:
+        """The record; raise if there is none, and something else is there."""
+        data = self.files.read(RECORD)
+        strangers = self.files.strangers() if data is None else []
+        if strangers:
+            explanation = self.base.explain()
+            raise CheckpointExistsError(
+                f"{self.where} holds {strangers[0]!r}, and is not a recording."
+                f"{explanation and ' '}{explanation} Choose another path."
+            )
+        return data
+
+    def _go_on(self) -> list[list[Column]]:
+        columns = columns_of(self.files, self.record)
+        for of_leaf in columns:
+            for column in of_leaf:
+                column.check()
+        return columns
+
+    def state_path(self) -> PathLike:
+        """The path of the checkpoint of the last state."""
+        if self.record.state is None:
+            raise CheckpointNotFoundError(
+                f"No state was committed with the last samples of {self.where}."
+            )
+        return self.states.path(self.record.state)
+
+    def commit(self, record: Record) -> None:
+        """Replace the record, in all processes; clean up after the previous one."""
+        self.team.from_first(
+            f"commit {record.commit}",
+            lambda: self.files.commit(RECORD, record.to_commit()),
+        )
+        self.record = record
+        if self.team.is_first:
+            show(self.files, record)
+            self._forget_states()
+
+    def _forget_states(self) -> None:
+        """Delete all states but the one of the last commit."""
+        with warned(f"Old states of {self.where} could not be deleted"):
+            others = [n for n in self.states.steps() if n != self.record.state]
+            if others:
+                self.states.remove(others)
+
+    def leave(self) -> None:
+        """Delete uncommitted files, and let others write."""
+        try:
+            with warned(f"Could not clean up all of {self.where}"):
+                if self.team.is_first:
+                    trim(self.files, self.record)
+                    self.files.flush()
+        finally:
+            self.files.release()
+
+    def safety(self) -> str:
+        """What a reader finds now, for the message of a failure."""
+        record = self.record
+        if not record.is_committed:
+            return "0 draws are safe"
+        try:
+            data = self.base.read(RECORD)
+            now = None if data is None else from_bytes(data, self.where)
+            is_ours = now is not None and now.commit == record.commit
+            if is_ours and is_complete(self.files, record):
+                return f"{min(record.draws)} draws are safe"
+        except (OSError, CheckpointError) as e:
+            return f"{min(record.draws)} draws were committed; reading fails: {e}"
+        return (
+            f"0 draws are safe: files of {min(record.draws)} committed draws are gone"
+        )

@@ -1,0 +1,63 @@
+"""The processes that write one recording together; usually one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..._distributed.jax_service import is_alone, is_first
+from ..._distributed.meeting import check_deadline, from_json, to_json
+from ..._distributed.process_group import Group, group_of
+
+
+class Team:
+    """The processes of a job, which make the same calls, each within a deadline.
+
+    **Attributes:**
+
+    - `is_alone`: whether there is one process.
+    - `is_first`: whether this process begins and commits.
+    - `deadline`: the seconds that a process waits for the others before it raises.
+    """
+
+    def __init__(self, where: str, deadline: float) -> None:
+        check_deadline(deadline)
+        self._where = where
+        self.deadline = deadline
+        self.is_alone = is_alone()
+        self.is_first = is_first()
+
+    def from_first(self, what: str, make: Callable[[], Any]) -> Any:
+        """Return to all processes what the first one makes; if it fails, all raise."""
+        group = self._group(what)
+        if group is None:
+            return make()
+        try:
+            return group.from_first("recorded", make, slow=True)
+        finally:
+            group.close()
+
+    def gather(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        """Return to all processes what each one makes; if one fails, all raise."""
+        group = self._group(what)
+        if group is None:
+            return [make()]
+        value, error = None, None
+        try:
+            try:
+                value = make()
+            except Exception as e:
+                error = e
+            told = None if error is None else to_json(error)
+            said = group.gather("recorded", {"value": value, "error": told})
+        finally:
+            group.close()
+        if error is not None:
+            raise error
+        for index, one in enumerate(said):
+            if one["error"] is not None:
+                raise from_json(index, one["error"])
+        return [one["value"] for one in said]
+
+    def _group(self, what: str) -> Group | None:
+        if self.is_alone:
+            return None
+        return group_of(f"{what} of the recording {self._where}", self.deadline)
