@@ -1,9 +1,10 @@
 """The commit of a checkpoint in a bucket: conditions, heartbeats, and the sweep.
 
-Beside the code: `_storage/bucket_attempt.py` (A and B), `bucket_steps.py` (the sweeper,
-the deleter), `heartbeat.py`, `reading.py`. A and B save the same step. "O" is what was
-committed there before, with `overwrite=True`; without, there is an older step 1, which
-retention removes once step 2 is there.
+Beside the code: in `_storage/bucket`, `bucket_attempt.py` and `publication.py` (A and
+B), `bucket_steps.py` (the sweeper, the deleter) and `heartbeat.py`; and
+`_sources/consistent_read.py`. A and B save the same step. "O" is what was committed
+there before, with `overwrite=True`; without, there is an older step 1, which retention
+removes once step 2 is there.
 
 Time is one thing only: a writer can be *suspended for longer than any lease*, once, at
 any moment. A sweeper sees the silence of a writer that is suspended, dead or done.

@@ -1,8 +1,9 @@
 """The commit of a checkpoint in a directory: a hidden directory, its lock, one rename.
 
-Beside the code: `_storage/directory.py` (A and B save one path; `remove` is the
-deleter), `directory_steps.py` (the sweeper) and `reading.py` (the reader). "O" is what
-was there before, with `overwrite=True`.
+Beside the code: in `_storage/directory`, `directory_place.py` (A and B save one path),
+`directory_steps.py` (the deleter) and `attempt_lock.py` (the sweeper); and
+`_sources/consistent_read.py` (the reader). "O" is what was there before, with
+`overwrite=True`.
 
 After a power cut, a name is what it was at the last `fsync` of its directory, or
 anything that it has been since; files that were not flushed are gone.

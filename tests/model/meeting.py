@@ -1,7 +1,8 @@
 """How the processes of a job meet: each announces its call, and the first one decides.
 
-Beside the code: `_distributed/meeting.py` (announce, wait, withdraw, look) and
-`matching.py` (what the first process decides when it looks). Process 0 is the first.
+Beside the code: in `_distributed`, `meeting.py` (announce, wait, withdraw, look) and
+`call_matching.py` (what the first process decides when it looks). Process 0 is the
+first.
 
 A call of one process is a text and its position in that process's program; nobody sends
 positions, and the model uses them only to tell whether the processes stay in step.

@@ -1,8 +1,9 @@
 """A recording in a bucket: its lease, the take-over of its record, and its chunks.
 
-Beside the code: `_storage/bucket_writer.py` and `recording/_place.py`. A and B each
-want to append one chunk and commit it. In a directory a lock takes the place of all of
-this, which the kernel releases.
+Beside the code: `_storage/bucket/bucket_writer.py` and
+`recording/_writing/_recording_place.py`. A and B each want to append one chunk and
+commit it. In a directory a lock takes the place of all of this, which the kernel
+releases.
 
 A writer can be suspended for longer than its lease, once, at any step. A request can
 land after its writer was suspended or has died.
