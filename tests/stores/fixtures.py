@@ -83,10 +83,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer is given up at once, not in half a minute."""
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
     storage = "eqx_ckpt._storage"
-    monkeypatch.setattr(f"{storage}.kvstore._RETRIES", retries)
-    monkeypatch.setattr(f"{storage}.kvstore._contexts", {})
-    monkeypatch.setattr(f"{storage}.patience._silent", set())
-    monkeypatch.setattr(f"{storage}.publication.PAUSES", (0.001,) * 3)
+    monkeypatch.setattr(f"{storage}.calls.tensorstore_calls._RETRIES", retries)
+    monkeypatch.setattr(f"{storage}.calls.tensorstore_calls._contexts", {})
+    monkeypatch.setattr(f"{storage}.bucket.store_patience._silent", set())
+    monkeypatch.setattr(f"{storage}.bucket.publication.PAUSES", (0.001,) * 3)
 
 
 @contextlib.contextmanager
