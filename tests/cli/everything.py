@@ -11,10 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.array_serialization import (
-    pytree_serialization,
-    serialization,
-)
+from jax.experimental.array_serialization import serialization
 
 import eqx_ckpt
 
@@ -68,7 +65,10 @@ def make(root):
         eqx_ckpt.interop.to_orbax(root / "checkpoint", root / "orbax")
         _items(root / "items")
     _levanter(root / "levanter")
-    pytree_serialization.save(TREE, root / "numbered")
+    if importlib.util.find_spec("flatbuffers") is not None:
+        from jax.experimental.array_serialization import pytree_serialization
+
+        pytree_serialization.save(TREE, root / "numbered")
     np.save(root / "array.npy", np.arange(3.0))
     _damaged(root)
     _others(root)
