@@ -49,13 +49,16 @@ types: .venv/dev
 	.venv/bin/pyright --project pyproject.toml
 
 pytest: .venv/dev
-	.venv/bin/$(PYTEST)
+	.venv/bin/$(PYTEST) -m "not exhaustive"
+
+exhaustive: .venv/dev
+	.venv/bin/$(PYTEST) -m exhaustive
 
 model: .venv/dev
 	.venv/bin/python -m tests.model
 
 pytest-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "not slow"
+	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive"
 
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict

@@ -289,7 +289,7 @@ def test_one_fault(run: Run, operation: Callable[..., None]) -> None:
         run.strike(operation, {number: draw.choice(actions(run))})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @LAYOUTS
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
@@ -300,7 +300,7 @@ def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize(
-    "pairs", [2, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "many"]
+    "pairs", [2, pytest.param(100, marks=pytest.mark.exhaustive)], ids=["few", "many"]
 )
 def test_two_faults(run: Run, pairs: int) -> None:
     draw = random.Random(pairs)
@@ -316,7 +316,7 @@ def test_two_faults(run: Run, pairs: int) -> None:
     "operation", [save, overwrite, retain], ids=lambda f: f.__name__
 )
 @pytest.mark.parametrize(
-    "which", ["manifest", pytest.param("all", marks=pytest.mark.slow)]
+    "which", ["manifest", pytest.param("all", marks=pytest.mark.exhaustive)]
 )
 def test_a_process_that_is_stopped(
     run: Run,
