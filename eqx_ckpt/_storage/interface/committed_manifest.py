@@ -87,11 +87,14 @@ def problem_of(place: Storage) -> str:
     """
     try:
         manifest = from_bytes(read_committed(place), str(place))
-        chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
-        return chunks.problem() or chunks.missing(manifest.leaves)
     except CheckpointNotFoundError:
         raise
     except CheckpointError as e:
+        return str(e)
+    try:
+        chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        return chunks.problem() or chunks.missing(manifest.leaves)
+    except CorruptCheckpointError as e:
         return str(e)
 
 
