@@ -18,6 +18,23 @@ from .proxy import Proxy
 _NUMBERS = itertools.count(1)
 
 
+class Clock:
+    """Instead of the clock that decides which attempt is dead."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("eqx_ckpt._storage.bucket.heartbeat.clock", clock)
+    return clock
+
+
 @pytest.fixture(scope="session")
 def s3_backend() -> Iterator[s3_server.Server | s3_server.Given]:
     """The S3 itself."""

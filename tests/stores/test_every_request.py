@@ -26,6 +26,7 @@ from faults.workloads import tree
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
+from stores.fixtures import Clock
 from stores.place import Place
 from stores.values import bucket_at
 
@@ -55,22 +56,6 @@ def objects(layout: eqx_ckpt.Layout) -> dict[str, bytes]:
     for step, attempt in ((2, "e" * 32), (9, "f" * 32)):
         found[f"{step:06d}/@{attempt}/w/c.0"] = b"left"
     return found
-
-
-class Clock:
-    """Instead of the clock that decides which attempt is dead."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(heartbeat, "clock", clock := Clock())
-    return clock
 
 
 def save(run: str, layout: eqx_ckpt.Layout) -> None:

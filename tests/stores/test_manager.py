@@ -27,6 +27,7 @@ from faults.manifests import sealed
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
+from stores.fixtures import Clock
 from stores.place import Place
 from stores.s3 import GIVEN
 from stores.values import bucket_at
@@ -133,23 +134,6 @@ def leave_debris(run: str, step: int, attempt: str = "f" * 32) -> str:
     for key in keys(run, "000300/@"):
         base.write(prefix + key.split("/", 2)[2], base.read(key) or b"")
     return prefix
-
-
-class Clock:
-    """Instead of the clock that decides which attempt is dead."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(heartbeat, "clock", clock)
-    return clock
 
 
 class Slow:

@@ -175,15 +175,16 @@ class OrphanSweeper:
         # By prefix: its keys, and since when they have not changed.
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
-        # The prefixes of steps that have a manifest and several attempts.
-        self._contested: set[str] = set()
 
     def candidates(self) -> list[str]:
         """The prefixes of attempts that no manifest refers to, alive or not."""
-        return self._unused([*self._unknown()])
+        return self._unused([*self._unknown()[0]])
 
-    def _unknown(self) -> dict[str, list[str]]:
-        """The keys of each attempt that is not known to be in use, by its prefix."""
+    def _unknown(self) -> tuple[dict[str, list[str]], set[str]]:
+        """The keys of each attempt that is not known to be in use, by its prefix.
+
+        And the prefixes of steps that have a manifest and several attempts.
+        """
         found: dict[str, list[str]] = {}
         everything = self._run.list_keys()
         for key in everything:
@@ -192,7 +193,7 @@ class OrphanSweeper:
                 found.setdefault(m[0], []).append(key)
         manifests = {key for key in everything if key.endswith(f"/{MANIFEST}")}
         counts = Counter(map(_manifest_of, found))
-        self._contested = {
+        contested = {
             prefix
             for prefix in found
             if counts[_manifest_of(prefix)] > 1 and _manifest_of(prefix) in manifests
@@ -200,10 +201,11 @@ class OrphanSweeper:
         # What alone has a manifest beside it stays in use.
         self._in_use = {
             prefix
-            for prefix in self._in_use - self._contested
+            for prefix in self._in_use - contested
             if _manifest_of(prefix) in manifests
         }
-        return {prefix: found[prefix] for prefix in found if prefix not in self._in_use}
+        unknown = {prefix: found[prefix] for prefix in found.keys() - self._in_use}
+        return unknown, contested
 
     def sweep(self) -> None:
         """Delete attempts that no manifest named, and nothing changed, for so long.
@@ -211,13 +213,12 @@ class OrphanSweeper:
         That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
         is gone: whoever replaced that may have to put it back.
         """
-        found = self._unknown()
-        contested = [prefix for prefix in found if prefix in self._contested]
-        waiting = {*found} - {*contested} | {*self._unused(contested)}
+        found, contested = self._unknown()
+        waiting = found.keys() - contested | {*self._unused([*contested])}
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
         silent: list[str] = []
-        for prefix in filter(waiting.__contains__, found):
+        for prefix in sorted(waiting):
             state = hash(tuple(sorted(found[prefix])))
             before, since = seen.get(prefix, (0, now))
             self._seen[prefix] = state, since if state == before else now

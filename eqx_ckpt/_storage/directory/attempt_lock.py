@@ -24,7 +24,8 @@ LONGEST_NAME = 255
 _MAX_NAME = LONGEST_NAME - 39
 
 
-_held: set[int] = set()
+# The descriptors of locks, and of what they protect.
+held: set[int] = set()
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
         while lock is None:
             stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
             lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            _held.add(lock)
+            held.add(lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 swept = not os.fstat(lock).st_nlink
@@ -57,7 +58,7 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
                 # A file system without locks: `sweep` fails there, and removes nothing.
                 swept = False
             if swept:
-                _held.discard(lock)
+                held.discard(lock)
                 os.close(lock)
                 lock = None
         yield stem
@@ -65,14 +66,14 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
         if lock is not None:
             with contextlib.suppress(OSError):
                 os.unlink(stem + ".lock")
-            _held.discard(lock)
+            held.discard(lock)
             os.close(lock)
 
 
 def _let_go() -> None:
-    """Close the locks in a forked child, which could outlive its parent."""
-    while _held:
-        os.close(_held.pop())
+    """Close what is held, in a forked child: that could outlive its parent."""
+    while held:
+        os.close(held.pop())
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -36,7 +36,7 @@ from ..interface.place import (
 )
 from ..interface.replacing import already_there, is_replacement, Kind, whole_above
 from .attempt_lock import locked_attempt
-from .directory_steps import DirectorySteps, remove
+from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
 from .foreign_paths import instead_of_a_run, what_is_at
 
@@ -144,10 +144,10 @@ class Directory(Storage):
         return _DirectoryShare(self.layouts[layout](self.at(path)), path, fd)
 
     def steps(self) -> Steps:
-        return DirectorySteps(self, remove)
+        return DirectorySteps(self)
 
     def writer(self) -> SoleWriter:
-        return DirectoryWriter(self, flush)
+        return DirectoryWriter(self)
 
     def database_problem(self) -> str:
         return database_problem(self.spec["path"])

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..._errors import CheckpointError
@@ -19,12 +19,11 @@ logger = logging.getLogger("eqx_ckpt")
 
 
 class DirectorySteps(Steps):
-    """As `Steps`; the function removes checkpoints."""
+    """The steps of a run, each in a directory of its own."""
 
-    def __init__(self, run: Storage, remove: Callable[[Iterable[str]], None]) -> None:
+    def __init__(self, run: Storage) -> None:
         self._run = run
         self._path: str = run.spec["path"]
-        self._remove = remove
         # By step: the identity and the metadata of its checkpoint.
         self._metadata: dict[int, tuple[object, Any]] = {}
         self._strangers: dict[str, bool] = {}
@@ -96,7 +95,7 @@ class DirectorySteps(Steps):
         return self._whole.problem(self._step(step))
 
     def remove(self, steps: Sequence[int]) -> None:
-        self._remove(self._step(step).url() for step in steps)
+        _remove(self._step(step).url() for step in steps)
 
     def sweep(self, *, starting: bool) -> None:
         """On a disk, sweeping once is enough."""
@@ -139,7 +138,7 @@ def _nbytes(path: str) -> int:
     return total
 
 
-def remove(checkpoints: Iterable[str]) -> None:
+def _remove(checkpoints: Iterable[str]) -> None:
     """Delete checkpoints in one directory; none is ever visible in part.
 
     Their names are removed first, durably, and then their content.

@@ -5,28 +5,24 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ..._errors import CheckpointExistsError, CorruptCheckpointError
 from ..calls.opening import open_folder, open_plain
-from ..calls.posix_calls import fsync
+from ..calls.posix_calls import flush, fsync
 from ..calls.safe_files import check_case, read_file, write_file
 from ..interface.place import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 from ..interface.replacing import check_above
+from .attempt_lock import held
 
 
 _TEMPORARY = ".tmp"
 
 
-# Of all recordings of this process.
-_held: set[int] = set()
-
-
 class DirectoryWriter(SoleWriter):
     """A directory and a lock; what is replaced changes its name at the next `flush`."""
 
-    def __init__(self, base: Storage, flush: Callable[[int, str], None]) -> None:
-        self._flush = flush
+    def __init__(self, base: Storage) -> None:
         self._root = base.spec["path"]
         self._replaced: set[str] = set()
         self._lock = self._directory = -1
@@ -45,11 +41,11 @@ class DirectoryWriter(SoleWriter):
         path = self._root + WRITER_LOCK
         self._lock = open_plain(path, os.O_RDWR | os.O_CREAT)[0]
         try:
-            _held.add(self._lock)
+            held.add(self._lock)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Opened before the first write: it reports the errors of writes since then.
             self._directory = open_folder(self._root)
-            _held.add(self._directory)
+            held.add(self._directory)
         except BlockingIOError:
             self.release()
             raise has_a_writer(repr(self._root)) from None
@@ -59,12 +55,12 @@ class DirectoryWriter(SoleWriter):
 
     def join(self) -> None:
         self._directory = open_folder(self._root)
-        _held.add(self._directory)
+        held.add(self._directory)
 
     def release(self) -> None:
         for fd in (self._lock, self._directory):
-            if fd in _held:
-                _held.discard(fd)
+            if fd in held:
+                held.discard(fd)
                 os.close(fd)
         self._lock = self._directory = -1
 
@@ -124,12 +120,12 @@ class DirectoryWriter(SoleWriter):
         self._replaced.add(key)
 
     def flush(self) -> None:
-        self._flush(self._directory, self._root)
+        flush(self._directory, self._root)
         if self._replaced:
             for key in self._replaced:
                 os.rename(f"{self._root}{key}{_TEMPORARY}", self._root + key)
             self._replaced.clear()
-            self._flush(self._directory, self._root)
+            flush(self._directory, self._root)
 
     def show(self, key: str, value: bytes) -> None:
         self.write(key + _TEMPORARY, [value])
@@ -152,12 +148,3 @@ class DirectoryWriter(SoleWriter):
 
     def forget(self) -> None:
         self._replaced.clear()
-
-
-def _let_go() -> None:
-    """A forked child shares the locks of its parent, and could outlive it."""
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_let_go)
