@@ -56,8 +56,7 @@ class Checkpoint(Source):
     def __init__(self, path: PathLike | Storage) -> None:
         place = path if isinstance(path, Storage) else locate(path)
         try:
-            data = read_committed(place)
-            manifest = from_bytes(data, str(place))
+            data, manifest = read_committed(place, from_bytes)
         except CheckpointNotFoundError as e:
             raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
         self._place, self._head = place, data[:HEAD_BYTES]

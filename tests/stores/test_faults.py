@@ -315,6 +315,24 @@ def test_writers_who_all_replace(place):
     assert debris(place) == set()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_another_commits_between_a_read_and_a_list(place, overwrite: bool) -> None:
+    """What is listed by then was not there when it was read, and no answer is wrong."""
+
+    def overtake(exchange: proxy.Exchange) -> None:
+        assert save(place, 1) is None
+        proxy.passed(exchange)
+
+    place.proxy.add(overtake, path=proxy.LIST, when={1})
+    error = save(place, 2, overwrite=overwrite)
+    if overwrite:
+        assert error is None
+    else:
+        assert isinstance(error, eqx_ckpt.CheckpointExistsError), error
+    assert found(place) == 1 + overwrite
+    assert debris(place) == set()
+
+
 def test_a_store_without_conditions(s3):
     s3.proxy.add(proxy.unconditional)
     for overwrite in (False, True):

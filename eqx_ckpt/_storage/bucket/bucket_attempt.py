@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from types import TracebackType
 
 from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
@@ -16,12 +17,17 @@ from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, strangers
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Checksums, Layout
-from ..calls.tensorstore_calls import contradicts
 from ..interface.place import Attempt, Share
 from ..interface.replacing import already_there, inside
+from ..interface.sure_reads import (
+    listed_and_missing,
+    missing_surely,
+    read_surely,
+    TRIES,
+)
 from . import publication
 from .heartbeat import Heartbeat, SHOWN
-from .keyvalue_place import KeyValues
+from .keyvalue_place import KeyValues, Versioned
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -48,11 +54,9 @@ class BucketAttempt(Attempt):
     def __init__(self, target: KeyValues, layout: Layout, overwrite: bool) -> None:
         self._target = target
         self._heartbeat: Heartbeat | None = None
-        self._old = target.read_version(MANIFEST)
-        if self._old.value is not None and not overwrite:
-            raise already_there(str(target))
+        self._old, keys = self._look(overwrite)
         check_above(target, is_new=not overwrite)
-        self._check_keys()
+        self._check_keys(keys)
         self.root = f"@{uuid.uuid4().hex}/"
         self._place = target / self.root
         self.chunks = target.layouts[layout](self._place)
@@ -65,14 +69,22 @@ class BucketAttempt(Attempt):
             raise
         self._heartbeat = Heartbeat(self._place)
 
-    def _check_keys(self) -> None:
+    def _look(self, overwrite: bool) -> tuple[Versioned, list[str]]:
+        """The manifest and the keys that are there; raise if they are to stay."""
+        for _ in range(TRIES):
+            old = self._target.read_version(MANIFEST)
+            if old.value is not None and not overwrite:
+                raise already_there(str(self._target))
+            keys = self._target.list_keys()
+            # Another writer may have committed between the two requests.
+            if old.value is not None or MANIFEST not in keys:
+                return old, keys
+        raise listed_and_missing(self._target, MANIFEST)
+
+    def _check_keys(self, keys: Sequence[str]) -> None:
         """Raise if there are keys that do not belong to a checkpoint."""
         where = str(self._target)
-        keys = [key for key in self._target.list_keys() if not PREFIX.match(key)]
-        if self._old.value is None and MANIFEST in keys:
-            raise contradicts(
-                self._target.url(MANIFEST), "it is listed, and it is missing"
-            )
+        keys = [key for key in keys if not PREFIX.match(key)]
         others = strangers(keys, self._old.value, where)
         if others:
             raise CheckpointExistsError(
@@ -118,7 +130,7 @@ class BucketAttempt(Attempt):
         for pause in (0.0, *publication.PAUSES):
             time.sleep(pause)
             is_marked = SWEPT in self._place.list_keys()
-            if self.chunks.missing(leaves):
+            if missing_surely(self.chunks, leaves):
                 publishing.take_back()
                 self._heartbeat.check()
             if not is_marked:
@@ -156,7 +168,7 @@ class BucketShare(Share):
     """Writes below the prefix of another process's attempt."""
 
     def __init__(self, place: KeyValues, layout: Layout) -> None:
-        if place.read(SHOWN) is None:
+        if read_surely(place, SHOWN) is None:
             # The same URL is another store for each process.
             raise FileNotFoundError(place.url(SHOWN))
         self.chunks = place.layouts[layout](place)

@@ -1,8 +1,8 @@
 """The metadata of the checkpoint that was committed at a location."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST
@@ -13,37 +13,35 @@ from ..._format.manifest_parser import (
     is_foreign,
     metadata_from_bytes,
 )
-from ..calls.tensorstore_calls import contradicts
 from .place import Storage
+from .sure_reads import missing_surely, parse_surely, read_surely
 
 
-# An answer that another one contradicts is asked for again.
-_TRIES = 3
+_T = TypeVar("_T")
 
 
 _ROOT = re.compile(rb'\n"root": "(@[0-9a-f]{32}/)",\n')
 
 
-def read_committed(place: Storage) -> bytes:
-    """The manifest; `CheckpointNotFoundError` if there is none."""
-    try:
-        for _ in range(_TRIES):
-            data = place.read(MANIFEST)
-            if data is not None:
-                return data
-            if not place.is_listed(MANIFEST):
-                raise CheckpointNotFoundError(
-                    f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
-                )
-    except CorruptCheckpointError as e:
-        raise CorruptCheckpointError(f"{place} is damaged: {e}.") from None
-    raise contradicts(place.url(MANIFEST), "it is listed, and it is missing")
+def read_committed(
+    place: Storage, parse: Callable[[bytes, str], _T]
+) -> tuple[bytes, _T]:
+    """The manifest, and what a function makes of it and the name of its place.
+
+    `CheckpointNotFoundError` if there is none.
+    """
+    found = parse_surely(place, MANIFEST, lambda data: parse(data, str(place)))
+    if found is None:
+        raise CheckpointNotFoundError(
+            f"No committed checkpoint at {place}: there is no `{MANIFEST}`."
+        )
+    return found
 
 
 def read_metadata(place: Storage) -> tuple[str, Any]:
     """The root and the metadata of a checkpoint, without its leaves."""
-    data = read_committed(place)
-    return root_of(data[:HEAD_BYTES]), metadata_from_bytes(data, str(place))
+    data, metadata = read_committed(place, metadata_from_bytes)
+    return root_of(data[:HEAD_BYTES]), metadata
 
 
 def root_of(head: bytes) -> str:
@@ -71,10 +69,10 @@ def committed_steps(
 def is_checkpoint(place: Storage) -> bool:
     """Whether a checkpoint was committed here, damaged or not."""
     try:
-        head = place.read(MANIFEST, HEAD_BYTES)
+        head = read_surely(place, MANIFEST, HEAD_BYTES)
         if head is None or HEAD.match(head):
             return head is not None
-        return not is_foreign(place.read(MANIFEST) or b"")
+        return not is_foreign(read_surely(place, MANIFEST) or b"")
     except CorruptCheckpointError:
         return True
 
@@ -86,14 +84,14 @@ def problem_of(place: Storage) -> str:
     as it was written. No data are read: a changed bit is not seen.
     """
     try:
-        manifest = from_bytes(read_committed(place), str(place))
+        _, manifest = read_committed(place, from_bytes)
     except CheckpointNotFoundError:
         raise
     except CheckpointError as e:
         return str(e)
     try:
         chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
-        return chunks.problem() or chunks.missing(manifest.leaves)
+        return chunks.problem() or missing_surely(chunks, manifest.leaves)
     except CorruptCheckpointError as e:
         return str(e)
 

@@ -1,0 +1,65 @@
+"""What is missing or damaged in a store, of which one answer is not enough.
+
+A proxy can answer in place of the store, or cut the store's answer. So a value counts
+as missing only if a listing lacks it too, and as damaged only if it is read twice with
+the same bytes. Answers that contradict each other are an error, from which nothing
+follows.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ..._errors import CheckpointError, CorruptCheckpointError
+from ..._format.leaf_record import LeafRecord
+from ..._format.manifest import MAX_BYTES
+from ..calls.tensorstore_calls import contradicts
+from .place import Chunks, Storage
+
+
+# How often something is asked for, as long as the answers contradict each other.
+TRIES = 3
+
+
+_T = TypeVar("_T")
+
+
+def read_surely(place: Storage, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+    """The value of a key, or its first `most` bytes; `None` if it is surely missing."""
+    for _ in range(TRIES):
+        value = place.read(key, most)
+        if value is not None or not place.is_listed(key):
+            return value
+    raise listed_and_missing(place, key)
+
+
+def parse_surely(
+    place: Storage, key: str, parse: Callable[[bytes], _T]
+) -> tuple[bytes, _T] | None:
+    """The value of a key, and what a function makes of it; `None` if it is missing.
+
+    Raises what the function raises, if two answers are the same.
+    """
+    before: bytes | None = None
+    for _ in range(TRIES):
+        try:
+            value = read_surely(place, key)
+        except CorruptCheckpointError as e:
+            raise CorruptCheckpointError(f"{place} is damaged: {e}.") from None
+        if value is None:
+            return None
+        try:
+            return value, parse(value)
+        except CheckpointError:
+            if value == before:
+                raise
+            before = value
+    raise contradicts(place.url(key), "each time it is damaged in another way")
+
+
+def missing_surely(chunks: Chunks, leaves: Mapping[str, LeafRecord]) -> str:
+    """As `Chunks.missing`, if it is said twice."""
+    return chunks.missing(leaves) and chunks.missing(leaves)
+
+
+def listed_and_missing(place: Storage, key: str) -> ConnectionError:
+    return contradicts(place.url(key), "it is listed, and it is missing")
