@@ -10,11 +10,11 @@ import numpy as np
 from .._errors import LeafMismatchError
 from .._format.dtype_names import is_numpys
 from .._format.leaf_record import scalar_from_text
-from .._tree.leaves.casting import becomes, Casting, would_narrow
+from .._tree.leaves.casting import Casting, would_narrow
 from .._tree.leaves.filter_spec import LeafReader, restored_by
-from .._tree.leaves.leaf_kinds import describe_like, fingerprint
 from .._tree.matching.sharding_argument import place
-from .._tree.plans.read_plan import match_leaf
+from .._tree.plans.custom_match import check_returned
+from .._tree.plans.match_leaf import match_leaf
 from .._tree.transform.transform_parts import Read
 from .._types import Spec
 from .placement import moved
@@ -48,12 +48,7 @@ def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) ->
     f = LeafReader(read.name, read.path, content, restore)
     assert read.spec is not None
     value = restored_by(spec, f, read.like)
-    problem = _changed(value, read.like)
-    if problem:
-        raise LeafMismatchError(
-            f"The `filter_spec` returned {problem[0]} for leaf {read.name!r}, which is "
-            f"{problem[1]} in `like`. Return a leaf of the same type, shape and dtype."
-        )
+    check_returned(value, read.like, read.name)
     if value is read.like or not isinstance(value, jax.Array):
         return value
     kind = "key" if read.record.kind == "key" else "jax"
@@ -68,19 +63,6 @@ def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) ->
 def _narrows(read: Read) -> bool:
     becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
     return becomes_jax and would_narrow(read.record.dtype)
-
-
-def _changed(value: Any, like: Any) -> tuple[str, str] | None:
-    """Describe both leaves if they differ by Equinox's check; `None` otherwise."""
-    same_type = type(value) is type(like)
-    expected, found = describe_like(like), describe_like(value)
-    if expected is None or found is None:
-        return None if same_type else (fingerprint(value), fingerprint(like))
-    # A `np.memmap` becomes an array, and `np.longlong` has a name of its own.
-    same_type |= expected.is_array or expected.kind == "struct"
-    if same_type and becomes(expected, found, "no") is found:
-        return None
-    return str(found), str(expected)
 
 
 def _content(leaves: Leaves, read: Read) -> bytes:

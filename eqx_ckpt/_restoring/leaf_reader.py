@@ -12,7 +12,7 @@ from .._format.leaf_record import from_stored, SCALAR_KINDS
 from .._format.source import read_regions, RegionRead, Source
 from .._storage.calls.host_memory import empty
 from .._tree.leaves.casting import cast_dtype
-from .._tree.plans.read_plan import number_like, of_type
+from .._tree.plans.match_leaf import number_like, of_type
 from .._tree.transform.transform_parts import Read
 from .placement import assemble, finished, on_devices, Part, pieces, put
 from .replica_broadcast import Stack, stack_of

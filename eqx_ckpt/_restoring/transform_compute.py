@@ -13,7 +13,8 @@ from .._format.leaf_record import from_stored, SCALAR_KINDS
 from .._format.source import read_regions, RegionRead, Source
 from .._tree.leaves.leaf_kinds import is_key
 from .._tree.matching.sharding_argument import Place
-from .._tree.plans.read_plan import of_type, ReadPlan
+from .._tree.plans.match_leaf import of_type
+from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_argument import Derived
 from .._tree.transform.transform_parts import Part, parts_of, Read
 from .._tree.transform.transform_trace import without_mesh

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from helpers import assert_same, bits, structs
@@ -348,3 +349,42 @@ def test_is_leaf_and_a_spec_for_whole_layers(getkey):
     other = [eqx.nn.Linear(2, 3, use_bias=False, key=getkey()), jnp.zeros(2)]
     eqx_ckpt.tree_serialise_leaves(PATH, model, save, is_linear, overwrite=True)
     assert_same(eqx_ckpt.tree_deserialise_leaves(PATH, other, load, is_linear), model)
+
+
+def test_match_does_not_know_what_a_spec_does():
+    def spec(f, x):
+        if f.name == "text":
+            return f.read().decode()
+        if f.name in ("kept", "new"):
+            return x
+        return eqx_ckpt.default_deserialise_filter_spec(f, x)
+
+    def write(f, x):
+        if f.name == "text":
+            f.write(x.encode())
+        else:
+            eqx_ckpt.default_serialise_filter_spec(f, x)
+
+    saved = {"text": "old", "kept": np.ones(3), "w": np.ones(3), "act": len, "abs": abs}
+    eqx_ckpt.tree_serialise_leaves("memory://custom", saved, write)
+    everywhere = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
+    kept = jax.device_put(jnp.zeros(4), everywhere)
+    like = {**saved, "text": "", "kept": kept, "new": 1.0, "act": max}
+    found = eqx_ckpt.match("memory://custom", like, spec)
+    expected = dict.fromkeys(["text", "kept", "w", "new"], "custom")
+    expected |= {"act": "changed", "abs": "same"}
+    assert {name: leaf.status for name, leaf in found.leaves.items()} == expected
+    assert found.ok
+    assert "'w': left to its `filter_spec`: NumPy float64[3] in `like`" in str(found)
+    restored = eqx_ckpt.tree_deserialise_leaves("memory://custom", like, spec)
+    # It is not read, so its sharding need not fit what is saved.
+    assert restored["kept"] is kept
+    assert restored["text"] == "old"
+
+
+def test_a_spec_returns_a_leaf_like_that_in_like_where_nothing_is_saved():
+    eqx_ckpt.tree_serialise_leaves("memory://custom", {}, overwrite=True)
+    like = {"x": jnp.zeros(3)}
+    for restore in (eqx_ckpt.tree_deserialise_leaves, eqx_ckpt.match):
+        with pytest.raises(eqx_ckpt.LeafMismatchError, match="`filter_spec` ret.*'x'"):
+            restore("memory://custom", like, lambda f, x: jnp.zeros(7))

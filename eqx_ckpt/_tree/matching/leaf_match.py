@@ -19,6 +19,7 @@ Harmless: TypeAlias = Literal[
     "computed",
     "cast",
     "value",
+    "custom",
     "kept",
     "ignored",
     "changed",
@@ -52,7 +53,8 @@ class LeafMatch(NamedTuple):
 
     - `status`: what would become of it. Restored: `"same"`; `"renamed"` or `"computed"`
         by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
-        number whose value in `like` is another one. Not restored: `"kept"` as it is in
+        number whose value in `like` is another one. Not known: `"custom"`, which is
+        left to a `filter_spec` of yours. Not restored: `"kept"` as it is in
         `like`, or `"ignored"`, as `missing` and `unexpected` say; or `"changed"`: a
         leaf that is never saved, such as a function, is not the one that was there at
         the save. All others stop a restore: `"missing"` from the checkpoint;
@@ -105,7 +107,7 @@ class Match:
 
     @property
     def ok(self) -> bool:
-        """Whether the restore would succeed."""
+        """Whether the restore would succeed, if each `filter_spec` of yours does."""
         return all(leaf.is_harmless for leaf in self.leaves.values())
 
     def __str__(self) -> str:
@@ -224,6 +226,8 @@ def _sentence(leaf: LeafMatch) -> str:
         expected = "not" if leaf.expected == "nothing" else leaf.expected
         ignored = "ignored: " if leaf.status == "ignored" else ""
         return f"{ignored}{expected} in `like`, {_found(leaf)}."
+    if leaf.status == "custom":
+        return f"left to its `filter_spec`: {leaf.expected} in `like`, {_found(leaf)}."
     if leaf.status in ("renamed", "computed"):
         return f"{_found(leaf)}."
     if leaf.status == "sharding":
@@ -325,6 +329,7 @@ _STATUS: Mapping[Status, str] = {
     "computed": "computed",
     "cast": "cast",
     "value": "of another value",
+    "custom": "left to a `filter_spec`",
     "kept": "kept",
     "ignored": "ignored",
     "abstract": "without a value to keep",

@@ -2,34 +2,23 @@
 
 import functools as ft
 import operator
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import jax
 import jax.tree_util as jtu
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from ..._errors import LeafMismatchError
 from ..._format.leaf_names import below, encode, is_below
-from ..._format.leaf_record import (
-    LeafRecord,
-    scalar_from_text,
-    SCALAR_KINDS,
-    scalar_to_text,
-)
+from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
-from ..._types import IsLeaf, Spec
-from ..leaves.casting import becomes, cast_number, Casting, dtype_of, number, WORDS
-from ..leaves.filter_spec import (
-    default_deserialise_filter_spec,
-    LeafReader,
-    restored_by,
-)
+from ..._types import IsLeaf
+from ..leaves.casting import Casting, WORDS
+from ..leaves.filter_spec import default_deserialise_filter_spec
 from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like, fingerprint
 from ..leaves.transient import is_transient, stop_at_transients
@@ -47,6 +36,8 @@ from ..transform.transform_argument import (
     unreturned,
 )
 from ..transform.transform_parts import Part, parts_of, Read
+from .custom_match import custom_without_record, never_saved
+from .match_leaf import match_leaf
 from .write_plan import named_leaves, NamedLeaf
 
 
@@ -193,8 +184,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         if derived is not None:
             match, origin = described(derived, match, leaf.name)
         if match.is_harmless:
-            where_to = place(targets[index], leaf.name, leaf.leaf, becomes)
-            match = with_place(match, where_to)
+            match, where_to = _placed(match, leaf, becomes, targets[index])
             if origin is not None and origin.output is not None:
                 where_to = where_to.left_to_xla
                 origin = origin.going_to(where_to.target)
@@ -220,6 +210,17 @@ def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
         r.record.nbytes for r in reads if r.origin is None or not r.is_computed
     )
     return direct + sum(part.nbytes for part in parts)
+
+
+def _placed(
+    match: LeafMatch, leaf: NamedLeaf, record: LeafRecord, target: Any
+) -> tuple[LeafMatch, Place]:
+    found = place(target, leaf.name, leaf.leaf, record)
+    if leaf.spec is not None and found.problem:
+        return match, Place(target)  # Its spec may not read it.
+    # Not called for each leaf, as there may be 100,000.
+    is_plain = not (found.problem or found.dropped)
+    return match if is_plain else with_place(match, found), found
 
 
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
@@ -272,107 +273,13 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
         found = manifest.unsaved.get(leaf.name, note)
         status = "same" if leaf.leaf.accepts(found) else "loader"
         return leaf.leaf.fresh(), LeafMatch(status, note, found)
-    expected = describe_like(leaf.leaf)
-    now = expected or fingerprint(leaf.leaf)
     found = manifest.unsaved.get(leaf.name, "nothing")
     if leaf.spec is not None:
-        f = LeafReader(leaf.name, leaf.path, _not_there, _unless_saved)
-        try:
-            return restored_by(leaf.spec, f, leaf.leaf), LeafMatch("same", now, found)
-        except _NotThere:
-            return leaf.leaf, LeafMatch("missing", now, found)
+        return custom_without_record(leaf, leaf.spec, found)
+    expected = describe_like(leaf.leaf)
     if expected is not None:
-        return leaf.leaf, LeafMatch("missing", now, found)
-    same = found in (now, "nothing") or found.startswith("skipped: ")
-    return leaf.leaf, LeafMatch("same" if same else "changed", now, found)
-
-
-def _not_there() -> bytes:
-    raise _NotThere
-
-
-def _unless_saved(leaf: Any) -> Any:
-    """What the default spec restores where there is nothing."""
-    if describe_like(leaf) is not None:
-        raise _NotThere
-    return leaf
-
-
-class _NotThere(LeafMismatchError):
-    pass
-
-
-def match_leaf(
-    like: Any, spec: Spec | None, record: LeafRecord, casting: Casting
-) -> tuple[LeafMatch, LeafRecord]:
-    """A leaf of `like` beside its record, and what that becomes there.
-
-    A custom `filter_spec` decides for itself.
-    """
-    expected = describe_like(like)
-    if spec is not None:
-        return LeafMatch("same", expected or fingerprint(like), record), record
-    if expected is None:
-        return LeafMatch("kind", fingerprint(like), record), record
-    new = becomes(expected, record, casting)
-    if isinstance(new, str):
-        return LeafMatch(new, expected, record), record
-    has_number = record.value is not None or new.kind in SCALAR_KINDS
-    if has_number and (problem := _not_a_number_for(like, expected, record, new)):
-        return LeafMatch("kind", problem, record), record
-    is_same = new is record or dtype_of(record) == dtype_of(new)
-    status = "same" if is_same else "cast"
-    if status == "same" and record.value is not None and expected.value is not None:
-        status = "same" if expected.value == record.value else "value"
-    return LeafMatch(status, expected, record), new
-
-
-def _not_a_number_for(
-    like: Any, expected: LeafRecord, record: LeafRecord, new: LeafRecord
-) -> str:
-    """Why a number, or what is to become one, cannot; nothing if it can."""
-    if record.value is None:
-        is_plain = type(like).__name__ == new.kind
-        made = f"`{type(like).__name__}` (which is made from a Python number only)"
-        return "" if is_plain else made
-    try:
-        # Whatever the cast warns of, it does so when it takes place.
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            number_like(like, record, new)
-    except ValueError as e:
-        return str(e)
-    except OverflowError:
-        return f"{expected} (too small)"
-    return ""
-
-
-def number_like(like: Any, record: LeafRecord, new: LeafRecord) -> Any:
-    """What a Python number of the checkpoint becomes; an array is on the host.
-
-    A subclass, such as an `IntEnum`, is made again from it. `ValueError` if it cannot
-    be, or would be another number; `OverflowError` if it is too large.
-    """
-    value = scalar_from_text(record.kind, record.value or "")
-    if new.kind not in SCALAR_KINDS:
-        return cast_number(value, np.dtype(new.dtype))
-    return of_type(like, value, new.kind)
-
-
-def of_type(like: Any, value: Any, kind: str) -> Any:
-    """A number as one of the same type as `like`."""
-    value = value if type(value).__name__ == kind else number(value, kind)
-    cls = type(like)
-    if cls is type(value):
-        return value
-    try:
-        made = cls(value)
-        if scalar_to_text(made) == scalar_to_text(value):
-            return made
-        problem = f"it makes {made!r}"
-    except Exception as e:
-        problem = str(e)
-    raise ValueError(f"`{cls.__name__}` (which {value!r} is not: {problem})")
+        return leaf.leaf, LeafMatch("missing", expected, found)
+    return leaf.leaf, never_saved(leaf.leaf, found)
 
 
 def _unexpected(
