@@ -16,7 +16,7 @@ from ._arguments import check_positive
 from ._recorder import default_block
 from ._recording import Recording
 from ._writing._commit_pace import Every, Pace
-from ._writing._sample_leaves import Block, check_keep, checked_samples, on_host
+from ._writing._sample_leaves import Block, checked_keep, checked_samples, on_host
 
 
 def record_scan(
@@ -234,15 +234,12 @@ def _check_step(loop: "_Loop", state: Any, xs: Any) -> None:
         jax.eval_shape(lambda xs: xs, xs),
     )
 
-    def once(state: Any, x: Any) -> tuple[Any, Any]:
+    def once(state: Any, x: Any) -> None:
         state, sample = loop.step(state, x)
-        return sample, None if loop.keep is None else loop.keep(state, sample)
+        checked_samples(sample, loop.leaves, loop.chains, one=True, traced=True)
+        loop.kept(state, sample)
 
-    sample, kept = eqx.filter_eval_shape(once, state, x)
-    checked_samples(sample, loop.leaves, loop.chains, one=True, traced=True)
-    if kept is not None:
-        kept = jax.eval_shape(jnp.asarray, kept)
-        check_keep(kept, (), () if loop.chains is None else (loop.chains,))
+    eqx.filter_eval_shape(once, state, x)
 
 
 class _Loop(NamedTuple):
@@ -253,6 +250,13 @@ class _Loop(NamedTuple):
     thin: int
     chains: int | None
     leaves: tuple[Leaf, ...]
+
+    def kept(self, state: Any, sample: Any) -> Any:
+        """Whether to record the sample after which comes this state."""
+        if self.keep is None:
+            return None
+        each = () if self.chains is None else (self.chains,)
+        return checked_keep(self.keep(state, sample), (), each, verb="returns")
 
 
 @eqx.filter_jit
@@ -273,7 +277,7 @@ def _block(
             )
         last = jax.tree.map(lambda x: x[-1], xs)
         arrays, (state, sample) = once(arrays, last)
-        chosen = None if loop.keep is None else loop.keep(state, sample)
+        chosen = loop.kept(state, sample)
         found = checked_samples(
             sample, loop.leaves, loop.chains, one=True, traced=True
         ).arrays

@@ -18,7 +18,7 @@ from .._format.leaf_record import dtype_from_tag
 from .._format.sample_record import Leaf
 from ._arguments import check_positive
 from ._sample_buffer import put
-from ._writing._sample_leaves import check_keep, check_on_device, checked_samples
+from ._writing._sample_leaves import check_on_device, checked_keep, checked_samples
 from ._writing._sample_receiver import receive, Receiver, Taker
 
 
@@ -235,9 +235,7 @@ class Recorder(eqx.Module):
             )
         checked = checked_samples(sample, self._leaves, chains, one=True, traced=True)
         check_on_device(self._leaves)
-        keep = jnp.asarray(keep)
-        check_keep(keep, (), lead)
-        keep = jnp.broadcast_to(keep, lead)
+        keep = jnp.broadcast_to(checked_keep(keep, (), lead), lead)
         return self._after(_saved, [_data(array) for array in checked.arrays], keep)
 
     def flush(self) -> "Recorder":

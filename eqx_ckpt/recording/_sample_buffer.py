@@ -10,8 +10,8 @@ from jaxtyping import Array, PyTree
 from .._format.sample_record import Leaf
 from ._arguments import check_positive
 from ._writing._sample_leaves import (
-    check_keep,
     check_on_device,
+    checked_keep,
     checked_samples,
     leaves_of,
 )
@@ -91,8 +91,7 @@ class SampleBuffer(eqx.Module):
         check_on_device(self._leaves)
         checked = checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]
-        keep = jnp.asarray(keep)
-        check_keep(keep, (), ())
+        keep = checked_keep(keep, (), ())
         index = jnp.where(keep, self.count, capacity)
         is_full = self.count == capacity
         buffers, structure = jax.tree.flatten(self.samples)

@@ -77,7 +77,8 @@ def test_samples_that_are_traced_or_deleted(recording):
 
 
 @pytest.mark.parametrize(
-    "keep", [np.ones(9, bool), np.ones(10), np.ones((2, 10), bool)]
+    "keep",
+    [np.ones(9, bool), np.ones(10), np.ones((2, 10), bool), True, jax.random.key(0)],
 )
 def test_keep_of_another_shape(recording, keep):
     with refuses(ValueError, "`keep` is"):

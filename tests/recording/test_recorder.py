@@ -186,10 +186,13 @@ def test_keep_that_is_not_a_bool(tmp_path, keep, chains):
     many = sample(0) if chains is None else jax.vmap(sample)(jnp.arange(2))
     with Recording(tmp_path, LIKE, chains=chains) as recording:
         recorder = recording.recorder(block=4)
-        with pytest.raises(ValueError, match="`keep` is .*Pass bool"):
+        with pytest.raises(ValueError, match="`keep` is .*must be bool"):
             jax.jit(lambda r, keep: r.save(many, keep))(recorder, jnp.array(keep))
-        with pytest.raises(ValueError, match="`keep` is .*Pass bool"):
+        with pytest.raises(ValueError, match="`keep` is .*must be bool"):
             recorder.save(many, keep)
+        for other in (None, "x", {"a": True}, jax.random.key(0)):
+            with pytest.raises(ValueError, match="`keep` is .*must be bool"):
+                recorder.save(many, other)
         recorder.save(many, np.True_).save(many, False).flush()
     assert Recording.open(tmp_path).committed == 1
 

@@ -272,8 +272,8 @@ def test_a_buffer_refuses():
     buffer = SampleBuffer(LIKE, 2)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'n': not in the samples"):
         buffer.save({"theta": jnp.zeros(3)})
-    for keep in (2, 1.0, jnp.ones(2, bool)):
-        with pytest.raises(ValueError, match=r"`keep` is .*Pass bool\[\]\.$"):
+    for keep in (2, 1.0, jnp.ones(2, bool), None, "x", jr.key(0)):
+        with pytest.raises(ValueError, match=r"`keep` is .*must be bool\[\]\.$"):
             buffer.save({"theta": jnp.zeros(3), "n": jnp.int32(5)}, keep=keep)
     with pytest.raises(ValueError, match="`capacity` is 0"):
         SampleBuffer(LIKE, 0)
@@ -293,8 +293,19 @@ def test_a_block_that_is_too_large_is_fitted(tmp_path):
     assert Recording.open(tmp_path).committed == 60
 
 
-@pytest.mark.parametrize("keep", [2, jnp.ones(3, bool), jnp.float32(1)], ids=str)
-def test_keep_is_looked_at_first(tmp_path, keep):
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (None, "None"),
+        (2, r"int32\[\]"),
+        ("x", "a `str`"),
+        ({"a": True}, "a `dict`"),
+        (jr.key(0), r"key<fry>\[\]"),
+        (jnp.ones(3, bool), r"bool\[3\]"),
+    ],
+    ids=str,
+)
+def test_keep_is_looked_at_first(tmp_path, keep, words):
     ran = []
 
     def watched(state, x):
@@ -303,7 +314,9 @@ def test_keep_is_looked_at_first(tmp_path, keep):
 
     with (
         Recording(tmp_path, LIKE) as recording,
-        pytest.raises(ValueError, match=r"`keep` is .*Pass bool\[\]"),
+        pytest.raises(
+            ValueError, match=rf"`keep` returns {words}\. It must be bool\[\]"
+        ),
     ):
         record_scan(watched, recording, start(), 60, keep=lambda state, sample: keep)
     assert not ran

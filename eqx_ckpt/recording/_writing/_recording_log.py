@@ -20,6 +20,7 @@ from ._recording_place import Place
 from ._sample_columns import append, Column
 from ._sample_leaves import (
     Block,
+    checked_keep,
     counts_of,
     fitting,
     kept_of,
@@ -91,6 +92,9 @@ class Log(Taker):
     def extend(self, block: Block, keep: Any = None) -> None:
         """Queue samples, for the writer thread to write."""
         self.check()
+        if keep is not None:
+            each = (len(self._taken), block.draws)
+            keep = checked_keep(keep, each[1:], each, convert=np.asarray)
         if not self.team.is_alone:
             block, keep = with_whole_bands(self.record, block, keep)
         here = self._chains_here(block)

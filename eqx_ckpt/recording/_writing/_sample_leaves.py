@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -34,7 +35,6 @@ def kept_of(
     """
     shape = (len(taken), draws)
     if keep is not None:
-        check_keep(keep, (draws,), shape)
         keep = np.broadcast_to(keep, shape)
     if most is None:
         return keep, np.zeros(len(taken), bool)
@@ -61,13 +61,26 @@ def counts_of(kept: np.ndarray | None, draws: int) -> Any:
     return draws if kept is None else kept.sum(1)
 
 
-def check_keep(keep: Any, one: tuple[int, ...], each: tuple[int, ...]) -> None:
-    """Raise unless `keep` is bools, for all chains in one or for each of them."""
-    if keep.dtype != np.bool_ or keep.shape not in (one, each):
-        raise ValueError(
-            f"`keep` is {keep.dtype}{list(keep.shape)}. Pass bool{list(one)}"
-            + (f", or bool{list(each)} to tell chains apart." if one != each else ".")
-        )
+def checked_keep(
+    keep: Any,
+    one: tuple[int, ...],
+    each: tuple[int, ...],
+    *,
+    convert: Callable[[Any], Any] = jnp.asarray,
+    verb: str = "is",
+) -> Any:
+    """`keep` as an array of bools, for all chains in one or for each of them."""
+    try:
+        array = keep if isinstance(keep, jax.Array) else convert(keep)
+        found = f"{array.dtype}{list(array.shape)}"
+    except (TypeError, ValueError):
+        array, found = None, f"a `{type(keep).__name__}`"
+    if array is not None and array.dtype == np.bool_ and array.shape in (one, each):
+        return array
+    raise ValueError(
+        f"`keep` {verb} {'None' if keep is None else found}. It must be bool{list(one)}"
+        + (f", or bool{list(each)} to tell chains apart." if one != each else ".")
+    )
 
 
 def on_host(keep: Any) -> np.ndarray | None:
