@@ -13,6 +13,7 @@ from .._format.source import read_regions
 from .._inspecting.array_statistics import distances, Moments
 from .._inspecting.leaf_stats import moments_of, stats_of
 from .._lazy import Array, np
+from .._tree.matching.foreign_spelling import respelled
 from .._tree.matching.similar_names import instead_of
 from .option_words import in_options
 
@@ -114,8 +115,11 @@ def _differences(
     damage: dict[str, str],
 ) -> Iterator[dict[str, Any]]:
     left, right = first.manifest.leaves, second.manifest.leaves
-    for name in dict.fromkeys([*left, *right]):
-        x, y = left.get(name), right.get(name)
+    other = respelled(first.manifest, second.manifest)
+    found = {*other.values()}
+    for name in dict.fromkeys([*left, *(n for n in right if n not in found)]):
+        there = other.get(name, name)
+        x, y = left.get(name), right.get(there)
         entry: dict[str, Any] = {"name": name, "a": _words(x), "b": _words(y)}
         if x is None or y is None:
             yield entry | {"status": "only in a" if y is None else "only in b"}
@@ -127,12 +131,12 @@ def _differences(
                 yield entry | {"status": "another value"}
         elif values:
             try:
-                found = _compare(first, second, name, x, y)
+                apart = _compare(first, second, (name, there), x, y)
             except eqx_ckpt.CorruptCheckpointError as e:
                 damage[name] = in_options(e)
                 continue
-            if found:
-                yield entry | {"status": "other values"} | found
+            if apart:
+                yield entry | {"status": "other values"} | apart
 
 
 def _words(record: eqx_ckpt.LeafRecord | None) -> str | None:
@@ -142,7 +146,7 @@ def _words(record: eqx_ckpt.LeafRecord | None) -> str | None:
 def _compare(
     first: eqx_ckpt.Source,
     second: eqx_ckpt.Source,
-    name: str,
+    names: tuple[str, str],
     x: eqx_ckpt.LeafRecord,
     y: eqx_ckpt.LeafRecord,
 ) -> dict[str, Any]:
@@ -150,8 +154,8 @@ def _compare(
     count, apart = 0, 0.0
     shares: list[float] = []
     for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
-        (a,) = read_regions(first, [eqx_ckpt.RegionRead(name, x, piece)])
-        (b,) = read_regions(second, [eqx_ckpt.RegionRead(name, y, piece)])
+        (a,) = read_regions(first, [eqx_ckpt.RegionRead(names[0], x, piece)])
+        (b,) = read_regions(second, [eqx_ckpt.RegionRead(names[1], y, piece)])
         if a.tobytes() == b.tobytes():
             continue
         a, b = from_stored(a, x), from_stored(b, y)

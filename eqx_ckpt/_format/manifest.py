@@ -43,6 +43,9 @@ _MAX_RANK = 32
 _MAX_ARRAY_BYTES = 2**62
 
 
+_MOST_SEPARATORS = 16
+
+
 NO_DIGEST = "0" * 64
 
 
@@ -79,10 +82,10 @@ class Manifest:
     - `layout`: how the arrays are stored there: `"zarr"`, each in a directory of its
         own name, or `"ocdbt"`, all in one database.
     - `format_version`: the version of the format, see `docs/format.md`.
-    - `separators`: for a source of another format, the characters at which it splits
-        what it has of a key path, perhaps none. A leaf of `like` that has no leaf of
-        its name there is restored from the one that it would have become. `None`: by
-        their names only.
+    - `separators`: for a source of another format, and for a copy of one, the
+        characters at which it splits what it has of a key path, perhaps none. A leaf of
+        `like` that has no leaf of its name there is restored from the one that it would
+        have become. `None`: by their names only.
     """
 
     leaves: Mapping[str, LeafRecord]
@@ -193,12 +196,16 @@ def to_bytes(manifest: Manifest) -> bytes:
             path = f"{path} {encode(record.path, uncut=True)}"
         text = "".join(record.crc32c) if record.value is None else record.value
         leaves.append(f'\n"{name}": [{number}, "{path}", "{text}"]')
+    separators = ""
+    if manifest.separators is not None:
+        separators = f'"separators": {json.dumps(manifest.separators)},\n'
     unsaved = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.unsaved.items()]
     metadata = None if manifest.metadata is None else pack(manifest.metadata)
     data = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
         f'"format_version": {manifest.format_version},\n'
         f'"digest": "{NO_DIGEST}",\n'
+        f"{separators}"
         f'"root": "{manifest.root}",\n'
         f'"layout": "{manifest.layout}",\n'
         f'"versions": {json.dumps(manifest.versions)},\n'
@@ -260,6 +267,11 @@ def check_array(record: LeafRecord) -> None:
     for sizes in (record.chunk_shape, record.data_shape):
         if math.prod(n or 1 for n in sizes) >= limit:
             raise CannotSave(f"is too large: its shape is {record.data_shape}")
+
+
+def is_separators(value: Any) -> bool:
+    """Whether this can be the `separators` of a manifest."""
+    return value is None or (type(value) is str and len(value) <= _MOST_SEPARATORS)
 
 
 def is_sharding(value: Any) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -31,6 +31,7 @@ from .manifest import (
     excess,
     foreign,
     FORMAT_VERSION,
+    is_separators,
     is_sharding,
     MANIFEST,
     Manifest,
@@ -51,8 +52,13 @@ HEAD = re.compile(
 )
 
 
+# Only copies of other formats have it.
+_SEPARATORS = "separators"
+
+
 # The parts that follow the head, in order, and how each of them begins.
 _PARTS = {
+    _SEPARATORS: b'"',
     "root": b'"',
     "layout": b'"',
     "versions": b"{",
@@ -147,8 +153,13 @@ def _reading(where: str) -> Generator[None, None, None]:
 
 def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
     """The JSON of each part. No string has a line break, so none can fake a part."""
-    ends = [b',\n"%b": %b' % (name.encode(), _PARTS[name]) for name in _PARTS]
-    for name, marker, end in zip(_PARTS, ends, [*ends[1:], _TAIL], strict=True):
+    begin_of = {
+        name: b',\n"%b": %b' % (name.encode(), first) for name, first in _PARTS.items()
+    }
+    if not data.startswith(begin_of[_SEPARATORS], start):
+        del begin_of[_SEPARATORS]
+    ends = [*[*begin_of.values()][1:], _TAIL]
+    for (name, marker), end in zip(begin_of.items(), ends, strict=True):
         stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
         if not data.startswith(marker, start) or not data.startswith(end, stop):
             raise _Wrong(f"it has no `{name}` where that belongs")
@@ -198,6 +209,8 @@ def _checked(parts: dict[str, str]) -> Manifest:
     content = {name: _loads(text) for name, text in parts.items()}
     root, leaves, unsaved = content["root"], content["leaves"], content["unsaved"]
     _require(content["layout"] in LAYOUTS, "its layout is not known")
+    separators = content.get(_SEPARATORS)
+    _require(is_separators(separators), "its separators are not those of a format")
     _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
     _require(all(map(is_encoded, unsaved)), "`unsaved` has a name that no leaf has")
@@ -213,11 +226,13 @@ def _checked(parts: dict[str, str]) -> Manifest:
         versions=content["versions"],
         root=root,
         layout=content["layout"],
+        separators=separators,
     )
 
 
-def check_records(leaves: Mapping[str, LeafRecord], where: str) -> None:
-    """Raise unless a manifest can hold the records of a source."""
+def check_source(source: Manifest, where: str) -> None:
+    """Raise unless a manifest can hold what a source says of its leaves."""
+    leaves = source.leaves
     problems: dict[str, str] = {}
     for name, record in leaves.items():
         try:
@@ -226,6 +241,11 @@ def check_records(leaves: Mapping[str, LeafRecord], where: str) -> None:
             problems[name] = str(e)
     for name in folders(leaves) & leaves.keys():
         problems[name] = "another leaf is inside it"
+    if not is_separators(source.separators):
+        raise CheckpointError(
+            f"{where} has {source.separators!r} as `separators`. They have to be a "
+            "text of a few characters, or `None`."
+        )
     if problems:
         raise CheckpointError(
             f"{where} lists leaves that no checkpoint can have:\n"

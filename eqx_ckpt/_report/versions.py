@@ -3,6 +3,7 @@
 import contextlib
 import errno
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -10,6 +11,7 @@ from .._format.source import RegionRead, Source
 from .._lazy import Array, np
 from .._run.run_steps import Run
 from .._sources.consistent_read import Reading
+from .._tree.matching.foreign_spelling import respelled
 from .._types import PathLike
 
 
@@ -22,6 +24,7 @@ class Column:
     **Attributes:**
 
     - `label`: what the page calls it.
+    - `manifest`: its own, but for the names that `call_as` has changed.
     - `has_checksums`: whether what was read was compared with any.
     - `damage`: what is wrong with leaves that were read, by name.
     - `unreadable`: why others could not be read, by name.
@@ -35,11 +38,19 @@ class Column:
         self.has_checksums = self._source.has_checksums
         self.damage: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
+        self._own: dict[str, str] = {}
+
+    def call_as(self, other: "Column") -> None:
+        """Call its leaves as another version does, if a format did not keep names."""
+        self._own = respelled(other.manifest, self.manifest)
+        names = {own: name for name, own in self._own.items()}
+        leaves = {names.get(n, n): r for n, r in self.manifest.leaves.items()}
+        self.manifest = replace(self.manifest, leaves=leaves)
 
     def read(self, reads: Sequence[RegionRead]) -> list[Array | None]:
         """The arrays of regions; `None` for those of leaves with a problem."""
         try:
-            arrays: Sequence[Any] = self._source.read(reads, self.damage)
+            arrays: Sequence[Any] = self._read(reads)
         except OSError as e:
             if e.errno not in _REFUSED:
                 raise
@@ -48,9 +59,19 @@ class Column:
         # NumPy makes a scalar of a region of an array without axes.
         return [None if self.problem(r.name) else np.asarray(a) for r, a in found]
 
+    def _read(self, reads: Sequence[RegionRead]) -> Sequence[Any]:
+        if not self._own:
+            return self._source.read(reads, self.damage)
+        damage: dict[str, str] = {}
+        own = [r._replace(name=self._own.get(r.name, r.name)) for r in reads]
+        found = self._source.read(own, damage)
+        names = {there.name: read.name for there, read in zip(own, reads, strict=True)}
+        self.damage |= {names[name]: why for name, why in damage.items()}
+        return found
+
     def _read_alone(self, read: RegionRead) -> Array | None:
         try:
-            return self._source.read([read], self.damage)[0]
+            return self._read([read])[0]
         except OSError as e:
             if e.errno not in _REFUSED:
                 raise
@@ -105,6 +126,7 @@ def find_columns(
     """The checkpoint at a path, or the steps of the run there, at most so many."""
     if other is not None:
         pair = [_newest("A", source), _newest("B", other)]
+        pair[0].call_as(pair[1])
         return Columns("comparison", f"{source} → {other}", pair, [])
     try:
         column = Column("", source)
@@ -147,6 +169,7 @@ def _of_run(run: Run, most: int) -> tuple[list[Column], list[Problem]]:
             problems.append(Problem(f"Step {step} is damaged. {e}"))
         except (CheckpointError, OSError) as e:
             problems.append(Problem(f"Step {step} cannot be read. {e}", True))
+    problems += [Problem(stranger.problem) for stranger in run.strangers()]
     if not found:
         listed = "\n".join(problem.text for problem in problems)
         raise CheckpointError(

@@ -98,7 +98,12 @@ class Run:
 
     def _stranger(self, name: str, is_checkpoint: bool) -> Stranger:
         place, step = self._location / f"{name}/", int(name)
-        if is_checkpoint:
+        if step > MAX_STEP:
+            problem = (
+                f"{place} is a checkpoint, but no step has its number: they are below "
+                "2**63. Rename it, or move it out of the run."
+            )
+        elif is_checkpoint:
             problem = (
                 f"{place} is a checkpoint, but step {step} is named "
                 f"{step_name(step)!r}. Rename it, or move it out of the run."
@@ -117,7 +122,8 @@ class Run:
         """
         newest = max(steps, default=-1)
         for stranger in self.strangers():
-            if stranger.step > newest and stranger.is_checkpoint:
+            is_newest = newest < stranger.step <= MAX_STEP
+            if is_newest and stranger.is_checkpoint:
                 raise CheckpointError(stranger.problem)
             if stranger.step > newest or stranger.is_checkpoint:
                 logger.warning("%s", stranger.problem)

@@ -318,7 +318,12 @@ class Save:
         if metadata is not None:
             metadata = exactly(metadata)
         self._manifest = Manifest(
-            self._leaves, plan.unsaved, metadata, VERSIONS, layout=layout
+            self._leaves,
+            plan.unsaved,
+            metadata,
+            VERSIONS,
+            layout=layout,
+            separators=plan.separators,
         )
         to_bytes(self._manifest)  # Raises now if the manifest is too large.
 

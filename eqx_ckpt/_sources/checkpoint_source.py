@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._format.leaf_record import LeafRecord
 from .._format.manifest import MANIFEST, Manifest, zarr_json
-from .._format.manifest_parser import check_records, from_bytes, HEAD_BYTES
+from .._format.manifest_parser import check_source, from_bytes, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
 from .._lazy import Array
 from .._storage.chunks.chunk_reads import read_chunks
@@ -109,7 +109,7 @@ def opened(source: PathLike | Source) -> Source:
     if isinstance(source, Checkpoint | Recorded):
         return source
     if isinstance(source, Source):
-        check_records(source.manifest.leaves, str(source))
+        check_source(source.manifest, str(source))
         return source
     try:
         return Checkpoint(source)

@@ -20,18 +20,18 @@ TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
 # By what there is to say of them, which the tests know.
 KINDS = {
     "whole": "checkpoint database compressed link safetensors shards npz flax orbax "
-    "levanter run/000002 two_words_ü",
+    "levanter run/000002 two_words_ü foreign",
     "recording": "recording",
-    "run": "run run_database run_link run_damaged run_lost run_no_manifest "
-    "recording/states",
+    "run": "run run_misnamed run_database run_link run_damaged run_lost "
+    "run_no_manifest recording/states",
     # A leaf is, or all of it.
     "damaged": "damaged lost empty empty_database",
     "unreadable": "damaged_manifest cut_manifest cut_record cut.npz cut.safetensors "
     "cut_orbax",
-    "nameless": "model.eqx array.npy numbered",
-    "nothing": "zero_bytes text pickle archive.zip empty_folder other_files hidden/.c "
-    "loop dangling fifo missing checkpoint/w checkpoint/zarr.json recording/samples "
-    "items run_file/000009",
+    "nameless": "model.eqx added bare lines.eqx array.npy numbered",
+    "nothing": "of_eqx both zero_bytes text pickle archive.zip empty_folder "
+    "other_files hidden/.c loop dangling fifo missing checkpoint/w "
+    "checkpoint/zarr.json recording/samples items run_file/000009",
 }
 KIND = {name: kind for kind, names in KINDS.items() for name in names.split()} | {
     "": "nothing"
@@ -46,12 +46,21 @@ def make(root):
     save(root / "compressed", TREE, compression="zstd")
     save(root / "two_words_ü", TREE)
     (root / "link").symlink_to("checkpoint")
-    for name in ("run", "run_damaged", "run_lost", "run_no_manifest", "run_database"):
+    for name in (
+        "run",
+        "run_misnamed",
+        "run_damaged",
+        "run_lost",
+        "run_no_manifest",
+        "run_database",
+    ):
         layout = "ocdbt" if name == "run_database" else "zarr"
         with eqx_ckpt.CheckpointManager(root / name, layout=layout) as manager:
             for step in (1, 2):
                 manager.save(step, TREE, metadata={"loss": 1 / step})
     (root / "run_link").symlink_to("run")
+    for name in ("1", "9" * 19):
+        shutil.copytree(root / "checkpoint", root / "run_misnamed" / name)
     _recording(root / "recording")
     for name, to in (("safetensors", None), ("npz", None), ("flax", None)):
         eqx_ckpt.interop.convert(root / "checkpoint", root / name, to=to or name)
@@ -60,7 +69,8 @@ def make(root):
         root / "checkpoint", root / "shards/model.safetensors", strict=True
     )
     (root / "flax").rename(root / "flax.msgpack")
-    eqx.tree_serialise_leaves(root / "model.eqx", TREE)
+    eqx_ckpt.copy(eqx_ckpt.interop.safetensors(root / "safetensors"), root / "foreign")
+    _equinox(root)
     if importlib.util.find_spec("orbax") is not None:
         eqx_ckpt.interop.to_orbax(root / "checkpoint", root / "orbax")
         _items(root / "items")
@@ -73,6 +83,19 @@ def make(root):
     _damaged(root)
     _others(root)
     return [path.name for path in root.iterdir()]
+
+
+def _equinox(root):
+    for name in ("model", "added", "bare", "both"):
+        eqx.tree_serialise_leaves(root / name, TREE)
+    (root / "bare.eqx").rename(root / "bare")
+    shutil.copy(root / "both.eqx", root / "both")
+    with open(root / "lines.eqx", "wb") as f:
+        f.write(b'{"width": 3}\n')
+        eqx.tree_serialise_leaves(f, TREE)
+    (root / "of_eqx").mkdir()
+    for name in ("model.eqx", "lines.eqx"):
+        shutil.copy(root / name, root / "of_eqx")
 
 
 def _recording(path):

@@ -94,7 +94,12 @@ SAID = {
         for name, kind in KIND.items()
         if kind == "run"
     },
-    "model.eqx": f"is a file of Equinox, which {NAMELESS}",
+    **{
+        name: f"is a file of Equinox, which {NAMELESS}"
+        for name in ("model.eqx", "added", "bare", "lines.eqx")
+    },
+    "of_eqx": "It holds '(lines|model).eqx'. It is a file of Equinox",
+    "both": "both 'both' and 'both.eqx', which is what Equinox opens",
     "array.npy": f"is an array of NumPy, which {NAMELESS}",
     "numbered": "numbers the leaves.*`--like MODULE:NAME`",
     "zero_bytes": "It is a file.* format is not known",
@@ -125,19 +130,19 @@ def expected(command, name):
         is_ours = name in ("damaged_manifest", "cut_manifest", "cut_record")
         is_first = command in UNREAD or (command == "report over" and is_ours)
         return 1 if kind == "unreadable" and not is_first else 2
-    if verb == "gc" and name in ("empty_folder", "other_files", "shards", "run_file"):
+    if verb == "gc" and name in ("empty_folder", *NO_RUNS):
         return 0
     if verb in RUNS:
         if kind != "run" or command == "rm some" or (verb, name) == OF_A_RECORDING:
             return 0 if verb == "gc" and name == "hidden/.c" else 2
         if command == "ls --best" and name == "recording/states":
             return 2
-        return int(verb == "ls" and name == "run_no_manifest")
+        return int(verb == "ls" and name in ("run_no_manifest", "run_misnamed"))
     if kind == "run":
         if command == "verify":
-            return int(name in ("run_damaged", "run_lost", "run_no_manifest"))
-        if command == "report":
-            return int(name in ("run_damaged", "run_lost", "run_no_manifest"))
+            return int(name in OF_RUNS)
+        if command == "report" or (command, name) == ("report --steps", "run_misnamed"):
+            return int(name in OF_RUNS)
         return 0 if verb == "report" else 2
     if kind == "recording" or kind == "whole":
         return int((command, name) == ("diff with", "recording"))
@@ -146,6 +151,10 @@ def expected(command, name):
     return 1 if kind == "unreadable" else 2
 
 
+# In which there might be one some day.
+NO_RUNS = ("other_files", "shards", "run_file", "of_eqx")
+# Whose steps are not all whole.
+OF_RUNS = ("run_damaged", "run_lost", "run_no_manifest", "run_misnamed")
 OF_A_RECORDING = ("rm", "recording/states")
 
 
@@ -253,7 +262,8 @@ def test_the_same_in_python(places, said, name):
         assert json.loads(out)["values"] == np.asarray(w)[0].tolist()
     status, out, _ = said("ls X --json", place)
     if status < 2:
-        steps = [step["step"] for step in json.loads(out)["steps"]]
+        paths = [step["path"] for step in json.loads(out)["steps"]]
+        steps = [int(path[-6:]) for path in paths if path[-7] == "/"]
         assert steps == eqx_ckpt.CheckpointManager(place).steps()
 
 

@@ -127,6 +127,17 @@ def test_json_that_is_large_in_memory(
     assert read_in_child(zygote, path, "read_manifest")["read_manifest"]
 
 
+def _separators(value: Any) -> Callable[[dict[str, Any]], None]:
+    """Those of a copy, which come before all else."""
+
+    def edit(content: dict[str, Any]) -> None:
+        rest = dict(content)
+        content.clear()
+        content.update(separators=value, **rest)
+
+    return edit
+
+
 # What no checkpoint says: refused by every reader, before TensorStore sees it.
 REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "no leaves": _top(leaves=None),
@@ -136,6 +147,11 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "an absolute root": _top(root="/etc/"),
     "a root that goes up": _top(root="@a/../../"),
     "a root that is a number": _top(root=1),
+    "separators that are a number": _separators(1),
+    "separators that are none": _separators(None),
+    "separators in a list": _separators(["."]),
+    "a thousand separators": _separators("." * 1000),
+    "separators at the end": _top(separators="."),
     "versions in a list": _top(versions=[]),
     "unsaved that are numbers": _top(unsaved={"a": 1}),
     "an unknown key": _top(code="os.system('true')"),
@@ -258,6 +274,8 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
             for i in range(10**4)
         }
     ),
+    "separators of a pattern": _separators("]^-\\["),
+    "separators that are no text": _separators("\n\ud800"),
     "another dtype": _weight(dtype="int32", data_type="int32"),
     "an array that is bytes": _weight(kind="bytes"),
     "a leaf inside another": lambda content: content["leaves"].update(

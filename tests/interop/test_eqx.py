@@ -1,6 +1,8 @@
 """Files of Equinox, written by Equinox."""
 
 import json
+import os
+import shutil
 
 import equinox as eqx
 import jax
@@ -247,3 +249,31 @@ def test_a_file_with_hyperparameters_is_recognised(tmp_path):
         tmp_path / "model.eqx", tmp_path / "model", to="checkpoint", like=tree
     )
     assert eqx_ckpt.read_manifest(tmp_path / "model").metadata == '{"width": 8}\n'
+
+
+@pytest.mark.parametrize("name", ["model", "model.eqx"])
+def test_a_file_is_opened_by_the_path_that_was_saved_to(tmp_path, monkeypatch, name):
+    """Equinox adds `.eqx`; a file may also have lost it."""
+    monkeypatch.chdir(tmp_path)
+    tree = {"w": jnp.ones(3)}
+    eqx.tree_serialise_leaves("model", tree)
+    os.rename("model.eqx", name)
+    for source in (interop.eqx("model", tree), interop.open_source("model", like=tree)):
+        assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+    interop.convert("model", "ckpt", to="checkpoint", like=tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves("ckpt", tree), tree)
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"'.*{name}' is a file of Equi"):
+        interop.open_source("model")
+
+
+def test_two_files_that_a_path_may_mean(tmp_path):
+    tree = {"w": jnp.ones(3)}
+    eqx.tree_serialise_leaves(tmp_path / "model", tree)
+    shutil.copy(tmp_path / "model.eqx", tmp_path / "model")
+    for open_it in (
+        interop.eqx,
+        lambda path, like: interop.open_source(path, like=like),
+    ):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="both '.*l' and '.*l.eqx'"):
+            open_it(tmp_path / "model", tree)
+        open_it(tmp_path / "model.eqx", tree)

@@ -15,6 +15,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import interop
+from eqx_ckpt._cli.value_diff import differences
 from helpers import assert_same
 
 
@@ -108,6 +109,7 @@ def test_any_tree_is_restored_or_its_leaves_are_named(name, tmp_path):
         if not lost:
             source = open_file(path)
             assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+            check_copies(source, tree, path)
             continue
         leaves = eqx_ckpt.read_manifest(CKPT).leaves
         assert any(repr(leaf) in lost for leaf in leaves) or "two leaves" in lost
@@ -115,6 +117,22 @@ def test_any_tree_is_restored_or_its_leaves_are_named(name, tmp_path):
         if not export(name, path).startswith("Nothing was written"):
             with pytest.raises(eqx_ckpt.LeafNameError):
                 open_file(path)
+
+
+def check_copies(source: Any, tree: Any, path: Any) -> None:
+    """A copy, and a copy of it, restore as the file does, and differ in nothing."""
+    first, second = f"{CKPT}-first", f"{CKPT}-second"
+    eqx_ckpt.copy(source, first, overwrite=True)
+    eqx_ckpt.copy(first, second, overwrite=True, layout="ocdbt")
+    separators = source.manifest.separators
+    assert eqx_ckpt.read_manifest(second).separators == separators is not None
+    assert_same(eqx_ckpt.tree_deserialise_leaves(second, tree), tree)
+    eqx_ckpt.verify(second)
+    for pair in ((source, second), (first, second), (CKPT, second), (second, CKPT)):
+        opened = [x if x is source else interop.open_source(x) for x in pair]
+        found, _ = differences(*opened, True)
+        # A file does not say whether an array is NumPy's.
+        assert [d for d in found if d["status"] != "another type"] == [], (tree, path)
 
 
 class Normed(eqx.Module):

@@ -66,6 +66,28 @@ def test_an_older_step_has_another_name(tmp_path, caplog):
     assert sorted(os.listdir(run)) == ["000003", "1"]
 
 
+@pytest.mark.parametrize("place", ["directory", "store"])
+@pytest.mark.parametrize("name", [str(2**63), "9" * 19, "9" * 40])
+def test_a_number_that_no_step_has(tmp_path, caplog, name, place):
+    """It is named, and nothing fails because of it."""
+    run = f"memory://{uuid.uuid4().hex}/run" if place == "store" else tmp_path / "run"
+    saved(run, [1, 2])
+    manifest = locate(run).read("000002/zarr.json")
+    if place == "store":
+        locate(run).write(f"{name}/zarr.json", manifest)
+    else:
+        (run / name).mkdir()
+        (run / name / "zarr.json").write_bytes(manifest)
+    with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
+        assert manager.latest() == 2
+        assert f"{name}' is a checkpoint, but no step has its number" in caplog.text
+        assert manager.steps() == [1, 2]
+        manager.save(3, state(3)).result()
+        assert manager.steps() == [3]
+        assert manager.restore(state(0))["step"] == 3
+    assert locate(run).read(f"{name}/zarr.json") is not None
+
+
 def test_a_step_that_was_copied_in_part_is_named(tmp_path, caplog):
     run = tmp_path / "run"
     saved(run, [1, 2])

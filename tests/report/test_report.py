@@ -252,6 +252,22 @@ def test_two_checkpoints(run, tmp_path, report):
     assert leaves["key"]["status"] == "equal"
 
 
+def test_a_file_that_does_not_keep_names(tmp_path, report):
+    tree = {"layers": {"0": jnp.ones(3)}, "a.b": jnp.arange(3.0)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "a", tree)
+    eqx_ckpt.interop.to_safetensors(tmp_path / "a", tmp_path / "b.safetensors")
+    source = eqx_ckpt.interop.safetensors(tmp_path / "b.safetensors")
+    for pair in ((tmp_path / "a", source), (source, tmp_path / "a")):
+        leaves = report(*pair)[2]
+        assert [leaf["status"] for leaf in leaves.values()] == ["equal", "equal"]
+    eqx_ckpt.copy(source, tmp_path / "c")
+    (tmp_path / "c/a/b/c.0").write_bytes(b"damaged")
+    shouts, _, leaves = report(tmp_path / "c", tmp_path / "a")
+    assert leaves["a.b"]["status"] == "damaged in A"
+    assert [shout.split(",")[0] for shout in shouts] == ["1 leaf is damaged"]
+    assert "a.b: " in shouts[0]
+
+
 def test_how_far_leaves_are_apart(tmp_path, report):
     """Two NaNs are equal, and infinitely far from numbers; keys have no distance."""
     ours = {

@@ -3,6 +3,7 @@
 import os
 import re
 
+from ..._errors import CheckpointError
 from ..._format.sample_record import RECORD
 from ..calls.opening import reading
 from ..interface.place import ONE_CHECKPOINT, ONE_RECORDING
@@ -70,8 +71,7 @@ def what_is_at(path: str) -> str:
             _file(path) if os.path.isfile(path) else _orbax(path) or _holds(path)
         )
     except (FileNotFoundError, NotADirectoryError):
-        # Equinox adds it.
-        file = f"{path}.eqx"
+        file = file_of_equinox(path)
         if os.path.isfile(file):
             return f"There is {file!r}. {_file(file)}"
         return "That path does not exist."
@@ -106,14 +106,37 @@ def _around(path: str) -> str:
     return "" if is_state else inside_of(what, above, part)
 
 
+def file_of_equinox(path: str) -> str:
+    """The file that Equinox means by a path: it adds `.eqx` where there is no suffix.
+
+    A file of exactly that path is meant, too, if it is the only one.
+    """
+    added = f"{path}.eqx"
+    if os.path.splitext(path)[1]:
+        return path
+    if not os.path.isfile(path):
+        return added
+    if os.path.isfile(added):
+        raise CheckpointError(
+            f"There are both {path!r} and {added!r}, which is what Equinox opens for "
+            "the former. Pass the latter, or rename one of them."
+        )
+    return path
+
+
 def format_at(path: str) -> str:
     """The function of `eqx_ckpt.interop` that opens what is at a path, or `''`."""
-    return _of_file(path) if os.path.isfile(path) else _of_folder(path)
+    if os.path.isfile(path):
+        return _of_file(path)
+    if not os.path.lexists(path) and os.path.isfile(file_of_equinox(path)):
+        return "eqx"
+    return _of_folder(path)
 
 
 def without_names(path: str, format: str) -> str:
     """That what is at a path has no names, without a full stop; `""` if it has some."""
     if format == "eqx":
+        path = file_of_equinox(path)
         what = "an array of NumPy" if _is_npy(path) else "a file of Equinox"
         return f"{path!r} is {what}, which has no names"
     if format == "jax_arrays" and os.path.isfile(f"{path}/{NUMBERED}"):

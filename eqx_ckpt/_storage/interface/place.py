@@ -328,8 +328,8 @@ class Steps(abc.ABC):
         """What looked like a step when `saved` listed it last, and is none.
 
         By name, whether it is a checkpoint, with a number that is not a step's name,
-        such as `3` or `0000003`. Otherwise, its name is a step's, and it contains
-        something, but no manifest.
+        such as `3` or `0000003`, or one that no step has. Otherwise, its name is a
+        step's, and it contains something, but no manifest.
         """
 
     def check_place(self) -> None:  # noqa: B027
@@ -460,9 +460,8 @@ def is_step(name: str) -> bool:
 
 
 def is_misspelled_step(name: str) -> bool:
-    """Whether a name is the number of a step, and not written as its name is."""
-    is_number = name.isascii() and name.isdigit()
-    return is_number and not is_step(name) and int(name) <= MAX_STEP
+    """Whether a name is a number, but not as the name of a step is written."""
+    return name.isascii() and name.isdigit() and not is_step(name)
 
 
 ONE_CHECKPOINT = "It is one checkpoint, and no run: pass the directory that it is in."

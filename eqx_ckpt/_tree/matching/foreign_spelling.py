@@ -39,3 +39,17 @@ def spelled(
         for name, keys in absent.items()
         if keys in there and counts[keys] == 1
     }
+
+
+def respelled(first: Manifest, second: Manifest) -> dict[str, str]:
+    """What leaves of one source are called in another one that lacks their names.
+
+    Each of the two may be of a format that does not keep all of a key path.
+    """
+    there = {n: r for n, r in first.leaves.items() if n not in second.leaves}
+    back = {n: r for n, r in second.leaves.items() if n not in first.leaves}
+    if not there or not back:
+        return {}
+    inverse = spelled(first, ((n, r.path) for n, r in back.items()))
+    found = {name: other for other, name in inverse.items()}
+    return found | spelled(second, ((n, r.path) for n, r in there.items()))

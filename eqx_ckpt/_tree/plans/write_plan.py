@@ -145,10 +145,14 @@ def named_leaves(
 
 
 class WritePlan(NamedTuple):
-    """The writes, and the fingerprints of the leaves that are not saved."""
+    """The writes, and the fingerprints of the leaves that are not saved.
+
+    `separators` are those of the source of a copy.
+    """
 
     writes: list[Write]
     unsaved: dict[str, str]
+    separators: str | None = None
 
 
 def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:

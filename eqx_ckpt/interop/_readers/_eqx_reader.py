@@ -1,7 +1,6 @@
 """Files of `equinox.tree_serialise_leaves`."""
 
 import io
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,8 @@ from ..._format.leaf_record import (
     scalar_to_text,
 )
 from ..._storage.calls.opening import reading
+from ..._storage.calls.store_path import local_path
+from ..._storage.directory.foreign_paths import file_of_equinox
 from ..._tree.leaves.casting import narrowed
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
@@ -58,7 +59,8 @@ def eqx(
 
     **Arguments:**
 
-    - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox.
+    - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox, unless
+        there is a file without one.
     - `like`: a PyTree of the structure that was saved, of arrays or
         `jax.ShapeDtypeStruct`s.
     - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
@@ -102,7 +104,7 @@ def eqx(
     text = as_text(path)
     if is_leaf is not None:
         check_function("is_leaf", is_leaf)
-    file = File(text if os.path.splitext(text)[1] else text + ".eqx")
+    file = File(file_of_equinox(local_path(text)))
     return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
 
 

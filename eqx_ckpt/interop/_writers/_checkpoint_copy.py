@@ -34,9 +34,10 @@ def copy(
 ) -> None:
     """Copy a checkpoint, or any other source, into a new checkpoint.
 
-    The records of the leaves and the metadata are kept. A few chunks are in memory at a
-    time, each compared with its checksum if the source has one. In a job of several
-    processes, call it in each of them: each copies a part of the chunks.
+    The records of the leaves and the metadata are kept, and of another format how it
+    joins keys: what restores from the source restores from the copy. A few chunks are
+    in memory at a time, each compared with its checksum if the source has one. In a job
+    of several processes, call it in each of them: each copies a part of the chunks.
 
     **Arguments:**
 
@@ -105,7 +106,7 @@ def _plan(manifest: Manifest) -> WritePlan:
     for name, record in manifest.leaves.items():
         record = record._replace(crc32c=(), compression=None)
         writes.append(Write(name, record, record if record.is_array else None))
-    return WritePlan(writes, dict(manifest.unsaved))
+    return WritePlan(writes, dict(manifest.unsaved), manifest.separators)
 
 
 def _pieces(
