@@ -316,7 +316,8 @@ class Recording:
         """Commit, and release the recording for other writers.
 
         If a state was committed, samples after the last state are dropped with a
-        warning: no program could resume after them. Closing twice is harmless.
+        warning, because no program could resume after them; with an error if the last
+        `commit` had failed. Closing twice is harmless.
         """
         self.log.close()
 

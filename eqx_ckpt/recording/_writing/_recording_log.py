@@ -68,6 +68,7 @@ class Log(Taker):
         self._is_closed = self._is_reported = False
         self.has_recorder = False
         self._has_overflowed = False
+        self._commit_failed = False
         self._leaf = ""
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Last, because it locks the recording.
@@ -105,6 +106,8 @@ class Log(Taker):
             [*rows_of(array, leaf, self.record.chains)]
             for leaf, array in zip(self.record.leaves, block.arrays, strict=True)
         ]
+        # What a program has sent before comes before.
+        self._wait_for()
         with self.lock:
             self.check()
             kept, full = kept_of(keep, self._taken, block.draws, self._max_samples)
@@ -224,6 +227,7 @@ class Log(Taker):
             self._check_is_whole(has_state=state is not None)
 
         with self.lock:
+            self._commit_failed = True
             self._commit(ready, state, steps)
 
     def _commit(
@@ -282,7 +286,7 @@ class Log(Taker):
         for columns in self._place.columns:
             for column in columns:
                 column.has_changed = False
-        self.must_resume = False
+        self.must_resume = self._commit_failed = False
 
     @contextlib.contextmanager
     def _fatal(self) -> Any:
@@ -329,6 +333,8 @@ class Log(Taker):
             )
             if error is not None:
                 error.add_note(text)
+            elif self._commit_failed:
+                raise CheckpointError(f"{text} The last call of `commit` had failed.")
             else:
                 text += " Call `commit(state)` before the end."
                 warnings.warn(text, stacklevel=5)
