@@ -65,6 +65,25 @@ def test_what_orbax_wrote(saved, name):
     eqx_ckpt.verify(source)
 
 
+def test_dictionaries_and_lists_of_orbax_stay_what_they_are(tmp_path):
+    """Through a copy, and back to Orbax; and a model of flax has numbered layers."""
+    x = jnp.arange(3.0)
+    tree = {"layers": {"0": x, "1": x + 1}, "list": [x + 2, {"0": x}], "one": {"0": x}}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", tree)
+    source = interop.orbax(tmp_path / "a")
+    assert {"layers/0", "list/1/0"} < {*source.manifest.leaves}
+    eqx_ckpt.copy(source, tmp_path / "b")
+    interop.to_orbax(tmp_path / "b", tmp_path / "c")
+    with ocp.StandardCheckpointer() as checkpointer:
+        assert_same(checkpointer.restore(tmp_path / "c", tree), tree)
+    for path in (source, tmp_path / "b", interop.orbax(tmp_path / "c")):
+        assert_same(eqx_ckpt.tree_deserialise_leaves(path, tree), tree)
+        like = {**tree, "layers": [x, x]}
+        found = eqx_ckpt.tree_deserialise_leaves(path, like)
+        assert_same(found["layers"], [x, x + 1])
+
+
 def test_version_1(tmp_path):
     from orbax.checkpoint import v1
 

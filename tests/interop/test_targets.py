@@ -115,7 +115,8 @@ def make(path: Path) -> dict[str, str]:
         interop.to_orbax(source, path / "orbax.x")
         shutil.copytree(path / "orbax.x", path / "noted orbax.x")
         (path / "noted orbax.x" / "notes").write_text("mine")
-        kinds |= {"orbax.x": "orbax", "noted orbax.x": "other"}
+        save_a_step(path / "orbax run.x")
+        kinds |= {"orbax.x": "orbax", "noted orbax.x": "other", "orbax run.x": "other"}
     if importlib.util.find_spec("plotly"):
         eqx_ckpt.write_report(source, path / "report.x")
         os.truncate(path / "report.x", 2000)  # It has some MB, and is copied often.
@@ -124,6 +125,14 @@ def make(path: Path) -> dict[str, str]:
         Recording.open(path / "recording.x").to_hdf5(path / "hdf5.x")
         kinds["hdf5.x"] = "hdf5"
     return kinds | make_others(path)
+
+
+def save_a_step(path: Path) -> None:
+    """A run of Orbax."""
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(path) as manager:
+        manager.save(1, args=ocp.args.StandardSave({"w": np.ones(3)}))
 
 
 def make_others(path: Path) -> dict[str, str]:
@@ -188,7 +197,12 @@ def targets(kinds: dict[str, str], writer: Writer) -> dict[str, str]:
     refused = ["", ".", "..", "../..", "../current.x", "/", "./", "a\0.x"]
     inside = ["source.x/in.x", "source.x/b/c/in.x", "link to source.x/in.x"]
     inside += ["recording.x/in.x", "recording.x/states/000001/in.x"]
-    inside += ["run.x/000001/in.x", *(["orbax.x/in.x"] if HAS_ORBAX else [])]
+    inside += ["run.x/000001/in.x"]
+    if HAS_ORBAX:
+        step = "orbax run.x/1"
+        inside += ["orbax.x/in.x", f"{step}/in.x", f"{step}/default"]
+        # Equinox adds a suffix.
+        inside += [step] if writer.kind != "eqx" else []
     # Of the source, and of a recording.
     inside += ["source.x/b", "recording.x/states", "recording.x/states/000001"]
     return found | dict.fromkeys(

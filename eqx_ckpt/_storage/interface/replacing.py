@@ -17,7 +17,7 @@ from ..calls.opening import open_plain
 
 
 # Files that a directory of one kind has: of ours, of Orbax, and of JAX.
-_MARKS = (MANIFEST, RECORD, "_METADATA", "pytreedef.json")
+_MARKS = (MANIFEST, RECORD, "_METADATA", "_CHECKPOINT_METADATA", "pytreedef.json")
 
 
 _OF_OTHERS = "checkpoint of another library"
@@ -161,6 +161,8 @@ def _check_not_current(path: str) -> None:
 def _described(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a directory"
+    if not mode:
+        return "a symbolic link that leads nowhere"
     return "a file" if stat.S_ISREG(mode) else "neither a file nor a directory"
 
 

@@ -46,6 +46,10 @@ _MAX_METADATA = 2**26
 _MAX_PROCESSES = 100_000
 
 
+# A `key_type`; that of a sequence is 1.
+_OF_DICTIONARY = 2
+
+
 # In place of empty containers, which have no leaves.
 _EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")
 
@@ -151,10 +155,20 @@ def _entry(entry: Any) -> _Entry:
     if not is_unicode(*parts):
         raise ValueError(f"its keys {str(parts)[:100]!a} are not Unicode")
     value = entry["value_metadata"]
-    keys = tuple(map(position_or_key, parts))
+    kinds = [part.get("key_type") for part in entry["key_metadata"]]
+    keys = tuple(map(_key, parts, kinds))
     return _Entry(
         ".".join(parts), keys, str(value["value_type"]), bool(value["skip_deserialize"])
     )
+
+
+def _key(text: str, kind: Any) -> tuple[str, str | int]:
+    """One entry of a key path; digits of a dictionary are an integer in a dictionary.
+
+    It may have been the text: Orbax does not tell these apart.
+    """
+    found, key = position_or_key(text)
+    return ("key" if kind == _OF_DICTIONARY else found), key
 
 
 def _named(place: Place, entries: Iterable[_Entry]) -> dict[str, _Entry]:

@@ -6,9 +6,9 @@ import errno
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -34,6 +34,10 @@ from ._export_checks import (
     losses,
     plain_dtype,
 )
+
+
+# Those that lead to a node of a tree, without their kinds.
+_Keys: TypeAlias = tuple[str | int, ...]
 
 
 # What it writes for a PyTree whose arrays are in one database.
@@ -113,7 +117,10 @@ def to_orbax(
         _losses,
         strict=strict,
     )
-    tree = _as_lists(nested(found.manifest, "", lambda name, r: _leaf(found, name, r)))
+    tree = _as_lists(
+        nested(found.manifest, "", lambda name, r: _leaf(found, name, r)),
+        _positions(found.manifest),
+    )
     with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
@@ -315,11 +322,24 @@ def _losses(record: LeafRecord) -> list[str]:
     return found
 
 
-def _as_lists(node: Any) -> Any:
+def _positions(manifest: Manifest) -> set[_Keys]:
+    """The keys that lead to each element of a sequence."""
+    return {
+        tuple(key for _, key in record.path[: i + 1])
+        for record in manifest.leaves.values()
+        for i, (kind, _) in enumerate(record.path)
+        if kind == "index"
+    }
+
+
+def _as_lists(node: Any, positions: Container[_Keys], above: _Keys = ()) -> Any:
     """A tree with lists instead of dictionaries of positions."""
     if not isinstance(node, dict):
         return node
-    children = {key: _as_lists(child) for key, child in node.items()}
-    if children and sorted(children, key=str) == sorted(range(len(children)), key=str):
-        return [children[i] for i in range(len(children))]
+    children = {
+        key: _as_lists(child, positions, (*above, key)) for key, child in node.items()
+    }
+    count = len(children)
+    if count and all(i in children and (*above, i) in positions for i in range(count)):
+        return [children[i] for i in range(count)]
     return sortable(children)
