@@ -12,6 +12,7 @@ from .._lazy import Array
 from .._storage.chunks.chunk_reads import read_chunks
 from .._storage.interface.committed_manifest import read_committed
 from .._storage.interface.place import Chunks, Storage
+from .._storage.interface.sure_reads import listed_and_missing
 from .._storage.locate import locate
 from .._types import PathLike, Report
 from .recording_source import find_recorded, Recorded
@@ -24,25 +25,41 @@ def check_array_metadata(
     chunks: Chunks, records: Mapping[str, LeafRecord], damage: dict[str, str]
 ) -> None:
     """Compare the `zarr.json` of leaves, which no restore needs, with the manifest."""
-    keys = {f"{name}/{MANIFEST}": name for name in records}
-    for (key, name), data in zip(
-        keys.items(), chunks.read_all(list(keys)), strict=True
-    ):
-        if isinstance(data, CorruptCheckpointError):
-            damage[name] = f"{key}: {data}"
-            continue
-        expected = zarr_json(records[name][:9])
-        if data == expected:
-            continue
-        try:
-            if data is None:
-                damage[name] = f"{key} is missing"
-            elif len(data) > _MAX_ARRAY_METADATA or (
-                json.loads(data) != json.loads(expected)
-            ):
-                damage[name] = f"{key} is not what was saved"
-        except (ValueError, RecursionError) as e:
-            damage[name] = f"{key}: {e}"
+    # One answer of a store is not enough.
+    if doubtful := _damaged_metadata(chunks, records, set()):
+        again = {name: records[name] for name in doubtful}
+        damage.update(_damaged_metadata(chunks, again, chunks.listed()))
+
+
+def _damaged_metadata(
+    chunks: Chunks, records: Mapping[str, LeafRecord], listed: set[str]
+) -> dict[str, str]:
+    keys = [f"{name}/{MANIFEST}" for name in records]
+    damage: dict[str, str] = {}
+    for name, key, data in zip(records, keys, chunks.read_all(keys), strict=True):
+        if data is None and key in listed:
+            raise listed_and_missing(chunks.place, key)
+        if problem := _metadata_problem(key, data, zarr_json(records[name][:9])):
+            damage[name] = problem
+    return damage
+
+
+def _metadata_problem(
+    key: str, data: bytes | CorruptCheckpointError | None, expected: bytes
+) -> str:
+    if data == expected:
+        return ""
+    if data is None:
+        return f"{key} is missing"
+    if isinstance(data, CorruptCheckpointError):
+        return f"{key}: {data}"
+    try:
+        is_equal = len(data) <= _MAX_ARRAY_METADATA and (
+            json.loads(data) == json.loads(expected)
+        )
+    except (ValueError, RecursionError) as e:
+        return f"{key}: {e}"
+    return "" if is_equal else f"{key} is not what was saved"
 
 
 class Checkpoint(Source):

@@ -16,6 +16,7 @@ from .._storage.chunks.chunk_codec import ChunkCodec
 from .._storage.chunks.chunk_reads import read_chunks
 from .._storage.interface.chunk_bytes import check_size, CHECKSUM_BYTES, Chunk
 from .._storage.interface.place import Storage
+from .._storage.interface.sure_reads import parse_surely
 from .._types import Report
 
 
@@ -65,8 +66,8 @@ def recorded_part(chunk: Array, counts: Array) -> Array:
 
 
 def read_record(base: Storage) -> Record | None:
-    data = base.read(RECORD)
-    return None if data is None else from_bytes(data, str(base))
+    found = parse_surely(base, RECORD, lambda data: from_bytes(data, str(base)))
+    return None if found is None else found[1]
 
 
 class Recorded(Source):

@@ -6,8 +6,8 @@ from .._errors import CheckpointError
 from .._types import as_text, PathLike
 from .bucket.bucket_place import Bucket, GoogleBucket, Memory
 from .calls.store_path import censored, remote_kvstore, Store, URL
-from .directory.attempt_lock import LONGEST_NAME
 from .directory.directory_place import Directory
+from .interface.attempt_lock import LONGEST_NAME
 from .interface.place import Storage
 
 

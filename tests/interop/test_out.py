@@ -306,6 +306,33 @@ def test_what_appears_during_a_write_of_orbax_stays(tmp_path, appear):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+class Swept(Watched):
+    """An array; a manager of the run starts while it is read."""
+
+    def __init__(self, run):
+        super().__init__(["jax"])
+        self._run = run
+
+    def read(self, reads, damage, report=None):
+        assert eqx_ckpt.orphans(self._run) == {}
+        eqx_ckpt.CheckpointManager(self._run)
+        return super().read(reads, damage, report)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("write", [interop.to_npz, interop.to_orbax])
+def test_a_write_into_a_run(tmp_path, write):
+    """A manager removes what a killed one left, and nothing of a living one."""
+    if write is interop.to_orbax:
+        pytest.importorskip("orbax.checkpoint")
+    left = tmp_path / f".out.npz.{'0' * 32}.tmp"
+    left.write_bytes(bytes(7))
+    assert eqx_ckpt.orphans(tmp_path) == {str(left): 7}
+    eqx_ckpt.CheckpointManager(tmp_path)
+    path = write(Swept(tmp_path), tmp_path / "out.npz")
+    assert [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.filterwarnings("default")
 def test_orbax_replaces_its_own(tmp_path, monkeypatch):
     pytest.importorskip("orbax.checkpoint")

@@ -173,6 +173,8 @@ class Run:
             "503": proxy.answered(503),
             "lost": proxy.lost,
             "torn": proxy.torn,
+            "halved": proxy.halved,
+            "blind": proxy.blind,
             "late": self.late,
             "late answer": self.late_answer,
             **{f"stopped {when}": self.stopped(when) for when in STOPPED},

@@ -395,6 +395,7 @@ def without_etag(exchange: proxy.Exchange) -> None:
     [
         (redirected, "", "sends requests for .* elsewhere"),
         (without_etag, r"run/zarr\.json$", "without an ETag"),
+        (proxy.answered(416), "", "The store refuses"),
         (proxy.answered(404, "NoSuchKey"), proxy.LIST, "knows nothing at"),
         (proxy.answered(412), proxy.LIST, "contradict each other"),
     ],
@@ -597,9 +598,19 @@ def test_a_public_bucket(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(restored, TREE)
         assert eqx_ckpt.CheckpointManager(run).latest() == 1
         monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    assert not any(signed)
+    step = f"{s3.url}/000001"
     with pytest.raises(PermissionError, match="anonymous=True"):
-        eqx_ckpt.read_manifest(f"{s3.url}/000001")
+        eqx_ckpt.read_manifest(step)
+    for said in ("true", "YES", "1"):
+        monkeypatch.setenv("AWS_NO_SIGN_REQUEST", said)
+        assert_same(eqx_ckpt.tree_deserialise_leaves(step, TREE), TREE)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "no")
+    with pytest.raises(PermissionError, match="AWS_NO_SIGN_REQUEST=true"):
+        eqx_ckpt.read_manifest(step)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "perhaps")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="'perhaps'. Set it to 'true'"):
+        eqx_ckpt.read_manifest(step)
+    assert not any(signed)
 
 
 def test_no_token_in_an_answer_is_shown(

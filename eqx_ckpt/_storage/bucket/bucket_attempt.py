@@ -150,7 +150,8 @@ class BucketAttempt(Attempt):
         traceback: TracebackType | None,
     ) -> None:
         self._clean_up()
-        if isinstance(error, CorruptCheckpointError) and self._heartbeat is not None:
+        is_missing = isinstance(error, CorruptCheckpointError | ConnectionError)
+        if is_missing and self._is_ours and self._heartbeat is not None:
             # What it missed was removed by a manager.
             self._heartbeat.check()
 

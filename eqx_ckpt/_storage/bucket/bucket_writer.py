@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..._errors import CheckpointError
 from ..calls.threads import start
 from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
+from ..interface.sure_reads import listed_and_missing, TRIES
 from .bucket_attempt import check_above, check_conditions, PROBE
 from .heartbeat import clock
 from .keyvalue_place import KeyValues
@@ -88,9 +89,12 @@ class BucketWriter(SoleWriter):
     def read(self, key: str) -> bytes | None:
         while any(write.key == key for write in self._writing):
             self._finish()
-        found = self._place.read_version(key)
-        self._versions[key] = found.version
-        return found.value
+        for _ in range(TRIES):
+            found = self._place.read_version(key)
+            if found.value is not None or not self._place.is_listed(key):
+                self._versions[key] = found.version
+                return found.value
+        raise listed_and_missing(self._place, key)
 
     def list(self, folder: str) -> list[str]:
         keys = (self._place / f"{folder}/").list_keys()

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TYPE_CHECKING, TypeVar
 
-from ..._errors import CorruptCheckpointError
+from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, MAX_BYTES
 from ..._format.manifest_parser import HEAD_BYTES
 from ..._types import Layout
 from ..calls.tensorstore_calls import (
     check_written,
+    is_out_of_range,
     KvSpec,
     open_kvstore,
     value_of,
@@ -100,12 +101,15 @@ class KeyValues(Storage):
         # Of a long part, first its last byte: a store sends all that it has of a range,
         # and TensorStore then refuses it.
         first = slice(most - 1, most) if most > _SHORT else slice(0, most)
+        reading = store.read(key, byte_range=first)
         try:
-            found = self.wait_for(store.read(key, byte_range=first), key)
+            found = self.wait_for(reading, key)
             if first.start and found.state == "value":
-                part = store.read(key, byte_range=slice(0, most))
-                found = self.wait_for(part, key)
-        except CorruptCheckpointError:
+                reading = store.read(key, byte_range=slice(0, most))
+                found = self.wait_for(reading, key)
+        except CheckpointError:
+            if not is_out_of_range(reading.exception()):
+                raise
             # It is shorter than that.
             found = self.wait_for(store.read(key), key)
         return Versioned(value_of(found, self.url(key)), found.stamp.generation)

@@ -14,6 +14,7 @@ from ..._format.manifest import MANIFEST
 from ..._format.manifest_parser import from_bytes
 from ..calls.tensorstore_calls import contradicts, status_of
 from ..interface.replacing import already_there
+from ..interface.sure_reads import read_surely
 from .keyvalue_place import KeyValues, Versioned
 
 
@@ -86,7 +87,7 @@ class Publication:
             if self._is_of_another(found):
                 self.is_possible = False
                 raise already_there(str(self._target))
-        elif found is None and self._old.value is not None and self._is_gone():
+        elif self._old.value is not None and self._is_gone(found):
             self.is_possible = False
             raise CheckpointError(
                 f"{self._target} was removed by another process, while it was to be "
@@ -103,10 +104,9 @@ class Publication:
         except CheckpointError:
             return True
 
-    def _is_gone(self) -> bool:
-        """Whether a listing and another read say so too; one answer may be wrong."""
-        is_listed = self._target.is_listed(MANIFEST)
-        return not is_listed and self._target.read(MANIFEST) is None
+    def _is_gone(self, found: bytes | None) -> bool:
+        """Whether a listing and another read say so too."""
+        return found is None and read_surely(self._target, MANIFEST) is None
 
     def take_back(self) -> None:
         """Put what was there before in place of our manifest, if it is there still."""
@@ -114,4 +114,4 @@ class Publication:
         if found.value == self._manifest:
             old, version = self._old.value, found.version
             self._target.wait_for(self._target.writing(MANIFEST, old, version))
-        self.is_possible = self._target.read(MANIFEST) == self._manifest
+        self.is_possible = read_surely(self._target, MANIFEST) == self._manifest

@@ -30,6 +30,13 @@ _USER = re.compile(
 )
 
 
+# What AWS_NO_SIGN_REQUEST can say.
+_ANONYMOUS = {
+    **dict.fromkeys(("true", "yes", "1"), True),
+    **dict.fromkeys(("false", "no", "0", ""), False),
+}
+
+
 _QUERY = re.compile(r"\?[^\s'\"]*=[^\s'\"]*")
 
 
@@ -70,8 +77,9 @@ class Store(os.PathLike[str]):
     - `single_writer`: promises that no other process ever saves to the same location.
         An S3 server without conditional writes requires it: of two writers there,
         the last one would win.
-    - `anonymous`: send no credentials, to read a public bucket of S3. Google's are read
-        so if the environment has none.
+    - `anonymous`: send no credentials, to read a public bucket of S3; the default is
+        `AWS_NO_SIGN_REQUEST` of the environment. Google's are read so if the
+        environment has none.
 
     !!! example
 
@@ -161,7 +169,7 @@ def _s3_options(store: Store) -> dict[str, Any]:
     region = store.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
     options: dict[str, Any] = {
         "aws_credentials": {
-            "type": "anonymous" if store.anonymous else _credentials(store.url)
+            "type": "anonymous" if _is_anonymous(store) else _credentials(store.url)
         },
         # The store is asked, and no emulation that two writers could fall between.
         "use_conditional_write": not store.single_writer,
@@ -178,6 +186,16 @@ def _s3_options(store: Store) -> dict[str, Any]:
     if region:
         options["aws_region"] = region
     return options
+
+
+def _is_anonymous(store: Store) -> bool:
+    said = os.environ.get("AWS_NO_SIGN_REQUEST", "")
+    if said.lower() not in _ANONYMOUS:
+        raise CheckpointError(
+            f"AWS_NO_SIGN_REQUEST is {said!r}. Set it to 'true' or 'false', or to "
+            "nothing."
+        )
+    return store.anonymous or _ANONYMOUS[said.lower()]
 
 
 def _credentials(url: str) -> str:
@@ -208,5 +226,5 @@ def _credentials(url: str) -> str:
         f"not set, there is neither {files[0]} nor {files[1]}, and "
         "AWS_EC2_METADATA_DISABLED forbids to ask the machine. Set the first two, or "
         "run `aws configure`. To read a public bucket, pass "
-        "`eqx_ckpt.Store(url, anonymous=True)`",
+        "`eqx_ckpt.Store(url, anonymous=True)`, or set AWS_NO_SIGN_REQUEST=true",
     )

@@ -176,8 +176,8 @@ _NO_CONDITION = "a condition failed, but the request had none"
 _STATUS = re.compile(r"\[http_response_code='(\d+)'")
 
 
-# For missing objects, failed conditions, and ranges beyond the end of an object.
-_NO_REFUSALS = {"404", "410", "412", "416"}
+# For missing objects, and failed conditions.
+_NO_REFUSALS = {"404", "410", "412"}
 
 
 def translated(error: Exception, name: str) -> Exception:
@@ -244,6 +244,11 @@ def status_of(error: BaseException | None) -> str:
     """The status of an HTTP response in TensorStore's error, or `''`."""
     found = _STATUS.search(str(error))
     return found[1] if found else ""
+
+
+def is_out_of_range(error: BaseException | None) -> bool:
+    """Whether a value has fewer bytes than were asked for."""
+    return str(error).startswith("OUT_OF_RANGE")
 
 
 def contradicts(name: str, what: str = _NO_CONDITION) -> ConnectionError:

@@ -18,10 +18,12 @@ from ..interface.chunk_bytes import (
     chunks_of,
     place,
     Target,
+    Value,
     verified,
     Wanted,
 )
 from ..interface.place import Chunks
+from ..interface.sure_reads import listed_and_missing
 from .chunk_codec import ChunkCodec
 
 
@@ -60,6 +62,16 @@ def read_chunks(
                 reading.unpack()
         crew.finish()
         reading.unpack()
+    if doubtful := reading.doubtful():
+        # One answer is not enough to call a chunk damaged.
+        listed = chunks.listed()
+        for wanted, source in chunks.fetch(doubtful):
+            key = wanted.chunk.key
+            if isinstance(source, Value) and source.is_missing and key in listed:
+                raise listed_and_missing(chunks.place, key)
+            reading.take_last((wanted, source))
+            heard((wanted, source))
+        reading.unpack()
     return reading.arrays
 
 
@@ -83,6 +95,7 @@ class _Reading:
         self._arrays = [*targets]
         self._lock = threading.Lock()
         self._packed: list[tuple[Wanted, bytes]] = []
+        self._doubtful: dict[str, Wanted] = {}
         self.nbytes_packed = 0
         wanted: dict[str, Wanted] = {}
         for i, (name, record, region) in enumerate(reads):
@@ -98,9 +111,23 @@ class _Reading:
     def arrays(self) -> list[Array]:
         return [np.empty(0) if array is None else array for array in self._arrays]
 
+    def doubtful(self) -> Sequence[Wanted]:
+        """The chunks to read once more."""
+        doubtful, self._doubtful = self._doubtful, {}
+        return [*doubtful.values()]
+
     def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
         """Read a chunk into place, or keep it for `unpack`; called by any thread."""
-        wanted, source = item
+        if self._problem(*item):
+            self._doubtful[item[0].chunk.key] = item[0]
+
+    def take_last(self, item: tuple[Wanted, ChunkBytes]) -> None:
+        """As `take`, for a chunk that is damaged if it is not whole now."""
+        if problem := self._problem(*item):
+            self._damage.setdefault(item[0].chunk.name, problem)
+
+    def _problem(self, wanted: Wanted, source: ChunkBytes) -> str:
+        """Why a chunk is not whole, or `''`; then it is in place, or in `_packed`."""
         chunk = wanted.chunk
         try:
             with source:
@@ -111,9 +138,10 @@ class _Reading:
                     self._packed.append((wanted, verified(chunk, source)))
                     self.nbytes_packed += chunk.nbytes
         except CorruptCheckpointError as e:
-            self._damage.setdefault(chunk.name, str(e))
+            return str(e)
         except OSError as e:
             raise of_leaf(e, chunk.name) from None
+        return ""
 
     def unpack(self) -> None:
         packed, self._packed, self.nbytes_packed = self._packed, [], 0
@@ -122,7 +150,7 @@ class _Reading:
             ChunkCodec().decode(parts, self._damage)
 
     def tell(self, wanted: Wanted, arrived: Report) -> None:
-        if wanted.chunk.name in self._damage:
+        if wanted.chunk.name in self._damage or wanted.chunk.key in self._doubtful:
             return
         for region, array in self._targets(wanted):
             common = shape_of(overlap(wanted.chunk.region, region))

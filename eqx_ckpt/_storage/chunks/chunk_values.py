@@ -8,7 +8,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import batches, chunk_keys
@@ -20,10 +20,6 @@ from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value
 from ..interface.chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
 from ..interface.place import ArrayWrite, Chunks, every_chunk, Storage
 from .chunk_codec import Piece, stored
-
-
-if TYPE_CHECKING:
-    import tensorstore as ts
 
 
 # Many requests at a time, because each has a long latency.
@@ -118,20 +114,15 @@ class ChunkValues(Chunks):
         for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), _BATCH):
             asked.append([(one, store.read(one.chunk.key)) for one in batch])
             if len(asked) > _MAX_REQUESTED // _BATCH:
-                yield from self._answered(store, asked.popleft())
+                yield from self._answered(asked.popleft())
         while asked:
-            yield from self._answered(store, asked.popleft())
+            yield from self._answered(asked.popleft())
 
     def _answered(
-        self, store: "ts.KvStore", asked: Iterable[tuple[Wanted, Any]]
+        self, asked: Iterable[tuple[Wanted, Any]]
     ) -> Iterator[tuple[Wanted, Value]]:
         for one, future in asked:
-            key = one.chunk.key
-            value = self._value(key, future)
-            if isinstance(value, Problem):
-                # Two answers are needed to call a checkpoint damaged.
-                value = self._value(key, store.read(key))
-            yield one, Value(value)
+            yield one, Value(self._value(one.chunk.key, future))
 
     def _value(self, key: str, future: Any) -> bytes | Problem:
         try:
@@ -139,7 +130,10 @@ class ChunkValues(Chunks):
         except CorruptCheckpointError as e:
             return Problem(str(e))
         # A lost value is empty in a database, and missing in other stores.
-        return found or Problem(f"{key} is missing")
+        return found or Problem(f"{key} is missing", is_missing=True)
+
+    def listed(self) -> set[str]:
+        return {*self.list_keys()}
 
     def list_keys(self) -> list[str]:
         """All keys, relative to this location."""

@@ -2,16 +2,22 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from fastcrc import crc32
 
 from ..._errors import CorruptCheckpointError
 from ..._format.leaf_record import LeafRecord
 from ..calls.send_window import Window
-from ..calls.tensorstore_calls import KvSpec, open_kvstore, own_context, wait_for
+from ..calls.tensorstore_calls import (
+    contradicts,
+    KvSpec,
+    open_kvstore,
+    own_context,
+    wait_for,
+)
 from ..interface.chunk_bytes import Problem
-from ..interface.place import every_chunk
+from ..interface.place import every_chunk, Storage
 from .chunk_values import check_limits, ChunkValues, Target
 from .ocdbt_tree import DatabaseTree, parsed
 
@@ -64,8 +70,12 @@ class Database(ChunkValues):
         ]
         target = whole.with_transaction(transaction)
         for linking in [part.experimental_copy_range_to(target) for part in parts]:
-            self.place.wait_for(linking)
-        self.place.wait_for(transaction.commit_async(), most=_COMMIT)
+            _wait_for_write(self.place, linking)
+        _wait_for_write(self.place, transaction.commit_async(), most=_COMMIT)
+
+    def listed(self) -> set[str]:
+        # One that has lost chunks may not be one that can be listed.
+        return set()
 
     def list_keys(self) -> list[str]:
         """All keys in the database."""
@@ -121,7 +131,7 @@ class _Transactions(Target):
         if self._transaction is None:
             self._transaction = ts.Transaction(atomic=True)
             self._bound = self._store.with_transaction(self._transaction)
-        self._place.wait_for(self._bound.write(key, value), key)
+        _wait_for_write(self._place, self._bound.write(key, value), key)
         self._nbytes += len(value)
         if self._nbytes > self._window.nbytes:
             self.finish()
@@ -129,7 +139,8 @@ class _Transactions(Target):
     def finish(self) -> None:
         if self._transaction is not None:
             since = self._window.mark()
-            self._place.wait_for(self._transaction.commit_async(), most=_COMMIT)
+            committing = self._transaction.commit_async()
+            _wait_for_write(self._place, committing, most=_COMMIT)
             self._window.arrived(self._nbytes, since)
         self._transaction, self._nbytes = None, 0
 
@@ -139,3 +150,14 @@ class _Transactions(Target):
             if self._place.database.waits:
                 # A commit that has begun is not aborted.
                 self._transaction.future.exception()
+
+
+def _wait_for_write(
+    place: Storage, future: Any, key: str = "", most: float | None = None
+) -> None:
+    """Wait; what is missing in a database that is being written was just there."""
+    try:
+        place.wait_for(future, key, most)
+    except CorruptCheckpointError as e:
+        problem = f"what was just written is missing, or is not the same ({e})"
+        raise contradicts(place.url(key), problem) from None

@@ -25,6 +25,7 @@ from ..calls.tensorstore_calls import KvSpec, wait_for
 from ..calls.worker_threads import MAX_IN_FLIGHT
 from ..chunks.chunk_files import ChunkFiles
 from ..chunks.ocdbt_files import database_problem, DatabaseFiles, folder_problem
+from ..interface.attempt_lock import locked_attempt
 from ..interface.place import (
     Attempt,
     Chunks,
@@ -35,7 +36,6 @@ from ..interface.place import (
     Storage,
 )
 from ..interface.replacing import already_there, is_replacement, Kind, whole_above
-from .attempt_lock import locked_attempt
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
 from .foreign_paths import instead_of_a_run, what_is_at

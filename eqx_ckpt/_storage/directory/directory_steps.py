@@ -11,8 +11,13 @@ from ..._errors import CheckpointError
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, fsync
 from ..interface import committed_manifest as committed
+from ..interface.attempt_lock import (
+    attempts_in,
+    is_dead,
+    locked_attempt,
+    sweep_attempts,
+)
 from ..interface.place import is_misspelled_step, is_step, step_name, Steps, Storage
-from .attempt_lock import attempts_in, is_dead, locked_attempt, sweep_attempts
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -129,12 +134,17 @@ def _has_entries(path: str) -> bool:
 
 
 def _nbytes(path: str) -> int:
-    """Bytes of the files below a path, some of which may vanish meanwhile."""
+    """Bytes of a file, or of those below a path; some may vanish meanwhile."""
+    if not os.path.isdir(path) or os.path.islink(path):
+        files = [path]
+    else:
+        files = [
+            f"{folder}/{name}" for folder, _, names in os.walk(path) for name in names
+        ]
     total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_size
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += os.lstat(file).st_size
     return total
 
 

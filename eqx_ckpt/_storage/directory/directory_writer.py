@@ -11,9 +11,9 @@ from ..._errors import CheckpointExistsError, CorruptCheckpointError
 from ..calls.opening import open_folder, open_plain
 from ..calls.posix_calls import flush, fsync
 from ..calls.safe_files import check_case, read_file, write_file
+from ..interface.attempt_lock import held
 from ..interface.place import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 from ..interface.replacing import check_above
-from .attempt_lock import held
 
 
 _TEMPORARY = ".tmp"

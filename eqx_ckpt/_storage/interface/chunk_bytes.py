@@ -105,6 +105,7 @@ class Problem(NamedTuple):
     """
 
     text: str
+    is_missing: bool = False
 
 
 class Value:
@@ -112,6 +113,7 @@ class Value:
 
     def __init__(self, found: bytes | Problem) -> None:
         self._found = found
+        self.is_missing = isinstance(found, Problem) and found.is_missing
         self.nbytes = 0
 
     def __enter__(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import uuid
 import zipfile
 from collections.abc import Generator, Sequence
 from typing import BinaryIO
@@ -11,6 +10,7 @@ from ..._types import PathLike
 from ..calls.opening import reading
 from ..calls.posix_calls import fsync
 from ..calls.store_path import local_path
+from .attempt_lock import locked_attempt
 from .replacing import already_there, is_replacement, Kind
 
 
@@ -34,6 +34,7 @@ class NewFiles:
         self._kind = kind
         self._overwrite = overwrite
         self._temporary: list[str] = []
+        self._held = contextlib.ExitStack()
         self._folders: list[str] = []
         self._check()
 
@@ -55,6 +56,7 @@ class NewFiles:
         finally:
             for temporary in self._temporary:
                 _remove(temporary)
+            self._held.close()
             for folder in self._folders:
                 # It stays if it has a file.
                 with contextlib.suppress(OSError):
@@ -63,9 +65,11 @@ class NewFiles:
     @contextlib.contextmanager
     def next(self) -> Generator[BinaryIO, None, None]:
         """The file that is to be the next one of `paths`, flushed at the end."""
-        folder, name = os.path.split(self.paths[len(self._temporary)])
-        self._make(folder)
-        self._temporary.append(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp")
+        path = self.paths[len(self._temporary)]
+        self._make(os.path.dirname(path))
+        # In a run, a manager would remove the file if nobody held its lock.
+        stem = self._held.enter_context(locked_attempt(path))
+        self._temporary.append(f"{stem}.tmp")
         with open(self._temporary[-1], "xb") as f:
             yield f
             f.flush()

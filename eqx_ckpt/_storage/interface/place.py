@@ -213,6 +213,10 @@ class Chunks(abc.ABC):
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
 
+    def listed(self) -> set[str]:
+        """The keys of which a store says that they are there; none on a disk."""
+        return set()
+
     @abc.abstractmethod
     def read_all(
         self, keys: Sequence[str]

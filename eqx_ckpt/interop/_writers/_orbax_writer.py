@@ -5,7 +5,6 @@ import contextlib
 import errno
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Container, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from ..._sources.checkpoint_source import opened
 from ..._storage.calls.posix_calls import exchange
 from ..._storage.calls.safe_files import list_files
 from ..._storage.calls.store_path import local_path
+from ..._storage.interface.attempt_lock import locked_attempt
 from ..._storage.interface.replacing import already_there, is_replacement, Kind
 from ..._tree.matching.name_tree import nested, sortable
 from ..._types import PathLike
@@ -144,13 +144,14 @@ _KIND = Kind("a checkpoint of Orbax", _differs, is_folder=True)
 def _beside(place: Path, *, overwrite: bool) -> Generator[Path, None, None]:
     """A path to write to, which becomes `place` if nothing fails."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    hidden = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
-    hidden.mkdir()
-    try:
-        yield hidden / "new"
-        _move(hidden / "new", place, overwrite=overwrite)
-    finally:
-        shutil.rmtree(hidden)
+    with locked_attempt(str(place)) as stem:
+        hidden = Path(f"{stem}.tmp")
+        hidden.mkdir()
+        try:
+            yield hidden / "new"
+            _move(hidden / "new", place, overwrite=overwrite)
+        finally:
+            shutil.rmtree(hidden)
 
 
 def _move(new: Path, place: Path, *, overwrite: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..._errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
 from ..._format.sample_record import from_bytes, Leaf, RECORD, Record
 from ..._run.run_steps import Run
+from ..._storage.interface.sure_reads import read_surely
 from ..._storage.locate import locate
 from ..._types import PathLike
 from ._recording_commit import below, warned
@@ -154,7 +155,7 @@ class Place:
         if not record.is_committed:
             return "0 draws are safe"
         try:
-            data = self.base.read(RECORD)
+            data = read_surely(self.base, RECORD)
             now = None if data is None else from_bytes(data, self.where)
             is_ours = now is not None and now.commit == record.commit
             if is_ours and is_complete(self.files, record):

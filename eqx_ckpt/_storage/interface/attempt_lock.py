@@ -38,9 +38,9 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
     parent, name = os.path.split(target)
     if len(os.fsencode(name)) > _MAX_NAME:
         raise CheckpointError(
-            f"The directory's name {name[:40] + '...'!r} has {len(os.fsencode(name))} "
-            f"bytes. Nothing was saved; choose a name of {_MAX_NAME} at most: a save "
-            "needs a longer one beside it, and file systems take 255."
+            f"The name {name[:40] + '...'!r} has {len(os.fsencode(name))} bytes. "
+            f"Nothing was written; choose one of {_MAX_NAME} at most: a longer one is "
+            "needed beside it until the end, and file systems take 255."
         )
     stem, lock = "", None
     # From its first line, as Ctrl-C may come at any.
