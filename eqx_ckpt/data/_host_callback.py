@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.core import Tracer
 from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree, UInt32
@@ -44,8 +45,12 @@ class Host:
         assert self._source is not None
         return self._source
 
+    @property
+    def is_open(self) -> bool:
+        return self._source is not None
+
     def check_open(self) -> None:
-        if self._source is None:
+        if not self.is_open:
             raise RuntimeError("The loader is closed. Make a new one.")
 
     def close(self) -> None:
@@ -82,12 +87,54 @@ class Host:
 _open: weakref.WeakValueDictionary[int, Host] = weakref.WeakValueDictionary()
 
 
-def _host(number: int, _: Any = None) -> Host:
+def _host(number: int) -> Host:
     """The host of this number, which is closed if nobody has it any more."""
     return _open.get(number) or Host(None, number)
 
 
-jtu.register_pytree_node(Host, lambda host: ((), host.number), _host)
+# A compiled function whose argument was closed is traced again, and finds that.
+jtu.register_pytree_node(
+    Host,
+    lambda host: ((), (host.number, host.is_open)),
+    lambda aux, _: _host(aux[0]) if aux[1] else Host(None, aux[0]),
+)
+
+
+class DeviceRows:
+    """The arrays of a loader on a device, which it can release; a PyTree of them."""
+
+    def __init__(self, arrays: PyTree) -> None:
+        self.arrays = arrays
+
+    def release(self) -> None:
+        self.arrays = None
+
+    def check_are_arguments(self, other: PyTree) -> None:
+        """Raise if a program whose argument is `other` would keep a copy of them."""
+        # Under `vmap` alone, there is no program, so that a new array is not traced.
+        if (
+            _is_traced(other)
+            and not _is_traced(self.arrays)
+            and _is_traced(jnp.zeros(()))
+        ):
+            raise ValueError(
+                "A compiled function closes over a loader with `on_device=True`, so "
+                "that the program would keep a copy of all rows. Pass the loader to it "
+                "as an argument, with `equinox.filter_jit`."
+            )
+
+    def take(self, numbers: Array) -> PyTree[Array]:
+        """Rows by their numbers; inside `jit`."""
+        return jax.tree.map(ft.partial(_taken, numbers), self.arrays)
+
+
+jtu.register_pytree_node(
+    DeviceRows, lambda rows: ((rows.arrays,), None), lambda _, found: DeviceRows(*found)
+)
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
 def _fill(number: int, context: Any, out: PyTree[Any], numbers: Any) -> None:
@@ -143,7 +190,7 @@ def _of_whole_bytes(dtype: Any) -> np.dtype:
     return dtype
 
 
-def taken(numbers: Array, array: Array) -> Array:
+def _taken(numbers: Array, array: Array) -> Array:
     """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
     kind = jax.typeof(array).sharding
     sharding = None

@@ -1,6 +1,5 @@
 """Batches of a source, in an order that is a function of the cursor alone."""
 
-import functools as ft
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, NamedTuple
 
@@ -12,7 +11,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from ._batching import Batching
 from ._cursor import Block, Cursor, NOT_FETCHED
-from ._host_callback import gather, Host, taken
+from ._host_callback import DeviceRows, gather, Host
 from ._order import Order
 from ._prefetch import batches, checked_sharding
 from ._row_sources import check_count, is_a, is_integer, Source
@@ -41,8 +40,9 @@ class Loader(eqx.Module):
     """Draws batches from a source; its only state is an [`eqx_ckpt.data.Cursor`][].
 
     A loader does not change. It may be closed over by a jitted function, or be one of
-    its arguments. The order of the rows is integer arithmetic on the cursor, done
-    inside `jit` (the page on data names the methods): equal cursors give equal batches.
+    its arguments; with `on_device`, only the latter. The order of the rows is integer
+    arithmetic on the cursor, done inside `jit` (the page on data names the methods):
+    equal cursors give equal batches.
 
     !!! example
 
@@ -70,7 +70,7 @@ class Loader(eqx.Module):
     """
 
     host: Host
-    arrays: PyTree[Array] | None
+    arrays: DeviceRows | None
     batching: Batching = eqx.field(static=True)
     cache: int = eqx.field(static=True)
 
@@ -118,7 +118,8 @@ class Loader(eqx.Module):
         if max(count, batch_size * (cache + 1)) >= 2**31:
             raise ValueError("A loader numbers its rows with 31 bits.")
         self.host = Host(source)
-        self.arrays = source.on_device
+        arrays = source.on_device
+        self.arrays = None if arrays is None else DeviceRows(arrays)
         self.batching = Batching(source.rows, int(batch_size), order)
         self.cache = int(cache)
 
@@ -274,7 +275,7 @@ class Loader(eqx.Module):
 
         The last carry, and the results, stacked along a new first axis.
         """
-        self.host.check_open()
+        self._check_rows(jnp.zeros(()))
         return _map(self, fn, carry)
 
     def zeros(self) -> PyTree[Array]:
@@ -285,26 +286,33 @@ class Loader(eqx.Module):
         )
 
     def close(self) -> None:
-        """Release the source and what it holds, such as open files.
+        """Release the data and what the source holds, such as open files.
 
         After that, drawing is an error, also in compiled programs. May be called twice.
         A loader that nobody uses any more is released without it.
         """
         self.host.close()
+        if self.arrays is not None:
+            self.arrays.release()
 
     def fetch(self, numbers: Array) -> PyTree[Array]:
         """Rows by their numbers; inside `jit`."""
         if self.arrays is None:
             return gather(self.host, numbers)
-        return jax.tree.map(ft.partial(taken, numbers), self.arrays)
+        return self.arrays.take(numbers)
 
     def info_of(self, mask: Any) -> Info:
         """The `Info` of batches with a mask."""
         count = mask.sum(-1, dtype=np.int32)
         return Info(mask, count, self.batching.batch_size, self.batching.rows.total)
 
-    def _check(self, cursor: Cursor) -> None:
+    def _check_rows(self, other: PyTree) -> None:
         self.host.check_open()
+        if self.arrays is not None:
+            self.arrays.check_are_arguments(other)
+
+    def _check(self, cursor: Cursor) -> None:
+        self._check_rows(cursor)
         if not is_a(Cursor, cursor):
             raise TypeError(
                 f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."

@@ -1,6 +1,7 @@
 """Sources of rows: arrays, and anything with `len` and `[i]`."""
 
 import abc
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,17 @@ class Source(abc.ABC):
 
     - `rows`: their number, and how they are stored.
     - `like`: one row, as a PyTree of `jax.ShapeDtypeStruct`s.
-    - `on_device`: arrays with all rows, if they are on a device.
     - `is_quick`: whether reading a row takes about as long as copying it.
     """
 
     rows: Rows
     like: PyTree[jax.ShapeDtypeStruct]
-    on_device: PyTree[Array] | None = None
     is_quick = False
+
+    @property
+    def on_device(self) -> PyTree[Array] | None:
+        """Arrays with all rows, if they have to be on a device."""
+        return None
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
@@ -92,7 +96,8 @@ class ArraySource(Source):
         """**Arguments:**
 
         - `on_device`: put the arrays on the default device, if they fit there; then
-            batches are taken without the host.
+            batches are taken without the host. Pass the loader to compiled functions as
+            an argument.
         - `**arrays`: NumPy or JAX arrays, or memory maps, with the same first axis. A
             batch is a dictionary of these names.
 
@@ -108,11 +113,14 @@ class ArraySource(Source):
         }
         self.rows = Rows(common_length({n: a.shape for n, a in arrays.items()}))
         check_flag("on_device", on_device)
+        self._is_on_device = on_device
+        # Loaders hold them, so that they are freed when the last one is closed.
+        self._put: weakref.WeakValueDictionary[str, Array] = (
+            weakref.WeakValueDictionary()
+        )
         if on_device:
-            self.on_device = {
-                name: jnp.asarray(narrowed(array, as_in_jax(array.dtype)))
-                for name, array in arrays.items()
-            }
+            for array in arrays.values():
+                narrowed(array, as_in_jax(array.dtype))
         else:
             arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._arrays = arrays
@@ -120,6 +128,18 @@ class ArraySource(Source):
             name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
             for name, array in arrays.items()
         }
+
+    @property
+    def on_device(self) -> dict[str, Array] | None:
+        if not self._is_on_device:
+            return None
+        found = {}
+        for name, array in self._arrays.items():
+            there = self._put.get(name)
+            if there is None:
+                there = jnp.asarray(narrowed(array, as_in_jax(array.dtype)))
+            found[name] = self._put[name] = there
+        return found
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {

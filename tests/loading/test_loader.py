@@ -37,15 +37,15 @@ def small(count: int = 10, **kwargs) -> data.ArraySource:
 def drawn(loader, cursor, n) -> np.ndarray:
     """The rows of the next batches, by `next` in a scan."""
 
-    @jax.jit
-    def run(cursor):
+    @eqx.filter_jit
+    def run(loader, cursor):
         def step(cursor, _):
             cursor, batch = loader.next(cursor)
             return cursor, batch["i"]
 
         return jax.lax.scan(step, cursor, length=n)
 
-    return np.asarray(run(cursor)[1])
+    return np.asarray(run(loader, cursor)[1])
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,10 @@ def test_the_data_are_freed(on_device, end):
         """A source whose life can be followed."""
 
     source = Large(on_device=on_device, i=np.arange(10))
-    life = weakref.ref(source)
+    lives = [weakref.ref(source)]
     loader = data.Loader(source, 2, cache=2)
+    lives += map(weakref.ref, jax.tree.leaves(loader))
+    assert len(lives) == 1 + on_device
     step = eqx.filter_jit(lambda loader, cursor: loader.next(cursor))
     cursor, _ = step(loader, loader.start())
     cursor, _ = loader.next(cursor)
@@ -216,30 +218,74 @@ def test_the_data_are_freed(on_device, end):
         del loader
     # The thread of an iterator may still hold a batch.
     deadline = time.monotonic() + 30
-    while life() is not None and time.monotonic() < deadline:
+    while any(life() is not None for life in lives) and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)
-    assert life() is None
+    assert not any(life() is not None for life in lives)
 
 
+def test_loaders_share_the_arrays_of_a_source():
+    source = small(on_device=True)
+    first, second = data.Loader(source, 2), data.Loader(source, 5)
+    (i, x), others = jax.tree.leaves(first), jax.tree.leaves(second)
+    assert i is others[0]
+    assert x is others[1]
+    first.close()
+    assert second.next(second.start())[1]["i"].shape == (5,)
+    lives = weakref.ref(i), weakref.ref(x)
+    second.close()
+    del i, x, others
+    gc.collect()
+    assert [life() for life in lives] == [None, None]
+    third = data.Loader(source, 5, order="sequential")
+    assert third.next(third.start())[1]["i"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("cache", [1, 2])
-def test_a_compiled_program_does_not_draw_after_close(cache):
-    loader = data.Loader(small(), 2, cache=cache)
-    draw = jax.jit(lambda cursor: loader.next(cursor))
+def test_a_compiled_program_does_not_draw_after_close(cache, on_device):
+    loader = data.Loader(small(on_device=on_device), 2, cache=cache)
+    draws = [
+        eqx.filter_jit(lambda it, cursor: it.next(cursor)),
+        eqx.filter_jit(lambda it, cursor: it.block(cursor, 2)),
+        eqx.filter_jit(lambda it, _: it.map(lambda carry, *_: (carry, None), 0)),
+    ]
     cursor = loader.start()
-    for _ in range(cache):
-        cursor, batch = draw(cursor)
-    jax.block_until_ready(batch)
+    for draw in draws:
+        jax.block_until_ready(draw(loader, cursor))
+    closing_over = jax.jit(lambda cursor: loader.next(cursor))
+    if not on_device:
+        for _ in range(cache):
+            cursor, batch = closing_over(cursor)
+        jax.block_until_ready(batch)
     loader.close()
-    by_jax = jax.errors.JaxRuntimeError, ValueError
-    with pytest.raises(by_jax, match="The loader is closed"):
-        jax.block_until_ready(draw(cursor))
+    for draw in draws:
+        with pytest.raises(RuntimeError, match="The loader is closed"):
+            draw(loader, cursor)
+    if not on_device:
+        by_jax = jax.errors.JaxRuntimeError, ValueError
+        with pytest.raises(by_jax, match="The loader is closed"):
+            jax.block_until_ready(closing_over(cursor))
     for use in (loader.next, loader.iterate, lambda c: loader.block(c, 2)):
         with pytest.raises(RuntimeError, match="is closed"):
             use(cursor)
     with pytest.raises(RuntimeError, match="is closed"):
         loader.map(lambda carry, *_: (carry, None), 0)
     loader.close()
+
+
+def test_no_program_keeps_the_arrays_of_a_loader():
+    loader = data.Loader(small(on_device=True), 2)
+    cursor = loader.start()
+    for draw in (
+        loader.next,
+        lambda cursor: loader.block(cursor, 2),
+        lambda _: loader.map(lambda carry, *_: (carry, None), 0),
+    ):
+        with pytest.raises(ValueError, match="closes over a loader with `on_device"):
+            jax.jit(draw)(cursor)
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), cursor)
+    assert jax.vmap(loader.next)(many)[1]["i"].shape == (2, 2)
 
 
 def test_map_does_not_hold_the_number_of_each_row():
@@ -353,7 +399,8 @@ def test_map_counts_each_row_once(on_device, cache):
         assert batch["x"].shape == (100, 64)
         return seen.at[batch["i"]].add(mask), mask.sum()
 
-    seen, counts = jax.jit(lambda: loader.map(count, jnp.zeros(1797, int)))()
+    whole = eqx.filter_jit(lambda it: it.map(count, jnp.zeros(1797, int)))
+    seen, counts = whole(loader)
     assert np.array_equal(seen, np.ones(1797))
     assert counts.tolist() == 17 * [100] + [97]
     assert loader.map(count, jnp.zeros(1797, int))[1].tolist() == counts.tolist()

@@ -3,6 +3,7 @@
 import functools as ft
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,8 +106,7 @@ def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axe
                     cursor, batch, info = loader.next(cursor, info=True)
                     found.append((batch["i"], info.mask))
             case "scan", n:
-                made_of = count, order, size, cache, kind
-                cursor, (rows, masks) = scan_of(made_of, n)(cursor)
+                cursor, (rows, masks) = scan(loader, cursor, n)
                 found = [*zip(rows, masks, strict=True)]
             case "block", k:
                 cursor, rows, infos = loader.block(cursor, k, info=True)
@@ -146,12 +146,10 @@ def seen_rows(seen, batch, mask):
     return seen.at[batch["i"]].add(mask), None
 
 
-@ft.cache
-def scan_of(made_of: tuple, n: int):
-    loader = loader_of(*made_of)
-
+@eqx.filter_jit
+def scan(loader, cursor, n: int):
     def step(cursor, _):
         cursor, batch, info = loader.next(cursor, info=True)
         return cursor, (batch["i"], info.mask)
 
-    return jax.jit(lambda cursor: jax.lax.scan(step, cursor, length=n))
+    return jax.lax.scan(step, cursor, length=n)
