@@ -99,7 +99,9 @@ class LeafRecord(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of data that a restore reads, without checksums."""
-        return math.prod(self.data_shape) * self.itemsize if self.is_array else 0
+        if self.kind not in ARRAY_KINDS:
+            return 0
+        return math.prod(self.data_shape) * SIZES[self.data_type]
 
     @property
     def itemsize(self) -> int:

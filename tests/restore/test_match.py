@@ -276,6 +276,8 @@ def calls_in_explaining(like):
         nonlocal count
         count += event == "call" and frame.f_code.co_filename.startswith(package)
 
+    # What is cached depends on the tests before, and on the versions.
+    str(eqx_ckpt.match(PATH, like))
     before = sys.getprofile()
     sys.setprofile(count_calls)
     try:
@@ -285,7 +287,7 @@ def calls_in_explaining(like):
     return count
 
 
-@pytest.mark.parametrize(("name", "most"), [("model", 20), ("net", 16)])
+@pytest.mark.parametrize(("name", "most"), [("model", 17), ("net", 11)])
 def test_a_leaf_takes_few_calls_to_plan_however_many_there_are(name, most):
     counts = []
     for n in (200, 600):

@@ -111,7 +111,7 @@ class Match:
         return all(leaf.is_harmless for leaf in self.leaves.values())
 
     def __str__(self) -> str:
-        counts = Counter(leaf.status for leaf in self.leaves.values())
+        counts = Counter([leaf.status for leaf in self.leaves.values()])
         summary = (
             ", ".join(f"{n} {status}" for status, n in counts.items()) or "no leaf"
         )

@@ -55,7 +55,7 @@ def similar(missing: Iterable[str], names: Iterable[str]) -> dict[str, tuple[str
     All that were renamed together are found; of the others, the first ones are.
     """
     asked = [name for name in missing if len(name) <= _LONGEST][:_MOST_NAMES]
-    known = sorted(name for name in names if len(name) <= _LONGEST)[:_MOST_NAMES]
+    known = sorted([name for name in names if len(name) <= _LONGEST])[:_MOST_NAMES]
     if not known:
         return {}
     found: dict[str, tuple[str, ...]] = {}

@@ -207,7 +207,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
 
 def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
     direct = sum(
-        r.record.nbytes for r in reads if r.origin is None or not r.is_computed
+        [r.record.nbytes for r in reads if r.origin is None or not r.is_computed]
     )
     return direct + sum(part.nbytes for part in parts)
 
@@ -225,8 +225,6 @@ def _placed(
 
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
     """A missing leaf, which may keep its value from `like` if it has one."""
-    if match.status != "missing" or request.missing == "raise":
-        return match
     if request.answer("missing", leaf.name) == "raise":
         return match
     has_value = not any(map(_has_no_value, jtu.tree_leaves(leaf.leaf)))
@@ -259,7 +257,9 @@ def _missing(
     """A leaf that the checkpoint does not have, or that `where` does not pick."""
     if picked:
         value, match = _without_record(leaf, manifest)
-        return value, _kept(match, leaf, request)
+        if match.status == "missing" and request.missing != "raise":
+            match = _kept(match, leaf, request)
+        return value, match
     if is_transient(leaf.leaf):
         return leaf.leaf.fresh(), LeafMatch("kept", leaf.leaf.note(), "nothing")
     now = describe_like(leaf.leaf) or fingerprint(leaf.leaf)
@@ -298,7 +298,8 @@ def _unexpected(
     return {
         name: LeafMatch(
             "unexpected"
-            if request.answer("unexpected", name) == "raise"
+            if request.unexpected == "raise"
+            or request.answer("unexpected", name) == "raise"
             else "ignored",
             "`None`" if name in absent else "nothing",
             manifest.leaves[name],
