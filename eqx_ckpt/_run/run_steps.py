@@ -169,10 +169,10 @@ class Run:
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.readable_or_not()))
-        steps = f"The steps there are {there}." if there else "There are no steps."
-        why = "" if there else f" {self.explain()}".rstrip()
+        steps = f"The steps there are {there}." if there else self.explain()
         return CheckpointNotFoundError(
-            f"No committed checkpoint at {self.location(step)}. {steps}{why}"
+            f"No committed checkpoint at {self.location(step)}. "
+            f"{steps or 'There are no steps.'}"
         )
 
     def idle(self, step: int) -> int:

@@ -216,6 +216,16 @@ def test_leaves_and_parts_that_are_not_there(run, ask, name, problem):
     assert problem in text
 
 
+@pytest.mark.parametrize("text", ["q/é", "q/e\u0301", "Q/%C3%A9"])
+def test_a_name_as_a_person_writes_it(tmp_path, ask, text):
+    tree = {"q": {"é": np.ones(3), "w": np.ones(2), "e": np.ones(1)}}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    for line in (["show"], ["tree"], ["stats"]):
+        said = ask(*line, tmp_path / "c", text)
+        assert said[0] == 2
+        assert "Did you mean 'q/%C3%A9'?" in said[1]
+
+
 def test_stats(tmp_path, ask, data):
     tree = {"ok": np.ones(3), "bad": np.array([1, np.nan, -np.inf]), "x": np.ones(9)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
@@ -352,11 +362,13 @@ def test_rm(run, ask):
         (["verify", "none"], "No committed checkpoint"),
         (["ls", "a run", "--mode", "least"], "'least'"),
         (["ls", "ftp://x/y"], "not supported"),
+        (["ls", "s3://a..b/c"], "at 'a..b/c/': Invalid"),
         (["look"], "No such command"),
         (["ls"], "RUN"),
         (["rm", "a run", "one"], "integer. Try `"),
         (["rm", "a run", "--", "-1"], "-1 is not a step"),
-        (["rm", "a run/000001", "1"], "There are no steps. It is one checkpoint"),
+        (["rm", "a run/000001", "1"], "/000001'. It is one checkpoint"),
+        (["rm", "none", "1"], "There are no steps."),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -253,6 +253,8 @@ def test_what_is_no_prefix(path, tree):
 def test_a_function_that_returns_no_sharding(path, tree):
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="was returned for it"):
         eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=lambda n, s: P("x"))
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="called with the leaf's name"):
+        eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=lambda: None)
 
 
 def test_on_one_device_with_nothing_but_the_path(path, tree):

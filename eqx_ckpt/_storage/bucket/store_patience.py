@@ -75,7 +75,7 @@ def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
         },
         context(),
     )
-    asking = wait_for(ts.KvStore.open(store, context=own), store["driver"]).read("@")
+    asking = wait_for(ts.KvStore.open(store, context=own), where).read("@")
     try:
         wait_for(asking, where, LAST_PATIENCE)
     except (ConnectionError, TimeoutError):

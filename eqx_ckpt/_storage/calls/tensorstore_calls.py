@@ -110,7 +110,17 @@ def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
 
     used = own_context() if "base" in spec else context()
     used = used if retries else _without_retries()
-    return wait_for(ts.KvStore.open(spec, context=used), spec["driver"])
+    where = _location(spec.get("base", spec))
+    try:
+        opening = ts.KvStore.open(spec, context=used)
+    except ValueError as e:
+        raise translated(e, where) from None
+    return wait_for(opening, where)
+
+
+def _location(spec: KvSpec) -> str:
+    bucket = f"{spec['bucket']}/" if "bucket" in spec else ""
+    return f"{bucket}{spec.get('path', '')}" or spec["driver"]
 
 
 def value_of(found: Any, name: str) -> bytes | None:

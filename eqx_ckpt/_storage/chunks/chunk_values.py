@@ -126,7 +126,7 @@ class ChunkValues(Chunks):
 
     def _value(self, key: str, future: Any) -> bytes | Problem:
         try:
-            found = value_of(self.place.wait_for(future, key), key)
+            found = value_of(self.place.wait_for(future, key), self.place.url(key))
         except CorruptCheckpointError as e:
             return Problem(str(e))
         # A lost value is empty in a database, and missing in other stores.
@@ -152,7 +152,7 @@ class ChunkValues(Chunks):
         store = open_kvstore(self.spec)
         for key, future in [(key, store.read(key)) for key in keys]:
             try:
-                yield value_of(self.place.wait_for(future, key), key)
+                yield value_of(self.place.wait_for(future, key), self.place.url(key))
             except CorruptCheckpointError as e:
                 yield e
 
@@ -222,7 +222,7 @@ class _Requests(Target):
 
     def _wait(self) -> None:
         future, key, nbytes, since = self._writing.popleft()
-        check_written(self._place.wait_for(future, key), key)
+        check_written(self._place.wait_for(future, key), self._place.url(key))
         self._nbytes -= nbytes
         self._window.arrived(nbytes, since)
 

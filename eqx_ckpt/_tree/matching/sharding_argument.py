@@ -125,7 +125,8 @@ def _asked(
     except Exception as e:
         raise LeafMismatchError(
             f"The function for the shardings raised `{type(e).__name__}` for leaf "
-            f"{name!r}, {struct.dtype}{list(struct.shape)}: {e}"
+            f"{name!r}, {struct.dtype}{list(struct.shape)}: {e}. It is called with "
+            "the leaf's name, and a `jax.ShapeDtypeStruct` of it."
         ) from e
 
 

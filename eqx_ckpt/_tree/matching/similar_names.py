@@ -7,6 +7,9 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+from unicodedata import normalize
+
+from ..._format.leaf_names import encode_component
 
 
 # Suggestions are for a reader, and the names may be a stranger's.
@@ -186,11 +189,22 @@ def _ends(name: str) -> Iterator[int]:
 def instead_of(name: str, names: Sequence[str]) -> str:
     """What may be meant by a name that is not there, or what is there."""
     below = [other for other in names if other.startswith(f"{name}/")]
-    if nearest := below[:3] or Index(names).nearest(name):
+    if nearest := below[:3] or _spelled(name, names) or Index(names).nearest(name):
         return did_you_mean(nearest)
     shown = [repr(other) for other in names if len(other) <= _LONGEST][:3]
     shown += ["..."] if len(names) > len(shown) else []
     return f" There is {', '.join(shown)}." if names else " It has no leaves."
+
+
+def _spelled(name: str, names: Sequence[str]) -> list[str]:
+    """Names that have other characters escaped, or differ in letter case alone."""
+    meant = {
+        "/".join(encode_component(normalize(form, part), False) for part in parts)
+        for form in ("NFC", "NFD")
+        for parts in [name.split("/")]
+    }
+    found = [other for other in names if other in meant]
+    return found or [other for other in names if other.lower() == name.lower()][:3]
 
 
 def did_you_mean(names: Sequence[str]) -> str:
