@@ -20,7 +20,7 @@ TREE = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
 # By what there is to say of them, which the tests know.
 KINDS = {
     "whole": "checkpoint database compressed link safetensors shards npz flax orbax "
-    "levanter run/000002 two_words_ü foreign",
+    "levanter run/000002 two_words_ü foreign index orbax_run",
     "recording": "recording",
     "run": "run run_misnamed run_database run_link run_damaged run_lost "
     "run_no_manifest recording/states",
@@ -29,8 +29,8 @@ KINDS = {
     "unreadable": "damaged_manifest cut_manifest cut_record cut.npz cut.safetensors "
     "cut_orbax",
     "nameless": "model.eqx added bare lines.eqx array.npy numbered",
-    "nothing": "of_eqx both zero_bytes text pickle archive.zip empty_folder "
-    "other_files hidden/.c loop dangling fifo missing checkpoint/w "
+    "nothing": "of_eqx of_npz two_files both zero_bytes text pickle archive.zip "
+    "empty_folder other_files hidden/.c loop dangling fifo missing checkpoint/w "
     "checkpoint/zarr.json recording/samples items run_file/000009",
 }
 KIND = {name: kind for kind, names in KINDS.items() for name in names.split()} | {
@@ -64,6 +64,7 @@ def make(root):
     _recording(root / "recording")
     for name, to in (("safetensors", None), ("npz", None), ("flax", None)):
         eqx_ckpt.interop.convert(root / "checkpoint", root / name, to=to or name)
+    _folders(root)
     (root / "shards").mkdir()
     eqx_ckpt.interop.convert(
         root / "checkpoint", root / "shards/model.safetensors", strict=True
@@ -74,6 +75,7 @@ def make(root):
     if importlib.util.find_spec("orbax") is not None:
         eqx_ckpt.interop.to_orbax(root / "checkpoint", root / "orbax")
         _items(root / "items")
+        _orbax_run(root / "orbax_run")
     _levanter(root / "levanter")
     if importlib.util.find_spec("flatbuffers") is not None:
         from jax.experimental.array_serialization import pytree_serialization
@@ -143,6 +145,26 @@ def _damaged(root):
         cut.append("cut_orbax/_METADATA")
     for name in cut:
         os.truncate(root / name, (root / name).stat().st_size - 30)
+
+
+def _folders(root):
+    """Folders of files of other formats, of which one or none is meant."""
+    for name in ("index", "of_npz", "two_files"):
+        (root / name).mkdir()
+    eqx_ckpt.interop.to_safetensors(
+        root / "checkpoint", root / "index/model.safetensors", max_shard_bytes=1
+    )
+    for i in range(2):
+        shutil.copy(root / "npz", root / f"of_npz/{i}.npz")
+        shutil.copy(root / "safetensors", root / f"two_files/{i}.safetensors")
+
+
+def _orbax_run(path):
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(path) as manager:
+        for step in (1, 2):
+            manager.save(step, args=ocp.args.StandardSave(TREE))
 
 
 def _items(path):

@@ -99,6 +99,8 @@ SAID = {
         for name in ("model.eqx", "added", "bare", "lines.eqx")
     },
     "of_eqx": "It holds '(lines|model).eqx'. It is a file of Equinox",
+    "of_npz": "It holds '[01].npz'. It seems to be an archive of NumPy",
+    "two_files": "has '0.safetensors', '1.safetensors': pass one of them",
     "both": "both 'both' and 'both.eqx', which is what Equinox opens",
     "array.npy": f"is an array of NumPy, which {NAMELESS}",
     "numbered": "numbers the leaves.*`--like MODULE:NAME`",
@@ -152,7 +154,15 @@ def expected(command, name):
 
 
 # In which there might be one some day.
-NO_RUNS = ("other_files", "shards", "run_file", "of_eqx")
+NO_RUNS = (
+    "other_files",
+    "shards",
+    "run_file",
+    "index",
+    "of_eqx",
+    "of_npz",
+    "two_files",
+)
 # Whose steps are not all whole.
 OF_RUNS = ("run_damaged", "run_lost", "run_no_manifest", "run_misnamed")
 OF_A_RECORDING = ("rm", "recording/states")
@@ -187,7 +197,7 @@ def said(places, monkeypatch, capsys, tmp_path):
 
 
 def skip_what_is_not_there(there, name):
-    made = "orbax" if name in ("cut_orbax", "items") else name
+    made = "orbax" if name in ("cut_orbax", "items", "orbax_run") else name
     if made in ("orbax", "numbered") and made not in there:
         pytest.skip("the package that writes it is not installed")
 
