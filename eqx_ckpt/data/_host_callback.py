@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
+from jax.custom_batching import custom_vmap
 from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree, UInt32
@@ -191,10 +192,41 @@ def _of_whole_bytes(dtype: Any) -> np.dtype:
 
 
 def _taken(numbers: Array, array: Array) -> Array:
-    """Rows of an array; on a mesh of `Explicit` axes, sharded as their numbers are."""
-    kind = jax.typeof(array).sharding
-    sharding = None
-    if kind.spec[0] is not None:
-        spec = PartitionSpec(*jax.typeof(numbers).sharding.spec, *kind.spec[1:])
-        sharding = NamedSharding(kind.mesh, spec)
+    """Rows of an array."""
+    is_sharded = any(jax.typeof(array).sharding.spec)
+    take = _taken_on_mesh if is_sharded else _taken_at
+    return take(numbers, array)
+
+
+def _taken_at(numbers: Array, array: Array, sharding: Any = None) -> Array:
     return array.at[numbers].get(mode="promise_in_bounds", out_sharding=sharding)
+
+
+def _taken_sharded(numbers: Array, array: Array) -> Array:
+    """Rows of an array on `Explicit` axes, sharded as their numbers and as the array.
+
+    An axis that shards the numbers cannot shard the rows too. With a rule of its own,
+    `vmap` adds its axis to the numbers, so that all of their axes are known here.
+    """
+    mesh, spec = jax.typeof(array).sharding.mesh, jax.typeof(array).sharding.spec
+    first = jax.typeof(numbers).sharding.spec
+    used = {name for axis in first for name in _names(axis)}
+    rest = [None if used & {*_names(axis)} else axis for axis in spec[1:]]
+    kept = NamedSharding(mesh, PartitionSpec(spec[0], *rest))
+    array = jax.sharding.reshard(array, kept)
+    return _taken_at(numbers, array, NamedSharding(mesh, PartitionSpec(*first, *rest)))
+
+
+def _taken_of_all(size: int, is_batched: Any, *args: Array) -> tuple[Array, bool]:
+    if is_batched[1]:
+        raise ValueError("A loader was passed through `vmap`. Pass only its cursors.")
+    return _taken_on_mesh(*args), True
+
+
+_taken_on_mesh = custom_vmap(_taken_sharded)
+_taken_on_mesh.def_vmap(_taken_of_all)
+
+
+def _names(axis: Any) -> tuple[str, ...]:
+    """The axes of a mesh that shard one dimension."""
+    return axis if isinstance(axis, tuple) else () if axis is None else (axis,)

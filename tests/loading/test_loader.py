@@ -322,11 +322,32 @@ def test_on_a_mesh(kind, cache):
         cursor, _ = there.next(there.start(2))
         found = np.asarray(there.next(cursor)[1]["x"])
         assert np.array_equal(found[:, 0] // 4, expected[2])
-    x = jax.device_put(jnp.arange(48.0).reshape(12, 4), rows)
-    there = data.Loader(data.ArraySource(on_device=True, x=x), 4, cache=cache)
-    draw_there = eqx.filter_jit(lambda it, cursor: jax.vmap(it.next)(cursor))
-    found = np.asarray(draw_there(there, draw_there(there, stacked)[0])[1]["x"])
-    assert np.array_equal(found[:, :, 0] // 4, expected)
+        draw_there = eqx.filter_jit(lambda it, cursor: jax.vmap(it.next)(cursor))
+        found = np.asarray(draw_there(there, draw_there(there, stacked)[0])[1]["x"])
+        assert np.array_equal(found[:, :, 0] // 4, expected)
+
+
+KINDS = AxisType.Auto, AxisType.Explicit
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(KINDS, KINDS)], ids=str)
+def test_rows_and_cursors_on_the_same_axes(kinds):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), kinds)
+    x = np.arange(48.0, dtype=np.float32).reshape(12, 4)
+    first = data.Loader(data.ArraySource(x=x), 4)
+    seeds = [first.start(seed) for seed in range(4)]
+    expected = np.stack([first.next(cursor)[1]["x"] for cursor in seeds])
+    draw = eqx.filter_jit(lambda it, cursor: jax.vmap(it.next)(cursor))
+    for chains, rows in (
+        (jax.P("b"), jax.P("a", "b")),
+        (jax.P("a"), jax.P(None, ("a", "b"))),
+        (jax.P(("a", "b")), jax.P("b", "a")),
+    ):
+        there = jax.device_put(x, NamedSharding(mesh, rows))
+        loader = data.Loader(data.ArraySource(on_device=True, x=there), 4)
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *seeds)
+        stacked = jax.device_put(stacked, NamedSharding(mesh, chains))
+        assert np.array_equal(draw(loader, stacked)[1]["x"], expected)
 
 
 def test_a_sharding_that_does_not_fit_is_named():
