@@ -101,7 +101,7 @@ def _for_chains(
     def with_all(*args: Any) -> _Chains:
         place = _place_of(args[0].count, sharding)
         if place is None:
-            return function(*args, 1)
+            return function(args[0], *map(_gathered, args[1:]), 1)
         return _on_each_device(function, place.mesh, place.spec[0], args)
 
     def batched(size: int, is_batched: Any, *args: Any) -> tuple[Any, Any]:
@@ -128,7 +128,9 @@ def _on_each_device(
     replicas = mesh.size // math.prod(mesh.shape[name] for name in names)
     spec = P(axes)
     if AxisType.Explicit in mesh.axis_types:
-        place = NamedSharding(mesh, spec)
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        typed = tuple(name for name in names if kinds[name] == AxisType.Explicit)
+        place = NamedSharding(mesh, P(typed or None))
         if jax.__version_info__ < (0, 10):
             # Its `shard_map` fails inside of `vmap` here: one device sends all chains.
             whole = NamedSharding(mesh, P())
@@ -157,6 +159,18 @@ def _place_of(count: Array, sharding: NamedSharding | None) -> NamedSharding | N
         return None
     around = jax.sharding.get_abstract_mesh()
     return None if AxisType.Manual in around.axis_types else sharding
+
+
+def _gathered(tree: Any) -> Any:
+    """Arrays that no `Explicit` axis shards, as those of the recorder."""
+
+    def whole(array: Array) -> Array:
+        sharding: Any = jax.typeof(array).sharding
+        if not any(sharding.spec):
+            return array
+        return jax.sharding.reshard(array, NamedSharding(sharding.mesh, P()))
+
+    return jax.tree.map(whole, tree)
 
 
 def _pieces(rows: Array) -> list[Array]:
