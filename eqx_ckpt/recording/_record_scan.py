@@ -58,8 +58,8 @@ def record_scan(
     - `commit_every`: commit the samples and the state at least once in this many steps,
         or in `thin` steps if that is more. 0: only at the end.
     - `commit_every_seconds`: commit about once in this many seconds, measured by the
-        time that the steps take, or in two samples if that is more; 0: after each
-        sample.
+        time that the steps take, or in two or three samples if that is more; 0: after
+        each sample.
 
     **Returns:**
 

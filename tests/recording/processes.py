@@ -11,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 
+from . import draws
+
 
 CHAINS, BLOCK = 4, 5
 LIKE = {"x": np.zeros(2, np.float32), "n": np.int32(0)}
@@ -22,9 +24,11 @@ def reference(blocks: int) -> dict[str, Any]:
     return {"x": np.float32(n[..., None] + np.array([0, 0.5])), "n": n}
 
 
-def shared(data: np.ndarray) -> jax.Array:
-    """Sharded over the chains, on the devices of all processes."""
-    place = NamedSharding(Mesh(np.array(jax.devices()), ("chains",)), P("chains"))
+def shared(data: Any) -> jax.Array:
+    """Sharded over the chains, if they are an axis, on the devices of all processes."""
+    mesh = Mesh(np.array(jax.devices()), ("chains",))
+    place = NamedSharding(mesh, P("chains") if np.ndim(data) else P())
+    data = np.asarray(data)
     return jax.make_array_from_callback(data.shape, place, lambda index: data[index])
 
 
@@ -86,17 +90,6 @@ def many_of(block: int) -> tuple[np.ndarray, np.ndarray]:
     return draws + 1000 * chains, (draws + chains) % 4 > 0
 
 
-def go_on(
-    path: str, like: Any, chains: int, block: Any, state: Any, after: int
-) -> None:
-    """Record a block in a recording that was begun by others; see test_model.py."""
-    with eqx_ckpt.Recording(path, like, chains=chains) as recording:
-        if state is not None:
-            assert recording.resume({"n": 0}) == {"n": state}
-        recording.extend(jax.tree.map(shared, block))
-        recording.commit({"n": after})
-
-
 def scan(path: str) -> None:
     def step(state: Any, _: None) -> Any:
         n = state
@@ -146,3 +139,62 @@ def caught(path: str, which: str) -> str:
     except eqx_ckpt.CheckpointError as e:
         return str(e)
     return ""
+
+
+def perform(
+    path: str,
+    chains: int,
+    operations: list[tuple[Any, ...]],
+    log: str = "",
+    deadline: float = 60.0,
+) -> list[str]:
+    """Open a recording, and do all of this; see test_model.py.
+
+    Each operation that commits, and returns, adds a byte to the file `log`.
+
+    **Returns:**
+
+    What each operation has raised, or "".
+    """
+    errors: list[str] = []
+    recording = eqx_ckpt.Recording(
+        path, draws.LIKE, chains=chains, chunk_bytes=48, deadline=deadline
+    )
+    for name, *args in operations:
+        try:
+            _perform(recording, name, *args)
+        except eqx_ckpt.CheckpointError as e:
+            errors.append(str(e))
+        else:
+            errors.append("")
+            if log and name in ("commit", "scan", "close"):
+                with open(log, "a") as file:
+                    file.write(".")
+    return errors
+
+
+def _perform(recording: eqx_ckpt.Recording, name: str, *args: Any) -> None:
+    if name == "resume":
+        (state,) = args
+        found = recording.resume(jax.tree.map(lambda x: x * 0, state))
+        jax.tree.map(np.testing.assert_array_equal, found, state)
+    elif name == "extend":
+        (block,) = args
+        recording.extend(jax.tree.map(shared, block))
+    elif name == "append":
+        (sample,) = args
+        recording.append(jax.tree.map(shared, sample))
+    elif name == "commit":
+        recording.commit(*args)
+    elif name == "scan":
+        first, count, options = args
+        state = draws.begin_scan(first, recording.chains)
+        state = jax.tree.map(shared, state)
+        eqx_ckpt.record_scan(draws.step, recording, state, count, **options)
+    elif name == "read":
+        (block,) = args
+        jax.tree.map(np.testing.assert_array_equal, recording.read(), block)
+    elif name == "close":
+        recording.close()
+    elif name == "die" and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)

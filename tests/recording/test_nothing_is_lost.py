@@ -48,38 +48,6 @@ def test_the_end_raises_what_failed_in_a_program(tmp_path):
     assert Recording.open(path).committed is None
 
 
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("count", [9, 10, 11, 12, 13, 16, 17, 40])
-def test_what_fits_is_kept_of_a_program(tmp_path, count, with_state):
-    def run():
-        with Recording(tmp_path, LIKE, max_samples=10) as recording:
-            recorder = jax.jit(saves, static_argnums=1)(recording.recorder(block=4), 2)
-            recorder = recorder.flush()
-            if with_state:
-                recording.commit({"n": 2})
-            run = jax.jit(saves, static_argnums=(1, 2))
-            run(recorder, count - 2, 2).flush()
-            if with_state:
-                recording.commit({"n": count})
-
-    if count <= 10:
-        run()
-    else:
-        with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 10"):
-            run()
-    assert read(tmp_path) == list(range(min(count, 10)))
-
-
-def test_no_state_is_committed_after_a_gap(tmp_path):
-    with Recording(tmp_path, LIKE, max_samples=3) as recording:
-        with pytest.raises(eqx_ckpt.CheckpointError, match="is full"):
-            recording.extend({"x": np.arange(5, dtype=np.float32)})
-        with pytest.raises(eqx_ckpt.CheckpointError, match="lacks samples before"):
-            recording.commit({"n": 5})
-        recording.commit()
-    assert read(tmp_path) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("every", [0, 5])
 @pytest.mark.parametrize("keep", [None, lambda state, _: state % 3 != 0])
 def test_a_scan_that_fills_a_recording_can_go_on(tmp_path, every, keep):
@@ -96,46 +64,6 @@ def test_a_scan_that_fills_a_recording_can_go_on(tmp_path, every, keep):
         assert recording.steps == state
         record_scan(step, recording, state, 40 - recording.steps, **options)
     assert read(tmp_path) == numbers
-
-
-@pytest.mark.parametrize("thin", [1, 3])
-@pytest.mark.parametrize(("every", "block"), [(7, None), (50, 20), (60, 7), (1, None)])
-def test_commit_every_holds(tmp_path, every, block, thin):
-    committed = []
-
-    def watched(n, _):
-        jax.debug.callback(
-            lambda: committed.append(Recording.open(tmp_path).committed or 0)
-        )
-        return step(n, None)
-
-    with Recording(tmp_path, LIKE) as recording:
-        length = 120
-        record_scan(
-            watched, recording, 0, length, thin=thin, block=block, commit_every=every
-        )
-    # A block runs while the previous one is recorded.
-    for taken, safe in enumerate(committed):
-        assert taken - safe * thin < max(every, thin)
-
-
-def test_commit_every_seconds_holds_for_slow_steps(tmp_path):
-    ages, times = [], {}
-
-    def slow():
-        threading.Event().wait(0.01)
-        found = Recording.open(tmp_path).committed or 0
-        times.setdefault(found, len(ages))
-        ages.append(len(ages) - found)
-
-    def watched(n, _):
-        jax.debug.callback(slow, ordered=True)
-        return step(n, None)
-
-    with Recording(tmp_path, LIKE) as recording:
-        record_scan(watched, recording, 0, 100, commit_every_seconds=0.2)
-    assert len(times) > 4
-    assert max(ages) < 60
 
 
 def test_programs_whose_samples_are_slow_to_compute(tmp_path):
@@ -157,25 +85,6 @@ def test_programs_whose_samples_are_slow_to_compute(tmp_path):
         run(recording.recorder(block=1), jnp.zeros(200_000))
     found = Recording.open(tmp_path).read()["x"]
     np.testing.assert_allclose(found[:, 0], np.arange(8), atol=1e-3)
-
-
-@pytest.mark.parametrize("chains", [None, 3])
-def test_a_commit_names_flush(tmp_path, chains):
-    sample = {"x": jnp.float32(1) if chains is None else jnp.ones(chains)}
-    save = jax.jit(lambda recorder: recorder.save(sample))
-    with Recording(tmp_path, LIKE, chains=chains) as recording:
-        recorder = recording.recorder(block=4)
-        recording.commit({"n": 0})
-        recorder = save(recorder)
-        for state in (None, {"n": 1}):
-            with pytest.raises(eqx_ckpt.CheckpointError, match=r"recorder\.flush\(\)"):
-                recording.commit(state)
-        recorder = recorder.flush()
-        recording.commit({"n": 1})
-        for _ in range(4):  # A whole block.
-            recorder = save(recorder)
-        recording.commit({"n": 5})
-        assert recording.committed == 5
 
 
 @pytest.mark.parametrize("then", ["commits", "ends"])
@@ -201,15 +110,6 @@ def test_a_recording_goes_on_after_a_commit_that_failed(tmp_path, then):
         with pytest.raises(eqx_ckpt.CheckpointError, match=words):
             record()
         assert read(tmp_path) == list(range(8))
-
-
-def test_the_end_names_flush(tmp_path):
-    with (
-        pytest.raises(eqx_ckpt.CheckpointError, match=r"lacks its last samples.*flush"),
-        Recording(tmp_path, LIKE) as recording,
-    ):
-        jax.jit(saves, static_argnums=1)(recording.recorder(block=4), 11)
-    assert read(tmp_path) == list(range(8))
 
 
 def test_samples_that_never_left_the_device_are_missed(tmp_path):
@@ -286,11 +186,3 @@ def test_appending_while_a_program_records(tmp_path):
     found = Recording.open(tmp_path).read()["x"]
     expected = [n for n in range(1, 601) for _ in range(1 + (n % 200 == 0))]
     assert found.tolist() == [expected] * 4
-
-
-def test_samples_after_the_end_are_refused(tmp_path):
-    run = jax.jit(saves, static_argnums=1)
-    with Recording(tmp_path, LIKE) as recording:
-        recorder = run(recording.recorder(block=4), 8)
-    assert run(recorder, 8).failed
-    assert read(tmp_path) == list(range(8))

@@ -175,16 +175,6 @@ def test_a_program_is_compiled_once(tmp_path):
     assert sum(traced[traced.index(0) :]) == 1
 
 
-def test_more_than_max_samples(tmp_path):
-    recording = Recording(tmp_path, LIKE, max_samples=25)
-    with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 25"):
-        record_scan(step, recording, start(), 60, block=10)
-    recording.close()
-    found = Recording.open(tmp_path)
-    assert found.committed == 25
-    np.testing.assert_array_equal(found.read()["theta"], expected(25)[1]["theta"])
-
-
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

@@ -1,6 +1,6 @@
 """How many samples a scan computes at a time, and when it commits."""
 
-import time
+from time import monotonic as clock
 from typing import NamedTuple
 
 from ._recording_team import Team
@@ -43,7 +43,7 @@ class Pace:
         self._least = 1 if every.seconds == 0 else min(2, self._most)
         self.rows = self._most if every.seconds is None else self._least
         self.steps = 0
-        self._committed = self._mark = time.monotonic()
+        self._committed = self._mark = clock()
         # The first block of each size is compiled, so its time says nothing.
         self._is_new = True
         self._seconds = 0.0
@@ -63,7 +63,7 @@ class Pace:
 
     def finished(self, rows: int) -> None:
         """Note that so many samples were computed since this was last called."""
-        now = time.monotonic()
+        now = clock()
         if rows == self.rows:
             if not self._is_new:
                 self._seconds = (now - self._mark) / rows
@@ -86,7 +86,7 @@ class Pace:
 
     def _decided(self, seconds: float) -> tuple[int, bool]:
         rows = self._wanted(seconds)
-        waited = time.monotonic() - self._committed
+        waited = clock() - self._committed
         # One block may be running, and another one is next.
         due = waited + 2 * rows * self._seconds >= seconds
         # To compile takes time.
@@ -103,5 +103,5 @@ class Pace:
     def committed(self) -> int:
         """Begin to count again; return the steps since the last commit."""
         steps, self.steps = self.steps, 0
-        self._committed = self._mark = time.monotonic()
+        self._committed = self._mark = clock()
         return steps

@@ -25,6 +25,7 @@ from ._sample_leaves import (
     fitting,
     kept_of,
     on_host,
+    room_of,
     rows_of,
     to_stored,
 )
@@ -179,13 +180,15 @@ class Log(Taker):
             if self._failed() is not None:
                 return False
             most = self._max_samples
-            taken = count if most is None else int(most - self._taken[chain])
+            fits = count
+            if most is not None:
+                fits = min(count, int(room_of(self._taken[chain], most)))
             self._queue(
                 [
                     _Rows(
                         columns,
                         chain,
-                        to_stored(array[: max(0, taken)], leaf.record)[None],
+                        to_stored(array[:fits], leaf.record)[None],
                         None,
                     )
                     for leaf, columns, array in zip(
@@ -193,10 +196,10 @@ class Log(Taker):
                     )
                 ]
             )
-            self._taken[chain] += min(taken, count)
-            if taken < count:
+            self._taken[chain] += fits
+            if fits < count:
                 self._overflow()
-            return taken >= count
+            return fits == count
 
     def _overflow(self) -> None:
         self._has_overflowed = True
@@ -237,13 +240,19 @@ class Log(Taker):
         parts = self.team.gather(f"commit {number}", lambda: self._settled(ready))
         record = merged(self.record, parts, steps, self.where)
         if state is not None:
-            # If this fails, nothing has changed, and `commit` can be called again.
-            path, deadline = self._place.states.path(number), self.team.deadline
-            tree_serialise_leaves(path, state, deadline=deadline)
+            self._save_state(number, state)
             record = dataclasses.replace(record, state=number)
         with self._fatal():
             self._place.commit(record)
             self._committed()
+
+    def _save_state(self, number: int, state: PyTree) -> None:
+        """If this fails, nothing has changed, and `commit` can be called again."""
+        path, deadline = self._place.states.path(number), self.team.deadline
+        try:
+            tree_serialise_leaves(path, state, deadline=deadline)
+        except OSError as e:
+            raise explained(e, "", self._place.safety(), self.where) from e
 
     def _check_is_whole(self, *, has_state: bool) -> None:
         """Raise if the samples so far are not all that the program has recorded."""

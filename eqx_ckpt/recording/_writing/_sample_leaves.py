@@ -38,12 +38,17 @@ def kept_of(
         keep = np.broadcast_to(keep, shape)
     if most is None:
         return keep, np.zeros(len(taken), bool)
-    wanted = taken + counts_of(keep, draws)
-    full = wanted > most
+    room = room_of(taken, most)
+    full = counts_of(keep, draws) > room
     if not full.any():
         return keep, full
     keep = np.ones(shape, bool) if keep is None else keep
-    return keep & (keep.cumsum(1) <= (most - taken)[:, None]), full
+    return keep & (keep.cumsum(1) <= room[:, None]), full
+
+
+def room_of(taken: Any, most: int) -> Any:
+    """How many draws fit; a recording may have more than `most` from earlier."""
+    return np.maximum(most - taken, 0)
 
 
 def fitting(keep: np.ndarray | None, taken: np.ndarray, draws: int, most: int) -> int:
