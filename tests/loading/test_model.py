@@ -7,11 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, HealthCheck, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding
 
 import eqx_ckpt
 from eqx_ckpt import data
+from eqx_ckpt.data._order import Rows, rows
 
 
 COUNTS = (7, 12)
@@ -32,11 +34,13 @@ def loader_of(count: int, order: str, size: int, cache: int, kind: str) -> data.
 
 @ft.cache
 def epoch_of(count: int, order: str, seed: int, epoch: int) -> list[int]:
-    """The rows of an epoch, in one batch: `test_order` holds that none is lost."""
-    loader = data.Loader(data.ArraySource(i=np.arange(count)), count, order=order)
-    cursor, epochs = loader.start(seed), jnp.uint32(epoch)
-    cursor = data.Cursor(cursor.seed, epochs, cursor.position, cursor.block)
-    return loader.block(cursor, 1)[1]["i"][0].tolist()
+    """The rows of an epoch, by NumPy."""
+    words = np.uint32(seed), np.uint32(epoch)
+    name = "shuffle" if order == "epochs" else order
+    found = rows(name, Rows(count), *words, np.arange(count, dtype=np.uint32))
+    if order != "independent":
+        assert sorted(found.tolist()) == list(range(count))
+    return found.tolist()
 
 
 class Expected:
@@ -77,6 +81,8 @@ OPERATIONS = st.one_of(
         st.sampled_from(("array", "on device", "random access")),
     ),
     st.tuples(st.just("map")),
+    st.tuples(st.just("start"), st.integers(0, 2)),
+    st.tuples(st.just("close")),
 )
 
 
@@ -122,8 +128,14 @@ def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axe
                 drawn = [*itertools.islice(batches, n)]
                 cursor = drawn[-1][0]
                 found = [(batch["i"], info.mask) for _, batch, info in drawn]
-            case "save", size, cache:
+            case "save", other, cache:
                 path = tmp_path / "c"
+                if other != size:
+                    # Without a restore that accepts it, it is another loader's.
+                    refusing = loader_of(count, order, other, cache, kind)
+                    with pytest.raises(ValueError, match=f"batch_size={size} "):
+                        refusing.next(cursor)
+                size = other
                 eqx_ckpt.tree_serialise_leaves(path, cursor, overwrite=True)
                 loader = loader_of(count, order, size, cache, kind)
                 like = loader.start(accept_any=True)
@@ -134,8 +146,18 @@ def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axe
             case "other", cache, kind:
                 loader = loader_of(count, order, size, cache, kind)
             case ("map",):
-                seen, _ = loader.map(seen_rows, jnp.zeros(count, int))
+                seen, numbers = loader.map(seen_rows, jnp.zeros(count, int))
                 assert seen.tolist() == [1] * count
+                assert numbers.ravel()[:count].tolist() == list(range(count))
+            case "start", seed:
+                cursor, expected = loader.start(seed), Expected(count, order, seed)
+            case ("close",):
+                loader.close()
+                loader_of.cache_clear()
+                for use in (loader.next, ft.partial(loader.block, k=1), loader.iterate):
+                    with pytest.raises(RuntimeError, match="is closed"):
+                        use(cursor)
+                loader = loader_of(count, order, size, cache, kind)
         for rows, mask in found:
             assert counting(rows, mask) == expected.batch(size), (number, operation)
         at = int(cursor.epoch), int(cursor.position)
@@ -143,7 +165,7 @@ def test_a_sequence_of_draws(tmp_path, count, order, size, seed, operations, axe
 
 
 def seen_rows(seen, batch, mask):
-    return seen.at[batch["i"]].add(mask), None
+    return seen.at[batch["i"]].add(mask), batch["i"]
 
 
 @eqx.filter_jit
