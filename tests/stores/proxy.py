@@ -226,13 +226,22 @@ class Line:
         self.longest = 0.0
 
     def __call__(self, exchange: Exchange) -> None:
+        self._carry(exchange, len(exchange.body))
+        passed(exchange)
+
+    def back(self, exchange: Exchange) -> None:
+        """The same, for replies."""
+        reply = exchange.forward()
+        self._carry(exchange, len(reply.body))
+        exchange.reply(reply)
+
+    def _carry(self, exchange: Exchange, nbytes: int) -> None:
         with self._lock:
             now = time.monotonic()
-            self._free = max(self._free, now) + len(exchange.body) / self._rate
+            self._free = max(self._free, now) + nbytes / self._rate
             wait = self._free - now
             self.longest = max(self.longest, wait * self._rate)
         exchange.server.stopping.wait(wait)
-        passed(exchange)
 
 
 def stale() -> Callable[[Exchange], None]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Container
+from concurrent.futures import ThreadPoolExecutor as Pool
 from dataclasses import replace
 from typing import Any
 
@@ -339,6 +340,27 @@ def test_another_commits_between_a_read_and_a_list(place, overwrite: bool) -> No
     assert debris(place) == set()
 
 
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_nothing_is_replaced_by_what_is_not_whole(place, layout) -> None:
+    """Somebody deletes a new object before the commit, which does not look at it."""
+    assert save(place, 1, layout=layout) is None
+    kept = keys(place)
+
+    def lose(exchange: proxy.Exchange) -> None:
+        place.proxy.rules.clear()
+        new = keys(place) - kept
+        chunk = "/d/" if layout == "ocdbt" else "/c."
+        bucket_at(place.url).delete([next(key for key in new if chunk in key)])
+        proxy.passed(exchange)
+
+    method = "POST" if place.url.startswith("gs:") else "PUT"
+    place.proxy.add(lose, method, TARGETS["manifest"])
+    error = save(place, 2, overwrite=True, layout=layout)
+    assert "is not whole any more: " in said(error)
+    assert found(place) == 1
+    assert kept <= keys(place)
+
+
 def test_a_store_without_conditions(s3):
     s3.proxy.add(proxy.unconditional)
     for overwrite in (False, True):
@@ -408,27 +430,50 @@ def in_a_process(url: str, setting: str) -> str:
     return done.stdout or done.stderr
 
 
+@pytest.mark.parametrize("users", [1, 4])
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
-def test_a_slow_line_behind_a_hop_that_buffers(s3, layout, monkeypatch):
-    """No more waits there than the line carries before a request is sent again."""
-    rate = 4e6
+def test_a_slow_line_behind_a_hop_that_buffers(s3, users, layout, monkeypatch):
+    """No more waits there than the line carries before a request is sent again.
+
+    That is said of all saves of a process together, and of all restores.
+    """
+    rate, own = 4e6, 400_000
     monkeypatch.setattr(window, "FIRST", int(rate))
+    monkeypatch.setattr(window, "OWN", own)
     monkeypatch.setattr(window, "SLOW", 0.2)
     monkeypatch.setattr(window, "SECONDS", 1.0)
-    s3.proxy.add(line := proxy.Line(rate), "PUT")
-    with small_chunks(500_000):
-        state = {"w": np.arange(2e6)}
-        eqx_ckpt.tree_serialise_leaves(s3.url, state, layout=layout)
-    assert line.longest <= 1.5 * rate
-    eqx_ckpt.verify(s3.url)
+    state = {"w": np.arange(2e6 / users)}
+
+    def save_one(user: int) -> None:
+        eqx_ckpt.tree_serialise_leaves(f"{s3.url}/{user}", state, layout=layout)
+
+    def restore_one(user: int) -> None:
+        assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/{user}", state), state)
+
+    bound = 1.1 * rate + users * own
+    s3.proxy.add(there := proxy.Line(rate), "PUT")
+    s3.proxy.add((back := proxy.Line(rate)).back, "GET")
+    with small_chunks(300_000), Pool(users) as pool:
+        for work in (save_one, restore_one):
+            assert len([*pool.map(work, range(users))]) == users
+    assert there.longest <= bound, there.longest / rate
+    assert back.longest <= bound, back.longest / rate
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_slow_line_for_a_minute(s3, layout):
+    """Four saves, none of which gets more than a quarter of it."""
     s3.proxy.add(proxy.Line(1e6), "PUT")
-    eqx_ckpt.tree_serialise_leaves(s3.url, {"w": np.arange(9e6)}, layout=layout)
-    eqx_ckpt.verify(s3.url)
+    state = {"w": np.arange(9e6 / 4)}
+
+    def save_one(user: int) -> None:
+        eqx_ckpt.tree_serialise_leaves(f"{s3.url}/{user}", state, layout=layout)
+
+    with Pool(4) as pool:
+        assert len([*pool.map(save_one, range(4))]) == 4
+    for user in range(4):
+        eqx_ckpt.verify(f"{s3.url}/{user}")
     sent = [r.path for r in s3.proxy.found("PUT") if "manifest" not in r.path]
     assert len(sent) < 1.5 * len({*sent})
 

@@ -117,7 +117,7 @@ class BucketAttempt(Attempt):
                 )
             raise
         if self._old.value is not None:
-            self._remove_old(self._old.value)
+            self._remove_old(self._old.value, publishing, manifest)
 
     def _check_data(self, publishing: publication.Publication, manifest: bytes) -> None:
         """Raise if a manager has removed the data before it saw the manifest.
@@ -137,11 +137,24 @@ class BucketAttempt(Attempt):
                 return
         raise CheckpointError(f"A manager is removing {self._place}.")
 
-    def _remove_old(self, old: bytes) -> None:
+    def _remove_old(
+        self, old: bytes, publishing: publication.Publication, manifest: bytes
+    ) -> None:
+        """Delete what was replaced, if the new data are seen to be whole."""
         try:
-            remove_data(self._target, old)
+            leaves = from_bytes(manifest, str(self._target)).leaves
+            problem = missing_surely(self.chunks, leaves)
+            if not problem:
+                remove_data(self._target, old)
+                return
         except (OSError, CheckpointError) as e:
             logger.warning("Could not delete what was replaced: %s", e)
+            return
+        publishing.take_back()
+        raise CheckpointError(
+            f"What was written below {self._place} is not whole any more: {problem}. "
+            f"Nothing was saved, and {self._target} is what it was; save again."
+        )
 
     def __exit__(
         self,

@@ -237,8 +237,8 @@ class OrphanSweeper:
     def _is_in_use(self, prefix: str) -> bool:
         """Whether a manifest refers to an attempt, as far as that is not certain.
 
-        Beside a manifest whose own data are gone, every attempt counts: it may be the
-        only copy.
+        Beside a manifest whose own data are not whole, every attempt counts: it may be
+        the only copy.
         """
         key, root = _manifest_of(prefix), prefix.partition("/")[2]
         head = self._run.read(key, HEAD_BYTES)
@@ -249,10 +249,10 @@ class OrphanSweeper:
         manifest = self._run.read(key)
         try:
             named = root if manifest is None else from_bytes(manifest, prefix).root
+            place = self._run / prefix.removesuffix(root)
+            return named == root or bool(problem_of(place))
         except CheckpointError:
             return True  # Damaged: its data may still be useful.
-        step = prefix.removesuffix(root)
-        return named == root or not (self._run / f"{step}{named}").list_keys()
 
     def _remove(self, prefix: str) -> None:
         """Delete an attempt, unless it is committed meanwhile.

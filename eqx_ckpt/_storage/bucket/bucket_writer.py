@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..._errors import CheckpointError
+from ..calls.send_window import Mark, window_of
 from ..calls.threads import start
 from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
 from ..interface.sure_reads import listed_and_missing, TRIES
@@ -41,7 +42,7 @@ _TRIES = 5
 _ANY = b""
 
 
-# Bytes of values whose writes are not waited for.
+# Bytes of values whose writes are not waited for, at most.
 _MAX_IN_FLIGHT = 48 * 2**20
 
 
@@ -49,6 +50,7 @@ class _Write(NamedTuple):
     key: str
     value: bytes
     future: Any
+    since: Mark
 
 
 class BucketWriter(SoleWriter):
@@ -62,6 +64,7 @@ class BucketWriter(SoleWriter):
         self._absent = _ANY
         self._writing: deque[_Write] = deque()
         self._nbytes = 0
+        self._window = window_of(place.spec, "to")
         # That of a process that has joined is held by another one.
         self._lease: _Lease | None = None
 
@@ -77,6 +80,9 @@ class BucketWriter(SoleWriter):
         self._absent = absent.version
 
     def release(self) -> None:
+        self._writing.clear()
+        self._window.given_up(self._nbytes)
+        self._nbytes = 0
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end()
@@ -153,10 +159,16 @@ class BucketWriter(SoleWriter):
                 self._finish()
 
     def _begin(self, key: str, value: bytes, version: bytes) -> None:
-        while self._writing and self._nbytes + len(value) > _MAX_IN_FLIGHT:
+        while self._writing and not self._has_room(len(value)):
             self._finish()
-        self._writing.append(_Write(key, value, self._write(key, value, version)))
+        since = self._window.send(len(value))
         self._nbytes += len(value)
+        future = self._write(key, value, version)
+        self._writing.append(_Write(key, value, future, since))
+
+    def _has_room(self, nbytes: int) -> bool:
+        fits = self._nbytes + nbytes <= _MAX_IN_FLIGHT
+        return fits and self._window.has_room(nbytes, self._nbytes)
 
     def _write(self, key: str, value: bytes, version: bytes) -> Any:
         condition = version if self._conditions and version != _ANY else None
@@ -166,13 +178,20 @@ class BucketWriter(SoleWriter):
         return self._place.wait_for(future).generation
 
     def _finish(self) -> None:
-        """Wait for the oldest write.
+        """Wait for the oldest write."""
+        oldest = self._writing.popleft()
+        try:
+            self._settle(*oldest[:3])
+        finally:
+            self._nbytes -= len(oldest.value)
+            self._window.arrived(len(oldest.value), oldest.since)
+
+    def _settle(self, key: str, value: bytes, future: Any) -> None:
+        """Wait for a write.
 
         It is refused if a request of a dead writer has arrived since, or if its own
         answer was lost. As long as the lease is ours, it is written over that.
         """
-        key, value, future = self._writing.popleft()
-        self._nbytes -= len(value)
         for _ in range(_TRIES):
             written = self._wait(future)
             if written:

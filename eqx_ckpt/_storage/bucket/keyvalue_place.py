@@ -68,7 +68,7 @@ class KeyValues(Storage):
     database: ClassVar[DatabaseOptions] = DatabaseOptions(
         read={
             "experimental_read_coalescing_threshold_bytes": 2**20,
-            "experimental_read_coalescing_merged_bytes": 32 * 2**20,
+            "experimental_read_coalescing_merged_bytes": 8 * 2**20,
             "experimental_read_coalescing_interval": "1ms",
         },
         write={

@@ -2,11 +2,13 @@
 
 A large object over a slow connection takes long; a store that has died must not block
 the program. TensorStore does not distinguish the two: it gives up a request after 90
-seconds, and a save makes many. So a store that does not respond is sent a small
-request. If it does not answer that either, the operation fails.
+seconds, and a save makes many. So a store that answers no request is sent a small one.
+If it does not answer that either, the operation fails.
 """
 
 import logging
+import math
+import time
 from typing import Any
 
 from ..calls.tensorstore_calls import context, KvSpec, wait_for
@@ -15,7 +17,8 @@ from ..calls.tensorstore_calls import context, KvSpec, wait_for
 logger = logging.getLogger("eqx_ckpt")
 
 
-# Seconds: for a request, until the store is asked whether it is there; and for that.
+# Seconds: without an answer to any request, until the store is asked whether it is
+# there; and for that.
 PROBE_AFTER = 20.0
 
 
@@ -28,6 +31,10 @@ _RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "2s"}
 # Those that were not there when they were asked last. Whoever cleans up after that, or
 # begins something else, asks first.
 _silent: set[tuple[object, ...]] = set()
+
+
+# When each of them has answered a request.
+_last_answer: dict[tuple[object, ...], float] = {}
 
 
 def wait_patiently(
@@ -46,11 +53,15 @@ def wait_patiently(
             waited += PROBE_AFTER
             if most is not None and waited >= most:
                 raise TimeoutError(f"Not done within {most:g} seconds ({where}).")
-            _ask(store, place, where)
+            # A small request may have to wait behind the large ones.
+            if time.monotonic() - _last_answer.get(place, -math.inf) > PROBE_AFTER:
+                _ask(store, place, where)
     except BaseException:
         future.cancel()  # Nobody is to try again when its caller has given up.
         raise
-    return wait_for(future, where)
+    found = wait_for(future, where)
+    _last_answer[place] = time.monotonic()
+    return found
 
 
 def _has_come(future: Any, seconds: float) -> bool:

@@ -1,12 +1,15 @@
-"""How much is sent to a store at a time.
+"""How much is on its way to a store, or from it, at a time.
 
-A hop on the way may take whole requests in at once, and forward them slowly. As seen
-from here, they then make no progress, and after `STALLED` seconds each is sent again.
-So no more is on its way than the line carries in a part of that time.
+A hop in between may take whole requests or replies in at once, and forward them slowly.
+As seen from here, they then make no progress, and after `STALLED` seconds each is sent
+again. So no more is on its way than the line carries in a part of that time. All saves
+of a process to one store share the line, and so do all restores.
 """
 
+import os
+import threading
 import time
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 # Seconds without a byte after which a request is sent again; after which one is slow;
@@ -20,15 +23,23 @@ SLOW = 5.0
 SECONDS = 15.0
 
 
-# Bytes, until it is known how fast the line is.
-FIRST = 48 * 2**20
+# Bytes, until it is known how fast the line is; of each save or restore, whatever the
+# others have on their way; and of all.
+FIRST = 24 * 2**20
+
+
+OWN = 8 * 2**20
+
+
+MOST = 256 * 2**20
 
 
 class Mark(NamedTuple):
-    """When something was sent, and how many bytes had arrived before."""
+    """When something was sent, how many bytes had arrived, and were on their way."""
 
     time: float
     arrived: int
+    on_the_way: int
 
 
 class Window:
@@ -37,22 +48,63 @@ class Window:
     **Attributes:**
 
     - `nbytes`: how many.
+    - `own`: how many of each save or restore, whatever the others have on their way.
     """
 
     def __init__(self, most: int) -> None:
+        self._lock = threading.Lock()
         self._most = most
-        self._arrived = 0
+        self._arrived = self._on_the_way = 0
         self.nbytes = min(FIRST, most)
+        self.own = min(OWN, most)
+
+    def has_room(self, nbytes: int, own: int) -> bool:
+        """Whether so many bytes may be sent by who has `own` bytes on their way."""
+        is_small = own == 0 or own + nbytes <= min(self.own, self.nbytes)
+        return is_small or self._on_the_way + nbytes <= self.nbytes
+
+    def send(self, nbytes: int) -> Mark:
+        """To be called before something is sent."""
+        with self._lock:
+            self._on_the_way += nbytes
+        return self.mark()
 
     def mark(self) -> Mark:
-        """To be taken when something is sent."""
-        return Mark(time.monotonic(), self._arrived)
+        """As of now, for what was announced by `send` and is only sent now."""
+        return Mark(time.monotonic(), self._arrived, self._on_the_way)
 
     def arrived(self, nbytes: int, since: Mark) -> None:
-        self._arrived += nbytes
-        seconds = time.monotonic() - since.time
-        if seconds > SLOW:
-            rate = (self._arrived - since.arrived) / seconds
-            self.nbytes = min(int(rate * SECONDS), self._most)
-        else:
-            self.nbytes = min(self.nbytes + nbytes, self._most)
+        with self._lock:
+            self._on_the_way -= nbytes
+            self._arrived += nbytes
+            seconds = time.monotonic() - since.time
+            if seconds > SLOW:
+                rate = (self._arrived - since.arrived) / seconds
+                self.nbytes = min(int(rate * SECONDS), self.nbytes)
+            elif 2 * since.on_the_way >= self.nbytes:
+                # Fewer bytes would say nothing about a line that is full.
+                self.nbytes = min(self.nbytes + nbytes, self._most)
+
+    def given_up(self, nbytes: int) -> None:
+        with self._lock:
+            self._on_the_way -= nbytes
+
+
+# By what a line leads to, and in which direction.
+_windows: dict[tuple[object, ...], Window] = {}
+
+
+os.register_at_fork(after_in_child=_windows.clear)
+
+
+def window_of(
+    spec: dict[str, Any], way: Literal["to", "from"], most: int = MOST
+) -> Window:
+    """The window of all that this process sends to a bucket, or gets from it.
+
+    What is in no bucket has no line to share, and a window of its own.
+    """
+    if "bucket" not in spec:
+        return Window(most)
+    line = (spec["driver"], spec.get("endpoint"), spec["bucket"], way)
+    return _windows.setdefault(line, Window(MOST))

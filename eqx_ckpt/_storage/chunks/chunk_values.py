@@ -15,15 +15,11 @@ from ..._format.chunk_grid import batches, chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.send_window import Mark, Window
+from ..calls.send_window import Mark, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
 from ..interface.chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
 from ..interface.place import ArrayWrite, Chunks, every_chunk, Storage
 from .chunk_codec import Piece, stored
-
-
-# Many requests at a time, because each has a long latency.
-_MAX_REQUESTED = 256 * 2**20
 
 
 # Maximum length of a key without the path and the leaf name, such as
@@ -109,14 +105,16 @@ class ChunkValues(Chunks):
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         """Ask for chunks, many at a time."""
-        store = open_kvstore(self.spec)
-        asked: deque[list[tuple[Wanted, Any]]] = deque()
-        for batch in batches(wanted, lambda one: max(one.chunk.nbytes, _LEAST), _BATCH):
-            asked.append([(one, store.read(one.chunk.key)) for one in batch])
-            if len(asked) > _MAX_REQUESTED // _BATCH:
-                yield from self._answered(asked.popleft())
-        while asked:
-            yield from self._answered(asked.popleft())
+        asking = _Asking(self)
+        try:
+            for batch in batches(wanted, _weight, asking.window.own):
+                while not asking.has_room(batch):
+                    yield from self._answered(asking.next())
+                asking.ask(batch)
+            while asking.is_open():
+                yield from self._answered(asking.next())
+        finally:
+            asking.end()
 
     def _answered(
         self, asked: Iterable[tuple[Wanted, Any]]
@@ -199,6 +197,55 @@ def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
     return batches(pieces, lambda piece: max(piece.array.nbytes, _LEAST), _BATCH)
 
 
+def _weight(wanted: Wanted) -> int:
+    return max(wanted.chunk.nbytes, _LEAST)
+
+
+class _Asking:
+    """Batches of chunks that were asked for, and may be on their way.
+
+    **Attributes:**
+
+    - `window`: of the line that they come over.
+    """
+
+    def __init__(self, chunks: ChunkValues) -> None:
+        self._store = open_kvstore(chunks.spec)
+        self.window = window_of(chunks.place.spec, "from")
+        self._asked: deque[tuple[list[tuple[Wanted, Any]], int, Mark]] = deque()
+        self._nbytes = 0
+
+    def has_room(self, batch: Sequence[Wanted]) -> bool:
+        return self.window.has_room(sum(map(_weight, batch)), self._nbytes)
+
+    def ask(self, batch: Sequence[Wanted]) -> None:
+        nbytes = sum(map(_weight, batch))
+        since = self.window.send(nbytes)
+        self._nbytes += nbytes
+        reading = [(one, self._store.read(one.chunk.key)) for one in batch]
+        self._asked.append((reading, nbytes, since))
+
+    def is_open(self) -> bool:
+        return bool(self._asked)
+
+    def next(self) -> Iterator[tuple[Wanted, Any]]:
+        """The oldest batch; it has arrived when all of it was taken."""
+        reading, nbytes, since = self._asked[0]
+        yield from reading
+        self._asked.popleft()
+        self._nbytes -= nbytes
+        self.window.arrived(nbytes, since)
+
+    def end(self) -> None:
+        """Give up what was not taken."""
+        for reading, *_ in self._asked:
+            for _, future in reading:
+                future.cancel()
+        self.window.given_up(self._nbytes)
+        self._asked.clear()
+        self._nbytes = 0
+
+
 class _Requests(Target):
     """Requests for values, many at a time."""
 
@@ -207,22 +254,23 @@ class _Requests(Target):
         self._store = open_kvstore(place.spec)
         self._writing: deque[tuple[Any, str, int, Mark]] = deque()
         self._nbytes = 0
-        self._window = Window(_MAX_REQUESTED)
+        self._window = window_of(place.spec, "to")
 
     def put(self, key: str, value: bytes) -> None:
-        while self._writing and self._nbytes + len(value) > self._window.nbytes:
+        while not self._window.has_room(len(value), self._nbytes):
             self._wait()
-        writing = self._store.write(key, value)
-        self._writing.append((writing, key, len(value), self._window.mark()))
+        since = self._window.send(len(value))
         self._nbytes += len(value)
+        self._writing.append((self._store.write(key, value), key, len(value), since))
 
     def finish(self) -> None:
         while self._writing:
             self._wait()
 
     def _wait(self) -> None:
-        future, key, nbytes, since = self._writing.popleft()
+        future, key, nbytes, since = self._writing[0]
         check_written(self._place.wait_for(future, key), self._place.url(key))
+        self._writing.popleft()
         self._nbytes -= nbytes
         self._window.arrived(nbytes, since)
 
@@ -230,3 +278,4 @@ class _Requests(Target):
         """Requests already sent may still land, under a prefix that is never reused."""
         for future, *_ in self._writing:
             future.cancel()
+        self._window.given_up(self._nbytes)

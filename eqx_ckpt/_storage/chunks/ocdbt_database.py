@@ -8,7 +8,7 @@ from fastcrc import crc32
 
 from ..._errors import CorruptCheckpointError
 from ..._format.leaf_record import LeafRecord
-from ..calls.send_window import Window
+from ..calls.send_window import window_of
 from ..calls.tensorstore_calls import (
     contradicts,
     KvSpec,
@@ -122,19 +122,21 @@ class _Transactions(Target):
         self._place = database.place
         self._store = self._bound = open_kvstore(database.new_spec)
         self._nbytes = 0
-        self._window = Window(self._place.database.max_transaction)
+        most = self._place.database.max_transaction
+        self._window = window_of(self._place.spec, "to", most)
         self._transaction: ts.Transaction | None = None
 
     def put(self, key: str, value: bytes) -> None:
         import tensorstore as ts
 
+        if not self._window.has_room(len(value), self._nbytes):
+            self.finish()
         if self._transaction is None:
             self._transaction = ts.Transaction(atomic=True)
             self._bound = self._store.with_transaction(self._transaction)
-        _wait_for_write(self._place, self._bound.write(key, value), key)
+        self._window.send(len(value))
         self._nbytes += len(value)
-        if self._nbytes > self._window.nbytes:
-            self.finish()
+        _wait_for_write(self._place, self._bound.write(key, value), key)
 
     def finish(self) -> None:
         if self._transaction is not None:
@@ -145,6 +147,7 @@ class _Transactions(Target):
         self._transaction, self._nbytes = None, 0
 
     def cancel(self) -> None:
+        self._window.given_up(self._nbytes)
         if self._transaction is not None:
             self._transaction.abort()
             if self._place.database.waits:
