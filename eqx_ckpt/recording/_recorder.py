@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from .._format.leaf_record import dtype_from_tag
 from .._format.sample_record import Leaf
 from ._arguments import check_positive
-from ._sample_buffer import put
+from ._sample_buffer import gathered, put
 from ._writing._sample_leaves import check_on_device, checked_keep, checked_samples
 from ._writing._sample_receiver import receive, Receiver, Taker
 
@@ -101,7 +101,7 @@ def _for_chains(
     def with_all(*args: Any) -> _Chains:
         place = _place_of(args[0].count, sharding)
         if place is None:
-            return function(args[0], *map(_gathered, args[1:]), 1)
+            return function(args[0], *map(gathered, args[1:]), 1)
         return _on_each_device(function, place.mesh, place.spec[0], args)
 
     def batched(size: int, is_batched: Any, *args: Any) -> tuple[Any, Any]:
@@ -159,18 +159,6 @@ def _place_of(count: Array, sharding: NamedSharding | None) -> NamedSharding | N
         return None
     around = jax.sharding.get_abstract_mesh()
     return None if AxisType.Manual in around.axis_types else sharding
-
-
-def _gathered(tree: Any) -> Any:
-    """Arrays that no `Explicit` axis shards, as those of the recorder."""
-
-    def whole(array: Array) -> Array:
-        sharding: Any = jax.typeof(array).sharding
-        if not any(sharding.spec):
-            return array
-        return jax.sharding.reshard(array, NamedSharding(sharding.mesh, P()))
-
-    return jax.tree.map(whole, tree)
 
 
 def _pieces(rows: Array) -> list[Array]:

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxtyping import Array, PyTree
 
 from .._format.sample_record import Leaf
@@ -22,6 +23,18 @@ def put(buffer: Array, sample: Any, index: Any) -> Array:
     # Without reshaping the buffer: XLA would copy all of it for each sample.
     lead = jnp.indices(index.shape, sparse=True) if index.ndim else ()
     return buffer.at[(*lead, index)].set(sample, mode="drop")
+
+
+def gathered(tree: Any) -> Any:
+    """Arrays that no `Explicit` axis shards, as those that collect them."""
+
+    def whole(array: Array) -> Array:
+        sharding: Any = jax.typeof(array).sharding
+        if not any(sharding.spec):
+            return array
+        return jax.sharding.reshard(array, NamedSharding(sharding.mesh, P()))
+
+    return jax.tree.map(whole, tree)
 
 
 class SampleBuffer(eqx.Module):
@@ -91,12 +104,12 @@ class SampleBuffer(eqx.Module):
         check_on_device(self._leaves)
         checked = checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]
-        keep = checked_keep(keep, (), ())
+        keep = gathered(checked_keep(keep, (), ()))
         index = jnp.where(keep, self.count, capacity)
         is_full = self.count == capacity
         buffers, structure = jax.tree.flatten(self.samples)
         samples = structure.unflatten(
-            put(buffer, jnp.asarray(x), index)
+            put(buffer, gathered(jnp.asarray(x)), index)
             for buffer, x in zip(buffers, checked.arrays, strict=True)
         )
         return eqx.tree_at(

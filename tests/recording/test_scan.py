@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import eqx_ckpt
 from eqx_ckpt import record_scan, Recording, SampleBuffer
@@ -244,6 +245,18 @@ def test_a_buffer_under_transformations():
     assert many.count.tolist() == [[4, 4], [4, 4]]
     assert many.samples["n"][1, 1].tolist() == [4, 6, 8, 10]
     assert many.samples["theta"].shape == (2, 2, 4, 3)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_buffer_of_sharded_samples(kind):
+    mesh = jax.make_mesh((4,), ("d",), (kind,), devices=jax.devices()[:4])
+    theta = np.arange(4.0, dtype=np.float32)
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    buffer = SampleBuffer({"theta": jnp.zeros(4)}, 3)
+    save = jax.jit(lambda buffer, theta: buffer.save({"theta": theta}))
+    for _ in range(2):
+        buffer = save(buffer, jax.device_put(theta, place))
+    np.testing.assert_array_equal(buffer.samples["theta"], [theta, theta, 0 * theta])
 
 
 def test_a_buffer_of_keys():
