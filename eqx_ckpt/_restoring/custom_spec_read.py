@@ -10,7 +10,7 @@ import numpy as np
 from .._errors import LeafMismatchError
 from .._format.dtype_names import is_numpys
 from .._format.leaf_record import scalar_from_text
-from .._tree.leaves.casting import Casting, would_narrow
+from .._tree.leaves.casting import Casting, dtype_of, would_narrow
 from .._tree.leaves.filter_spec import LeafReader, restored_by
 from .._tree.matching.sharding_argument import place
 from .._tree.plans.custom_match import check_returned
@@ -62,7 +62,7 @@ def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) ->
 
 def _narrows(read: Read) -> bool:
     becomes_jax = isinstance(read.like, jax.Array | jax.ShapeDtypeStruct)
-    return becomes_jax and would_narrow(read.record.dtype)
+    return becomes_jax and would_narrow(dtype_of(read.record))
 
 
 def _content(leaves: Leaves, read: Read) -> bytes:

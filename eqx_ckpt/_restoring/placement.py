@@ -12,7 +12,7 @@ from .._format.chunk_grid import distinct_regions, Region, whole
 from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._tree.leaves.leaf_kinds import describe
 from .._tree.matching.sharding_argument import automatic
-from .._tree.transform.transform_trace import without_mesh
+from .._tree.transform.transform_trace import undisturbed, without_nan_checks
 
 
 # The distinct regions to read, each with its devices.
@@ -88,7 +88,8 @@ def moved(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
         return leaf
     record = describe(leaf)
     if record is None or not leaf.is_fully_addressable:
-        return jax.device_put(leaf, sharding)
+        with without_nan_checks():
+            return jax.device_put(leaf, sharding)
     data = jax.random.key_data(leaf) if record.kind == "key" else leaf
     return on_devices(np.asarray(data), record, sharding)
 
@@ -117,13 +118,10 @@ def _as_weak(array: jax.Array) -> jax.Array:
         return array
     device = next(iter(home.addressable_devices))
     with (
-        without_mesh(),
+        undisturbed(),
         jax.default_device(device),
         jax.enable_x64(True),  # Its dtype may be wider than those of now.
         jax.disable_jit(False),
-        # A saved NaN is not an error of a computation.
-        jax.debug_nans(False),
-        jax.debug_infs(False),
     ):
         if not array.committed:
             return _to_weak(array.shape, array.dtype, device)(array)

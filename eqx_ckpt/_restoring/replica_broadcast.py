@@ -18,7 +18,7 @@ from jax.sharding import (
 from .._format.chunk_grid import Region, region_of
 from .._format.leaf_record import LeafRecord
 from .._storage.calls.host_memory import empty
-from .._tree.transform.transform_trace import without_mesh
+from .._tree.transform.transform_trace import undisturbed
 from .placement import Pieces
 
 
@@ -79,7 +79,7 @@ class Stack(NamedTuple):
                 for d, region in self._blocks()
             ],
         )
-        with without_mesh():
+        with undisturbed():
             return _sum(self.target, self.dtype)(whole)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from .._format.chunk_grid import whole
 from .._format.leaf_record import from_stored, SCALAR_KINDS
@@ -17,7 +17,7 @@ from .._tree.plans.match_leaf import of_type
 from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_argument import Derived
 from .._tree.transform.transform_parts import Part, parts_of, Read
-from .._tree.transform.transform_trace import without_mesh
+from .._tree.transform.transform_trace import undisturbed, without_nan_checks
 from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
 from .placement import dtype_of, finished
 from .transform_source import Transformed
@@ -84,9 +84,10 @@ class Leaves:
             return None
         sharding = read.place.sharding
         is_there = array.committed and sharding == array.sharding
-        return (
-            array if sharding is None or is_there else jax.device_put(array, sharding)
-        )
+        if sharding is None or is_there:
+            return array
+        with without_nan_checks():
+            return jax.device_put(array, sharding)
 
     def _computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
         if self._report:
@@ -122,7 +123,7 @@ def compute(part: Part, arrays: dict[int, Any]) -> dict[int, Any]:
         return {read.position: _nothing_here(read) for read in part.outputs}
     inputs = [arrays.pop(read.position) for read in part.inputs]
     try:
-        with without_mesh():
+        with undisturbed():
             # The next part is not read before the inputs of this one are dropped.
             results = jax.block_until_ready(_compiled(part)(part.constants, inputs))
     except Exception as e:
@@ -166,11 +167,21 @@ def _as_wanted(result: jax.Array, read: Read) -> Any:
             # XLA chose the sharding.
             chosen: Any = result.sharding
             sharding = NamedSharding(read.place.target, chosen.spec)
-        if sharding is not None and sharding != result.sharding:
-            result = jax.device_put(result, sharding)
+        if sharding is not None and not _is_on(sharding, result):
+            with without_nan_checks():
+                result = jax.device_put(result, sharding)
         is_as_it_was = is_key(result) or result.weak_type == read.becomes.weak_type
         return result if is_as_it_was else finished(result, read.becomes)
     host = cast(np.array(result), read)
     if read.becomes.kind in SCALAR_KINDS:
         return of_type(read.like, host.item(), read.becomes.kind)
     return finished(host, read.becomes)
+
+
+def _is_on(sharding: Sharding, leaf: jax.Array) -> bool:
+    """Whether a leaf has a sharding, which JAX may spell in another way for keys."""
+    there: Any = leaf.sharding
+    if there == sharding or not (is_key(leaf) and isinstance(sharding, NamedSharding)):
+        return there == sharding
+    same_mesh = getattr(there, "mesh", None) == sharding.mesh
+    return same_mesh and there.is_equivalent_to(sharding, leaf.ndim)

@@ -1,82 +1,120 @@
 """Compare cells with the oracle: a cell is a saved leaf and a `like` for it."""
 
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
 import eqx_ckpt
 
 from .exact import difference
+from .likes import NONE
 from .oracle import outcome, Value
-from .ways import Call, Tree
 
 
+Tree = dict[str, Any]
 # An error names each of so many leaves.
 _MANY = 15
-_FEW = 5
+
+
+class Call(NamedTuple):
+    """A restore and the match for it, both of `(source, like, **how)`.
+
+    Attributes after `match` say what is special about this way in.
+    """
+
+    restore: Callable[..., Any]
+    match: Callable[..., eqx_ckpt.Match] | None
+    takes_sharding: bool = True
+    # Whether one error names all leaves.
+    names_all: bool = True
+    # What `like` is for the restore; `NONE` if it cannot be there.
+    sees: Callable[[Any], Any] = lambda like: like
+    outcome: Callable[..., Value | str] = outcome
+    # Where a leaf that goes to the default device is instead.
+    settles: Callable[[Value, Any], Value] = lambda value, saved: value
+    # What `match` says in place of a status.
+    says: Callable[[str, Any], str] = lambda status, saved: status
+
+
+class Route(NamedTuple):
+    """A way in: a source, the leaves that it has, and how they are restored."""
+
+    source: Any
+    seen: Tree
+    call: Call
 
 
 def differences(
-    source: Any,
-    seen: Tree,
-    like: Tree,
-    call: Call,
-    casting: str = "no",
-    sharding: Any = None,
+    route: Route, like: Tree, casting: str = "no", sharding: Any = None
 ) -> list[str]:
-    """The cells that are not what they should be, and how they differ.
-
-    `seen` has the leaves that the source holds.
-    """
+    """The cells that are not what they should be, and how they differ."""
+    seen, call = route.seen, route.call
     like = {name: x for name, x in like.items() if name in seen}
     with warnings.catch_warnings():
         # As NumPy does, where a cast changes a value.
         for what in (".* encountered in cast", ".*discards the imaginary part"):
             warnings.filterwarnings("ignore", what)
         expected = {
-            name: outcome(seen[name], x, casting, sharding) for name, x in like.items()
-        }
-        expected = {
             name: value if isinstance(value, str) else call.settles(value, seen[name])
-            for name, value in expected.items()
+            for name, x in like.items()
+            if (there := call.sees(x)) is not NONE
+            and (value := call.outcome(seen[name], there, casting, sharding))
+            is not NONE
         }
+        like = {name: like[name] for name in expected}
         how: dict[str, Any] = {"casting": casting}
         if sharding is not None:
             how["sharding"] = sharding
-        problems = [*_matched(source, like, call, how, expected)]
+        problems = [*_matched(route, like, how, expected)]
         values = {n: x for n, x in like.items() if isinstance(expected[n], Value)}
-        problems += _restored(source, values, call, how, expected)
+        problems += _restored(route, values, how, expected)
         refused = [name for name in like if name not in values]
-        for part in _batches(refused, _MANY if call.names_all else 1):
-            some = {name: like[name] for name in part}
-            problems += _refused(source, some, call, how)
+        size = _MANY if call.names_all else 1
+        for start in range(0, len(refused), size):
+            some = {name: like[name] for name in refused[start : start + size]}
+            problems += _refused(route, some, how)
     return problems
 
 
+def all_differences(
+    route: Route, likes: Mapping[str, Tree], casting: str = "no", sharding: Any = None
+) -> dict[str, list[str]]:
+    """The same for each of several `like`."""
+    return {n: differences(route, x, casting, sharding) for n, x in likes.items()}
+
+
 def _matched(
-    source: Any, like: Tree, call: Call, how: dict[str, Any], expected: Mapping
+    route: Route, like: Tree, how: dict[str, Any], expected: Mapping
 ) -> Iterator[str]:
-    if call.match is None:
+    if route.call.match is None:
         return
-    found = call.match(source, like, **how).leaves
-    found = {name.split("/")[-1].removeprefix("new_"): m for name, m in found.items()}
+    match = route.call.match(route.source, like, **how)
+    found = {
+        name.split("/")[-1].removeprefix("new_"): leaf
+        for name, leaf in match.leaves.items()
+    }
+    stops: set[str] = set()
     for name, value in expected.items():
-        leaf = found[name]
-        if isinstance(value, str) and leaf.status != value:
-            yield f"{name}: `match` says {leaf.status!r}, not {value!r}"
-        if isinstance(value, Value) and not leaf.is_harmless:
-            yield f"{name}: `match` says {leaf.status!r}, of what can be restored"
+        status = value if isinstance(value, str) else value.status
+        status = route.call.says(status, route.seen[name])
+        if found[name].status != status:
+            yield f"{name}: `match` says {found[name].status!r}, not {status!r}"
+        if isinstance(value, str) and status == value:
+            stops.add(name)
+    problems = {name for name in like if not found[name].is_harmless}
+    if problems != stops or match.ok != (not stops):
+        yield f"one of {problems ^ stops}: `match` says ok={match.ok}"
 
 
 def _restored(
-    source: Any, like: Tree, call: Call, how: dict[str, Any], expected: Mapping
+    route: Route, like: Tree, how: dict[str, Any], expected: Mapping
 ) -> Iterator[str]:
     if not like:
         return
     try:
-        found = call.restore(source, like, **how)
+        found = route.call.restore(route.source, like, **how)
     except Exception as e:
         if len(like) == 1:
             yield f"{[*like][0]}: raised {said(e)}"
@@ -85,7 +123,7 @@ def _restored(
         names = [*like]
         for part in (names[: len(names) // 2], names[len(names) // 2 :]):
             some = {name: like[name] for name in part}
-            yield from _restored(source, some, call, how, expected)
+            yield from _restored(route, some, how, expected)
         return
     for name in like:
         leaf = found[name if name in found else f"new_{name}"]
@@ -93,23 +131,20 @@ def _restored(
             yield f"{name}: {problem}"
 
 
-def _batches(names: list[str], size: int) -> list[list[str]]:
-    """Batches of names; if an error names one only, the first ones."""
-    batches = [names[i : i + size] for i in range(0, len(names), size)]
-    return batches if size > 1 else batches[:_FEW]
-
-
-def _refused(source: Any, like: Tree, call: Call, how: dict[str, Any]) -> Iterator[str]:
+def _refused(route: Route, like: Tree, how: dict[str, Any]) -> Iterator[str]:
     try:
-        call.restore(source, like, **how)
-    except eqx_ckpt.LeafMismatchError as e:
+        route.call.restore(route.source, like, **how)
+    except Exception as e:
+        # What a `filter_spec` raises is not an error of ours: a note names the leaf.
+        notes = getattr(e, "__notes__", [])
+        if not (notes or isinstance(e, eqx_ckpt.LeafMismatchError)):
+            yield f"one of {[*like]}: raised {said(e)}"
+        text = "\n".join([str(e), *notes])
         yield from (
             f"{name}: it is not named by the error: {said(e)}"
             for name in like
-            if f"{name}'" not in str(e)
+            if f"{name}'" not in text
         )
-    except Exception as e:
-        yield f"one of {[*like]}: raised {said(e)}"
     else:
         yield f"one of {[*like]}: was restored"
 

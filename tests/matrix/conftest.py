@@ -1,20 +1,20 @@
 """What is saved once for many tests."""
 
+import warnings
+
 import pytest
 
 from . import leaves
-from .ways import to_memory, Tree
+from .check import Route, Tree
+from .places import to_memory
+from .routes import ROUTES
+from .ways import DIRECT
 
 
 @pytest.fixture(scope="session")
 def every() -> Tree:
     """A leaf of every kind and dtype."""
     return leaves.tree()
-
-
-@pytest.fixture(scope="session")
-def every_source(every: Tree) -> str:
-    return to_memory({"part": every})
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +26,18 @@ def some(every: Tree) -> Tree:
 @pytest.fixture(scope="session")
 def source(some: Tree) -> str:
     return to_memory({"part": some})
+
+
+@pytest.fixture(scope="session")
+def direct(source: str, some: Tree) -> Route:
+    return Route(source, some, DIRECT)
+
+
+@pytest.fixture(scope="module", params=ROUTES)
+def route(request: pytest.FixtureRequest, some: Tree, tmp_path_factory) -> Route:
+    """Each way in, which the tests of it share."""
+    if request.param == "orbax":
+        pytest.importorskip("orbax.checkpoint")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not keep")
+        return ROUTES[request.param](some, tmp_path_factory.mktemp("route"))

@@ -1,9 +1,11 @@
 """Whether a leaf is exactly what it should be."""
 
+import struct
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from .oracle import key_data, kind_of, NUMBERS, Value
 
@@ -11,8 +13,10 @@ from .oracle import key_data, kind_of, NUMBERS, Value
 def difference(found: Any, expected: Value) -> str:
     """How a leaf differs from what it should be; nothing if it is just that."""
     kind = kind_of(found)
+    if expected.kind == "itself":
+        return "" if found is expected.data else f"{found!r}, not what `like` has"
     if kind in NUMBERS or expected.kind not in ("jax", "key", "numpy", "scalar"):
-        same = type(found) is expected.kind and repr(found) == repr(expected.data)
+        same = type(found) is expected.kind and _text(found) == _text(expected.data)
         return "" if same else f"{found!r}, not {expected.kind} {expected.data!r}"
     if kind != expected.kind or type(found) is np.memmap:
         return f"{type(found).__name__}, not {expected.kind}"
@@ -22,6 +26,13 @@ def difference(found: Any, expected: Value) -> str:
     data = key_data(found) if kind == "key" else found
     problem = _bits(data, expected.data)
     return problem or (_device(found, expected) if on_device else "")
+
+
+def _text(number: Any) -> str:
+    """A number, with the bits of a NaN."""
+    if isinstance(number, float):
+        return struct.pack("<d", number).hex()
+    return repr(number)
 
 
 def _bits(found: Any, data: np.ndarray) -> str:
@@ -40,6 +51,12 @@ def _device(found: Any, expected: Value) -> str:
     if expected.kind == "jax" and found.weak_type != expected.weak:
         return "weak" if found.weak_type else "not weak"
     where = expected.where
+    if isinstance(where, Mesh):  # XLA has chosen how it is sharded there.
+        same = found.committed and [*found.sharding.mesh.devices] == [*where.devices]
+        return "" if same else f"on {found.sharding}, not on {where}"
+    if isinstance(where, jax.Device):
+        same = not found.committed and found.devices() == {where}
+        return "" if same else f"on {found.sharding}, not on {where}"
     if where is not None:
         same = found.committed and found.sharding == where
         if expected.kind == "key":  # JAX writes `P(None)` where they have `P()`.

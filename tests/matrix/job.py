@@ -6,11 +6,14 @@ import jax
 
 import eqx_ckpt
 
-from . import leaves, likes
-from .check import differences
-from .ways import DIRECT
+from . import leaves
+from .check import differences, Route
+from .likes import made, mixed
+from .operations import results, through
+from .ways import CALLS, DIRECT
 
 
+# On devices that both processes have, or on those that each of them has by itself.
 LIKES = (
     "itself",
     "same",
@@ -20,6 +23,9 @@ LIKES = (
     "struct everywhere",
     "struct in rows",
 )
+MORE = (*LIKES, "numpy swapped", "scalar", "struct larger", "evaluated", "int", "texts")
+CALLED = ("prefix", "missing", "renamed")
+COMPUTED = ("stacked", "negated", "sliced")
 
 
 def run(path: pathlib.Path) -> list[str]:
@@ -28,8 +34,13 @@ def run(path: pathlib.Path) -> list[str]:
         # Its programs of several processes cannot shard an array without elements.
         del saved["weak_empty"]
     eqx_ckpt.tree_serialise_leaves(path, {"part": saved}, deadline=40.0)
-    return [
-        f"{line} [{name}]"
-        for name in LIKES
-        for line in differences(path, saved, likes.made(name, saved), DIRECT)
-    ]
+    direct = Route(path, saved, DIRECT)
+    routes = {name: Route(path, saved, CALLS[name]) for name in CALLED}
+    for name in COMPUTED:
+        routes[name] = Route(path, results(name, saved)[0], through(name))
+    problems = {name: differences(direct, made(name, saved)) for name in LIKES}
+    for name, route in routes.items():
+        like = mixed(route.seen, name, MORE)
+        problems[name] = differences(route, like, "same_kind")
+    problems["unsafe"] = differences(direct, mixed(saved, "unsafe", MORE), "unsafe")
+    return [f"{line} [{name}]" for name, some in problems.items() for line in some]

@@ -2,6 +2,8 @@
 
 import enum
 import mmap
+import struct
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,6 +33,17 @@ OF_NUMPY = {
 if hasattr(ml_dtypes, "int1"):
     OF_NUMPY["int1"] = "int1"
 SHAPE = (8, 2)
+# Of Python's integers: some are of more than 64 bits, and some beyond every float.
+BITS = {
+    "byte": 8,
+    "half": 31,
+    "word": 32,
+    "mantissa": 53,
+    "long": 63,
+    "wide": 64,
+    "big": 100,
+    "huge": 1100,
+}
 
 
 class Phase(enum.IntEnum):
@@ -40,6 +53,13 @@ class Phase(enum.IntEnum):
 
 class Metres(float):
     pass
+
+
+class AtMostThree(int):
+    """It makes another number of a larger one."""
+
+    def __new__(cls, number: int) -> "AtMostThree":
+        return super().__new__(cls, min(number, 3))
 
 
 def mesh(kind: AxisType = AxisType.Auto) -> Mesh:
@@ -75,6 +95,16 @@ def weak(value: Any, sharding: Any) -> jax.Array:
     return jax.jit(lambda: jnp.full(SHAPE, value), out_shardings=sharding)()
 
 
+def wide(make: Callable[[], Any]) -> Callable[[], Any]:
+    """A leaf of 64 bits of JAX, as a program makes it that has switched x64 on."""
+
+    def made() -> Any:
+        with jax.enable_x64(True):
+            return make()
+
+    return made
+
+
 def on(x: Any, where: Any) -> jax.Array:
     """An array on a device, or on a mesh, also of several processes."""
     if not isinstance(where, NamedSharding):
@@ -87,6 +117,10 @@ def on(x: Any, where: Any) -> jax.Array:
         if is_key
         else array
     )
+
+
+def one(dtype: str) -> Any:
+    return np.ones((), dtype)[()]
 
 
 Makers = Mapping[str, Callable[[], Any]]
@@ -113,6 +147,15 @@ JAX: Makers = {
     "weak_explicit": lambda: weak(7, rows(AxisType.Explicit)),
     "weak_committed": lambda: on(jnp.asarray(0.5), jax.local_devices()[3]),
 }
+OF_64_BITS: Makers = {
+    **{f"jax_{d}": wide(lambda d=d: jnp.asarray(numbers(d))) for d in WIDE},
+    "jax_0-d_float64": wide(lambda: jnp.float64(0.1)),
+    "jax_0-d_int64": wide(lambda: jnp.int64(2**62 + 1)),
+    "jax_sharded_int64": wide(lambda: on(numbers("int64"), rows())),
+    "weak_float64": wide(lambda: jnp.full(SHAPE, 0.1)),
+    "weak_0-d_int64": wide(lambda: jnp.asarray(2**40)),
+    "weak_sharded_complex128": wide(lambda: weak(0.1j, rows())),
+}
 KEYS: Makers = {
     "key": lambda: jax.random.key(3),
     "keys": lambda: jax.random.split(jax.random.key(1), 8),
@@ -126,7 +169,16 @@ KEYS: Makers = {
 NUMPY: Makers = {
     **{f"numpy_{d}": lambda d=d: numbers(d) for d in [*NARROW, *WIDE]},
     **{f"numpy_{n}": lambda d=d: numbers(d) for n, d in OF_NUMPY.items()},
+    **{f"scalar_{d}": lambda d=d: one(d) for d in [*NARROW, *WIDE, "float6_e2m3fn"]},
     "numpy_0-d": lambda: np.array(2.5),
+    "numpy_0-d_bool": lambda: np.array(True),
+    "numpy_0-d_bfloat16": lambda: np.array(2.5, jnp.bfloat16),
+    "numpy_0-d_swapped": lambda: np.array(2.5, ">f8"),
+    "numpy_0-d_mapped": lambda: mapped(np.array(3, "int16")),
+    "numpy_swapped_fortran": lambda: np.asfortranarray(numbers(">f4")),
+    "numpy_swapped_mapped": lambda: mapped(numbers(">u4")),
+    "numpy_swapped_empty": lambda: np.zeros((0, 2), ">i2"),
+    "numpy_of_rank_5": lambda: numbers("int16", (2, 1, 2, 2, 1)),
     "numpy_0-d_integer": lambda: np.array(-(2**63)),
     "numpy_empty": lambda: np.zeros((2, 0)),
     "numpy_fortran": lambda: np.asfortranarray(numbers("float64")),
@@ -142,32 +194,42 @@ NUMPY: Makers = {
     "scalar_int8": lambda: np.int8(1),
     "scalar_longlong": lambda: np.longlong(7),
     "scalar_complex128": lambda: np.complex128(1 + 2j),
-    "scalar_time": lambda: np.datetime64("2020-02-29", "s"),
+    "scalar_date": lambda: np.datetime64("2020-02-29", "s"),
+    "scalar_time": lambda: np.timedelta64("NaT", "ns"),
 }
 PYTHON: Makers = {
     "bool": lambda: True,
+    "bool_false": lambda: False,
     "int": lambda: 2,
     "int_5": lambda: 5,
-    "int_of_33_bits": lambda: 2**33 + 1,
-    "int_of_63_bits": lambda: -(2**63),
-    "int_of_64_bits": lambda: 2**64 - 1,
-    "int_of_100_digits": lambda: -(10**100),
+    **{f"int_{name}": lambda bits=bits: 2**bits - 1 for name, bits in BITS.items()},
+    **{
+        f"int_minus_{name}": lambda bits=bits: -(2**bits) for name, bits in BITS.items()
+    },
     "float": lambda: 0.1,
+    "float_largest": lambda: sys.float_info.max,
+    "float_smallest": lambda: 5e-324,
+    "float_nan_of_bits": lambda: struct.unpack("<d", b"\1\2\3\4\5\6\xf8\xff")[0],
     "float_2": lambda: 2.0,
     "float_minus_zero": lambda: -0.0,
     "float_nan": lambda: float("nan"),
     "float_inf": lambda: float("inf"),
+    "complex_nan": lambda: complex(float("nan"), float("-inf")),
     "complex": lambda: complex(-0.0, 2.0),
     "complex_1": lambda: complex(1.0, 0.0),
     "phase": lambda: Phase.DECAY,
     "metres": lambda: Metres(2.5),
 }
-LEAVES: Makers = {**JAX, **KEYS, **NUMPY, **PYTHON}
+LEAVES: Makers = {**JAX, **OF_64_BITS, **KEYS, **NUMPY, **PYTHON}
 # One of many dtypes is enough where the way is what matters.
 _SOME = (
     "bool int4 bfloat16 float8_e5m2 float32 float64 complex64 date swapped_f4".split()
 )
-_MANY = {f"{kind}_{dtype}" for kind in ("jax", "numpy") for dtype in (*NARROW, *WIDE)}
+_MANY = {
+    f"{kind}_{dtype}"
+    for kind in ("jax", "numpy", "scalar")
+    for dtype in (*NARROW, *WIDE)
+}
 SOME = [n for n in LEAVES if n not in _MANY or n.split("_", 1)[1] in _SOME]
 
 

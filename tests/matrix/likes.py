@@ -1,6 +1,7 @@
 """What `like` may have for a leaf that was saved."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -55,6 +56,11 @@ def of_numpy(saved: Any) -> np.ndarray:
     return np.zeros(np.shape(saved), dtype)
 
 
+def swapped(array: np.ndarray) -> Any:
+    order = array.dtype.newbyteorder()
+    return np.zeros(array.shape, order) if order != array.dtype else NONE
+
+
 def scalar(saved: Any) -> Any:
     return np.zeros((), of_numpy(saved).dtype)[()]
 
@@ -68,7 +74,7 @@ def evaluated(saved: Any) -> Any:
     try:
         with np.errstate(all="ignore"):
             return eqx.filter_eval_shape(lambda: saved)
-    except TypeError:  # JAX lacks the dtype.
+    except (TypeError, ValueError):  # JAX lacks the dtype.
         return NONE
 
 
@@ -83,6 +89,13 @@ def everywhere(axes: AxisType) -> NamedSharding:
     return NamedSharding(mesh(axes), P())
 
 
+def donated(saved: Any) -> Any:
+    like = array(saved)
+    if like is not NONE:
+        like.delete()
+    return like
+
+
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 LIKES: Mapping[str, Callable[[Any], Any]] = {
     "itself": lambda saved: saved,
@@ -92,7 +105,9 @@ LIKES: Mapping[str, Callable[[Any], Any]] = {
     "jax in rows": lambda saved: in_rows(array, saved, AUTO),
     "jax explicit": lambda saved: array(saved, everywhere(EXPLICIT)),
     "jax weak": weak,
+    "jax donated": donated,
     "numpy": of_numpy,
+    "numpy swapped": lambda saved: swapped(of_numpy(saved)),
     "scalar": scalar,
     "mapped": lambda saved: of_numpy(saved).view(np.memmap),
     "struct": struct,
@@ -106,6 +121,9 @@ LIKES: Mapping[str, Callable[[Any], Any]] = {
         (*np.shape(saved), 2), dtype_of(saved)
     ),
     "evaluated": evaluated,
+    "struct narrower": lambda saved: jax.ShapeDtypeStruct(
+        np.shape(saved), narrow(dtype_of(saved))
+    ),
     "bool": lambda saved: False,
     "int": lambda saved: 0,
     "float": lambda saved: 0.0,
@@ -116,7 +134,21 @@ LIKES: Mapping[str, Callable[[Any], Any]] = {
     "key rbg": lambda saved: struct(jax.random.key(0, impl="rbg")),
     "text": lambda saved: "text",
     "function": lambda saved: len,
+    # No checkpoint has these.
+    "texts": lambda saved: np.zeros(np.shape(saved), "U3"),
+    "objects": lambda saved: np.full(np.shape(saved), None),
+    "masked": lambda saved: np.ma.array(of_numpy(saved)),
+    "long double": lambda saved: np.longdouble(0),
 }
+
+
+def mixed(
+    saved: Mapping[str, Any], seed: str, names: Sequence[str] = (*LIKES,)
+) -> dict[str, Any]:
+    """Some `like` for each leaf, of kinds that are drawn: always the same ones."""
+    draw = random.Random(seed)
+    found = {leaf: LIKES[draw.choice(names)](value) for leaf, value in saved.items()}
+    return {leaf: like for leaf, like in found.items() if like is not NONE}
 
 
 def made(name: str, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a restore gives: the rules of `docs/usage/restoring.md`, and nothing else."""
 
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,17 @@ COUNT_AS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 _FLOATS = {"float32", "float64", "complex64", "complex128"}
 _SMALL = {"bfloat16", "float16", *_FLOATS}
 _INTS = {"int8", "int16", "int32", "int64"}
+_TINY_FLOATS = (
+    "float4_e2m1fn float6_e2m3fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+).split()
 LACKED = ("float6_e2m3fn", "float6_e3m2fn")
 # What keeps every value, where one of the two dtypes is JAX's own.
 SAFE = {
+    **dict.fromkeys(_TINY_FLOATS, {"float64", "complex128"}),
+    **dict.fromkeys(
+        ["int1", "int2", "uint2", "uint4"], {*_INTS, "float64", "complex128"}
+    ),
     "bool": {"bfloat16", "int4", "float8_e4m3fn"},
     "int8": {"bfloat16"},
     "uint8": {"bfloat16"},
@@ -28,23 +37,32 @@ SAFE = {
 
 
 class Value(NamedTuple):
-    """A leaf, exactly. `where` is its sharding: `None` is the default device."""
+    """A leaf, exactly.
+
+    `where` is its sharding. `None` is the default device, another device that one, but
+    uncommitted; a mesh is any sharding on it.
+    """
 
     kind: Any
     data: Any
     dtype: Any = None
     weak: bool = False
     where: Any = None
+    # What `match` says of it.
+    status: str = "same"
 
 
 def outcome(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value | str:
     """The leaf that a restore gives, or the status by which `match` refuses it."""
     old = kind_of(saved)
     new = wanted(old, like)
+    if is_unknown(like):
+        return "kind"
     if new is None or (old == "key") != (new == "key"):
         return "kind"
     if old == new and old in NUMBERS:
-        return number_like(like, saved)
+        status = "same" if repr(old(saved)) == repr(old(like)) else "value"
+        return number_like(like, saved, status)
     is_number = old in NUMBERS or new in NUMBERS
     if np.shape(saved) != np.shape(like):
         return "kind" if is_number else "shape"
@@ -64,12 +82,14 @@ def outcome(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value
     data = as_dtype(saved, after)
     if data is None:
         return "kind"
+    status = "same" if before == after else "cast"
     if new in NUMBERS:
         # Python's integers hold all values.
         exact = new is int and before.kind in "biu" and old not in NUMBERS
-        return number_like(like, int(on_host(saved)) if exact else data.item())
+        number = int(on_host(saved)) if exact else data.item()
+        return number_like(like, number, status)
     is_weak = old == "jax" and saved.weak_type and before == after
-    value = Value(new, data, after, new == "jax" and is_weak)
+    value = Value(new, data, after, new == "jax" and is_weak, status=status)
     return located(value, saved, like, to) if new == "jax" else value
 
 
@@ -97,17 +117,34 @@ def on_host(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         if not leaf.size:
             return np.empty(leaf.shape, leaf.dtype)
-        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-        # Some versions of JAX cannot compute in other memory, nor move what is sharded.
-        parts = [
-            jax.device_put(np.asarray(x.data), x.device)
-            for x in leaf.addressable_shards
-        ]
-        sharding = leaf.sharding.with_memory_kind(None)
-        leaf = jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
-        leaf = jax.jit(lambda x: x, out_shardings=everywhere)(leaf)
-        return np.asarray(leaf.addressable_data(0))
+        with jax.enable_x64(True):
+            return np.asarray(everywhere(leaf).addressable_data(0))
     return np.asarray(leaf)
+
+
+def everywhere(leaf: jax.Array) -> jax.Array:
+    """The whole array on each device of several processes."""
+    target = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    # Some versions of JAX cannot compute in other memory, nor move what is sharded.
+    parts = [
+        jax.device_put(np.asarray(x.data), x.device) for x in leaf.addressable_shards
+    ]
+    sharding = leaf.sharding.with_memory_kind(None)
+    leaf = jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+    return jax.jit(lambda x: x, out_shardings=target)(leaf)
+
+
+def is_unknown(like: Any) -> bool:
+    """Whether it is an array, or a scalar, that no checkpoint has."""
+    if not isinstance(like, np.ndarray | np.generic):
+        return False
+    lacked = like.dtype.isbuiltin != 2 and like.dtype.kind in "OSUV"
+    is_other = type(like) not in (np.ndarray, np.memmap) and isinstance(
+        like, np.ndarray
+    )
+    # Only dtypes of NumPy itself have two byte orders.
+    lacked |= not like.dtype.isnative and like.dtype.type.__module__ != "numpy"
+    return lacked or is_other or isinstance(like, np.longdouble)
 
 
 def wanted(old: Any, like: Any) -> Any:
@@ -141,13 +178,17 @@ def as_dtype(saved: Any, dtype: np.dtype) -> np.ndarray | None:
         return on_host(saved).astype(dtype_of(saved)).astype(dtype)
     if dtype == np.uint64:
         return np.asarray(saved, dtype) if 0 <= saved < 2**64 else None
-    return None if letter(dtype) in "iu" else np.asarray(float(saved)).astype(dtype)
+    if letter(dtype) in "iu" or abs(saved) > sys.float_info.max:
+        return None
+    return np.asarray(float(saved)).astype(dtype)
 
 
-def number_like(like: Any, number: Any) -> Value | str:
+def number_like(like: Any, number: Any, status: str) -> Value | str:
     """A number as one of the type of `like`, such as a member of an `IntEnum`."""
     try:
-        return Value(type(like), type(like)(number))
+        made = type(like)(number)
+        same = repr(kind_of(like)(made)) == repr(kind_of(like)(number))
+        return Value(type(like), made, status=status) if same else "kind"
     except ValueError:
         return "kind"
 

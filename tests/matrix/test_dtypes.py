@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from .check import assert_none, differences
+from .check import assert_none, differences, Route, Tree
 from .oracle import is_jaxs, narrow
-from .ways import DIRECT, to_memory, Tree
+from .places import to_memory
+from .ways import DIRECT
 
 
 OF_JAX = (
@@ -42,8 +43,8 @@ def saved() -> Tree:
 
 
 @pytest.fixture(scope="module")
-def source(saved: Tree) -> str:
-    return to_memory({"part": saved})
+def numbers(saved: Tree) -> Route:
+    return Route(to_memory({"part": saved}), saved, DIRECT)
 
 
 def likes() -> Tree:
@@ -59,12 +60,10 @@ def likes() -> Tree:
 
 
 @pytest.mark.parametrize("casting", ["no", "safe", "same_kind", "unsafe"])
-def test_every_dtype(source, saved, casting):
+def test_every_dtype(numbers, casting):
     assert_none(
         {
-            name: differences(
-                source, saved, dict.fromkeys(saved, like), DIRECT, casting
-            )
+            name: differences(numbers, dict.fromkeys(numbers.seen, like), casting)
             for name, like in likes().items()
         }
     )

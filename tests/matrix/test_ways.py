@@ -1,5 +1,7 @@
 """Every kind of leaf by every way in: no way changes what comes back."""
 
+import functools as ft
+
 import jax
 import pytest
 from jax.sharding import AxisType
@@ -7,45 +9,14 @@ from jax.sharding import AxisType
 import eqx_ckpt
 
 from . import leaves
-from .check import assert_none, differences
-from .contexts import CONTEXTS
-from .exact import difference
-from .likes import everywhere, LIKES, made, NONE
-from .oracle import outcome, Value
-from .ways import (
-    by_manager,
-    CALLS,
-    DIRECT,
-    FORMATS,
-    FROM_MANAGER,
-    FROM_STATE_DICT,
-    PLACES,
-)
+from .check import all_differences, assert_none, differences, Route
+from .contexts import CONTEXTS, THAT_MATTER
+from .likes import everywhere, LIKES, made, mixed
+from .ways import DIRECT
 
 
 FEW = ("itself", "same", "jax", "numpy", "scalar", "struct in rows", "evaluated", "int")
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_arguments(source, some, name):
-    assert_none(
-        {
-            like: differences(source, some, made(like, some), CALLS[name])
-            for like in LIKES
-        }
-    )
-
-
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_contexts(source, some, name):
-    problems = {}
-    decides = name in ("x64", "auto mesh", "explicit mesh", "default device")
-    for like in LIKES if decides else FEW:
-        with CONTEXTS[name]():
-            problems[like] = differences(source, some, made(like, some), DIRECT)
-    assert_none(problems)
-
-
+WORDS = ("no", "safe", "same_kind", "unsafe")
 SHARDINGS = {
     "device": lambda: jax.devices()[6],
     "everywhere": lambda: everywhere(AxisType.Auto),
@@ -56,89 +27,52 @@ SHARDINGS = {
 }
 
 
+def test_every_like(route):
+    """In each way, each kind of leaf meets each kind of `like`, or one of many."""
+    assert_none(
+        {
+            f"{word} {draw}": differences(route, mixed(route.seen, f"{draw}"), word)
+            for word in WORDS
+            for draw in range(2)
+        }
+    )
+
+
+def test_every_context(route):
+    problems = {}
+    for name, run in CONTEXTS.items():
+        make = ft.partial(mixed, route.seen, name)
+        check = ft.partial(differences, route, casting=WORDS[len(name) % 4])
+        problems[name] = run(make, check)
+    assert_none(problems)
+
+
+def test_every_sharding(route):
+    assert_none(
+        {
+            name: differences(route, mixed(route.seen, name), WORDS[i % 4], to())
+            for i, (name, to) in enumerate(SHARDINGS.items())
+            if route.call.takes_sharding
+        }
+    )
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_contexts(direct, name):
+    names = LIKES if name in THAT_MATTER else FEW
+    make = lambda: {like: made(like, direct.seen) for like in names}  # noqa: E731
+    assert_none(CONTEXTS[name](make, ft.partial(all_differences, direct)))
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
-def test_shardings(source, some, name):
-    to = SHARDINGS[name]()
-    assert_none(
-        {
-            like: differences(source, some, made(like, some), DIRECT, sharding=to)
-            for like in LIKES
-        }
-    )
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_places(some, name, tmp_path):
-    source = PLACES[name]({"part": some}, tmp_path)
-    assert_none(
-        {like: differences(source, some, made(like, some), DIRECT) for like in FEW}
-    )
-
-
-def test_a_manager(some, tmp_path):
-    manager = by_manager({"part": some}, tmp_path)
-    assert_none(
-        {
-            like: differences(manager, some, made(like, some), FROM_MANAGER)
-            for like in FEW
-        }
-    )
-
-
-def test_a_state_dict(some):
-    state = eqx_ckpt.to_state_dict({"part": some})
-    assert_none(
-        {
-            like: differences(state, some, made(like, some), FROM_STATE_DICT)
-            for like in LIKES
-        }
-    )
+def test_shardings(direct, name):
+    likes = {like: made(like, direct.seen) for like in LIKES}
+    assert_none(all_differences(direct, likes, sharding=SHARDINGS[name]()))
 
 
 def test_a_store(some, s3):
     eqx_ckpt.tree_serialise_leaves(s3.url, {"part": some})
+    route = Route(s3.url, some, DIRECT)
     assert_none(
-        {
-            like: differences(s3.url, some, made(like, some), DIRECT)
-            for like in ("itself", "struct in rows", "int")
-        }
-    )
-
-
-def test_restore_or_init(source, some):
-    arrays = {n: x for n, x in made("same", some).items() if isinstance(x, jax.Array)}
-    expected = {n: outcome(some[n], LIKES["evaluated"](x)) for n, x in arrays.items()}
-    arrays = {n: x for n, x in arrays.items() if isinstance(expected[n], Value)}
-    found = eqx_ckpt.restore_or_init(
-        source, lambda: {"part": arrays}, unexpected="ignore"
-    )
-    problems = {n: difference(found["part"][n], expected[n]) for n in arrays}
-    assert not {n: problem for n, problem in problems.items() if problem}
-
-
-def test_inside_jit(source, some):
-    problems = {}
-
-    @jax.jit
-    def trace(x: jax.Array) -> jax.Array:
-        for like, some_like in likes.items():
-            problems[like] = differences(source, some, some_like, DIRECT)
-        return x
-
-    likes = {name: made(name, some) for name in LIKES}
-    trace(1.0)
-    assert_none(problems)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not keep")
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats(some, name, tmp_path):
-    if name == "orbax":
-        pytest.importorskip("orbax.checkpoint")
-    form = FORMATS[name]
-    seen = {leaf: form.seen(value) for leaf, value in some.items()}
-    seen = {leaf: value for leaf, value in seen.items() if value is not NONE}
-    source = form.put({"part": {leaf: some[leaf] for leaf in seen}}, tmp_path)
-    assert_none(
-        {like: differences(source, seen, made(like, some), DIRECT) for like in LIKES}
+        {str(draw): differences(route, mixed(some, str(draw))) for draw in (1, 2)}
     )

@@ -137,32 +137,6 @@ def test_casting_onto_a_mesh():
     assert (np.asarray(new) == np.arange(32).reshape(8, 4)).all()
 
 
-FORMS = {
-    "jax": lambda: jnp.array(3.0, F),
-    "numpy": lambda: np.array(3.0, F),
-    "numpy_scalar": lambda: F(3),
-    "vector": lambda: np.full(2, 3, F),
-    "jax_vector": lambda: jnp.full(2, 3.0, F),
-}
-
-
-@pytest.mark.parametrize("old", FORMS)
-@pytest.mark.parametrize("new", FORMS)
-def test_like_decides_between_jax_and_numpy(old, new):
-    like = FORMS[new]() * 0
-    like = np.asarray(like) if new == "numpy" else like
-    struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    if ("vector" in old) != ("vector" in new):
-        assert "another shape" in refused(FORMS[old](), like)
-        assert "another shape" in refused(FORMS[old](), struct, casting="unsafe")
-        return
-    found = restored(FORMS[old](), like)
-    assert type(found) is type(like)
-    assert found.dtype == F
-    assert (found == 3).all()
-    assert type(restored(FORMS[old](), struct)) is type(FORMS[old]())
-
-
 def test_a_host_copy_goes_back_to_devices():
     tree = {"w": jnp.arange(6.0, dtype=B).reshape(2, 3), "n": jnp.arange(3)}
     found = restored(jax.device_get(tree), tree)

@@ -251,6 +251,9 @@ def test_a_narrowed_leaf_is_not_narrowed_through_equinox_default():
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'w'.*narrow"):
         eqx_ckpt.tree_deserialise_leaves(PATH, structs(leaf), only_default_back)
     assert_same(eqx_ckpt.tree_deserialise_leaves(PATH, leaf, only_default_back), leaf)
+    eqx_ckpt.tree_serialise_leaves(PATH, {"w": 2**40}, overwrite=True)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="'w'.*narrow"):
+        eqx_ckpt.tree_deserialise_leaves(PATH, {"w": jnp.int32(0)}, only_default_back)
 
 
 def test_bytes_need_the_spec_that_reads_them():

@@ -179,7 +179,7 @@ def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
     The leaf (or another one) that it passed to a default spec, or the bytes that it
     wrote, or that it skipped the leaf.
     """
-    with _naming(f.name), _explaining(leaf):
+    with _naming(f.name), _explaining(leaf), jax.ensure_compile_time_eval():
         spec(f, leaf)
     f.close()
     if len(f.saved) > 1 or (f.saved and f.is_written):
@@ -196,7 +196,8 @@ def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
 
 def restored_by(spec: Spec, f: LeafReader, like: Any) -> Any:
     """What a custom `filter_spec` restores for a leaf."""
-    with _naming(f.name):
+    # Inside of `jax.jit`, too, a spec makes values.
+    with _naming(f.name), jax.ensure_compile_time_eval():
         return spec(f, like)
 
 

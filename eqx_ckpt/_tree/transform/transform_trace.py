@@ -16,8 +16,21 @@ _NO_MESH = Mesh(np.empty((), object), ())
 
 
 @contextmanager
-def without_mesh() -> Generator[None, None, None]:
-    """Let no mesh of `jax.set_mesh` have a say in what is traced or computed."""
+def without_nan_checks() -> Generator[None, None, None]:
+    """Take a saved NaN for a value, and not for an error of a computation."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+@contextmanager
+def undisturbed() -> Generator[None, None, None]:
+    """Let neither a mesh nor checks of the caller have a say in what is computed."""
+    with without_nan_checks(), _without_mesh():
+        yield
+
+
+@contextmanager
+def _without_mesh() -> Generator[None, None, None]:
     if jax.sharding.get_abstract_mesh().empty:
         yield
         return
@@ -50,7 +63,7 @@ class Traced:
     def __init__(
         self, function: Callable[..., list[Any]], structs: Sequence[Any]
     ) -> None:
-        with without_mesh():
+        with undisturbed():
             closed = jax.make_jaxpr(function)(*structs)
         self._jaxpr = closed.jaxpr
         self._steps: list[_Step] = []
