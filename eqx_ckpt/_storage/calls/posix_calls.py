@@ -60,6 +60,8 @@ def fsync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as e:
+        raise OSError(e.errno, os.strerror(e.errno or 0), path) from e
     finally:
         os.close(fd)
 

@@ -1,14 +1,16 @@
 """Files of other formats, written beside their places and renamed at the end."""
 
 import contextlib
+import io
 import os
 import zipfile
 from collections.abc import Generator, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..._types import PathLike
 from ..calls.opening import reading
 from ..calls.posix_calls import fsync
+from ..calls.safe_files import on_full_disk
 from ..calls.store_path import local_path
 from .attempt_lock import locked_attempt
 from .replacing import already_there, is_replacement, Kind
@@ -66,14 +68,16 @@ class NewFiles:
     def next(self) -> Generator[BinaryIO, None, None]:
         """The file that is to be the next one of `paths`, flushed at the end."""
         path = self.paths[len(self._temporary)]
-        self._make(os.path.dirname(path))
+        folder = os.path.dirname(path)
+        self._make(folder)
         # In a run, a manager would remove the file if nobody held its lock.
         stem = self._held.enter_context(locked_attempt(path))
         self._temporary.append(f"{stem}.tmp")
-        with open(self._temporary[-1], "xb") as f:
+        new = _NewFile(self._temporary[-1], folder)
+        with io.BufferedWriter(new) as f:
             yield f
             f.flush()
-            os.fsync(f.fileno())
+            new.sync()
 
     def _make(self, folder: str) -> None:
         """Make a folder, and list those made, the innermost first."""
@@ -96,6 +100,31 @@ class NewFiles:
         fsync(os.path.dirname(path))
 
 
+class _NewFile(io.FileIO):
+    """A file that does not exist yet, whose errors say where, and what to do."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        super().__init__(path, "xb")
+        self._folder = folder
+
+    def write(self, data: Any) -> int:
+        with self._explained():
+            return super().write(data)
+
+    def sync(self) -> None:
+        with self._explained():
+            os.fsync(self.fileno())
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except OSError as e:
+            number = e.errno or 0
+            text = os.strerror(number) + on_full_disk(number, "write the file again")
+            raise OSError(number, text, self._folder) from e
+
+
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -106,7 +135,9 @@ def _differs(path: str) -> str:
     try:
         with reading(path) as f, zipfile.ZipFile(f) as archive:
             others = [n for n in archive.namelist() if not n.endswith(".npy")]
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as e:
+        if isinstance(e.__context__, OSError):
+            raise e.__context__ from None
         return "It is not a zip file."
     return f"It has {others[0]!r}." if others else ""
 

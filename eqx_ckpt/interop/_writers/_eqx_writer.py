@@ -3,6 +3,7 @@
 import functools as ft
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import PyTree
@@ -104,8 +105,20 @@ def to_eqx(
     values = in_order(source, [*kinds])
     with new_file as new, new.next() as f:
         for _, record, value in values:
-            np.save(f, np.asarray(value, _dtype(record), order="C"), allow_pickle=False)
+            array = np.asarray(value, _dtype(record), order="C")
+            # To a file, NumPy would write past it, and not say why that fails.
+            np.save(_Writes(f), array, allow_pickle=False)
     return Path(new.paths[0])
+
+
+class _Writes:
+    """What `np.save` needs of a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes, /) -> int:
+        return self._file.write(data)
 
 
 def _differs(path: str) -> str:
