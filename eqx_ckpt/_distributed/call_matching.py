@@ -3,6 +3,7 @@
 The first process of those that meet decides with this module; nothing here waits.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -42,10 +43,14 @@ class Call:
 
 @dataclass(eq=False)
 class Failure:
-    """A meeting that failed: its calls, by process, and the error of each text."""
+    """A meeting that failed: its calls, by process, and the error of each text.
+
+    `age`: how many calls its processes had made since the last match.
+    """
 
     calls: dict[int, str]
     answers: dict[str, dict[str, Any]]
+    age: int
 
     def answer(self, call: Call) -> dict[str, Any]:
         """What to tell a process that comes too late, with this call."""
@@ -62,6 +67,10 @@ class Calls:
     process has called nothing else. If it has, all the calls that differ are out of
     order, and fail. A process that was not there yet fails later, with its own call of
     that meeting; so the next call that all make works again.
+
+    **Attributes:**
+
+    - `matches`: how many calls have found their partners.
     """
 
     def __init__(self, first: int, others: Iterable[int]) -> None:
@@ -69,6 +78,9 @@ class Calls:
         self._mine: list[Call] = []
         self._theirs: dict[int, list[Call]] = {i: [] for i in others}
         self._lives: dict[int, int] = {}
+        self.matches = 0
+        # The last call of each process that found its partners.
+        self._matched: dict[int, Number] = {}
         # Since the last match: what failed, the calls of processes that know it, and
         # for each process the meetings in which it had no call.
         self._failures: list[Failure] = []
@@ -81,11 +93,16 @@ class Calls:
     def arrived(self, call: Call) -> None:
         theirs, life = self._theirs[call.process], call.number[0]
         if life > self._lives.get(call.process, life):
-            # Nobody waits for the calls of a dead process.
+            # Nobody waits for the calls of a dead process, which knew what failed.
             theirs.clear()
             self._missed[call.process].clear()
+            self._told |= {(call.process, text) for text in self.failed()}
         self._lives[call.process] = life
         theirs.append(call)
+
+    def is_waiting(self, call: Call) -> bool:
+        """Whether this call of another process has arrived, and has no answer yet."""
+        return any(call.number == c.number for c in self._theirs[call.process])
 
     def withdrawn(self, call: Call, answer: dict[str, Any]) -> None:
         """A process stopped waiting for its call; `answer` is its error."""
@@ -98,12 +115,24 @@ class Calls:
         """The processes that have not made the call."""
         return [i for i in self._theirs if self._same(i, call) is None]
 
+    def failed(self) -> dict[str, Failure]:
+        """The calls that have failed since the last match, by text."""
+        found: dict[str, Failure] = {}
+        for failure in self._failures:
+            found = dict.fromkeys(failure.answers, failure) | found
+        return found
+
     def settle(self) -> list[Call]:
-        """Answer what is out of order, and find partners.
+        """Answer what is too late or out of order, and find partners.
 
         Return the calls of others that now have an answer.
         """
         answered: list[Call] = []
+        for call in [*self._mine, *itertools.chain(*self._theirs.values())]:
+            failure = next(iter(self._same_before(call)), None)
+            if failure is not None and self._age(call) <= failure.age:
+                self._has_caught_up(call.process, failure)
+                answered += self._answered([call], failure.answer(call))
         for call in list(self._mine):
             if call in self._mine:
                 answered += self._settle(call)
@@ -149,6 +178,8 @@ class Calls:
         call.partners = self._partners(call)
         for made in (call, *call.partners):
             self._remove(made)
+            self._matched[made.process] = made.number
+        self.matches += 1
         self._failures.clear()
         self._told.clear()
         for missed in self._missed.values():
@@ -160,17 +191,29 @@ class Calls:
         Some of the processes `ahead` have gone on from it.
         """
         missed = self._missed[call.process]
-        is_new = (call.process, call.text) not in self._told
-        failures = [
-            failure
-            for failure in self._failures
-            if ahead is None or ahead & failure.calls.keys()
-        ]
-        same = [f for f in failures if is_new and call.text in f.answers]
-        found = next(iter(same or [f for f in failures if f in missed]), None)
-        if found in missed:
-            del missed[: missed.index(found) + 1]
+        found = next(
+            (
+                failure
+                for failure in self._same_before(call) + missed
+                if ahead is None or ahead & failure.calls.keys()
+            ),
+            None,
+        )
+        if found is not None:
+            self._has_caught_up(call.process, found)
         return found
+
+    def _same_before(self, call: Call) -> list[Failure]:
+        """The meetings in which the same call failed, if its process was not told."""
+        if (call.process, call.text) in self._told:
+            return []
+        return [failure for failure in self._failures if call.text in failure.answers]
+
+    def _has_caught_up(self, process: int, failure: Failure) -> None:
+        """A process is told of a meeting: those before it are over for it, too."""
+        missed = self._missed[process]
+        if failure in missed:
+            del missed[: missed.index(failure) + 1]
 
     def _separate(self, calls: list[Call]) -> list[Call]:
         """Give up different calls that wait for each other's processes.
@@ -190,13 +233,23 @@ class Calls:
         self._failed(lost, answers, is_over=survivor is None)
         return self._answered(lost, answer)
 
-    def _strength(self, text: str, calls: list[Call]) -> tuple[bool, int]:
-        """Of the calls that exclude each other, the weaker are out of order."""
+    def _strength(self, text: str, calls: list[Call]) -> tuple[int, bool, int]:
+        """Of the calls that exclude each other, the weaker are out of order.
+
+        First those of processes that are behind: the others have failed since then.
+        """
         verb = text.partition("(")[0]
         rank = _VERBS.index(verb) if verb in _VERBS else -1
         against = {call.process for call in calls if call.text != text}
-        had = [call.survived for call in calls if call.text == text]
-        return not any(survived & against for survived in had), rank
+        same = [call for call in calls if call.text == text]
+        is_new = not any(call.survived & against for call in same)
+        return max(map(self._age, same)), is_new, rank
+
+    def _age(self, call: Call) -> int:
+        """How many calls its process has made since the last match, with this one."""
+        life, number = call.number
+        matched_life, matched = self._matched.get(call.process, (life, 0))
+        return number - matched if matched_life == life else number
 
     def _failed(
         self,
@@ -206,6 +259,7 @@ class Calls:
     ) -> None:
         """Remember what processes may still call that come too late for it."""
         of = {call.process: call.text for call in calls}
+        age = max(map(self._age, calls))
         missed = [failure for process in of for failure in self._missed[process][:1]]
         same = [f for f in self._failures if f.answers.keys() >= answers.keys()]
         known = next(
@@ -214,12 +268,13 @@ class Calls:
         if known is not None:
             # Others gave up in the same meeting before.
             known.calls |= of
+            known.age = max(known.age, age)
             known.answers = answers | known.answers
             for process in of:
                 missed = self._missed[process]
                 self._missed[process] = [f for f in missed if f is not known]
             return
-        failure = Failure(of, answers)
+        failure = Failure(of, answers, age)
         self._failures.append(failure)
         here = {self._first} if self._mine else set[int]()
         here |= {i for i, theirs in self._theirs.items() if theirs}

@@ -37,13 +37,18 @@ class Service:
 
     def decide(self, key: str, value: Any) -> Any:
         """Set the value unless another process has; return the one that is there."""
-        try:
-            self.client.key_value_set(key, json.dumps(value), False)
-        except jax.errors.JaxRuntimeError as e:
-            if not str(e).startswith("ALREADY_EXISTS"):
-                raise self._failed(e) from e
-            return self.look(key)
-        return value
+        found = None
+        while found is None:
+            try:
+                self.client.key_value_set(key, json.dumps(value), False)
+            except jax.errors.JaxRuntimeError as e:
+                if not str(e).startswith("ALREADY_EXISTS"):
+                    raise self._failed(e) from e
+                # Nothing, if it was deleted just now.
+                found = self.look(key)
+            else:
+                found = value
+        return found
 
     def wait(self, key: str, seconds: float) -> Any:
         """Wait for the value; `None` if there is none in time."""
@@ -79,10 +84,10 @@ class Service:
     def _failed(self, error: Exception) -> CheckpointError:
         if self._is_shut_down(error):
             return CheckpointError(
-                "`jax.distributed.shutdown()` was called before this save had ended. "
-                "Wait for it first: call `close()` or `wait()` of the manager, or "
-                "`result()` of the future. Whether the checkpoint was saved is not "
-                "known: look at the disk."
+                "`jax.distributed.shutdown()` was called before this call, or a save "
+                "in the background, had ended. Wait first: call `close()` or `wait()` "
+                "of the manager, or `result()` of the future. Whether a save has "
+                "succeeded is not known: look at the disk."
             )
         return CheckpointError(
             "JAX's coordination service, which runs in process 0, failed, so that the "

@@ -219,7 +219,8 @@ def together(call: str, deadline: float) -> Together | None:
 def _line(write: Write) -> str:
     """The properties of a leaf that must be equal in all processes."""
     name, record, leaf, _ = write
-    line = f"leaf {name!r}, {record}, "
+    weak = "weakly typed, " if record.weak_type else ""
+    line = f"leaf {name!r}, {record}, {weak}"
     if len(place_of(leaf)) == 1:
         line += "of one process"
     else:

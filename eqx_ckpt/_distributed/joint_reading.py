@@ -6,12 +6,19 @@ from zlib import crc32
 
 import jax
 import jax.tree_util as jtu
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, Sharding
-from jaxtyping import PyTree
 
 from .._errors import CheckpointError, LeafMismatchError
+from .._format.leaf_names import below, encode
 from .._format.source import Source
 from .._sources.consistent_read import OF_TWO_VERSIONS
+from .._tree.leaves.key_paths import key_paths, typed
+from .._tree.leaves.leaf_kinds import describe_like, is_key
+from .._tree.leaves.transient import stop_at_transients
+from .._tree.matching.sharding_argument import targets_of
+from .._tree.plans.read_plan import ReadPlan, Request
+from .._tree.transform.transform_parts import Part, Read
 from .._types import as_text, PathLike
 from .jax_service import is_alone, service
 from .meeting import circle_of, from_json, to_json
@@ -99,8 +106,9 @@ class JointReading:
         return LeafMismatchError(
             "The processes do not restore the same:\n"
             + "\n".join(self._group.first_difference(self.outline))
-            + "\nNothing was restored. All processes have to pass the same dtypes and "
-            "shardings of the arrays that they share, in trees of the same structure."
+            + "\nNothing was restored. All processes have to pass the same dtypes, "
+            "shardings, `transform` and `filter_spec` for the arrays that they share, "
+            "in trees of the same structure."
         )
 
     def _several_places(self, versions: list[str | None]) -> CheckpointError:
@@ -133,13 +141,49 @@ class JointReading:
         return self._group
 
 
-def outline_of(places: Iterable[tuple[str, Any, Any]]) -> list[str]:
-    """A line for each leaf that several processes share: name, record, and place."""
-    return [
-        f"leaf {name!r}, {record}, on {_described(place)}"
-        for name, record, place in places
-        if readers([place])
+def outline_of(plan: ReadPlan) -> list[str]:
+    """A line for all that several processes share, and what they do to get it."""
+    lines = [
+        f"leaf {read.name!r}, {_of(read)}, on {_described(place)}"
+        for read in plan.reads
+        if readers([place := read.place.sharding or read.place.target])
     ]
+    kept = {n: x for n, x in plan.kept.items() if hasattr(x, "sharding")}
+    shared = {n: x for n, x in kept.items() if readers([x.sharding])}
+    lines += [
+        f"leaf {name!r}, {describe_like(x)}, which the checkpoint lacks, on "
+        f"{_described(x.sharding)}"
+        for name, x in (kept if shared and plan.request.initialises else shared).items()
+    ]
+    return lines + [_computation(part) for part in plan.parts if part.is_shared]
+
+
+def _of(read: Read) -> str:
+    """What a leaf becomes, and where it comes from."""
+    words = [str(read.becomes)]
+    words += ["weakly typed"] if read.becomes.weak_type else []
+    words += ["by a `filter_spec`"] if read.spec is not None else []
+    if read.origin is not None and read.origin.names != (read.name,):
+        words.append(f"made of {list(read.origin.names)}")
+        words += [] if read.origin.value is None else [_digest(read.origin.value)]
+    return ", ".join(words)
+
+
+def _computation(part: Part) -> str:
+    outputs = [read.name for read in part.outputs]
+    inputs = [f"{r.name!r} on {_described(r.place.sharding)}" for r in part.inputs]
+    constants = [_digest(value) for value in part.constants]
+    done = f"{crc32(str(part.computation).encode()):08x}"
+    return f"leaves {outputs} by the computation {done} of {inputs + constants}"
+
+
+def _digest(value: Any) -> str:
+    """The bytes of an array, or of the part of it that this process has."""
+    if is_key(value):
+        value = jax.random.key_data(value)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return f"an array {value.dtype}{list(value.shape)}"
+    return f"an array {crc32(np.ascontiguousarray(value).tobytes()):08x}"
 
 
 def _described(place: Any) -> str:
@@ -173,8 +217,28 @@ def readers(places: Iterable[Any]) -> set[int]:
     return found
 
 
-def wanted_by(like: PyTree, sharding: PyTree) -> set[int]:
+def wanted_by(request: Request) -> set[int]:
     """The processes that will read, judged by the arguments of the restore."""
-    if sharding is not None:
-        return readers(jtu.tree_leaves(sharding, lambda x: isinstance(x, Mesh)))
-    return readers(getattr(leaf, "sharding", None) for leaf in jtu.tree_leaves(like))
+    like, is_leaf = request.like, stop_at_transients(request.is_leaf)
+    try:
+        leaves = key_paths(like, is_leaf)
+        targets = targets_of(request.sharding, like, is_leaf, len(leaves))
+    except Exception:
+        # The error is raised later, when it can be sent to the processes of `like`.
+        return readers(getattr(x, "sharding", None) for x in jtu.tree_leaves(like))
+    return readers(
+        _wanted(target, below(request.prefix, encode(typed(path))), leaf)
+        for target, (path, leaf) in zip(targets, leaves, strict=True)
+    )
+
+
+def _wanted(target: Any, name: str, leaf: Any) -> Any:
+    """Where a leaf of `like` is to go."""
+    if not hasattr(leaf, "sharding"):
+        return None
+    if callable(target):
+        try:
+            target = target(name, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        except Exception:
+            target = None
+    return leaf.sharding if target is None else target

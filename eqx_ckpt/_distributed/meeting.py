@@ -6,7 +6,9 @@ and then answers each of them. A call that is out of order is answered with an e
 """
 
 import contextlib
+import hashlib
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -64,6 +66,16 @@ class Circle:
         )
         self._numbers = itertools.count(1)
         self._calls = Calls(self.first, members[1:])
+        # On the first process: after how many matches it has published which failures.
+        self._published: tuple[int, set[str]] = (0, set())
+        # On the others: where failures since the last match are that this one knows,
+        # or whose meetings were those of a dead process.
+        self._known: set[str] = set()
+        # The number of the last match.
+        self._matched = 0
+        if service is not None and self._life > 1:
+            prefix = f"{self.prefix}failed/"
+            self._known = {prefix + key for key in service.below(prefix)}
         self._lock = threading.Lock()
         # For each other process: life and number of its last announcement read.
         self._seen: dict[int, Number] = {i: (1, 0) for i in members[1:]}
@@ -104,18 +116,36 @@ class Circle:
             values = {p.process: p.value for p in call.partners or ()}
             values[self.index] = value
             made = make([values[i] for i in self.members])
-            answer = {"value": made}
+            answer = self._withdrawn(service, call) or {"value": made}
+            if "error" in answer:
+                raise from_json(None, answer["error"])
             return made
         except BaseException as e:
-            is_own = call.partners is not None or not isinstance(e, CheckpointError)
-            answer = {"error": to_json(e)} | ({"from": self.index} if is_own else {})
+            if "error" not in answer:
+                is_own = call.partners is not None or not isinstance(e, CheckpointError)
+                own = {"from": self.index} if is_own else {}
+                answer = {"error": to_json(e)} | own
             raise
         finally:
+            answer["is_match"] = call.partners is not None
             with self._lock:
                 late = self._calls.fail(call, answer)
+                self._publish(service)
             for partner in [*late, *(call.partners or ())]:
                 self._tell(service, partner, answer)
             service.delete(self._place(call))
+            if self._published[1]:
+                # Others may have come before they could find the failure.
+                self._look(service)
+
+    def _withdrawn(self, service: Service, call: Call) -> dict[str, Any] | None:
+        """The error of a partner that waits no longer, if there is one."""
+        found = service.below(f"{self.prefix}answers/")
+        for partner in call.partners or ():
+            place = self._place(partner, "answers").removeprefix(self.prefix)
+            if said := found.get(place.removeprefix("answers/")):
+                return said["withdrawn"]
+        return None
 
     def _wait_for_all(self, service: Service, call: Call, deadline: float) -> None:
         """Wait until the call has partners or an answer."""
@@ -143,8 +173,22 @@ class Circle:
                 if process != self.first:
                     self._note(process, tuple(number), found["/".join(map(str, key))])
             answered = self._calls.settle()
+            self._publish(service)
         for call in answered:
             self._tell(service, call, call.answer or {})
+
+    def _publish(self, service: Service) -> None:
+        """Let those that come too late find the failures since the last match."""
+        matches, published = self._published
+        failed = self._calls.failed()
+        if published and matches != self._calls.matches:
+            service.delete(f"{self.prefix}failed/")
+            published = set[str]()
+        for text in failed.keys() - published:
+            failure = failed[text]
+            said = {"error": failure.answers[text]["error"], "age": failure.age}
+            service.set(self._failure_of(text), said, again=True)
+        self._published = self._calls.matches, {*failed}
 
     def _note(self, process: int, number: Number, said: dict[str, Any]) -> None:
         if number[0] > self._seen[process][0]:
@@ -152,9 +196,12 @@ class Circle:
         call = Call(process, number, said["text"], said.get("value"))
         if "withdrawn" in said:
             self._forget(process, said["ended"])
-            self._calls.withdrawn(call, said["withdrawn"])
-            if self.service is not None:
-                self.service.delete(self._place(call))
+            assert self.service is not None
+            # If it has partners, these are about to find out.
+            if number > self._seen[process] or self._calls.is_waiting(call):
+                self._calls.withdrawn(call, said["withdrawn"])
+                self.service.delete(self._place(call, "answers"))
+            self.service.delete(self._place(call))
         elif number > self._seen[process]:
             self._forget(process, said["ended"])
             self._calls.arrived(call)
@@ -165,29 +212,77 @@ class Circle:
         return f"{self.prefix}{of}/{call.process}/{life}/{number}"
 
     def _tell(self, service: Service, call: Call, answer: dict[str, Any]) -> None:
-        service.set(self._place(call, "answers"), answer)
+        """Answer a call, unless its process waits no longer."""
+        place = self._place(call, "answers")
+        if "withdrawn" in service.decide(place, answer):
+            service.delete(place)
 
     def _follow(self, service: Service, text: str, value: Any, deadline: float) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
         with self._lock:
             ended, self._ended = self._ended, []
-        said, answers = self._place(call), self._place(call, "answers")
-        service.set(said, {"text": text, "value": value, "ended": ended})
+        service.set(self._place(call), {"text": text, "value": value, "ended": ended})
+        answer: dict[str, Any] = {}
         try:
-            answer = service.wait(answers, deadline + DEADLINE_MARGIN)
-            if answer is None:
-                raise self._no_answer(service, text, deadline)
+            answer = self._answer(service, call, deadline)
         except BaseException as e:
             # This process stops waiting; it says so, and why.
             with contextlib.suppress(CheckpointError):
-                why = {"text": text, "withdrawn": {"error": to_json(e)}}
-                service.set(said, {**why, "ended": ended}, again=True)
+                self._withdraw(service, call, ended, {"error": to_json(e)})
             raise
-        service.delete(said)
-        service.delete(answers)
+        finally:
+            if answer.get("is_match"):
+                self._known.clear()
+                self._matched = call.number[1]
+            else:
+                self._known.add(self._failure_of(text))
+        service.delete(self._place(call))
+        service.delete(self._place(call, "answers"))
         if "error" in answer:
             raise from_json(answer.get("from"), answer["error"])
         return answer["value"]
+
+    def _answer(self, service: Service, call: Call, deadline: float) -> dict[str, Any]:
+        """Wait for the answer to a call; raise if its meeting fails, or has failed."""
+        known, place = self._failure_of(call.text), self._place(call, "answers")
+        failure = None if known in self._known else service.look(known)
+        if failure is not None and self._age(call) > failure["age"]:
+            # This process took part in that meeting, with another call.
+            failure = None
+        answer = None
+        if failure is None:
+            answer = service.wait(place, deadline + DEADLINE_MARGIN)
+            if answer is None:
+                late = self._no_answer(service, call.text, deadline)
+                failure = {"error": to_json(late)}
+        # The first process may have answered meanwhile; from here on, it cannot.
+        answer = answer or service.decide(place, {"withdrawn": failure})
+        if "withdrawn" in answer:
+            raise from_json(None, answer["withdrawn"]["error"])
+        return answer
+
+    def _withdraw(
+        self, service: Service, call: Call, ended: list[int], why: dict[str, Any]
+    ) -> None:
+        """Say that this process does not wait for a call any longer."""
+        said, place = self._place(call), self._place(call, "answers")
+        if "withdrawn" in service.decide(place, {"withdrawn": why}):
+            withdrawn = {"text": call.text, "withdrawn": why, "ended": ended}
+            service.set(said, withdrawn, again=True)
+            said = why | {"age": self._age(call)}
+            service.decide(self._failure_of(call.text), said)
+        else:
+            service.delete(said)
+            service.delete(place)
+
+    def _age(self, call: Call) -> int:
+        """How many calls this process has made since the last match, with this one."""
+        return call.number[1] - self._matched
+
+    def _failure_of(self, text: str) -> str:
+        """Where it is said that a call has failed."""
+        digest = hashlib.sha256(json.dumps(text).encode()).hexdigest()
+        return f"{self.prefix}failed/{digest}"
 
     def _no_answer(
         self, service: Service, text: str, deadline: float

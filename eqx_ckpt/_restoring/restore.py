@@ -165,7 +165,7 @@ def _restored(
     def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
         plan = plan_reads(found.manifest, request)
         plan.check()
-        joint.outline = [] if joint.is_alone else outline_of(plan.places)
+        joint.outline = [] if joint.is_alone else outline_of(plan)
         if not read_once:
             joint.members = readers(plan.shardings)
         return lambda: (
@@ -175,7 +175,7 @@ def _restored(
 
     check_deadline(deadline)
     check_flag("read_once", read_once)
-    guess = ft.partial(wanted_by, request.like, request.sharding)
+    guess = ft.partial(wanted_by, request)
     guess = everybody if read_once else guess
     joint = JointReading(source, deadline, guess, read_once=read_once)
     # What is read is there, even while JAX traces the caller.
@@ -276,6 +276,6 @@ def _carry_out(
         arrived = leaves.arrived(plan, read_once, check)
         for read in plan.reads:
             if read.spec is not None:
-                value = restore_through(read.spec, leaves, read, plan.casting)
+                value = restore_through(read.spec, leaves, read, plan.request.casting)
                 arrived.values[read.position] = value
     return arrived

@@ -30,9 +30,9 @@ def resumed(
 
     All processes of a job restore the same step.
     """
-    steps = from_first(
-        f"restore() in {run.directory!r}", ft.partial(_steps, run), deadline
-    )
+    how = "" if on_damage == "raise" else f"on_damage={on_damage!r}"
+    call = f"restore({how}) in {run.directory!r}"
+    steps = from_first(call, ft.partial(_steps, run), deadline)
     newest = f"restore(step={steps[-1]}) in {run.directory!r}"
     result, problem = gather_errors(newest, lambda: restored(steps[-1]), deadline)
     if problem is None:

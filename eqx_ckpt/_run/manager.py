@@ -155,7 +155,8 @@ class CheckpointManager:
         """
         self._check_thread()
         with self._one_at_a_time, contextlib.ExitStack() as stack:
-            call = self._call(f"save({in_words(step)})")
+            finite = ", check_finite=True" if self._check_finite else ""
+            call = self._call(f"save({in_words(step)}{finite})")
             group = stack.enter_context(together(call, self._deadline) or Alone())
             number = as_step(step)
             self._check_open()

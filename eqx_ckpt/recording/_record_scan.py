@@ -118,7 +118,14 @@ def record_scan(
     if block is None:
         block = default_block(loop.leaves, loop.chains)
     every = Every(commit_every, commit_every_seconds)
-    pace = Pace(recording.log.team, min(block, max(1, rows)), thin, every)
+    team = recording.log.team
+    team.from_first(
+        f"record_scan(length={length}, thin={thin}, keep={keep is not None}, "
+        f"block={block}, commit_every={commit_every}, "
+        f"commit_every_seconds={commit_every_seconds})",
+        lambda: None,
+    )
+    pace = Pace(team, min(block, max(1, rows)), thin, every)
     return _Scan(loop, recording, pace, rest, xs).run(arrays, rows)
 
 

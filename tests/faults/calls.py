@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._distributed import (
@@ -152,36 +151,6 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     given_up.touch()
     Checkpoint.read = read
     assert_same(restore(path, state(0), read_once=True), state(1))
-    return errors
-
-
-def read_once_on_one(directory: str) -> tuple[str, str]:
-    """Process 1 would wait for data that process 0 does not send; then both do."""
-    path, other = f"{directory}/new", jax.process_index() == 1
-    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
-    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, path, deadline=DEADLINE)
-    error = caught(restore, state(0), read_once=other)
-    assert_same(restore(state(0), read_once=True), state(1))
-    return error
-
-
-def restore_different_arrays(directory: str) -> dict[str, tuple[str, str]]:
-    """Of one global array, the processes ask for different dtypes or shardings."""
-    path, other = f"{directory}/new", jax.process_index() == 1
-    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
-    errors: dict[str, tuple[str, str]] = {}
-    half = {k: v.astype("float16") if k == "w" else v for k, v in state(0).items()}
-    for once in ("", " once"):
-        restore = ft.partial(
-            eqx_ckpt.tree_deserialise_leaves,
-            path,
-            casting="unsafe",
-            deadline=DEADLINE,
-            read_once=bool(once),
-        )
-        for name, like in {"dtype": half, "sharding": state(0, P("y", "x"))}.items():
-            errors[name + once] = caught(restore, like if other else state(0))
-        assert_same(restore(state(0)), state(1))
     return errors
 
 

@@ -9,15 +9,20 @@ import pytest
 from eqx_ckpt._distributed.call_matching import Call, Calls
 
 
+LATE = {"error": {"kind": "X", "text": "late", "errno": None}}
+
+
 class Job:
     """Process 0 decides; the calls of the others arrive as they are told to."""
 
     def __init__(self, processes: int = 2) -> None:
         self.calls = Calls(0, range(1, processes))
-        self.numbers = itertools.count(1)
+        self.numbers = [itertools.count(1) for _ in range(processes)]
 
     def call(self, process: int, text: str, life: int = 1) -> Call:
-        call = Call(process, (life, next(self.numbers)), text, f"{text} of {process}")
+        call = Call(
+            process, (life, next(self.numbers[process])), text, f"{text} of {process}"
+        )
         (self.calls.arrived if process else self.calls.open)(call)
         self.calls.settle()
         return call
@@ -78,36 +83,38 @@ def test_a_save_that_the_others_do_not_know():
     assert words(job.call(0, "should_save(4)")) == "matched"
 
 
-def test_who_comes_too_late_fails_as_the_others_did():
-    job, late = Job(), {"error": {"kind": "X", "text": "late", "errno": None}}
-    mine = job.call(0, "save(1)")
-    job.calls.fail(mine, late)
-    assert words(job.call(1, "save(1)")) == "waits"
-    after = job.call(0, "save(2)")
-    assert words(after) == "waits"
-    job.call(1, "save(2)")
-    assert words(after) == "matched"
-
-
-def test_process_0_comes_too_late():
-    job, late = Job(), {"error": {"kind": "X", "text": "late", "errno": None}}
-    theirs = job.call(1, "save(1)")
-    job.calls.withdrawn(theirs, late)
-    after, mine = job.call(1, "save(2)"), job.call(0, "save(1)")
-    assert (words(mine), words(after)) == ("late", "waits")
-    assert words(job.call(0, "save(2)")) == "matched"
-
-
-def test_a_call_that_was_given_up_is_not_taken_for_a_new_one():
+def test_who_comes_too_late_is_told_at_once():
+    """Whoever gave up; and then all are in step."""
     job = Job()
-    job.calls.withdrawn(job.call(1, "latest()"), {"error": {}})
-    mine = job.call(0, "latest()")
-    assert words(mine) == "waits"
-    new = job.call(1, "latest()")
-    assert mine.partners == [new]
+    job.calls.fail(job.call(0, "save(1)"), LATE)
+    assert words(job.call(1, "save(1)")) == "late"
+    assert both(job, "save(2)") == "matched"
+
+    job = Job(3)
+    job.calls.withdrawn(job.call(1, "save(3)"), LATE)
+    assert words(job.call(2, "save(3)")) == words(job.call(0, "save(3)")) == "late"
+    assert both(job, "save(4)", 3) == "matched"
 
 
-LATE = {"error": {"kind": "X", "text": "late", "errno": None}}
+def test_who_was_there_with_another_call_is_not_late():
+    job = Job(3)
+    lost = [job.call(i, "latest()") for i in (1, 2)]
+    survivor = job.call(0, "should_save(1)")
+    assert [words(call) != "waits" for call in (*lost, survivor)] == [True, True, False]
+    job.calls.fail(survivor, LATE)
+    assert both(job, "latest()", 3) == "matched"
+
+
+def test_the_same_call_again_after_a_late_one():
+    """The late process fails the first one too; all of them make the second one."""
+    job = Job(3)
+    job.calls.fail(job.call(0, "restore(a)"), LATE)
+    again = job.call(0, "restore(a)")
+    late = [job.call(i, "restore(a)") for i in (1, 2)]
+    assert [words(call) for call in late] == ["late"] * 2
+    assert words(again) == "waits"
+    assert [words(job.call(i, "restore(a)")) for i in (1, 2)] == ["waits"] * 2
+    assert words(again) == "matched"
 
 
 def test_a_failure_before_a_match_does_not_answer_a_call_after_it():
@@ -236,12 +243,27 @@ TAIL = ["save(20)", "save(21)", "save(22)"]
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_after_one_disagreement_the_next_call_works(processes: int) -> None:
     """Each makes some call, of which not all are equal; then all make the same."""
-    words = ["save(10)", "save(11)", "save(12)", "save(13)"]
+    words = ["save(10)", "save(11)", "latest()", "should_save(1)", "restore(a)"]
     for seed in range(300):
-        chosen = random.Random(seed).choices(words[:processes], k=processes)
+        chosen = random.Random(seed).choices(words, k=processes)
         if len(set(chosen)) > 1:
             ends = play([[text, *TAIL] for text in chosen], set(), seed)
             assert ends == ["x..."] * processes, (seed, chosen)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_after_many_disagreements_the_next_call_works(processes: int) -> None:
+    """Each makes calls of its own, of any kind; then all make the same."""
+    words = ["save(1)", "latest()", "should_save(1)", "restore(a)", "copy(a)"]
+    for seed in range(200):
+        chance = random.Random(seed)
+        count = chance.randrange(1, 5)
+        programs = [
+            [f"{text} of {i}" for text in chance.choices(words, k=count)] + TAIL
+            for i in range(processes)
+        ]
+        ends = play(programs, set(), seed)
+        assert ends == ["x" * count + "..."] * processes, (seed, programs)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
@@ -252,8 +274,8 @@ def test_after_a_late_call_the_next_call_works(processes: int) -> None:
         late = set(chance.sample(range(processes), chance.randrange(1, processes)))
         chosen = chance.choices(["save(10)", "save(11)"], [3, 1], k=processes)
         ends = play([[text, *TAIL] for text in chosen], late, seed)
-        # Two faults at once, a late process and another call, may cost two calls.
-        known = 1 if len(set(chosen)) == 1 else 2
+        # Three faults at once, two late processes and another call, may cost two.
+        known = 1 if len(set(chosen)) == 1 or len(late) == 1 else 2
         assert {end[known:] for end in ends} == {"...."[known:]}, (seed, chosen, late)
         assert len({end[0] for end in ends}) == 1, (seed, chosen, late)
 

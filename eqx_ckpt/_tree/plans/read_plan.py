@@ -56,14 +56,16 @@ class ReadPlan:
     """What to read, what is known without reading, and how it agrees with `like`.
 
     Every leaf of `like`, by its position, is in `reads` or in `values`. Those of
-    `reads` that a `transform` computes are in `parts` too.
+    `reads` that a `transform` computes are in `parts` too. `kept` has those of `values`
+    that the checkpoint lacks, by name.
     """
 
     treedef: Any
     reads: Sequence[Read]
     values: Mapping[int, Any]
+    kept: Mapping[str, Any]
     match: Match
-    casting: Casting
+    request: "Request"
     derived: Derived | None
     parts: Sequence[Part]
 
@@ -75,15 +77,9 @@ class ReadPlan:
     def shardings(self) -> list[Sharding | None]:
         """The shardings of all leaves, and of what they are computed from."""
         placed = [sharding for part in self.parts for sharding in part.placed]
+        made = self.kept.values() if self.request.initialises else ()
+        placed += [x.sharding for x in made if isinstance(x, jax.ShapeDtypeStruct)]
         return [read.place.sharding for read in self.reads] + placed
-
-    @property
-    def places(self) -> list[tuple[str, LeafRecord, Any]]:
-        """Each leaf by name: what it becomes, and its sharding, or else its mesh."""
-        return [
-            (read.name, read.becomes, read.place.sharding or read.place.target)
-            for read in self.reads
-        ]
 
     def filled(self, values: Mapping[int, Any]) -> PyTree:
         """The tree that is restored, with what was read, by position."""
@@ -165,6 +161,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     targets = targets_of(request.sharding, like, is_leaf, len(named))
     reads: list[Read] = []
     values: dict[int, Any] = {}
+    kept: dict[str, Any] = {}
     matches: dict[str, LeafMatch] = {}
     for index, leaf in enumerate(named):
         if index not in chosen and not request.initialises:
@@ -176,7 +173,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             value, match = _missing(leaf, manifest, request, picked=picked)
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
-            values[index], matches[leaf.name] = value, match
+            values[index] = kept[leaf.name] = value
+            matches[leaf.name] = match
             continue
         match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
         where_to = Place(None)
@@ -202,7 +200,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     parts = [] if derived is None else parts_of(derived, reads)
     match = Match(matches, _nbytes(reads, parts))
     treedef = jtu.tree_structure(like, is_leaf)
-    return ReadPlan(treedef, reads, values, match, request.casting, derived, parts)
+    return ReadPlan(treedef, reads, values, kept, match, request, derived, parts)
 
 
 def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:

@@ -1,5 +1,6 @@
 """A function of arrays as equations: what each of its outputs is computed from."""
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -44,6 +45,10 @@ def _without_mesh() -> Generator[None, None, None]:
         ) from e
     with cleared:
         yield
+
+
+# Of a function that an equation calls.
+_ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 class _Step(NamedTuple):
@@ -188,6 +193,14 @@ class Computation(NamedTuple):
             results = jex.jaxpr_as_fun(self._alone(step.equation))(*arguments)
             values |= zip(step.outputs, results, strict=True)
         return [values[i] for i in self.outputs]
+
+    def __str__(self) -> str:
+        """The same text in each process that computes the same."""
+        lines = [
+            f"{step.outputs} = {self._alone(step.equation)} of {step.inputs}"
+            for step in self.steps
+        ]
+        return _ADDRESS.sub("", "\n".join([*lines, f"returns {self.outputs}"]))
 
     def _alone(self, equation: Any) -> Any:
         jaxpr = self.jaxpr.replace(

@@ -74,14 +74,18 @@ def copy(
     """
     reading = Reading(source)
     call = f"copy({reading})"
+
+    def checked() -> Source:
+        found = reading.open()
+        form = Form("a checkpoint")
+        check_leaves(found.manifest, form, strict=strict, loses_metadata=False)
+        return found
+
     with reading.announced():
-        opened, error = gather_errors(call, reading.open, deadline)
+        opened, error = gather_errors(call, checked, deadline)
         if error is not None:
             raise error
         assert opened is not None
-        check_leaves(
-            opened.manifest, Form("a checkpoint"), strict=strict, loses_metadata=False
-        )
         version = from_first(f"{call}: its version", reading.digest, deadline)
         with all_saving(path, deadline) or Alone() as group:
             if reading.digest() != version:

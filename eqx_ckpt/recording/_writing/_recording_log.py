@@ -73,7 +73,7 @@ class Log(Taker):
         self._leaf = ""
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Last, because it locks the recording.
-        self._place = Place(path, wanted, differs, deadline)
+        self._place = Place(path, wanted, differs, max_samples, deadline)
         self.base, self.where = self._place.base, self._place.where
         self.team = self._place.team
         self._taken = np.array(self.record.draws, np.int64)
@@ -237,7 +237,8 @@ class Log(Taker):
         self, ready: Callable[[], None], state: PyTree = None, steps: int = 0
     ) -> None:
         number = self.record.commit + 1
-        parts = self.team.gather(f"commit {number}", lambda: self._settled(ready))
+        what = f"commit {number}" + (" with a state" if state is not None else "")
+        parts = self.team.gather(what, lambda: self._settled(ready))
         record = merged(self.record, parts, steps, self.where)
         if state is not None:
             self._save_state(number, state)

@@ -33,6 +33,7 @@ class Place:
         path: PathLike,
         wanted: Record,
         differs: Callable[[Leaf, Leaf], str],
+        max_samples: int | None,
         deadline: float,
     ) -> None:
         self.base = locate(path)
@@ -47,8 +48,9 @@ class Place:
         self.states = Run(below(path, self.base.url()))
         self.record = wanted
         try:
-            self.team.from_first("beginning", lambda: self._begin(wanted, differs))
-            self.team.gather("beginning", lambda: self._join(wanted, differs))
+            call = f"beginning (max_samples={max_samples})"
+            self.team.from_first(call, lambda: self._begin(wanted, differs))
+            self.team.gather(call, lambda: self._join(wanted, differs))
             self.columns = self._go_on()
         except BaseException:
             self.files.release()
