@@ -81,7 +81,9 @@ class Pace:
             self.rows = rows
             if due:
                 return True
-        steps = self.steps + self.rows * self._thin
+        # The next block may be one longer; see `next`.
+        longest = min(self.rows + (self.rows == 2), self._most)
+        steps = self.steps + longest * self._thin
         return bool(self._every.steps) and steps > self._every.steps
 
     def _decided(self, seconds: float) -> tuple[int, bool]:
