@@ -152,7 +152,7 @@ def planning() -> float:
 
     like = jax.eval_shape(transform, eqx_ckpt.tree_like("memory://many"))
     start = time.perf_counter()
-    match = eqx_ckpt.match("memory://many", like, transform=transform)
+    match = eqx_ckpt.tree_match("memory://many", like, transform=transform)
     seconds = time.perf_counter() - start
     assert match.ok
     return seconds

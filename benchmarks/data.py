@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqx_ckpt.data import ArraySource, Loader
+from eqx_ckpt.data import ArrayDataSource, Loader
 
 
 ROWS, WIDTH, BATCH = 100_000, 100, 100
@@ -66,8 +66,8 @@ def compare(ways: dict[str, Callable[[], float]]) -> None:
         print(f"| {name} | {min(times):.1f} | {statistics.median(times):.1f} |")
 
 
-def source(rows: np.ndarray, **kwargs: bool) -> ArraySource:
-    return ArraySource(x=rows, **kwargs)
+def source(rows: np.ndarray, **kwargs: bool) -> ArrayDataSource:
+    return ArrayDataSource(x=rows, **kwargs)
 
 
 def in_jit(loader: Loader) -> Callable[[], float]:

@@ -113,12 +113,12 @@ def peak() -> int:
 
 
 def ours(path: Path) -> Any:
-    source = eqx_ckpt.interop.safetensors(path)
+    source = eqx_ckpt.interop.open_safetensors(path)
     return eqx_ckpt.tree_deserialise_leaves(source, eqx_ckpt.tree_like(source))
 
 
 def our_layer(path: Path) -> Any:
-    source = eqx_ckpt.interop.safetensors(path)
+    source = eqx_ckpt.interop.open_safetensors(path)
     like = eqx_ckpt.tree_like(source, prefix="layers/0")
     return eqx_ckpt.tree_deserialise_leaves(source, like, prefix="layers/0")
 
@@ -138,7 +138,7 @@ def library_layer(path: Path) -> Any:
 
 def out_of(way: Callable[..., Any], name: str) -> Callable[[Path], Any]:
     def run(path: Path) -> Any:
-        source = eqx_ckpt.interop.safetensors(path)
+        source = eqx_ckpt.interop.open_safetensors(path)
         return way(source, path.with_name(f"{path.name}.{name}"), overwrite=True)
 
     return run

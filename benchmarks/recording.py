@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 
 
 WIDTH, BLOCK = 1000, 250
@@ -86,7 +86,7 @@ def many(path: Path, chains: int, draws: int, repeats: int) -> str:
             start = time.process_time()
             wall.append(timed(lambda: recording.commit({"step": 1})))
             cpu.append(time.process_time() - start)
-    read = min(timed(lambda: Recording.open(path).read()) for _ in range(repeats))
+    read = min(timed(lambda: Samples(path).read()) for _ in range(repeats))
     nbytes = repeats * chains * draws * 44
     files = [file for file in path.rglob("*") if file.is_file()]
     disk = sum(512 * file.stat().st_blocks for file in files)
@@ -155,7 +155,7 @@ def once(scratch: Path, draws: int, repeats: int) -> dict[str, list[float]]:
         with Recording(path, SMALL) as recording:
             recording.resume(state)
             found["resume"].append(time.perf_counter() - start)
-        reading = Recording.open(path).read
+        reading = Samples(path).read
         found["read a leaf"].append(timed(reading))
         seconds = timed(
             lambda: eqx_ckpt.tree_deserialise_leaves(scratch / "plain", like)
@@ -191,7 +191,9 @@ def bare(steps: int) -> None:
 def recorded(path: Path, steps: int) -> None:
     with Recording(path, LIKE) as recording:
         state = jnp.zeros(WIDTH)
-        eqx_ckpt.record_scan(step, recording, state, steps, block=BLOCK)
+        eqx_ckpt.recording.record_scan(
+            step, state, length=steps, recording=recording, block=BLOCK
+        )
 
 
 def extended(path: Path, steps: int) -> None:

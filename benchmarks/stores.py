@@ -72,7 +72,7 @@ class Place(NamedTuple):
         if self.endpoint is None:
             return self.path
         url = f"s3://{_BUCKET}/{self.path.name}"
-        return eqx_ckpt.Store(url, endpoint=self.endpoint)
+        return eqx_ckpt.StorePath(url, endpoint=self.endpoint)
 
     @property
     def kvstore(self) -> dict[str, Any]:

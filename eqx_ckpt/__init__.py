@@ -47,20 +47,23 @@ if typing.TYPE_CHECKING:
     )
     from ._run.run_steps import orphans as orphans, sweep as sweep
     from ._run.save_times import (
-        every_seconds as every_seconds,
-        every_steps as every_steps,
+        save_every_seconds as save_every_seconds,
+        save_every_steps as save_every_steps,
         When as When,
     )
     from ._saving.save import (
         tree_serialise_leaves as tree_serialise_leaves,
         tree_serialise_leaves_async as tree_serialise_leaves_async,
     )
-    from ._storage.calls.store_path import Store as Store
+    from ._storage.calls.store_path import StorePath as StorePath
     from ._tree.leaves.filter_spec import (
         default_deserialise_filter_spec as default_deserialise_filter_spec,
         default_serialise_filter_spec as default_serialise_filter_spec,
     )
-    from ._tree.matching.leaf_match import LeafMatch as LeafMatch, Match as Match
+    from ._tree.matching.leaf_match import (
+        LeafMatch as LeafMatch,
+        TreeMatch as TreeMatch,
+    )
     from ._tree.matching.shard_like import shard_like as shard_like
     from ._tree.plans.write_plan import Compression as Compression
     from ._types import Layout as Layout
@@ -98,12 +101,12 @@ _NAMES = {
     "_run.manager": "CheckpointManager",
     "_run.retention": "Keep keep_all keep_best keep_every keep_last",
     "_run.run_steps": "orphans sweep",
-    "_run.save_times": "every_seconds every_steps When",
+    "_run.save_times": "save_every_seconds save_every_steps When",
     "_saving.save": "tree_serialise_leaves tree_serialise_leaves_async",
-    "_storage.calls.store_path": "Store",
+    "_storage.calls.store_path": "StorePath",
     "_tree.leaves.filter_spec": "default_deserialise_filter_spec "
     "default_serialise_filter_spec",
-    "_tree.matching.leaf_match": "LeafMatch Match",
+    "_tree.matching.leaf_match": "LeafMatch TreeMatch",
     "_tree.matching.shard_like": "shard_like",
     "_tree.plans.write_plan": "Compression",
     "_types": "Layout",

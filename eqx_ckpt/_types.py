@@ -58,7 +58,7 @@ def as_text(path: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(
             f"{path!r} is not a path. Pass a string, a `pathlib.Path`, or an "
-            "`eqx_ckpt.Store`."
+            "`eqx_ckpt.StorePath`."
         )
     return text
 

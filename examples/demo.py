@@ -42,7 +42,7 @@ def demo(scratch: Path) -> None:
         "1. Train on 1,437 images of digits; save every 50 steps, keep a few of them."
     )
     python("train", run)
-    accuracy = eqx_ckpt.read_manifest(run / "000300").metadata["accuracy"]
+    accuracy = eqx_ckpt.inspect.read_manifest(run / "000300").metadata["accuracy"]
     check("the test accuracy is at least 95%", accuracy >= 0.95)
 
     title("2. Look at the last checkpoint: each leaf is a Zarr array of its own.")
@@ -70,7 +70,7 @@ def demo(scratch: Path) -> None:
 
 def show_checkpoint(checkpoint: Path) -> None:
     """Prints a checkpoint's directory and sizes, and checks every byte of it."""
-    manifest = eqx_ckpt.read_manifest(checkpoint)
+    manifest = eqx_ckpt.inspect.read_manifest(checkpoint)
     print(f"   {checkpoint}/")
     print(*tree(checkpoint, manifest), sep="\n")
     leaf = "model/encoder/conv1/weight"
@@ -85,11 +85,13 @@ def show_checkpoint(checkpoint: Path) -> None:
         size = sum(record.nbytes for record in leaves)
         print(f"      {prefix or 'all':43} {len(leaves)} leaves, {size:,} bytes")
     print(f"\n   What was saved with them: {manifest.metadata}")
-    eqx_ckpt.verify(checkpoint)
+    eqx_ckpt.inspect.verify(checkpoint)
     check("every byte agrees with its checksum", True)
 
 
-def tree(folder: Path, manifest: eqx_ckpt.Manifest, name: str = "") -> Iterator[str]:
+def tree(
+    folder: Path, manifest: eqx_ckpt.inspect.Manifest, name: str = ""
+) -> Iterator[str]:
     """The lines of a directory tree. Each leaf is one of them."""
     indent = "   " * (2 + name.count("/") + bool(name))
     for path in sorted(folder.iterdir()):
@@ -114,7 +116,7 @@ def sample(run: Path, killed: Path, *arguments: object) -> None:
     kill_once(process, lambda: drawn(killed) >= total / 4)
     print(f"   It died after {drawn(killed)} committed draws of {total}.")
     python("sampling", killed, *arguments)
-    samples, again = (eqx_ckpt.Recording.open(path).read() for path in (run, killed))
+    samples, again = (eqx_ckpt.recording.Samples(path).read() for path in (run, killed))
     same = eqx.tree_equal(samples, again)
     check("all draws of all chains are the same to the last bit", bool(same))
     means, exact = posterior_means(run), reference_means()
@@ -128,7 +130,7 @@ def sample(run: Path, killed: Path, *arguments: object) -> None:
 def drawn(run: Path) -> int:
     """How many draws of each chain are committed."""
     try:
-        return int(eqx_ckpt.Recording.open(run).committed or 0)
+        return int(eqx_ckpt.recording.Samples(run).committed or 0)
     except eqx_ckpt.CheckpointNotFoundError:
         return 0
 

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from sklearn.datasets import load_digits
 
-from eqx_ckpt.data import ArraySource, Loader
+from eqx_ckpt.data import ArrayDataSource, Loader
 
 
 batch_size = 64
@@ -85,7 +85,7 @@ def load_data() -> tuple[tuple[Images, Labels], tuple[Images, Labels]]:
 
 def load(images: Images, labels: Labels) -> Loader:
     """Batches of images and labels, in another order in every epoch."""
-    source = ArraySource(x=np.asarray(images), y=np.asarray(labels))
+    source = ArrayDataSource(x=np.asarray(images), y=np.asarray(labels))
     return Loader(source, batch_size, order="shuffle", cache=4)
 
 

@@ -84,20 +84,25 @@ def sample(run: Path, draws: int, commit_every: int) -> None:
         "accepted": jax.ShapeDtypeStruct((), bool),
     }
     state = (jax.random.key(0), jnp.zeros((CHAINS, len(NAMES))))
-    with eqx_ckpt.Recording(run, like, chains=CHAINS) as recording:
+    with eqx_ckpt.recording.Recording(run, like, chains=CHAINS) as recording:
         if recording.committed is not None:
             state = recording.resume(state)
             print(f"goes on from draw {recording.steps}")
         left = draws - recording.steps
         # Blocks of the same length, wherever it goes on: one program, the same bits.
-        eqx_ckpt.record_scan(
-            step, recording, state, left, block=250, commit_every=commit_every
+        eqx_ckpt.recording.record_scan(
+            step,
+            state,
+            length=left,
+            recording=recording,
+            block=250,
+            commit_every=commit_every,
         )
 
 
 def posterior_means(run: Path, warmup: int = 500) -> np.ndarray:
     """The mean of each weight, over all chains."""
-    samples = eqx_ckpt.Recording.open(run)
+    samples = eqx_ckpt.recording.Samples(run)
     weights = samples.read(where=lambda tree: tree["weights"], start=warmup)
     return weights.mean((0, 1), dtype=np.float64)
 

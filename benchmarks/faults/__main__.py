@@ -114,7 +114,7 @@ def _observe(fault: str, peer: str, repeats: int, scratch: Path) -> dict[str, An
     directory.mkdir()
     scene = Scene(peer, directory, repeats, [])
     try:
-        with _deadline(_SCENARIO_SECONDS):
+        with _timeout(_SCENARIO_SECONDS):
             result["cells"] = FAULTS[fault].run(scene)
     except (ChildError, OSError, subprocess.CalledProcessError) as e:
         result["error"] = f"{type(e).__name__}: {e}"
@@ -124,7 +124,7 @@ def _observe(fault: str, peer: str, repeats: int, scratch: Path) -> dict[str, An
 
 
 @contextlib.contextmanager
-def _deadline(seconds: int) -> Iterator[None]:
+def _timeout(seconds: int) -> Iterator[None]:
     def end(*_: object) -> None:
         raise TimeoutError(f"more than {seconds} seconds")
 

@@ -124,15 +124,17 @@ def stats(path: str, prefix: str, as_json: bool) -> int:
 
 
 def _stats(
-    source: eqx_ckpt.Source, prefix: str
-) -> tuple[dict[str, eqx_ckpt.LeafStats], dict[str, str]]:
+    source: eqx_ckpt.interop.Source, prefix: str
+) -> tuple[dict[str, eqx_ckpt.inspect.LeafStats], dict[str, str]]:
     damage: dict[str, str] = {}
     return stats_and_damage(source, prefix, damage), damage
 
 
-def _stats_lines(found: dict[str, eqx_ckpt.LeafStats]) -> Iterator[str | Styled]:
+def _stats_lines(
+    found: dict[str, eqx_ckpt.inspect.LeafStats],
+) -> Iterator[str | Styled]:
     """A table, or a paragraph for each leaf where that is too wide for the terminal."""
-    fields = [field.name for field in dataclasses.fields(eqx_ckpt.LeafStats)]
+    fields = [field.name for field in dataclasses.fields(eqx_ckpt.inspect.LeafStats)]
     rows = [
         [name, *(number(getattr(leaf, field)) for field in fields), ""]
         for name, leaf in found.items()

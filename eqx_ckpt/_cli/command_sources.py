@@ -14,7 +14,7 @@ from .._storage.directory.foreign_paths import format_at, without_names
 _T = TypeVar("_T")
 
 
-def found_at(path: str) -> str | eqx_ckpt.Source:
+def found_at(path: str) -> str | eqx_ckpt.interop.Source:
     """What is at a path, for a function that reads it.
 
     The path itself if it is ours: then it is read again if it is replaced meanwhile.
@@ -38,6 +38,6 @@ def found_at(path: str) -> str | eqx_ckpt.Source:
         return eqx_ckpt.interop.open_source(path)
 
 
-def reading(path: str, read: Callable[[eqx_ckpt.Source], _T]) -> _T:
+def reading(path: str, read: Callable[[eqx_ckpt.interop.Source], _T]) -> _T:
     """Read what is at a path: again from the start if it is replaced meanwhile."""
     return read_consistently(found_at(path), lambda source: lambda: read(source))

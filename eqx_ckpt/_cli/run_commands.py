@@ -87,7 +87,7 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
     try:
         if os.path.exists(path):
             entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
-        manifest = eqx_ckpt.read_manifest(run.path(step))
+        manifest = eqx_ckpt.inspect.read_manifest(run.path(step))
     except (eqx_ckpt.CheckpointError, OSError) as e:
         return entry, e
     entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
@@ -131,7 +131,7 @@ def verify(path: str, as_json: bool) -> int:
         for one in [os.fspath(run.path(step)) for step in steps] or [path]:
             result = {"path": one, "ok": True, "problem": None}
             try:
-                if not eqx_ckpt.verify(found_at(one), progress=progress(one)):
+                if not eqx_ckpt.inspect.verify(found_at(one), progress=progress(one)):
                     result |= {"ok": None, "problem": NO_CHECKSUMS}
             except (eqx_ckpt.CheckpointError, OSError) as e:
                 # Of a run, the other steps are verified all the same.

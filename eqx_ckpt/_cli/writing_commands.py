@@ -78,6 +78,6 @@ def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> in
     return DAMAGED if shouts else 0
 
 
-def _found(path: str) -> str | eqx_ckpt.Source:
+def _found(path: str) -> str | eqx_ckpt.interop.Source:
     """A run, a checkpoint, or a source of another format."""
     return path if Run(path).readable_or_not() else found_at(path)

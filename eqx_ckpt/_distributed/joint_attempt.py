@@ -200,19 +200,19 @@ def _written(error: BaseException | None, checksums: Checksums) -> dict[str, Any
     }
 
 
-def all_saving(path: PathLike, deadline: float) -> Together | None:
+def all_saving(path: PathLike, timeout: float) -> Together | None:
     """The processes that save to this path together; `None` if there is only one."""
     try:
         place = str(locate(path))
     except Exception:
         # The error is raised later, when it can be sent to all processes.
         place = repr(path)
-    return together(f"save({place})", deadline)
+    return together(f"save({place})", timeout)
 
 
-def together(call: str, deadline: float) -> Together | None:
+def together(call: str, timeout: float) -> Together | None:
     """All processes of the job, in the same call; `None` if there is only one."""
-    group = group_of(call, deadline)
+    group = group_of(call, timeout)
     return None if group is None else Together(group)
 
 

@@ -34,16 +34,16 @@ class JointReading:
     def __init__(
         self,
         source: PathLike | Source,
-        deadline: float,
+        timeout: float,
         guess: Callable[[], set[int]],
         *,
-        read_once: bool,
+        broadcast_replicas: bool,
     ) -> None:
         self.is_alone = is_alone()
         self.members: set[int] | None = None
         place = source if isinstance(source, Source) else as_text(source)
-        self._call = f"restore({place}{', read_once=True' if read_once else ''})"
-        self._deadline = deadline
+        self._call = f"restore({place}{', broadcast_replicas=True' if broadcast_replicas else ''})"
+        self._timeout = timeout
         self._guess = guess
         # What all of them have to ask for alike, line by line, once there is a plan.
         self.outline: list[str] = []
@@ -137,7 +137,7 @@ class JointReading:
             everybody = len(self.members) == jax.process_count()
             if is_one and (everybody or service() is not None):
                 circle = circle_of(tuple(sorted(self.members)))
-                self._group = Group(circle, self._call, self._deadline)
+                self._group = Group(circle, self._call, self._timeout)
         return self._group
 
 

@@ -22,14 +22,14 @@ from .call_matching import Call, Calls, nothing_done, Number, out_of_order
 from .jax_service import gather_on_devices, Service, service
 
 
-DEADLINE = 300.0  # seconds
+TIMEOUT = 300.0  # seconds
 
 
 _LONGEST = 1e9
 
 
 # The others wait a little longer than the first process, which says who is late.
-DEADLINE_MARGIN = 5.0
+TIMEOUT_MARGIN = 5.0
 
 
 # How often the first process looks for calls that it does not wait for.
@@ -42,12 +42,12 @@ _making = threading.Lock()
 _circles: "dict[tuple[int, ...], Circle]" = {}
 
 
-def check_deadline(deadline: float) -> None:
+def check_timeout(timeout: float) -> None:
     """Raise if it is not a positive number of seconds."""
-    if not is_real(deadline) or not 0 < deadline <= _LONGEST:
+    if not is_real(timeout) or not 0 < timeout <= _LONGEST:
         raise CheckpointError(
-            f"`deadline` is {deadline!r}. Pass a positive number of seconds, such as "
-            f"{DEADLINE:g}; at most {_LONGEST:g}."
+            f"`timeout` is {timeout!r}. Pass a positive number of seconds, such as "
+            f"{TIMEOUT:g}; at most {_LONGEST:g}."
         )
 
 
@@ -88,29 +88,29 @@ class Circle:
         self,
         text: str,
         value: Any,
-        deadline: float,
+        timeout: float,
         make: Callable[[list[Any]], Any],
     ) -> Any:
         """Combine all messages on the first process; return the result on each."""
         if self.service is None:
             return self._on_devices(text, value, make)
         if self.index == self.first:
-            return self._lead(self.service, text, value, deadline, make)
-        return self._follow(self.service, text, value, deadline)
+            return self._lead(self.service, text, value, timeout, make)
+        return self._follow(self.service, text, value, timeout)
 
     def _lead(
         self,
         service: Service,
         text: str,
         value: Any,
-        deadline: float,
+        timeout: float,
         make: Callable[[list[Any]], Any],
     ) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
         answer: dict[str, Any] = {}
         try:
             service.set(self._place(call), {"text": text})
-            self._wait_for_all(service, call, deadline)
+            self._wait_for_all(service, call, timeout)
             if call.answer is not None:
                 raise from_json(None, call.answer["error"])
             values = {p.process: p.value for p in call.partners or ()}
@@ -147,9 +147,9 @@ class Circle:
                 return said["withdrawn"]
         return None
 
-    def _wait_for_all(self, service: Service, call: Call, deadline: float) -> None:
+    def _wait_for_all(self, service: Service, call: Call, timeout: float) -> None:
         """Wait until the call has partners or an answer."""
-        end = time.monotonic() + deadline
+        end = time.monotonic() + timeout
         with self._lock:
             self._calls.open(call)
         self._look(service)
@@ -158,7 +158,7 @@ class Circle:
             with self._lock:
                 late = self._calls.missing(call)
             if left <= 0 or not late:
-                raise too_late(call.text, late, self.members, deadline)
+                raise too_late(call.text, late, self.members, timeout)
             life, number = self._seen[late[0]]
             coming = f"{self.prefix}calls/{late[0]}/{life}/{number + 1}"
             service.wait(coming, min(left, _GLANCE))
@@ -217,14 +217,14 @@ class Circle:
         if "withdrawn" in service.decide(place, answer):
             service.delete(place)
 
-    def _follow(self, service: Service, text: str, value: Any, deadline: float) -> Any:
+    def _follow(self, service: Service, text: str, value: Any, timeout: float) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
         with self._lock:
             ended, self._ended = self._ended, []
         service.set(self._place(call), {"text": text, "value": value, "ended": ended})
         answer: dict[str, Any] = {}
         try:
-            answer = self._answer(service, call, deadline)
+            answer = self._answer(service, call, timeout)
         except BaseException as e:
             # This process stops waiting; it says so, and why.
             with contextlib.suppress(CheckpointError):
@@ -242,7 +242,7 @@ class Circle:
             raise from_json(answer.get("from"), answer["error"])
         return answer["value"]
 
-    def _answer(self, service: Service, call: Call, deadline: float) -> dict[str, Any]:
+    def _answer(self, service: Service, call: Call, timeout: float) -> dict[str, Any]:
         """Wait for the answer to a call; raise if its meeting fails, or has failed."""
         known, place = self._failure_of(call.text), self._place(call, "answers")
         failure = None if known in self._known else service.look(known)
@@ -251,9 +251,9 @@ class Circle:
             failure = None
         answer = None
         if failure is None:
-            answer = service.wait(place, deadline + DEADLINE_MARGIN)
+            answer = service.wait(place, timeout + TIMEOUT_MARGIN)
             if answer is None:
-                late = self._no_answer(service, call.text, deadline)
+                late = self._no_answer(service, call.text, timeout)
                 failure = {"error": to_json(late)}
         # The first process may have answered meanwhile; from here on, it cannot.
         answer = answer or service.decide(place, {"withdrawn": failure})
@@ -285,7 +285,7 @@ class Circle:
         return f"{self.prefix}failed/{digest}"
 
     def _no_answer(
-        self, service: Service, text: str, deadline: float
+        self, service: Service, text: str, timeout: float
     ) -> CheckpointError:
         found = service.below(f"{self.prefix}calls/")
         called = {
@@ -294,7 +294,7 @@ class Circle:
             if said["text"] == text
         }
         late = [i for i in self.members if i not in called] or [self.first]
-        return too_late(text, late, self.members, deadline)
+        return too_late(text, late, self.members, timeout)
 
     def _on_devices(
         self, text: str, value: Any, make: Callable[[list[Any]], Any]
@@ -356,14 +356,14 @@ def too_late(
     what: str,
     late: list[int],
     members: tuple[int, ...],
-    deadline: float,
+    timeout: float,
     outcome: str = "",
 ) -> CheckpointError:
     names = " and ".join(f"process {i}" for i in late)
     return CheckpointError(
-        f"No answer from {names} of {len(members)} within {deadline:g} seconds "
+        f"No answer from {names} of {len(members)} within {timeout:g} seconds "
         f"({what}). It has died, hangs, or is late: its own output may say more. "
-        f"{outcome or nothing_done(what)}A longer `deadline` gives it more time."
+        f"{outcome or nothing_done(what)}A longer `timeout` gives it more time."
     )
 
 

@@ -11,11 +11,11 @@ import jax
 from .._errors import CheckpointError
 from .jax_service import gather_on_devices, is_alone
 from .meeting import (
-    check_deadline,
+    check_timeout,
     Circle,
     circle_of,
-    DEADLINE_MARGIN,
     from_json,
+    TIMEOUT_MARGIN,
     to_json,
     too_late,
 )
@@ -43,7 +43,7 @@ class Group:
     or the error of a process that stops waiting before, and all of them get the same.
     """
 
-    def __init__(self, circle: Circle, call: str, deadline: float) -> None:
+    def __init__(self, circle: Circle, call: str, timeout: float) -> None:
         self.members = circle.members
         self.size = len(circle.members)
         self.index = circle.index
@@ -51,9 +51,9 @@ class Group:
         self.has_service = circle.service is not None
         self._circle = circle
         self._call = call
-        self._deadline = deadline
+        self._timeout = timeout
         self._number = circle.together(
-            call, None, deadline, lambda _: circle.new_number()
+            call, None, timeout, lambda _: circle.new_number()
         )
         self._is_open = True
 
@@ -69,7 +69,7 @@ class Group:
             return gather_on_devices(value)
         self.say(topic, value)
         if self.is_first:
-            end = time.monotonic() + self._deadline
+            end = time.monotonic() + self._timeout
             values = [self._hear(topic, i, end) for i in self._circle.members]
             members = zip(self._circle.members, values, strict=True)
             late = [i for i, value in members if value is None]
@@ -158,7 +158,7 @@ class Group:
         outcome = None
         while outcome is None and slow:
             outcome = self._hear(topic, _OUTCOME, time.monotonic() + _LONG)
-        end = time.monotonic() + self._deadline + DEADLINE_MARGIN
+        end = time.monotonic() + self._timeout + TIMEOUT_MARGIN
         outcome = outcome or self._hear(topic, _OUTCOME, end)
         if outcome is not None:
             return outcome
@@ -188,7 +188,7 @@ class Group:
 
     def _too_late(self, late: list[int], outcome: str = "") -> CheckpointError:
         members = self._circle.members
-        return too_late(self._call, late, members, self._deadline, outcome)
+        return too_late(self._call, late, members, self._timeout, outcome)
 
 
 def _begun(topic: str) -> str:
@@ -200,21 +200,21 @@ def digest_of(outline: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(outline).encode()).hexdigest()
 
 
-def group_of(call: str, deadline: float) -> Group | None:
+def group_of(call: str, timeout: float) -> Group | None:
     """All processes of the job, in the same call; `None` if there is only one."""
-    check_deadline(deadline)
-    return None if is_alone() else Group(_all(), call, deadline)
+    check_timeout(timeout)
+    return None if is_alone() else Group(_all(), call, timeout)
 
 
-def from_first(call: str, make: Callable[[], _T], deadline: float) -> _T:
+def from_first(call: str, make: Callable[[], _T], timeout: float) -> _T:
     """Compute a value on process 0, and return it on every process."""
     if is_alone():
         return make()
-    return _all().together(call, None, deadline, lambda _: make())
+    return _all().together(call, None, timeout, lambda _: make())
 
 
 def gather_errors(
-    call: str, make: Callable[[], _T], deadline: float
+    call: str, make: Callable[[], _T], timeout: float
 ) -> tuple[_T | None, Exception | None]:
     """Compute a value; return it with the first failure of any process."""
     made = error = None
@@ -226,19 +226,19 @@ def gather_errors(
         return made, error
     told = None if error is None else to_json(error)
     try:
-        errors = _all().together(call, told, deadline, lambda said: said)
+        errors = _all().together(call, told, timeout, lambda said: said)
     except CheckpointError as e:
         raise e from error
     others = (from_json(i, e) for i, e in enumerate(errors) if e is not None)
     return made, error or next(others, None)
 
 
-def most_said(call: str, values: list[int], deadline: float) -> list[int]:
+def most_said(call: str, values: list[int], timeout: float) -> list[int]:
     """The largest of each value among all processes."""
     if is_alone():
         return values
     return _all().together(
-        call, values, deadline, lambda said: [max(of) for of in zip(*said, strict=True)]
+        call, values, timeout, lambda said: [max(of) for of in zip(*said, strict=True)]
     )
 
 

@@ -73,7 +73,7 @@ class LeafRecord(NamedTuple):
         path: Sequence[tuple[str, str | int]],
         kind: str = "jax",
     ) -> "LeafRecord":
-        """The record of an array, for the manifest of a [`eqx_ckpt.Source`][].
+        """The record of an array, for the manifest of a [`eqx_ckpt.interop.Source`][].
 
         **Arguments:**
 

@@ -23,7 +23,7 @@ _BATCH = 32 * 2**20
 
 
 class RegionRead(NamedTuple):
-    """A request to a [`eqx_ckpt.Source`][] for a region of the array of a leaf.
+    """A request to a [`eqx_ckpt.interop.Source`][] for a region of the array of a leaf.
 
     **Attributes:**
 
@@ -59,15 +59,15 @@ class Source(abc.ABC):
         import eqx_ckpt
         import numpy as np
 
-        class NpyFiles(eqx_ckpt.Source):
+        class NpyFiles(eqx_ckpt.interop.Source):
             def __init__(self, files):
                 self._arrays = {n: np.load(f, mmap_mode="r") for n, f in files.items()}
 
             @property
             def manifest(self):
-                return eqx_ckpt.Manifest(
+                return eqx_ckpt.inspect.Manifest(
                     {
-                        name: eqx_ckpt.LeafRecord.of_array(
+                        name: eqx_ckpt.inspect.LeafRecord.of_array(
                             array.shape, array.dtype, path=(("key", name),)
                         )
                         for name, array in self._arrays.items()
@@ -91,7 +91,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def manifest(self) -> Manifest:
-        """The [`eqx_ckpt.Manifest`][]: all leaves, before any data are read.
+        """The [`eqx_ckpt.inspect.Manifest`][]: all leaves, before any data are read.
 
         The name of each leaf is that of its `path`: the keys joined by `/`, escaped as
         `docs/format.md` says.
@@ -108,7 +108,7 @@ class Source(abc.ABC):
 
         **Arguments:**
 
-        - `reads`: the [`eqx_ckpt.RegionRead`][]s.
+        - `reads`: the [`eqx_ckpt.interop.RegionRead`][]s.
         - `damage`: a dictionary. If a leaf is damaged, add a description under the
             leaf's name: the caller then ignores the leaf's arrays, and raises one error
             for all damaged leaves.
@@ -165,8 +165,8 @@ class Source(abc.ABC):
     def has_checksums(self) -> bool:
         """Whether every array is compared with a checksum when it is read.
 
-        `False` unless a source overrides it: then [`eqx_ckpt.verify`][] can find that
-        data are missing, but not that they are other data.
+        `False` unless a source overrides it: then [`eqx_ckpt.inspect.verify`][] can
+        find that data are missing, but not that they are other data.
         """
         return False
 

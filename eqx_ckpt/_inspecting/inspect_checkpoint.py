@@ -30,13 +30,14 @@ def read_manifest(source: PathLike | Source) -> Manifest:
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][]. Here
-        and in all functions, it may also be that of an [`eqx_ckpt.Recording`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][]. Here and in all functions, it may also be that of
+        an [`eqx_ckpt.recording.Recording`][].
 
     **Returns:**
 
-    A [`eqx_ckpt.Manifest`][]: the records of the leaves, the metadata, and the package
-    versions that saved them.
+    A [`eqx_ckpt.inspect.Manifest`][]: the records of the leaves, the metadata, and the
+    package versions that saved them.
 
     **Raises:**
 
@@ -51,7 +52,7 @@ def read_manifest(source: PathLike | Source) -> Manifest:
 
         tree = {"w": jnp.ones(3), "step": 5}
         eqx_ckpt.tree_serialise_leaves("ckpt", tree, metadata={"loss": 0.31})
-        manifest = eqx_ckpt.read_manifest("ckpt")
+        manifest = eqx_ckpt.inspect.read_manifest("ckpt")
         assert manifest.metadata == {"loss": 0.31}
         assert manifest.leaves["w"].shape == (3,)
         assert manifest.leaves["step"].value == "5"
@@ -60,21 +61,22 @@ def read_manifest(source: PathLike | Source) -> Manifest:
     return opened(source).manifest
 
 
-def leaves(
+def iter_leaves(
     source: PathLike | Source, prefix: str = ""
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
     """Iterate over the leaves; at most one leaf, or 32 MiB of leaves, is in memory.
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `prefix`: only the leaves below this name.
 
     **Returns:**
 
     An iterator of `(name, record, value)`: the leaf's name, its
-    [`eqx_ckpt.LeafRecord`][], and its value in host memory. The value of an array is a
-    NumPy array; of typed PRNG keys, their key data; of bytes that a custom
+    [`eqx_ckpt.inspect.LeafRecord`][], and its value in host memory. The value of an
+    array is a NumPy array; of typed PRNG keys, their key data; of bytes that a custom
     `filter_spec` wrote, an array of `uint8`; of a Python scalar, the scalar. The
     checksums of each leaf are verified before it is returned.
 
@@ -97,7 +99,7 @@ def leaves(
         eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
         largest = {
             name: np.abs(array).max()
-            for name, record, array in eqx_ckpt.leaves("ckpt", prefix="model")
+            for name, record, array in eqx_ckpt.inspect.iter_leaves("ckpt", prefix="model")
         }
         assert largest == {"model/w": 1.0}
         ```
@@ -138,7 +140,8 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][]; its phase is `"verify"`.
 
     **Returns:**
@@ -161,7 +164,7 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
         import jax.numpy as jnp
 
         eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
-        assert eqx_ckpt.verify("ckpt")
+        assert eqx_ckpt.inspect.verify("ckpt")
         ```
     """
     check_progress(progress)

@@ -60,12 +60,13 @@ def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `prefix`: only the leaves below this name.
 
     **Returns:**
 
-    A [`eqx_ckpt.LeafStats`][] for each leaf, by name.
+    A [`eqx_ckpt.inspect.LeafStats`][] for each leaf, by name.
 
     **Raises:**
 
@@ -83,7 +84,7 @@ def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
 
         tree = {"w": jnp.array([1.0, 2.0, jnp.nan]), "step": 5}
         eqx_ckpt.tree_serialise_leaves("ckpt", tree)
-        found = eqx_ckpt.stats("ckpt")
+        found = eqx_ckpt.inspect.stats("ckpt")
         assert found["w"].nan == 1
         assert found["w"].mean == 1.5
         assert found["step"].max == 5

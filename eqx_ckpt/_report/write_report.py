@@ -79,7 +79,7 @@ def write_report(
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, of a run, or of a
-        [`eqx_ckpt.Recording`][], or a [`eqx_ckpt.Source`][].
+        [`eqx_ckpt.recording.Recording`][], or a [`eqx_ckpt.interop.Source`][].
     - `path`: of the page.
     - `other`: a checkpoint to compare with `source`. A run stands for its newest step.
     - `steps`: of a run, show at most so many, evenly spread, with the newest one.
@@ -108,7 +108,7 @@ def write_report(
 
         tree = {"w": jnp.array([1.0, 2.0, jnp.nan]), "step": 5}
         eqx_ckpt.tree_serialise_leaves("ckpt", tree)
-        shouts = eqx_ckpt.write_report("ckpt", "report.html")
+        shouts = eqx_ckpt.inspect.write_report("ckpt", "report.html")
         assert shouts == ["1 leaf has NaNs or infinities"]
         ```
     """

@@ -41,7 +41,7 @@ def read_leaves(
     source: Source,
     reads: Sequence[Read],
     report: Announce | None,
-    read_once: bool = False,
+    broadcast_replicas: bool = False,
 ) -> Arrived:
     """Read each leaf, and put its data on devices; do not wait for other processes."""
     heard = report and ft.partial(report, "read")
@@ -51,7 +51,7 @@ def read_leaves(
         if r.record.value is not None
     }
     arrays = [
-        (r, stack_of(r.place.sharding, r.becomes) if read_once else None, [])
+        (r, stack_of(r.place.sharding, r.becomes) if broadcast_replicas else None, [])
         for r in reads
         if r.record.value is None
     ]

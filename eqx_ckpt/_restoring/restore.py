@@ -15,7 +15,7 @@ from .._distributed.joint_reading import (
     readers,
     wanted_by,
 )
-from .._distributed.meeting import check_deadline, DEADLINE
+from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.source import Source
 from .._progress import Progress, reporting
 from .._sources.consistent_read import read_consistently
@@ -51,9 +51,9 @@ def tree_deserialise_leaves(
     missing: Missing = "raise",
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
-    read_once: bool = False,
+    broadcast_replicas: bool = False,
     progress: Progress = False,
-    deadline: float = DEADLINE,
+    timeout: float = TIMEOUT,
 ) -> PyTree:
     """Restore the leaves of a PyTree, or of a part of it.
 
@@ -62,7 +62,8 @@ def tree_deserialise_leaves(
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `like`: a PyTree of the structure that was saved, with arrays or
         `jax.ShapeDtypeStruct`s (see `equinox.filter_eval_shape`) of the same shapes and
         dtypes. A leaf with a sharding is restored onto that sharding; any other leaf
@@ -80,7 +81,7 @@ def tree_deserialise_leaves(
     - `sharding`: where to put JAX arrays and PRNG keys. `None`: as in `like`. A
         `jax.sharding.Sharding` or a device: all leaves there. A mesh: with the
         PartitionSpecs that were saved, on this mesh; axes that the mesh lacks, or that
-        do not divide a leaf, are replicated ([`eqx_ckpt.match`][] lists them). A
+        do not divide a leaf, are replicated ([`eqx_ckpt.tree_match`][] lists them). A
         function `(name, struct)` that returns one of these for each leaf. Or a PyTree
         prefix of `like` with any of these.
     - `casting`: which leaves may be cast to the dtype in `like`, in NumPy's words:
@@ -100,15 +101,15 @@ def tree_deserialise_leaves(
         along the first axis, are read straight to their place. The others are computed
         part by part, so that memory holds only the result and the inputs of one part.
         Leaves that it does not use are not read.
-    - `read_once`: in a job of several processes that hold the same data, let one
-        process read it and send it to the others over the interconnect of the devices.
-        This is faster if the storage is slower than the interconnect. All processes
-        must pass the same value. It has no effect on leaves with one replica, nor on
-        dtypes other than integers and floats of 16 or 32 bits.
+    - `broadcast_replicas`: in a job of several processes that hold the same data, let
+        one process read it and send it to the others over the interconnect of the
+        devices. This is faster if the storage is slower than the interconnect. All
+        processes must pass the same value. It has no effect on leaves with one replica,
+        nor on dtypes other than integers and floats of 16 or 32 bits.
     - `progress`: a function `(phase, leaf, done, total)`, called with `"read"` or
         `"place"` (on devices), the name of a leaf, and two numbers of bytes; or `True`,
         to show a bar.
-    - `deadline`: in a job whose processes read parts of the same arrays, the seconds
+    - `timeout`: in a job whose processes read parts of the same arrays, the seconds
         that a process waits for the others. Then all of them raise.
 
     **Returns:**
@@ -152,32 +153,32 @@ def tree_deserialise_leaves(
         unexpected,
         transform,
     )
-    return _restored(source, request, read_once, progress, deadline)
+    return _restored(source, request, broadcast_replicas, progress, timeout)
 
 
 def _restored(
     source: PathLike | Source,
     request: Request,
-    read_once: bool = False,
+    broadcast_replicas: bool = False,
     progress: Progress = False,
-    deadline: float = DEADLINE,
+    timeout: float = TIMEOUT,
 ) -> PyTree:
     def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
         plan = plan_reads(found.manifest, request)
         plan.check()
         joint.outline = [] if joint.is_alone else outline_of(plan)
-        if not read_once:
+        if not broadcast_replicas:
             joint.members = readers(plan.shardings)
         return lambda: (
             plan,
-            _carry_out(found, plan, joint.check, progress, read_once),
+            _carry_out(found, plan, joint.check, progress, broadcast_replicas),
         )
 
-    check_deadline(deadline)
-    check_flag("read_once", read_once)
+    check_timeout(timeout)
+    check_flag("broadcast_replicas", broadcast_replicas)
     guess = ft.partial(wanted_by, request)
-    guess = everybody if read_once else guess
-    joint = JointReading(source, deadline, guess, read_once=read_once)
+    guess = everybody if broadcast_replicas else guess
+    joint = JointReading(source, timeout, guess, broadcast_replicas=broadcast_replicas)
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
         try:
@@ -194,9 +195,9 @@ class _Arguments(How, total=False):
 
     filter_spec: PyTree
     is_leaf: IsLeaf
-    read_once: bool
+    broadcast_replicas: bool
     progress: Progress
-    deadline: float
+    timeout: float
 
 
 def restore_or_init(
@@ -212,7 +213,8 @@ def restore_or_init(
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `init`: a function that makes the whole tree, such as a model. It is traced, and
         `jax.jit` computes only the leaves that were not restored: those that the
         checkpoint does not have, and those that `where` does not pick.
@@ -255,7 +257,7 @@ def restore_or_init(
     arguments: dict[str, Any] = {"missing": "keep", **how}
     running = {
         key: arguments.pop(key)
-        for key in ("read_once", "progress", "deadline")
+        for key in ("broadcast_replicas", "progress", "timeout")
         if key in arguments
     }
     like = eqx.filter_eval_shape(init, *args)
@@ -269,11 +271,11 @@ def _carry_out(
     plan: ReadPlan,
     check: Check,
     progress: Progress,
-    read_once: bool,
+    broadcast_replicas: bool,
 ) -> Arrived:
     with reporting(progress, plan.match.nbytes) as report:
         leaves = Leaves(source, plan.derived, report)
-        arrived = leaves.arrived(plan, read_once, check)
+        arrived = leaves.arrived(plan, broadcast_replicas, check)
         for read in plan.reads:
             if read.spec is not None:
                 value = restore_through(read.spec, leaves, read, plan.request.casting)

@@ -37,7 +37,9 @@ class Leaves:
         self._derived = derived
         self._report = report
 
-    def arrived(self, plan: ReadPlan, read_once: bool, check: Check) -> Arrived:
+    def arrived(
+        self, plan: ReadPlan, broadcast_replicas: bool, check: Check
+    ) -> Arrived:
         """Read all leaves but those of a custom `filter_spec`, and compute part by
         part.
 
@@ -50,7 +52,7 @@ class Leaves:
         direct = [read for read in direct if read.position not in held]
         arrived, error = Arrived({}, []), None
         try:
-            arrived = read_leaves(self._shown, direct, self._report, read_once)
+            arrived = read_leaves(self._shown, direct, self._report, broadcast_replicas)
             arrived.values.update(held)
         except Exception as e:
             error = e
@@ -59,7 +61,7 @@ class Leaves:
             try:
                 if error is None:
                     inputs = read_leaves(
-                        self._source, part.inputs, self._report, read_once
+                        self._source, part.inputs, self._report, broadcast_replicas
                     )
             except Exception as e:
                 error = e

@@ -8,7 +8,7 @@ from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._storage.calls.host_memory import collector_paused
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
-from .._tree.matching.leaf_match import Match
+from .._tree.matching.leaf_match import TreeMatch
 from .._tree.matching.name_tree import checked_prefix, nested, struct_of
 from .._tree.plans.read_plan import How, plan_reads, Request
 from .._types import IsLeaf, PathLike
@@ -19,7 +19,8 @@ def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or a [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or a
+        [`eqx_ckpt.interop.Source`][].
     - `prefix`: only the leaves below this name.
 
     **Returns:**
@@ -52,13 +53,13 @@ def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
     return nested(manifest, prefix, lambda _, record: struct_of(record))
 
 
-def match(
+def tree_match(
     source: PathLike | Source,
     like: PyTree,
     filter_spec: PyTree = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
     **how: Unpack[How],
-) -> Match:
+) -> TreeMatch:
     """Say what [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
     **Arguments:**
@@ -68,8 +69,8 @@ def match(
 
     **Returns:**
 
-    A [`eqx_ckpt.Match`][]: what would happen to each leaf, and how many bytes would be
-    read. Print it for an overview.
+    A [`eqx_ckpt.inspect.TreeMatch`][]: what would happen to each leaf, and how many
+    bytes would be read. Print it for an overview.
 
     **Raises:**
 
@@ -84,7 +85,7 @@ def match(
         import jax.numpy as jnp
 
         eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
-        found = eqx_ckpt.match("ckpt", {"w": jnp.ones(4), "b": jnp.ones(4)})
+        found = eqx_ckpt.tree_match("ckpt", {"w": jnp.ones(4), "b": jnp.ones(4)})
         assert not found.ok
         assert found.leaves["w"].status == "shape"
         assert found.leaves["b"].status == "missing"

@@ -24,7 +24,7 @@ def check_on_damage(on_damage: OnDamage) -> None:
 
 
 def resumed(
-    run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, deadline: float
+    run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, timeout: float
 ) -> tuple[PyTree, list[int]]:
     """Restore the newest undamaged step; return it with the steps skipped.
 
@@ -32,15 +32,15 @@ def resumed(
     """
     how = "" if on_damage == "raise" else f"on_damage={on_damage!r}"
     call = f"restore({how}) in {run.directory!r}"
-    steps = from_first(call, ft.partial(_steps, run), deadline)
+    steps = from_first(call, ft.partial(_steps, run), timeout)
     newest = f"restore(step={steps[-1]}) in {run.directory!r}"
-    result, problem = gather_errors(newest, lambda: restored(steps[-1]), deadline)
+    result, problem = gather_errors(newest, lambda: restored(steps[-1]), timeout)
     if problem is None:
         return result, []
     if isinstance(problem, CheckpointNotFoundError):
         newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
         step = from_first(
-            newer, lambda: max(run.readable_or_not(), default=-1), deadline
+            newer, lambda: max(run.readable_or_not(), default=-1), timeout
         )
         if step > steps[-1]:
             # Another job has saved a newer step, and has removed this one.
@@ -49,7 +49,7 @@ def resumed(
         raise problem
     older = ft.partial(_newest_whole, run, steps[:-1])
     call = f"restore() older than {steps[-1]} in {run.directory!r}"
-    whole = from_first(call, older, deadline)
+    whole = from_first(call, older, timeout)
     if on_damage == "raise" or whole is None:
         raise CorruptCheckpointError(f"{problem}\n{_fallback_hint(steps, whole)}")
     warnings.warn(

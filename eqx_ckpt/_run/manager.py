@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from .._distributed.jax_service import is_first
 from .._distributed.joint_attempt import Together, together
-from .._distributed.meeting import check_deadline, DEADLINE
+from .._distributed.meeting import check_timeout, TIMEOUT
 from .._distributed.process_group import from_first, gather_errors, most_said
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.manifest import Manifest
@@ -35,7 +35,7 @@ from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .retention import checked_keep, Keep, keep_all, Mode
 from .run_steps import as_step, in_words, KnownSteps, retain, Run
-from .save_times import checked_when, is_due, stop_watching, told_to_end, When
+from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 
 
 class CheckpointManager:
@@ -76,7 +76,7 @@ class CheckpointManager:
         compression: Compression = None,
         progress: Progress = False,
         staging_bytes: int | None = None,
-        deadline: float = DEADLINE,
+        timeout: float = TIMEOUT,
         check_finite: bool = False,
     ) -> None:
         """**Arguments:**
@@ -88,13 +88,13 @@ class CheckpointManager:
             from `{step: metadata}` to steps. Of several functions, each keeps its own
             steps. The newest step, the step just saved, and a step that this process is
             reading are never removed.
-        - `save`: when `should_save` returns `True`: [`eqx_ckpt.every_steps`][],
-            [`eqx_ckpt.every_seconds`][], or any other function `(step, last) -> bool`,
-            where `last` is the newest step that exists or is being saved, or `None`. Of
-            several, one `True` is enough.
+        - `save`: when `should_save` returns `True`: [`eqx_ckpt.save_every_steps`][],
+            [`eqx_ckpt.save_every_seconds`][], or any other function
+            `(step, last) -> bool`, where `last` is the newest step that exists or is
+            being saved, or `None`. Of several, one `True` is enough.
         - `layout`, `compression`, `staging_bytes`: for saves, as in
             [`eqx_ckpt.tree_serialise_leaves_async`][].
-        - `progress`, `deadline`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
+        - `progress`, `timeout`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
             and for restores, as in [`eqx_ckpt.tree_deserialise_leaves`][].
         - `check_finite`: refuse to save a step with NaNs (or NaTs, among dates) or
             infinities. The error names the leaves, and is raised like other errors of a
@@ -107,13 +107,13 @@ class CheckpointManager:
         check_compression(compression)
         check_progress(progress)
         checked_limit(staging_bytes)
-        check_deadline(deadline)
+        check_timeout(timeout)
         check_flag("check_finite", check_finite)
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
-        self._deadline = deadline
+        self._timeout = timeout
         self._check_finite = check_finite
         self._one_at_a_time = threading.RLock()
         self._known = KnownSteps()
@@ -157,7 +157,7 @@ class CheckpointManager:
         with self._one_at_a_time, contextlib.ExitStack() as stack:
             finite = ", check_finite=True" if self._check_finite else ""
             call = self._call(f"save({in_words(step)}{finite})")
-            group = stack.enter_context(together(call, self._deadline) or Alone())
+            group = stack.enter_context(together(call, self._timeout) or Alone())
             number = as_step(step)
             self._check_open()
             self.wait()
@@ -189,7 +189,7 @@ class CheckpointManager:
         filter_spec: PyTree = default_deserialise_filter_spec,
         is_leaf: IsLeaf = None,
         *,
-        read_once: bool = False,
+        broadcast_replicas: bool = False,
         on_damage: OnDamage = "raise",
         **how: Unpack[How],
     ) -> PyTree:
@@ -223,9 +223,9 @@ class CheckpointManager:
                 filter_spec,
                 is_leaf,
                 **how,
-                read_once=read_once,
+                broadcast_replicas=broadcast_replicas,
                 progress=self._progress,
-                deadline=self._deadline,
+                timeout=self._timeout,
             )
 
         self._settle()
@@ -235,7 +235,7 @@ class CheckpointManager:
                 return restored(step)
             except CheckpointNotFoundError as e:
                 raise self._run.missing(step) from e
-        result, passed = resumed(self._run, restored, on_damage, self._deadline)
+        result, passed = resumed(self._run, restored, on_damage, self._timeout)
         self._known.damaged.update(passed)
         return result
 
@@ -256,7 +256,7 @@ class CheckpointManager:
 
         - As `steps`.
         """
-        return from_first(self._call("latest()"), self._run.latest, self._deadline)
+        return from_first(self._call("latest()"), self._run.latest, self._timeout)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step with the best value of a metric.
@@ -278,7 +278,7 @@ class CheckpointManager:
         return self._run.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
-        """The [`eqx_ckpt.Manifest`][] of a step. See [`eqx_ckpt.read_manifest`][]."""
+        """The [`eqx_ckpt.inspect.Manifest`][] of a step. See [`eqx_ckpt.inspect.read_manifest`][]."""
         return read_manifest(self._run.path(as_step(step)))
 
     def delete(self, step: SupportsIndex) -> None:
@@ -302,12 +302,12 @@ class CheckpointManager:
         with self._one_at_a_time:
             self._settle()
             number, problem = gather_errors(
-                call, lambda: self._run.idle(as_step(step)), self._deadline
+                call, lambda: self._run.idle(as_step(step)), self._timeout
             )
             if problem is not None:
                 raise problem
             assert number is not None
-            from_first(call, lambda: self._run.delete(number), self._deadline)
+            from_first(call, lambda: self._run.delete(number), self._timeout)
             self._known.remove([number])
 
     def should_save(self, step: SupportsIndex) -> bool:
@@ -327,20 +327,20 @@ class CheckpointManager:
         if there is a `save`, has found it in the run.
         """
         self._check_open()
-        number, why = as_step(step), 2 * told_to_end(self)
+        number, why = as_step(step), 2 * caught_sigterm(self)
         call = self._call(f"should_save({in_words(step)})")
         if self._when and not self._known.are_listed:
             listed = self._run.readable_or_not
-            self._known.list(from_first(f"{call}, the first", listed, self._deadline))
+            self._known.list(from_first(f"{call}, the first", listed, self._timeout))
         there = self._known.now()
         if not why:
             why = is_due(self._when, number, max(there, default=None))
-        why, is_there = most_said(call, [why, number in there], self._deadline)
+        why, is_there = most_said(call, [why, number in there], self._timeout)
         self._told = why == 2
         return why > 0 and not is_there
 
     @property
-    def told_to_end(self) -> bool:
+    def reached_preemption(self) -> bool:
         """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
 

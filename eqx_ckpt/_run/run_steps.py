@@ -13,7 +13,7 @@ from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
 from .._lazy import np
 from .._sources.consistent_read import being_read
-from .._storage.calls.store_path import Store
+from .._storage.calls.store_path import StorePath
 from .._storage.calls.threads import at_once
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
@@ -74,7 +74,7 @@ class Run:
         self.directory = self._location.url()
 
     def path(self, step: int) -> PathLike:
-        if isinstance(self._path, Store):
+        if isinstance(self._path, StorePath):
             return self._path / f"{step:06d}"
         return self.location(step).url()
 

@@ -29,7 +29,7 @@ _previous: list[Any] = []
 _told = threading.Event()
 
 
-def every_steps(n: int) -> When:
+def save_every_steps(n: int) -> When:
     """Save the steps that are multiples of `n`.
 
     If the loop skips such a step, the next step is saved instead.
@@ -51,7 +51,7 @@ def every_steps(n: int) -> When:
         ```python
         import eqx_ckpt
 
-        save = eqx_ckpt.every_steps(1000)
+        save = eqx_ckpt.save_every_steps(1000)
         assert save(1000, None) and save(2000, 1000)
         assert not save(1999, 1000)
         ```
@@ -61,7 +61,7 @@ def every_steps(n: int) -> When:
     return lambda step, last: step // n > (last or 0) // n
 
 
-def every_seconds(seconds: int | float) -> When:
+def save_every_seconds(seconds: int | float) -> When:
     """Save when `seconds` have passed since the first call after the last save.
 
     **Arguments:**
@@ -82,7 +82,7 @@ def every_seconds(seconds: int | float) -> When:
         ```python
         import eqx_ckpt
 
-        save = eqx_ckpt.every_seconds(600)
+        save = eqx_ckpt.save_every_seconds(600)
         assert not save(1, None)  # The clock starts here.
         ```
     """
@@ -107,7 +107,7 @@ def checked_when(save: When | Iterable[When]) -> list[When]:
     found: Any = [save] if callable(save) else save
     if not isinstance(found, Iterable) or not all(map(callable, found := [*found])):
         raise CheckpointError(
-            f"`save` is {save!r}. Pass a function such as `every_steps(1000)`, or "
+            f"`save` is {save!r}. Pass a function such as `save_every_steps(1000)`, or "
             "several in a list; the default is none."
         )
     return found
@@ -125,7 +125,7 @@ def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
     return any(answers)
 
 
-def told_to_end(watcher: object) -> bool:
+def caught_sigterm(watcher: object) -> bool:
     """Catch SIGTERM from the first call on; return whether it has arrived."""
     if not _watchers:
         try:

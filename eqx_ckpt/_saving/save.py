@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._distributed.joint_attempt import all_saving, Together
-from .._distributed.meeting import check_deadline, DEADLINE
+from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.chunk_grid import chunk_keys
 from .._format.manifest import Manifest, to_bytes
 from .._format.user_metadata import exactly
@@ -67,7 +67,7 @@ def tree_serialise_leaves(
     layout: Layout = "zarr",
     compression: Compression = None,
     progress: Progress = False,
-    deadline: float = DEADLINE,
+    timeout: float = TIMEOUT,
 ) -> None:
     """Save the leaves of a PyTree, each array in a directory of its own name.
 
@@ -78,7 +78,7 @@ def tree_serialise_leaves(
 
     - `path`: the directory to save to. It must not exist, or be empty; parent
         directories are created. Or a location in an object store: `"s3://bucket/path"`,
-        `"gs://bucket/path"`, or an [`eqx_ckpt.Store`][].
+        `"gs://bucket/path"`, or an [`eqx_ckpt.StorePath`][].
     - `pytree`: the PyTree to save. JAX arrays (typed PRNG keys too), NumPy arrays and
         Python bool/int/float/complexes are saved; no other leaves are. A warning names
         unsaved leaves that have state, such as an `np.random.Generator`.
@@ -94,11 +94,12 @@ def tree_serialise_leaves(
         for all arrays, in TensorStore's database format. Use `"ocdbt"` for thousands of
         small arrays, above all in an object store.
     - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
-        of them for each array. `record` is the array's [`eqx_ckpt.LeafRecord`][].
+        of them for each array. `record` is the array's
+        [`eqx_ckpt.inspect.LeafRecord`][].
     - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
         `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
         bar.
-    - `deadline`: in a job of several processes, the seconds that a process waits for
+    - `timeout`: in a job of several processes, the seconds that a process waits for
         the others. Then all of them raise, and the error names the late processes.
 
     **Returns:**
@@ -125,10 +126,10 @@ def tree_serialise_leaves(
         eqx_ckpt.tree_serialise_leaves("runs/mlp", {"model": model, "step": 100})
         ```
     """
-    if deadline != DEADLINE:
-        check_deadline(deadline)
+    if timeout != TIMEOUT:
+        check_timeout(timeout)
     is_job = jax.distributed.is_initialized()
-    with (all_saving(path, deadline) if is_job else None) or Alone() as group:
+    with (all_saving(path, timeout) if is_job else None) or Alone() as group:
         if pending_saves:
             raise_pending_failure()
         plan = plan_writes(pytree, filter_spec, is_leaf)
@@ -149,7 +150,7 @@ def tree_serialise_leaves_async(
     compression: Compression = None,
     progress: Progress = False,
     staging_bytes: int | None = None,
-    deadline: float = DEADLINE,
+    timeout: float = TIMEOUT,
 ) -> Future[None]:
     """Save the leaves of a PyTree in the background.
 
@@ -192,7 +193,7 @@ def tree_serialise_leaves_async(
         ```
     """
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(all_saving(path, deadline) or Alone())
+        group = stack.enter_context(all_saving(path, timeout) or Alone())
         raise_pending_failure()
         limit = checked_limit(staging_bytes)
         with collector_paused():

@@ -5,7 +5,7 @@ import os
 from .._errors import CheckpointError
 from .._types import as_text, PathLike
 from .bucket.bucket_place import Bucket, GoogleBucket, Memory
-from .calls.store_path import censored, remote_kvstore, Store, URL
+from .calls.store_path import censored, remote_kvstore, StorePath, URL
 from .directory.directory_place import Directory
 from .interface.attempt_lock import LONGEST_NAME
 from .interface.place import Storage
@@ -46,11 +46,11 @@ def _remote(path: PathLike, url: str) -> Storage:
     if not has_slashes:
         raise CheckpointError(
             f"{censored(url)!r} is a URL that has lost a slash; `pathlib` cannot hold "
-            "one. Pass a string such as `s3://bucket/path`, or an `eqx_ckpt.Store`; or "
+            "one. Pass a string such as `s3://bucket/path`, or an `eqx_ckpt.StorePath`; or "
             "what begins with `./`, if it is a directory."
         )
     if scheme in _BUCKETS:
-        store = path if isinstance(path, Store) else Store(url)
+        store = path if isinstance(path, StorePath) else StorePath(url)
         return _BUCKETS[scheme](remote_kvstore(store))
     if scheme == "memory":
         return Memory({"driver": "memory", "path": rest.strip("/") + "/"})

@@ -1,9 +1,9 @@
 """Batches of data whose position is a value, saved with the model."""
 
 from ._cursor import Cursor as Cursor
-from ._loader import Info as Info, Loader as Loader
+from ._loader import BatchInfo as BatchInfo, Loader as Loader
 from ._row_sources import (
-    ArraySource as ArraySource,
-    RandomAccessSource as RandomAccessSource,
+    ArrayDataSource as ArrayDataSource,
+    RandomAccessDataSource as RandomAccessDataSource,
 )
-from ._stored_source import StoreSource as StoreSource
+from ._stored_source import StoredDataSource as StoredDataSource

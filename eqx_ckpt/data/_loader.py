@@ -17,7 +17,7 @@ from ._prefetch import batches, checked_sharding
 from ._row_sources import check_count, is_a, is_integer, Source
 
 
-class Info(NamedTuple):
+class BatchInfo(NamedTuple):
     """The mask and counts of a batch.
 
     **Attributes:**
@@ -53,7 +53,7 @@ class Loader(eqx.Module):
         import numpy as np
 
         data = np.arange(40, dtype=np.float32).reshape(10, 4)
-        source = eqx_ckpt.data.ArraySource(x=data)
+        source = eqx_ckpt.data.ArrayDataSource(x=data)
         loader = eqx_ckpt.data.Loader(source, batch_size=5)
 
         @jax.jit
@@ -84,8 +84,9 @@ class Loader(eqx.Module):
     ) -> None:
         """**Arguments:**
 
-        - `source`: [`eqx_ckpt.data.ArraySource`][], [`eqx_ckpt.data.StoreSource`][] or
-            [`eqx_ckpt.data.RandomAccessSource`][].
+        - `source`: [`eqx_ckpt.data.ArrayDataSource`][],
+            [`eqx_ckpt.data.StoredDataSource`][] or
+            [`eqx_ckpt.data.RandomAccessDataSource`][].
         - `batch_size`: how many rows a batch has.
         - `order`: `"sequential"`: as stored; `"shuffle"`: a new permutation in every
             epoch. In both, a batch may hold the end of one epoch and the start of the
@@ -102,8 +103,8 @@ class Loader(eqx.Module):
         if not is_a(Source, source):
             raise TypeError(
                 f"`source` is a {type(source).__name__}. Wrap arrays in "
-                "`eqx_ckpt.data.ArraySource(x=array)`, and a data set in "
-                "`eqx_ckpt.data.RandomAccessSource(dataset)`."
+                "`eqx_ckpt.data.ArrayDataSource(x=array)`, and a data set in "
+                "`eqx_ckpt.data.RandomAccessDataSource(dataset)`."
             )
         count = source.rows.total
         check_count("batch_size", batch_size)
@@ -177,7 +178,7 @@ class Loader(eqx.Module):
         **Arguments:**
 
         - `cursor`: from `start`, from this function, or restored.
-        - `info`: return an [`eqx_ckpt.data.Info`][] too.
+        - `info`: return an [`eqx_ckpt.data.BatchInfo`][] too.
 
         **Returns:**
 
@@ -301,10 +302,12 @@ class Loader(eqx.Module):
             return gather(self.host, numbers)
         return self.arrays.take(numbers)
 
-    def info_of(self, mask: Any) -> Info:
-        """The `Info` of batches with a mask."""
+    def info_of(self, mask: Any) -> BatchInfo:
+        """The `BatchInfo` of batches with a mask."""
         count = mask.sum(-1, dtype=np.int32)
-        return Info(mask, count, self.batching.batch_size, self.batching.rows.total)
+        return BatchInfo(
+            mask, count, self.batching.batch_size, self.batching.rows.total
+        )
 
     def _check_rows(self, other: PyTree) -> None:
         self.host.check_open()

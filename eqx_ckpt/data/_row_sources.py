@@ -75,7 +75,7 @@ class Source(abc.ABC):
         """Release what the source holds."""
 
 
-class ArraySource(Source):
+class ArrayDataSource(Source):
     """Rows of arrays in memory, or of memory maps.
 
     !!! example
@@ -85,7 +85,7 @@ class ArraySource(Source):
         import numpy as np
 
         images, labels = np.zeros((1000, 8, 8), np.float32), np.arange(1000) % 10
-        source = eqx_ckpt.data.ArraySource(x=images, y=labels)
+        source = eqx_ckpt.data.ArrayDataSource(x=images, y=labels)
         loader = eqx_ckpt.data.Loader(source, batch_size=100)
         ```
     """
@@ -222,7 +222,7 @@ def common_length(shapes: Mapping[str, tuple[int, ...]], way_out: str = "") -> i
     return lengths.pop()  # type: ignore[return-value]
 
 
-class RandomAccessSource(Source):
+class RandomAccessDataSource(Source):
     """Rows of anything with `len` and `[i]`.
 
     Examples are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and
@@ -236,7 +236,7 @@ class RandomAccessSource(Source):
         import eqx_ckpt
 
         dataset = [{"x": [i, i + 1], "y": i, "text": str(i)} for i in range(10)]
-        source = eqx_ckpt.data.RandomAccessSource(dataset, exclude=["text"])
+        source = eqx_ckpt.data.RandomAccessDataSource(dataset, exclude=["text"])
         ```
     """
 
@@ -325,7 +325,7 @@ def _first(dataset: Any) -> Any:
         raise TypeError(
             f"`dataset[0]` of a {type(dataset).__name__} is a KeyError, and rows are "
             "numbered from 0. Of a dictionary, pass one entry, or its arrays to "
-            "`eqx_ckpt.data.ArraySource(x=array)`."
+            "`eqx_ckpt.data.ArrayDataSource(x=array)`."
         ) from e
 
 

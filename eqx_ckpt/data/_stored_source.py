@@ -18,7 +18,7 @@ from ._order import Rows
 from ._row_sources import check_count, check_numbers, common_length, Source
 
 
-class StoreSource(Source):
+class StoredDataSource(Source):
     """Rows of the arrays of a checkpoint, or of Zarr arrays, on disk or in a bucket.
 
     Rows are read in chunks, as they are stored. The orders `"shuffle"` and `"epochs"`
@@ -34,7 +34,7 @@ class StoreSource(Source):
 
         tree = {"x": jnp.ones((50, 3)), "y": jnp.ones(50)}
         eqx_ckpt.tree_serialise_leaves("data", tree)
-        source = eqx_ckpt.data.StoreSource("data")
+        source = eqx_ckpt.data.StoredDataSource("data")
         loader = eqx_ckpt.data.Loader(source, batch_size=10)
         cursor, batch = loader.next(loader.start(seed=0))
         assert batch["x"].shape == (10, 3)
@@ -68,7 +68,7 @@ class StoreSource(Source):
         if (path is None) == (not arrays):
             raise ValueError(
                 "Pass either the path of a checkpoint, or Zarr arrays by name: "
-                "`StoreSource(x='data/x.zarr')`."
+                "`StoredDataSource(x='data/x.zarr')`."
             )
         check_count("window", window)
         reader, names = _opened(path, prefix) if path is not None else _zarr(arrays)

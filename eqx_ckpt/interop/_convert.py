@@ -40,7 +40,8 @@ def convert(
 
     **Arguments:**
 
-    - `source`: as [`eqx_ckpt.interop.open_source`][], or an [`eqx_ckpt.Source`][].
+    - `source`: as [`eqx_ckpt.interop.open_source`][], or an
+        [`eqx_ckpt.interop.Source`][].
     - `path`: where to write.
     - `to`: `"checkpoint"`, `"orbax"`, `"safetensors"`, `"npz"`, `"flax"` or `"eqx"`.
         Without it, the suffix of `path` decides: `.safetensors`, `.npz`, `.msgpack` of

@@ -14,24 +14,24 @@ from .._storage.directory.foreign_paths import format_at, without_names
 from .._storage.interface.committed_manifest import is_checkpoint
 from .._storage.locate import locate
 from .._types import Format, PathLike
-from ._readers._eqx_reader import eqx
-from ._readers._flax_reader import flax
-from ._readers._jax_arrays_reader import is_numbered, jax_arrays
-from ._readers._npz_reader import npz
-from ._readers._orbax_reader import orbax
-from ._readers._safetensors_reader import safetensors
+from ._readers._eqx_reader import open_eqx
+from ._readers._flax_reader import open_flax
+from ._readers._jax_arrays_reader import is_numbered
+from ._readers._npz_reader import open_npz
+from ._readers._orbax_reader import open_orbax
+from ._readers._safetensors_reader import open_safetensors
 
 
 _OPEN: dict[str, Callable[[Any, PyTree], Source]] = {
     "checkpoint": lambda path, like: opened(path),
-    "eqx": eqx,
-    "flax": lambda path, like: flax(path),
+    "eqx": open_eqx,
+    "flax": lambda path, like: open_flax(path),
     "jax_arrays": lambda path, like: jax_arrays(
         path, like if is_numbered(path) else None
     ),
-    "npz": lambda path, like: npz(path),
-    "orbax": lambda path, like: orbax(path),
-    "safetensors": lambda path, like: safetensors(path),
+    "npz": lambda path, like: open_npz(path),
+    "orbax": lambda path, like: open_orbax(path),
+    "safetensors": lambda path, like: open_safetensors(path),
 }
 
 
@@ -52,7 +52,8 @@ def open_source(
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read.
 
     **Raises:**
 

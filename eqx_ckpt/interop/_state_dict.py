@@ -52,7 +52,7 @@ def to_state_dict(tree: PyTree) -> Any:
         import jax
 
         model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
-        state = eqx_ckpt.to_state_dict(model)
+        state = eqx_ckpt.interop.to_state_dict(model)
         assert state["layers"][0]["weight"].shape == (8, 2)
         ```
     """
@@ -87,8 +87,8 @@ def from_state_dict(
     **Arguments:**
 
     - `like`: as [`eqx_ckpt.tree_deserialise_leaves`][].
-    - `state`: what [`eqx_ckpt.to_state_dict`][] returned, or any PyTree whose leaves
-        have the names of those of `like`. The keys of positions are integers:
+    - `state`: what [`eqx_ckpt.interop.to_state_dict`][] returned, or any PyTree whose
+        leaves have the names of those of `like`. The keys of positions are integers:
         `state["layers"][0]`, not `state["layers"]["0"]`. It is not changed.
     - `transform`, `casting`, `missing`, `unexpected`: as
         [`eqx_ckpt.tree_deserialise_leaves`][].
@@ -114,10 +114,10 @@ def from_state_dict(
         def make(key):
             return eqx.nn.MLP(2, 2, 8, 2, key=key)
 
-        state = eqx_ckpt.to_state_dict(make(jax.random.key(0)))
+        state = eqx_ckpt.interop.to_state_dict(make(jax.random.key(0)))
         state["layers"][2]["bias"] = jnp.zeros(2)
         like = eqx.filter_eval_shape(make, jax.random.key(0))
-        model = eqx_ckpt.from_state_dict(like, state)
+        model = eqx_ckpt.interop.from_state_dict(like, state)
         ```
     """
     return tree_deserialise_leaves(

@@ -19,8 +19,8 @@ from ._writing._sample_receiver import Receiver, Taker
 class Collector:
     """Give the samples of compiled programs to a function, instead of a recording.
 
-    A [`eqx_ckpt.Recording`][] writes what its recorders send to a disk or a store. A
-    collector sends it anywhere else: to a plot, a database, another machine.
+    A [`eqx_ckpt.recording.Recording`][] writes what its recorders send to a disk or a
+    store. A collector sends it anywhere else: to a plot, a database, another machine.
 
     !!! example
 
@@ -41,7 +41,7 @@ class Collector:
 
             return jax.lax.fori_loop(0, 5, step, recorder).flush()
 
-        with eqx_ckpt.Collector({"x": jnp.float32(0)}, collect) as collector:
+        with eqx_ckpt.recording.Collector({"x": jnp.float32(0)}, collect) as collector:
             run(collector.recorder(block=3))
         assert found == [(0, [0, 1, 2]), (0, [3, 4])]
         ```
@@ -62,7 +62,7 @@ class Collector:
             NumPy arrays with an axis for draws in front; typed PRNG keys are their key
             data. It is called by one thread at a time, in the order of the draws of a
             chain, and must not use JAX.
-        - `chains`: as in [`eqx_ckpt.Recording`][]. Without it, `chain` is 0.
+        - `chains`: as in [`eqx_ckpt.recording.Recording`][]. Without it, `chain` is 0.
         """
         if chains is not None:
             check_positive("chains", chains)
@@ -74,7 +74,7 @@ class Collector:
     def recorder(
         self, *, block: int | None = None, sharding: NamedSharding | None = None
     ) -> Recorder:
-        """Make a recorder, as `recorder` of [`eqx_ckpt.Recording`][]."""
+        """Make a recorder, as `recorder` of [`eqx_ckpt.recording.Recording`][]."""
         receiver, recorder = make_recorder(
             self._taker, self._leaves, self._chains, block, sharding
         )

@@ -42,7 +42,7 @@ def record_scan(
 
     - `step`: `step(state, x) -> state, sample`. If the recording has chains, the leaves
         of `sample` have a first axis for them.
-    - `recording`: an [`eqx_ckpt.Recording`][].
+    - `recording`: an [`eqx_ckpt.recording.Recording`][].
     - `state`: the state to start from: that of `recording.resume`, if a state was
         committed.
     - `length`: the number of steps to take now. `recording.steps` is the number of
@@ -70,7 +70,7 @@ def record_scan(
     - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match the `like` of the
         recording; nothing was computed.
     - `ValueError`: an argument is invalid, for example `thin` does not divide `length`.
-    - The errors of `extend` and `commit` of [`eqx_ckpt.Recording`][].
+    - The errors of `extend` and `commit` of [`eqx_ckpt.recording.Recording`][].
 
     !!! example
 
@@ -86,15 +86,15 @@ def record_scan(
             return (key, theta), {"theta": theta}
 
         state = (jax.random.key(0), jnp.zeros(3))
-        with eqx_ckpt.Recording("chain", {"theta": jnp.zeros(3)}) as recording:
-            state = eqx_ckpt.record_scan(step, recording, state, 10_000, thin=10)
-        assert eqx_ckpt.Recording.open("chain").committed == 1000
+        with eqx_ckpt.recording.Recording("chain", {"theta": jnp.zeros(3)}) as recording:
+            state = eqx_ckpt.recording.record_scan(step, recording, state, 10_000, thin=10)
+        assert eqx_ckpt.recording.Samples("chain").committed == 1000
         ```
     """
     check_function("step", step)
     if keep is not None:
         check_function("keep", keep)
-    check_kind("recording", recording, Recording, "an `eqx_ckpt.Recording`")
+    check_kind("recording", recording, Recording, "an `eqx_ckpt.recording.Recording`")
     rows = _checked_length(length, thin)
     if block is not None:
         check_positive("block", block)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from .._distributed.meeting import DEADLINE
+from .._distributed.meeting import TIMEOUT
 from .._errors import CheckpointError
 from .._format.sample_record import Leaf, Record
 from .._format.user_metadata import exactly
@@ -59,14 +59,14 @@ class Recording:
 
         like = {"theta": jax.ShapeDtypeStruct((5,), jnp.float32)}
         state = (jax.random.key(0), jnp.zeros(5))
-        with eqx_ckpt.Recording("chain", like) as recording:
+        with eqx_ckpt.recording.Recording("chain", like) as recording:
             if recording.committed is not None:
                 state = recording.resume(state)
             for _ in range(3):
                 state, samples = block(state)
                 recording.extend(samples)
                 recording.commit(state)
-        samples = eqx_ckpt.Recording.open("chain").read(start=100, thin=10)
+        samples = eqx_ckpt.recording.Samples("chain").read(start=100, thin=10)
         assert samples["theta"].shape == (20, 5)
         ```
     """
@@ -81,7 +81,7 @@ class Recording:
         metadata: Any = None,
         compression: Compression = None,
         chunk_bytes: int | None = None,
-        deadline: float = DEADLINE,
+        timeout: float = TIMEOUT,
     ) -> None:
         """**Arguments:**
 
@@ -98,7 +98,7 @@ class Recording:
             MiB for all chains, and at least 64 KiB, because each commit rewrites the
             last files of each leaf. If there are more than 16 chains, several of them
             are in one file.
-        - `deadline`: as [`eqx_ckpt.tree_serialise_leaves`][].
+        - `timeout`: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Raises:**
 
@@ -136,7 +136,7 @@ class Recording:
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
         self._receivers: list[Receiver] = []
-        self.log = Log(path, wanted, differs, max_samples, deadline)
+        self.log = Log(path, wanted, differs, max_samples, timeout)
         weakref.finalize(self, self.log.abandon)
 
     @staticmethod
@@ -149,7 +149,7 @@ class Recording:
 
         **Returns:**
 
-        The committed [`eqx_ckpt.Samples`][], as nested dictionaries.
+        The committed [`eqx_ckpt.recording.Samples`][], as nested dictionaries.
 
         **Raises:**
 
@@ -168,7 +168,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """The number of steps of [`eqx_ckpt.record_scan`][] up to the last commit."""
+        """The number of steps of [`eqx_ckpt.recording.record_scan`][] up to the last commit."""
         return self.log.record.steps
 
     @property
@@ -222,7 +222,7 @@ class Recording:
 
         **Returns:**
 
-        An [`eqx_ckpt.Recorder`][] to carry through the loop.
+        An [`eqx_ckpt.recording.Recorder`][] to carry through the loop.
         """
         self.log.check()
         if not self.log.team.is_alone:
@@ -276,8 +276,8 @@ class Recording:
         **Arguments:**
 
         - `like_state`: like the `like` of [`eqx_ckpt.tree_deserialise_leaves`][]. If
-            only JAX arrays were committed, as by [`eqx_ckpt.record_scan`][], Python
-            numbers stand for the arrays that `jax.lax.scan` makes of them.
+            only JAX arrays were committed, as by [`eqx_ckpt.recording.record_scan`][],
+            Python numbers stand for the arrays that `jax.lax.scan` makes of them.
         - All others: as that function (`where`, `prefix`, `sharding`, ...).
 
         **Raises:**
@@ -306,7 +306,7 @@ class Recording:
 
         **Arguments:**
 
-        - All: as `read` of [`eqx_ckpt.Samples`][].
+        - All: as `read` of [`eqx_ckpt.recording.Samples`][].
         """
         recorded = Recorded(self.log.base, self.log.record)
         samples = Samples(recorded, self._names)

@@ -49,9 +49,9 @@ class Samples:
         import jax.numpy as jnp
         import numpy as np
 
-        with eqx_ckpt.Recording("chain", {"theta": np.zeros(3)}) as recording:
+        with eqx_ckpt.recording.Recording("chain", {"theta": np.zeros(3)}) as recording:
             recording.extend({"theta": np.ones((100, 3))})
-        samples = eqx_ckpt.Recording.open("chain")
+        samples = eqx_ckpt.recording.Samples("chain")
         assert samples.committed == 100
         assert samples.read(start=50, thin=10)["theta"].shape == (5, 3)
         ```
@@ -73,12 +73,12 @@ class Samples:
 
     @property
     def chains(self) -> int | None:
-        """As it was given to the [`eqx_ckpt.Recording`][]."""
+        """As it was given to the [`eqx_ckpt.recording.Recording`][]."""
         return self._record.chains
 
     @property
     def metadata(self) -> Any:
-        """As it was given to the [`eqx_ckpt.Recording`][]."""
+        """As it was given to the [`eqx_ckpt.recording.Recording`][]."""
         return self._record.metadata
 
     @property
@@ -140,7 +140,7 @@ class Samples:
 
     @property
     def source(self) -> Source:
-        """An [`eqx_ckpt.Source`][] of these samples, to pass in place of a path.
+        """An [`eqx_ckpt.interop.Source`][] of these samples, to pass in place of a path.
 
         The source has one array `(chain, draw, ...)` or `(draw, ...)` per leaf, with
         the draws that all chains have.

@@ -70,7 +70,9 @@ def make(root):
         root / "checkpoint", root / "shards/model.safetensors", strict=True
     )
     (root / "flax").rename(root / "flax.msgpack")
-    eqx_ckpt.copy(eqx_ckpt.interop.safetensors(root / "safetensors"), root / "foreign")
+    eqx_ckpt.copy(
+        eqx_ckpt.interop.open_safetensors(root / "safetensors"), root / "foreign"
+    )
     _equinox(root)
     if importlib.util.find_spec("orbax") is not None:
         eqx_ckpt.interop.to_orbax(root / "checkpoint", root / "orbax")
@@ -104,7 +106,7 @@ def _recording(path):
     like = {
         name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in TREE.items()
     }
-    with eqx_ckpt.Recording(path, like) as recording:
+    with eqx_ckpt.recording.Recording(path, like) as recording:
         rows = {"w": np.asarray(TREE["w"]), "b": np.ones(2, np.float32)}
         recording.extend(rows)
         recording.commit({"step": 3})

@@ -450,7 +450,7 @@ def test_without_arguments(ask):
 
 
 @pytest.mark.parametrize(
-    "where", ["importlib.util.find_spec", "eqx_ckpt.read_manifest"]
+    "where", ["importlib.util.find_spec", "eqx_ckpt.inspect.read_manifest"]
 )
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_ctrl_c(run, ask, monkeypatch, where, options):
@@ -491,7 +491,7 @@ def test_an_output_that_is_full(run):
         )
     assert done.returncode == 2
     assert done.stderr.endswith(b"No space left on device: 'standard output'\n")
-    assert eqx_ckpt.verify(run / "new")
+    assert eqx_ckpt.inspect.verify(run / "new")
 
 
 def test_the_docs_name_all_commands_and_keys(run, data):

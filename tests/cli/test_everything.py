@@ -251,11 +251,11 @@ def test_the_same_in_python(places, said, name):
     place = place_of(name)
     if KIND[name] != "run":
         status, *_ = said("verify X", place)
-        assert status == status_of(lambda: eqx_ckpt.verify(opened(place)))
+        assert status == status_of(lambda: eqx_ckpt.inspect.verify(opened(place)))
     status, out, _ = said("tree X --json", place)
-    assert status == status_of(lambda: eqx_ckpt.read_manifest(opened(place)))
+    assert status == status_of(lambda: eqx_ckpt.inspect.read_manifest(opened(place)))
     if status == 0:
-        manifest = eqx_ckpt.read_manifest(opened(place))
+        manifest = eqx_ckpt.inspect.read_manifest(opened(place))
         leaves = json.loads(out)["leaves"]
         assert [leaf["name"] for leaf in leaves] == list(manifest.leaves)
         assert [tuple(leaf["shape"]) for leaf in leaves] == [
@@ -263,12 +263,12 @@ def test_the_same_in_python(places, said, name):
         ]
     status, out, _ = said("stats X w --json", place)
     if status == 0:
-        found = eqx_ckpt.stats(opened(place), prefix="w")
+        found = eqx_ckpt.inspect.stats(opened(place), prefix="w")
         (leaf,) = json.loads(out)["leaves"]
         assert leaf == {"name": "w"} | dataclasses.asdict(found["w"])
     status, out, _ = said("show X w[0] --json", place)
     if status == 0:
-        (_, _, w) = next(eqx_ckpt.leaves(opened(place), prefix="w"))
+        (_, _, w) = next(eqx_ckpt.inspect.iter_leaves(opened(place), prefix="w"))
         assert json.loads(out)["values"] == np.asarray(w)[0].tolist()
     status, out, _ = said("ls X --json", place)
     if status < 2:

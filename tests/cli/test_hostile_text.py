@@ -177,8 +177,8 @@ def test_all_fields_at_once(places, look, tmp_path):
         (step / "zarr.json").write_bytes(changed)
     look(tmp_path / "run", ("ls X", "ls X --best nothing", "ls X --json", "verify X"))
     look(first, ("tree X", "stats X", f"diff X {second} --values", "show X w"))
-    manifest = eqx_ckpt.read_manifest(first)
-    match = eqx_ckpt.match(first, {EVIL: np.zeros(2), "name": print})
+    manifest = eqx_ckpt.inspect.read_manifest(first)
+    match = eqx_ckpt.tree_match(first, {EVIL: np.zeros(2), "name": print})
     records = manifest.leaves.values()
     for shown in (text, *(x._repr_html_() for x in (manifest, match, *records))):
         assert is_harmless(shown)
@@ -195,7 +195,7 @@ def test_the_page(places, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, metadata={EVIL: [EVIL, 1.0]})
     pages: list[str] = []
     for source in (tmp_path / "c", places / "checkpoint"):
-        eqx_ckpt.write_report(source, tmp_path / "page.html")
+        eqx_ckpt.inspect.write_report(source, tmp_path / "page.html")
         pages.append((tmp_path / "page.html").read_text())
         (tmp_path / "page.html").unlink()
     evil, plain = pages

@@ -57,7 +57,7 @@ def test_the_schema_is_one():
 def test_commands_that_look_at_one_checkpoint(odd, data):
     for command in ("tree", "stats", "verify"):
         check(command, data(command, odd)[1])
-    for name in eqx_ckpt.read_manifest(odd).leaves:
+    for name in eqx_ckpt.inspect.read_manifest(odd).leaves:
         check("show", data("show", odd, name)[1])
 
 

@@ -90,10 +90,10 @@ def test_a_source_that_was_opened_before(ckpt, tmp_path):
     sources = [eqx_ckpt.interop.open_source(ckpt) for _ in range(3)]
     eqx_ckpt.tree_serialise_leaves(ckpt, state(NEW), overwrite=True)
     reads = [
-        eqx_ckpt.stats,
-        eqx_ckpt.verify,
+        eqx_ckpt.inspect.stats,
+        eqx_ckpt.inspect.verify,
         lambda source: eqx_ckpt.copy(source, tmp_path / "copied"),
-        lambda source: [*eqx_ckpt.leaves(source)],
+        lambda source: [*eqx_ckpt.inspect.iter_leaves(source)],
         lambda source: eqx_ckpt.tree_deserialise_leaves(source, state(0.0)),
     ]
     for read in reads:

@@ -72,7 +72,7 @@ def test_what_is_no_checkpoint_and_no_run(remote, ask):
 def test_what_is_inside_of_something(remote, ask):
     """No part of a recording is a run, or arrays of anybody else."""
     like = {"w": np.zeros(3)}
-    with eqx_ckpt.Recording(f"{remote}/rec", like) as recording:
+    with eqx_ckpt.recording.Recording(f"{remote}/rec", like) as recording:
         recording.append(like)
         recording.commit({"step": 1})
     said = {

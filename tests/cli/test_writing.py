@@ -45,7 +45,10 @@ def ckpt(tmp_path):
 def arrays(source):
     """The leaves as arrays, by what all formats keep of their names."""
     found = eqx_ckpt.interop.open_source(source)
-    return {name: np.asarray(value) for name, _, value in eqx_ckpt.leaves(found)}
+    return {
+        name: np.asarray(value)
+        for name, _, value in eqx_ckpt.inspect.iter_leaves(found)
+    }
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_overwrite(ckpt, ask, monkeypatch):
 def test_copy(tmp_path, ckpt, ask):
     options = ["--layout", "ocdbt", "--compression", "zstd"]
     assert ask("copy", ckpt, tmp_path / "d", *options)[0] == 0
-    manifest = eqx_ckpt.read_manifest(tmp_path / "d")
+    manifest = eqx_ckpt.inspect.read_manifest(tmp_path / "d")
     assert (manifest.layout, manifest.metadata) == ("ocdbt", {"n": 1})
     assert ask("diff", ckpt, tmp_path / "d", "--values") == (0, "")
     status, text = ask("copy", ckpt, tmp_path / "e", "--layout", "tar")

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import eqx_ckpt
 
 from .failing_jobs import caught, state
-from .programs import assert_same, DEADLINE, mesh, shared
+from .programs import assert_same, mesh, shared, TIMEOUT
 
 
 # What the processes of a job pass to each function. "same": all of them have to pass
@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "layout": "same",
         "compression": "same",
         "progress": "own",
-        "deadline": "own",
+        "timeout": "own",
     },
     "tree_deserialise_leaves": {
         "source": "same",
@@ -44,9 +44,9 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "missing": "same",
         "unexpected": "same",
         "transform": "same",
-        "read_once": "same",
+        "broadcast_replicas": "same",
         "progress": "own",
-        "deadline": "own",
+        "timeout": "own",
     },
     "restore_or_init": {
         "source": "same",
@@ -62,7 +62,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "compression": "same",
         "strict": "same",
         "progress": "own",
-        "deadline": "own",
+        "timeout": "own",
     },
     "CheckpointManager": {
         "directory": "same",
@@ -72,7 +72,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "compression": "same",
         "progress": "own",
         "staging_bytes": "own",
-        "deadline": "own",
+        "timeout": "own",
         "check_finite": "same",
     },
     "CheckpointManager.save": {
@@ -87,7 +87,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "step": "same",
         "filter_spec": "same",
         "is_leaf": "own",
-        "read_once": "same",
+        "broadcast_replicas": "same",
         "on_damage": "same",
         "how": "same",
     },
@@ -101,7 +101,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "metadata": "same",
         "compression": "same",
         "chunk_bytes": "same",
-        "deadline": "own",
+        "timeout": "own",
     },
     "Recording.commit": {"state": "same"},
     "record_scan": {
@@ -134,9 +134,9 @@ def differ(directory: str, who: int) -> dict[tuple[str, str], tuple[str, str]]:
     is_other = jax.process_index() == who
     found: dict[tuple[str, str], tuple[str, str]] = {}
     tree = {"a": state(1), "b": state(2)}
-    eqx_ckpt.tree_serialise_leaves(f"{directory}/there", tree, deadline=DEADLINE)
-    eqx_ckpt.tree_serialise_leaves(f"{directory}/other", tree, deadline=DEADLINE)
-    run = eqx_ckpt.CheckpointManager(f"{directory}/run", deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(f"{directory}/there", tree, timeout=TIMEOUT)
+    eqx_ckpt.tree_serialise_leaves(f"{directory}/other", tree, timeout=TIMEOUT)
+    run = eqx_ckpt.CheckpointManager(f"{directory}/run", timeout=TIMEOUT)
     for function, argument, usual, other in _cases(directory):
         found[function, argument] = caught(other if is_other else usual)
         assert run.latest() is None, (function, argument, found[function, argument])
@@ -178,7 +178,7 @@ def _saves(directory: str) -> Iterator[Case]:
         eqx_ckpt.tree_serialise_leaves(path, **how)
 
     tree = state(1)
-    usual = {"path": f"{directory}/save ?", "pytree": tree, "deadline": DEADLINE}
+    usual = {"path": f"{directory}/save ?", "pytree": tree, "timeout": TIMEOUT}
     spec = eqx_ckpt.default_serialise_filter_spec
     changes = {
         "path": f"{directory}/elsewhere ?",
@@ -193,7 +193,7 @@ def _saves(directory: str) -> Iterator[Case]:
         "layout": "ocdbt",
         "compression": "zstd",
         "progress": lambda *_: None,
-        "deadline": DEADLINE + 1,
+        "timeout": TIMEOUT + 1,
     }
     yield from _changed("tree_serialise_leaves", save, usual, changes)
 
@@ -216,7 +216,7 @@ def _restores(directory: str) -> Iterator[Case]:
         "source": f"{directory}/there",
         "like": like,
         "prefix": "a",
-        "deadline": DEADLINE,
+        "timeout": TIMEOUT,
     }
     function = "tree_deserialise_leaves"
     same = {
@@ -232,9 +232,9 @@ def _restores(directory: str) -> Iterator[Case]:
         "sharding: function": lambda name, struct: rows,
         "sharding: mesh": mesh(),
         "transform": lambda old: jax.tree.map(lambda x: x, old) | {"w": old["w"] * 1},
-        "read_once": True,
+        "broadcast_replicas": True,
         "progress": lambda *_: None,
-        "deadline": DEADLINE + 1,
+        "timeout": TIMEOUT + 1,
     }
     yield from _changed(function, restore, usual, same)
     more = like | {"more": shared(np.zeros((4, 4), np.float32), rows)}
@@ -289,13 +289,13 @@ def _initialised(directory: str) -> Iterator[Case]:
         "prefix": "a",
         "unexpected": "ignore",
         "sharding": rows,
-        "deadline": DEADLINE,
+        "timeout": TIMEOUT,
     }
     changes = {
         "source": f"{directory}/other",
         "init": init("int32"),
         "how: sharding": _Several(sharding=NamedSharding(mesh(), P(None, "x"))),
-        "how: read_once": _Several(read_once=True),
+        "how: broadcast_replicas": _Several(broadcast_replicas=True),
     }
     restore = eqx_ckpt.restore_or_init
     yield from _changed("restore_or_init", restore, usual, changes)
@@ -310,7 +310,7 @@ def _copies(directory: str) -> Iterator[Case]:
     usual = {
         "source": f"{directory}/there",
         "path": f"{directory}/copy ?",
-        "deadline": DEADLINE,
+        "timeout": TIMEOUT,
     }
     changes = {
         "source": f"{directory}/other",
@@ -320,14 +320,14 @@ def _copies(directory: str) -> Iterator[Case]:
         "compression": "zstd",
         "strict": "no flag",
         "progress": lambda *_: None,
-        "deadline": DEADLINE + 1,
+        "timeout": TIMEOUT + 1,
     }
     yield from _changed("copy", copy, usual, changes)
 
 
 def _runs(directory: str) -> Iterator[Case]:
     numbers = itertools.count()
-    manager = eqx_ckpt.CheckpointManager(f"{directory}/steps", deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/steps", timeout=TIMEOUT)
     manager.save(1, state(1)).result()
 
     def made(directory: str, **how: Any) -> None:
@@ -336,17 +336,17 @@ def _runs(directory: str) -> Iterator[Case]:
         run.save(10 + next(numbers), state(1)).result()
         run.close()
 
-    usual: dict[str, Any] = {"directory": f"{directory}/made", "deadline": DEADLINE}
-    usual["save"] = eqx_ckpt.every_steps(3)
+    usual: dict[str, Any] = {"directory": f"{directory}/made", "timeout": TIMEOUT}
+    usual["save"] = eqx_ckpt.save_every_steps(3)
     changes = {
         "directory": f"{directory}/made elsewhere",
         "keep": eqx_ckpt.keep_last(2),
-        "save": eqx_ckpt.every_steps(5),
+        "save": eqx_ckpt.save_every_steps(5),
         "layout": "ocdbt",
         "compression": "zstd",
         "progress": lambda *_: None,
         "staging_bytes": 2**30,
-        "deadline": DEADLINE + 1,
+        "timeout": TIMEOUT + 1,
         "check_finite": True,
     }
     yield from _changed("CheckpointManager", made, usual, changes)
@@ -372,7 +372,7 @@ def _runs(directory: str) -> Iterator[Case]:
         "step": 1,
         "filter_spec": lambda f, x: eqx_ckpt.default_deserialise_filter_spec(f, x),
         "is_leaf": lambda x: x is like["w"],
-        "read_once": True,
+        "broadcast_replicas": True,
         "on_damage": "fallback",
         "how": _Several(sharding=rows),
     }
@@ -390,11 +390,11 @@ def _recordings(directory: str) -> Iterator[Case]:
 
     def begin(path: str, like: Any, **how: Any) -> None:
         path = path.replace("?", str(next(numbers)))
-        eqx_ckpt.Recording(path, like, **how).log.abandon()
+        eqx_ckpt.recording.Recording(path, like, **how).log.abandon()
 
     like = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     path = f"{directory}/recording ?"
-    usual = {"path": path, "like": like, "chains": 2, "deadline": DEADLINE}
+    usual = {"path": path, "like": like, "chains": 2, "timeout": TIMEOUT}
     usual |= {"compression": "zstd", "chunk_bytes": 2**16, "metadata": {"a": 1}}
     usual |= {"max_samples": 100}
     changes = {
@@ -405,13 +405,13 @@ def _recordings(directory: str) -> Iterator[Case]:
         "metadata": {"a": 2},
         "compression": lambda name, record: None,
         "chunk_bytes": 2**18,
-        "deadline": DEADLINE + 1,
+        "timeout": TIMEOUT + 1,
     }
     yield from _changed("Recording", begin, usual, changes)
 
     def commit(state: Any) -> None:
         name = f"{directory}/committed {next(numbers)}"
-        recording = eqx_ckpt.Recording(name, like, chains=2, deadline=DEADLINE)
+        recording = eqx_ckpt.recording.Recording(name, like, chains=2, timeout=TIMEOUT)
         try:
             recording.commit(state)
         finally:
@@ -423,9 +423,9 @@ def _recordings(directory: str) -> Iterator[Case]:
 
     def scan(**how: Any) -> None:
         name = f"{directory}/scanned {next(numbers)}"
-        recording = eqx_ckpt.Recording(name, like, chains=2, deadline=DEADLINE)
+        recording = eqx_ckpt.recording.Recording(name, like, chains=2, timeout=TIMEOUT)
         try:
-            eqx_ckpt.record_scan(recording=recording, **how)
+            eqx_ckpt.recording.record_scan(recording=recording, **how)
         finally:
             recording.log.abandon()
 

@@ -25,7 +25,7 @@ from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
 
 from .dying_jobs import wait_for
 from .failing_jobs import caught, state
-from .programs import assert_same, DEADLINE
+from .programs import assert_same, TIMEOUT
 
 
 Errors = dict[str, tuple[str, str]]
@@ -46,7 +46,7 @@ def caused(call: Callable[[], Any]) -> tuple[tuple[str, str], tuple[str, str]]:
 def out_of_order(directory: str) -> tuple[Errors, list[int]]:
     """Calls of one process only; the next save of all works, each time."""
     index, errors = jax.process_index(), dict[str, tuple[str, str]]()
-    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT)
     manager.save(1, state(1)).result()
     calls: dict[str, Callable[[], Any]] = {
         "latest": manager.latest,
@@ -74,7 +74,7 @@ def out_of_order(directory: str) -> tuple[Errors, list[int]]:
 def keep_errors(directory: str) -> list[int]:
     """How many keys the service has, after ever more calls whose errors are kept."""
     like, errors, counts = state(0), list[Exception](), list[int]()
-    eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like, deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(f"{directory}/there", like, timeout=TIMEOUT)
     gc.disable()
     for n in range(30):
         try:
@@ -93,11 +93,11 @@ def read_two_versions(directory: str) -> tuple[str, str]:
     """The checkpoint is replaced when one process has read it, and before the other."""
     path, done = pathlib.Path(directory, "new"), pathlib.Path(directory, "read")
     for step in (1, 2):
-        eqx_ckpt.tree_serialise_leaves(f"{path}{step}", state(step), deadline=DEADLINE)
+        eqx_ckpt.tree_serialise_leaves(f"{path}{step}", state(step), timeout=TIMEOUT)
     if jax.process_index() == 0:
         os.rename(f"{path}1", path)
     wait_for([path])
-    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
+    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, timeout=TIMEOUT)
     read = Checkpoint.read
 
     def after_the_other(*args: Any) -> Any:
@@ -124,19 +124,19 @@ def read_two_versions(directory: str) -> tuple[str, str]:
 def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     """Process 1 cannot plan, does not see the checkpoint, or is late."""
     path, index = f"{directory}/new", jax.process_index()
-    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
-    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=TIMEOUT)
+    restore = ft.partial(eqx_ckpt.tree_deserialise_leaves, timeout=TIMEOUT)
     errors: dict[str, tuple[str, str]] = {}
     for once in (False, True):
         name = " once" if once else ""
         like = state(0) | ({"more": 1} if index == 1 else {})
-        errors["plan" + name] = caught(restore, path, like, read_once=once)
+        errors["plan" + name] = caught(restore, path, like, broadcast_replicas=once)
         opened = reading.opened
         if index == 1:
             reading.opened = _not_found
-        errors["lag" + name] = caught(restore, path, state(0), read_once=once)
+        errors["lag" + name] = caught(restore, path, state(0), broadcast_replicas=once)
         reading.opened = opened
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.5
     read = Checkpoint.read
     given_up = pathlib.Path(f"{directory}/given up")
 
@@ -146,18 +146,18 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
 
     if index == 1:
         Checkpoint.read = late_and_damaged
-    late = ft.partial(restore, path, state(0), read_once=True, deadline=2.0)
+    late = ft.partial(restore, path, state(0), broadcast_replicas=True, timeout=2.0)
     errors["late"], errors["late because"] = caused(late)
     given_up.touch()
     Checkpoint.read = read
-    assert_same(restore(path, state(0), read_once=True), state(1))
+    assert_same(restore(path, state(0), broadcast_replicas=True), state(1))
     return errors
 
 
 def delete(directory: str) -> tuple[Errors, list[int]]:
     """Both processes delete a step; then what one, or one of them, cannot delete."""
     other, errors = jax.process_index() == 1, dict[str, tuple[str, str]]()
-    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT)
     for step in (1, 2, 3):
         manager.save(step, state(step))
     manager.delete(2)
@@ -190,7 +190,7 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
     index, errors = jax.process_index(), dict[str, tuple[str, str, float]]()
     marks = [pathlib.Path(f"{directory}.{i}") for i in range(3)]
     begun = pathlib.Path(f"{directory}.begun")
-    manager = eqx_ckpt.CheckpointManager(directory, deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT)
     manager.save(1, {"step": 1}).result()
 
     def timed(name: str, call: Callable[[], Any]) -> None:
@@ -198,22 +198,22 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
         errors[name] = (*caught(call), time.monotonic() - begin)
 
     if index < 2:
-        manager._deadline, meeting.DEADLINE_MARGIN = 2.0, LONG_MARGIN
+        manager._timeout, meeting.TIMEOUT_MARGIN = 2.0, LONG_MARGIN
         if index == 0:
             wait_for([begun])
         begun.touch()
         timed("late", manager.latest)
     else:
         wait_for(marks[:2])
-        manager._deadline, meeting.DEADLINE_MARGIN = 0.5, 0.1
+        manager._timeout, meeting.TIMEOUT_MARGIN = 0.5, 0.1
         for step in range(20):
             timed("alone", ft.partial(manager.should_save, step))
-            manager._deadline = 0.01
+            manager._timeout = 0.01
         errors["wrong"] = (*caused(ft.partial(manager.delete, -1))[1], 0.0)
     marks[index].touch()
     wait_for([marks[2]])
-    manager._deadline = DEADLINE
-    meeting.DEADLINE_MARGIN = 5.0
+    manager._timeout = TIMEOUT
+    meeting.TIMEOUT_MARGIN = 5.0
     for step in (2, 3):
         manager.save(step, {"step": step}).result()
     manager.close()
@@ -234,7 +234,7 @@ def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
     if life == 2:
         _read(place / "ended")
     _initialise(place / "address", index)
-    run = eqx_ckpt.CheckpointManager(place / "run", deadline=DEADLINE)
+    run = eqx_ckpt.CheckpointManager(place / "run", timeout=TIMEOUT)
     for step in range(1, 4) if index == 0 else [[1], [2, 3]][life - 1]:
         assert run.latest() == (step - 1 or None)
         run.save(step, {"step": step}).result()
@@ -294,7 +294,7 @@ def _not_found(path: Any) -> Any:
 
 def retain_slowly(directory: str) -> list[int]:
     """Process 0 takes longer to remove old steps than the others wait."""
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.2
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.2
     remove = DirectorySteps.remove
 
     def slowly(*args: Any) -> Any:
@@ -302,9 +302,9 @@ def retain_slowly(directory: str) -> list[int]:
         return remove(*args)
 
     keep = eqx_ckpt.keep_last(1)
-    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, timeout=TIMEOUT)
     manager.save(1, state(1)).result()
-    manager._deadline = 3.0
+    manager._timeout = 3.0
     DirectorySteps.remove = slowly
     manager.save(2, state(2)).result()
     DirectorySteps.remove = remove
@@ -315,8 +315,8 @@ def retain_slowly(directory: str) -> list[int]:
 def restore_late_on_the_first(directory: str) -> tuple[str, str]:
     """Process 0 has read, and comes when the others have given up."""
     path, index = f"{directory}/new", jax.process_index()
-    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
+    eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=TIMEOUT)
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.5
     marks = [pathlib.Path(f"{directory}/given up {i}") for i in range(1, 4)]
     read = Checkpoint.read
 
@@ -327,9 +327,9 @@ def restore_late_on_the_first(directory: str) -> tuple[str, str]:
     if index == 0:
         Checkpoint.read = late
     restore = eqx_ckpt.tree_deserialise_leaves
-    error = caught(restore, path, state(0), deadline=2.0)
+    error = caught(restore, path, state(0), timeout=2.0)
     if index:
         marks[index - 1].touch()
     Checkpoint.read = read
-    assert_same(restore(path, state(0), deadline=DEADLINE), state(1))
+    assert_same(restore(path, state(0), timeout=TIMEOUT), state(1))
     return error

@@ -21,7 +21,7 @@ from eqx_ckpt._distributed.meeting import Circle
 from eqx_ckpt._distributed.process_group import Group
 
 from .failing_jobs import caught
-from .programs import assert_same, DEADLINE, shared
+from .programs import assert_same, shared, TIMEOUT
 
 
 FAULTS = ("late", "gone", "differs")
@@ -91,7 +91,7 @@ MEETINGS = {
     "latest": 1,
     "should_save": 1,
     "restore": 3,
-    "read_once": 3,
+    "broadcast_replicas": 3,
     "manager.restore": 5,
     "delete": 2,
     "copy": 7,
@@ -105,7 +105,7 @@ def run(where: str, chosen: list[Case]) -> list[tuple[list[str], str]]:
 
     The first is a list of one text.
     """
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = 0.5
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.5
     job = _Job(where)
     return [job.play(number, case) for number, case in enumerate(chosen)]
 
@@ -129,10 +129,10 @@ class _Job:
         self.passed = 0
         self._act: Callable[[bool], None] = lambda slow: None
         self._nth = 0
-        eqx_ckpt.tree_serialise_leaves(f"{where}/there", state(1), deadline=DEADLINE)
-        self._manager = eqx_ckpt.CheckpointManager(f"{where}/run", deadline=DEADLINE)
+        eqx_ckpt.tree_serialise_leaves(f"{where}/there", state(1), timeout=TIMEOUT)
+        self._manager = eqx_ckpt.CheckpointManager(f"{where}/run", timeout=TIMEOUT)
         self._manager.save(1, state(1)).result()
-        self._deadline = DEADLINE
+        self._timeout = TIMEOUT
         self._calls = self._all_calls()
         for owner, name in (
             (Circle, "together"),
@@ -157,14 +157,14 @@ class _Job:
     def play(self, number: int, case: Case) -> tuple[list[str], str]:
         call = self._calls[case.call]
         fault, nth = case.faults.get(self._index, ("", 0))
-        self._set(DEADLINE, 0)
+        self._set(TIMEOUT, 0)
         call.prepare(2 * number)
         self._barrier(f"{number} begins")
         others = set(range(jax.process_count())) - case.faults.keys()
         if fault == "late":
             self._act = lambda slow: None if slow else self._wait_for(number, others)
             # Of two, the other one may leave before this one is late.
-            self._set(DEADLINE if len(case.faults) == 1 else SHORT, nth)
+            self._set(TIMEOUT if len(case.faults) == 1 else SHORT, nth)
         elif fault == "gone":
             self._act = self._leave
             self._set(SHORT, nth)
@@ -183,16 +183,16 @@ class _Job:
     def again(self, number: int, name: str) -> str:
         """The call without a fault."""
         call = self._calls[name]
-        self._set(DEADLINE, 0)
+        self._set(TIMEOUT, 0)
         call.prepare(number)
         self._barrier(f"again {number}")
-        self._set(DEADLINE, 0)
+        self._set(TIMEOUT, 0)
         text = caught(call.make, number)[1]
         self._barrier(f"again {number} ends")
         return text
 
-    def _set(self, deadline: float, nth: int) -> None:
-        self._deadline = self._manager._deadline = deadline
+    def _set(self, timeout: float, nth: int) -> None:
+        self._timeout = self._manager._timeout = timeout
         with self._lock:
             self.passed, self._nth = 0, nth
 
@@ -214,32 +214,30 @@ class _Job:
 
         def save(number: int) -> None:
             path = f"{where}/save {number}"
-            eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=self._deadline)
+            eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=self._timeout)
 
         def in_background(number: int) -> None:
             path, saved = (
                 f"{where}/async {number}",
                 eqx_ckpt.tree_serialise_leaves_async,
             )
-            saved(path, state(1), deadline=self._deadline).result()
+            saved(path, state(1), timeout=self._timeout).result()
 
         def manager_save(number: int) -> None:
             run.save(10 + number, state(1)).result()
 
         def restore(number: int, **how: Any) -> None:
             read = eqx_ckpt.tree_deserialise_leaves
-            deadline = self._deadline
-            assert_same(
-                read(f"{where}/there", like, deadline=deadline, **how), state(1)
-            )
+            timeout = self._timeout
+            assert_same(read(f"{where}/there", like, timeout=timeout, **how), state(1))
 
         def manager_restore(number: int) -> None:
             assert_same(run.restore(like), state(1))
 
         def record(number: int) -> None:
             sample = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
-            path, deadline = f"{where}/recording {number}", self._deadline
-            recording = eqx_ckpt.Recording(path, sample, deadline=deadline)
+            path, timeout = f"{where}/recording {number}", self._timeout
+            recording = eqx_ckpt.recording.Recording(path, sample, timeout=timeout)
             try:
                 recording.commit({"a": 1})
             finally:
@@ -252,13 +250,15 @@ class _Job:
             "latest": Call(nothing, lambda number: run.latest()),
             "should_save": Call(nothing, run.should_save),
             "restore": Call(nothing, restore),
-            "read_once": Call(nothing, ft.partial(restore, read_once=True)),
+            "broadcast_replicas": Call(
+                nothing, ft.partial(restore, broadcast_replicas=True)
+            ),
             "manager.restore": Call(nothing, manager_restore),
             "delete": Call(manager_save, lambda number: run.delete(10 + number)),
             "copy": Call(
                 nothing,
                 lambda number: eqx_ckpt.copy(
-                    f"{where}/there", f"{where}/copy {number}", deadline=self._deadline
+                    f"{where}/there", f"{where}/copy {number}", timeout=self._timeout
                 ),
             ),
             "recording": Call(nothing, record),

@@ -40,7 +40,7 @@ def report(path: pathlib.Path | str) -> str:
     except REFUSALS as e:
         refusal = str(e)
     try:
-        eqx_ckpt.verify(path)
+        eqx_ckpt.inspect.verify(path)
     except REFUSALS as e:
         return str(e)
     assert not refusal, f"`verify` finds nothing, but a restore says {refusal}"

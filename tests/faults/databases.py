@@ -131,7 +131,9 @@ def put_chunk(
 
 
 def save_compressed(
-    path: str, layout: eqx_ckpt.Layout, compression: eqx_ckpt.Compression = "zstd"
+    path: str,
+    layout: eqx_ckpt.typing.Layout,
+    compression: eqx_ckpt.typing.Compression = "zstd",
 ) -> None:
     with small_chunks():
         eqx_ckpt.tree_serialise_leaves(

@@ -22,11 +22,11 @@ from eqx_ckpt._storage.chunks.chunk_values import ChunkValues
 
 from .failing_jobs import attempt, caught, state
 from .jobs import End
-from .programs import assert_same, DEADLINE, hidden
+from .programs import assert_same, hidden, TIMEOUT
 
 
 # Instead of five seconds.
-DEADLINE_MARGIN = 0.5
+TIMEOUT_MARGIN = 0.5
 POINTS = (
     "before the plan",
     "after the plan",
@@ -99,27 +99,27 @@ def save_and_die(
     directory: str,
     who: int,
     point: str,
-    deadline: float,
-    layout: eqx_ckpt.Layout = "zarr",
+    timeout: float,
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> tuple[str, str, float]:
     """Save step 1; then one process is killed while all of them save step 2."""
     act = die if jax.process_index() == who else None
-    return _save_two(directory, point, act, deadline, layout)
+    return _save_two(directory, point, act, timeout, layout)
 
 
 def _save_two(
     directory: str,
     point: str,
     act: Callable[[], Any] | None,
-    deadline: float,
-    layout: eqx_ckpt.Layout = "zarr",
+    timeout: float,
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> tuple[str, str, float]:
     save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout)
-    save(f"{directory}/000001", state(1), deadline=DEADLINE)
+    save(f"{directory}/000001", state(1), timeout=TIMEOUT)
     if act is not None:
         arm(point, act)
     begin = time.monotonic()
-    error = caught(save, f"{directory}/000002", state(2), deadline=deadline)
+    error = caught(save, f"{directory}/000002", state(2), timeout=timeout)
     return *error, time.monotonic() - begin
 
 
@@ -152,10 +152,10 @@ def check_names(end: End, who: int, seconds: float, where: str) -> None:
 
 
 def save_and_hang(
-    directory: str, who: int, point: str, deadline: float
+    directory: str, who: int, point: str, timeout: float
 ) -> tuple[str, str, float]:
     """As `save_and_die`, but it dies only when the other one has given up."""
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = TIMEOUT_MARGIN
     dead = jax.process_index() == who
     given_up = pathlib.Path(f"{directory}.given-up")
 
@@ -164,7 +164,7 @@ def save_and_hang(
         time.sleep(2)  # JAX ends the other one too: what it found is on its way.
         die()
 
-    outcome = _save_two(directory, point, hang if dead else None, deadline)
+    outcome = _save_two(directory, point, hang if dead else None, timeout)
     given_up.touch()
     return outcome
 
@@ -176,21 +176,21 @@ def wait_for(files: Iterable[pathlib.Path]) -> None:
 
 
 def die_while_first_is_late(
-    directory: str, who: int, deadline: float
+    directory: str, who: int, timeout: float
 ) -> tuple[str, str, float]:
     """One process dies; process 0 comes later than the others would wait for it."""
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
-    acts = {0: ft.partial(time.sleep, 2 * DEADLINE_MARGIN), who: die}
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = TIMEOUT_MARGIN
+    acts = {0: ft.partial(time.sleep, 2 * TIMEOUT_MARGIN), who: die}
     act = acts.get(jax.process_index())
-    return _save_two(directory, "before the plan", act, deadline)
+    return _save_two(directory, "before the plan", act, timeout)
 
 
-def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
+def be_late(directory: str, who: int, timeout: float) -> dict[str, Any]:
     """One process comes when the other has given up, at each of two points.
 
     The next save works.
     """
-    meeting.DEADLINE_MARGIN = group.DEADLINE_MARGIN = DEADLINE_MARGIN
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = TIMEOUT_MARGIN
     found: dict[str, Any] = {}
     for point in ("before the plan", "after the begin"):
         given_up = pathlib.Path(f"{directory}/after it was given up {point}")
@@ -199,7 +199,7 @@ def be_late(directory: str, who: int, deadline: float) -> dict[str, Any]:
 
         def save(path: str, tree: Any, file: pathlib.Path = given_up) -> None:
             try:
-                eqx_ckpt.tree_serialise_leaves(path, tree, deadline=deadline)
+                eqx_ckpt.tree_serialise_leaves(path, tree, timeout=timeout)
             finally:
                 file.touch()
 
@@ -211,7 +211,7 @@ def resume(directory: str) -> list[int]:
     """In one process: every step is whole, and what was left over is gone."""
     with eqx_ckpt.CheckpointManager(directory) as manager:
         for step in manager.steps():
-            eqx_ckpt.verify(f"{directory}/{step:06d}")
+            eqx_ckpt.inspect.verify(f"{directory}/{step:06d}")
             assert_same(manager.restore(state(step), step), state(step))
         assert not hidden(directory)
         return manager.steps()

@@ -26,12 +26,12 @@ from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
 
 from .programs import (
     assert_same,
-    DEADLINE,
     mesh,
     restore,
     save,
     shared,
     SPECS,
+    TIMEOUT,
     value,
 )
 
@@ -75,7 +75,7 @@ def attempt(directory: str, name: str, save: Save, *args: Any, **kwargs: Any) ->
     kind, text = caught(save, *args, **kwargs)
     seconds = time.monotonic() - begin
     after = f"{directory}/after {name}"
-    eqx_ckpt.tree_serialise_leaves(after, state(1), deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(after, state(1), timeout=TIMEOUT)
     entries = os.listdir(directory) if jax.process_index() == 0 else []
     return Case(kind, text, seconds, [e for e in entries if not e.startswith("after")])
 
@@ -94,7 +94,7 @@ def disagree(directory: str) -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
     def check(name: str, tree: Any, path: str, **kwargs: Any) -> None:
-        save = ft.partial(eqx_ckpt.tree_serialise_leaves, deadline=DEADLINE, **kwargs)
+        save = ft.partial(eqx_ckpt.tree_serialise_leaves, timeout=TIMEOUT, **kwargs)
         cases[name] = attempt(directory, name, save, path, tree)
 
     for name, change in changes.items():
@@ -108,7 +108,7 @@ def disagree(directory: str) -> dict[str, Case]:
     check("compression", good, f"{directory}/new", compression=other and "zstd" or None)
     check("exists", good, f"{directory}/after path")
     check("memory", good, "memory://new")
-    manager = eqx_ckpt.CheckpointManager(f"{directory}/after run", deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/after run", timeout=TIMEOUT)
 
     for name, steps in {"step": (1, 2), "no step": (3, -3)}.items():
 
@@ -151,7 +151,7 @@ def _save_broken(place: Any, attribute: str, value: Any, path: str, tree: Any) -
     whole = getattr(place, attribute)
     setattr(place, attribute, value)
     try:
-        eqx_ckpt.tree_serialise_leaves(path, tree, deadline=DEADLINE)
+        eqx_ckpt.tree_serialise_leaves(path, tree, timeout=TIMEOUT)
     finally:
         setattr(place, attribute, whole)
 
@@ -169,7 +169,7 @@ def unseen(directory: str) -> dict[str, Case]:
     whole = ChunkFiles.write
     if not first:
         ChunkFiles.write = _raising(errno.ENOSPC)
-    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, timeout=TIMEOUT)
     saving = save(f"{directory}/new", good)
     wait([saving])
     ChunkFiles.write = whole
@@ -184,8 +184,8 @@ def unseen(directory: str) -> dict[str, Case]:
 
 def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int]]:
     """Process 0 cannot remove an old step; the run goes on."""
-    keep, deadline = eqx_ckpt.keep_last(1), DEADLINE
-    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=deadline)
+    keep, timeout = eqx_ckpt.keep_last(1), TIMEOUT
+    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, timeout=timeout)
     manager.save(1, state(1)).result()
     whole = DirectorySteps.remove
     if jax.process_index() == 0:
@@ -206,14 +206,14 @@ def in_the_background(directory: str) -> None:
     go_on = threading.Event()
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        go_on.wait(DEADLINE)
+        go_on.wait(TIMEOUT)
         return write_arrays(*args, **kwargs)
 
     if jax.process_index() == 0:
         ChunkFiles.write = slowly
-    manager = eqx_ckpt.CheckpointManager(f"{directory}/run", deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/run", timeout=TIMEOUT)
     array, savings = state(0)["w"], []
-    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, deadline=DEADLINE)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves_async, timeout=TIMEOUT)
     for n in range(4):
         savings.append(save(f"{directory}/{n}", {"w": array}))
         array = step(array)
@@ -236,7 +236,7 @@ def in_the_background(directory: str) -> None:
 def train(directory: str) -> dict[str, Any]:
     """A run with retention; damage that only one process meets; SIGTERM to one."""
     is_first, keep = jax.process_index() == 0, eqx_ckpt.keep_last(2)
-    run = eqx_ckpt.CheckpointManager(directory, keep=keep, deadline=DEADLINE)
+    run = eqx_ckpt.CheckpointManager(directory, keep=keep, timeout=TIMEOUT)
     assert run.latest() is None
     saved: list[list[int]] = []
     for step in range(1, 5):
@@ -272,12 +272,14 @@ def train(directory: str) -> dict[str, Any]:
 
 def read_once_what_is_damaged(path: str) -> tuple[str, str]:
     """Only process 0 reads the damaged leaf, and would send it to the others."""
-    eqx_ckpt.tree_serialise_leaves(path, state(1), deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=TIMEOUT)
     if jax.process_index() == 0:
         chunk = pathlib.Path(path, "same", "c.0.0")
         chunk.write_bytes(bytes(chunk.stat().st_size))
-    eqx_ckpt.tree_serialise_leaves(f"{path}-2", state(2), deadline=DEADLINE)
-    read = ft.partial(eqx_ckpt.tree_deserialise_leaves, like=state(0), read_once=True)
+    eqx_ckpt.tree_serialise_leaves(f"{path}-2", state(2), timeout=TIMEOUT)
+    read = ft.partial(
+        eqx_ckpt.tree_deserialise_leaves, like=state(0), broadcast_replicas=True
+    )
     assert_same(read(f"{path}-2"), state(2))
     return caught(read, path)
 

@@ -24,17 +24,17 @@ def errors(root: str, tree: Any, like: Any, other: str) -> dict[str, tuple[str, 
     """
     shim.fold(root)
     run, path = f"{root}/run", f"{root}/new"
-    archive = eqx_ckpt.interop.npz(f"{other}.npz")
+    archive = eqx_ckpt.interop.open_npz(f"{other}.npz")
 
     def managed(function: str, *args: Any) -> None:
         with eqx_ckpt.CheckpointManager(run) as manager:
             getattr(manager, function)(*args)
 
     def recorded() -> None:
-        eqx_ckpt.Recording(f"{root}/recording", like).close()
+        eqx_ckpt.recording.Recording(f"{root}/recording", like).close()
 
     def with_state() -> None:
-        with eqx_ckpt.Recording(f"{root}/states", np.zeros(2)) as recording:
+        with eqx_ckpt.recording.Recording(f"{root}/states", np.zeros(2)) as recording:
             recording.extend(np.zeros((1, 2)))
             try:
                 recording.commit(tree)
@@ -53,7 +53,7 @@ def errors(root: str, tree: Any, like: Any, other: str) -> dict[str, tuple[str, 
         "recording": caught(recorded),
         "state": caught(with_state),
     }
-    (record,) = eqx_ckpt.read_manifest(f"{root}/states").leaves.values()
+    (record,) = eqx_ckpt.inspect.read_manifest(f"{root}/states").leaves.values()
     assert record.shape == (1, 2)
     return found
 
@@ -66,8 +66,8 @@ def in_a_job(root: str, tree: Any, other: str) -> list[list[tuple[str, str]]]:
 
 def _of_process(path: str, tree: Any, other: str) -> list[tuple[str, str]]:
     return [
-        caught(eqx_ckpt.tree_serialise_leaves, path, tree, deadline=20.0),
-        caught(eqx_ckpt.copy, other, path, deadline=20.0),
+        caught(eqx_ckpt.tree_serialise_leaves, path, tree, timeout=20.0),
+        caught(eqx_ckpt.copy, other, path, timeout=20.0),
     ]
 
 
@@ -76,7 +76,7 @@ def there_and_back(root: str, tree: Any, layout: Any) -> tuple[Any, list[str]]:
     shim.fold(root)
     path = f"{root}/new"
     eqx_ckpt.tree_serialise_leaves(path, tree, layout=layout)
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
     restored = eqx_ckpt.tree_deserialise_leaves(path, tree)
     return restored, os.listdir(root)
 
@@ -99,5 +99,5 @@ def moved(checkpoint: str, root: str, tree: Any) -> list[tuple[str, str]]:
     return [
         *(caught(restore, path, tree, where=where) for where in ways),
         caught(restore, path, tree),
-        caught(eqx_ckpt.verify, path),
+        caught(eqx_ckpt.inspect.verify, path),
     ]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 
-DEADLINE = 100.0  # seconds, for one job; the zygote's child lives a little longer
+TIMEOUT = 100.0  # seconds, for one job; the zygote's child lives a little longer
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,7 +34,7 @@ class Job:
     def __init__(
         self, processes: int, devices: int, program: Callable[..., Any], *args: Any
     ) -> None:
-        self._end = time.monotonic() + DEADLINE
+        self._end = time.monotonic() + TIMEOUT
         self._outputs = [os.memfd_create("output") for _ in range(processes)]
         self._processes: list[tuple[int, Connection]] = []
         # Held until the job has begun; the coordinator may listen there all the same.
@@ -160,7 +160,7 @@ def _live(
             answer = None, traceback.format_exc()
         pipe.send(answer)
         # JAX ends the others when one ends, so that they wait for the last one.
-        pipe.poll(DEADLINE)
+        pipe.poll(TIMEOUT)
     finally:
         os._exit(0)
 

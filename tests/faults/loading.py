@@ -11,7 +11,7 @@ import eqx_ckpt
 from eqx_ckpt import data
 
 
-class Counted(data.ArraySource):
+class Counted(data.ArrayDataSource):
     """An array source that counts the rows that it is asked for."""
 
     taken = 0

@@ -31,7 +31,7 @@ SPECS = {
     "keys": P("y"),
     "same_keys": P(),
 }
-DEADLINE = 40.0  # seconds; longer than anything here takes
+TIMEOUT = 40.0  # seconds; longer than anything here takes
 SPREAD_BYTES = 2**25
 
 
@@ -133,9 +133,9 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def save(
-    path: str, asynchronous: bool = False, layout: eqx_ckpt.Layout = "zarr"
+    path: str, asynchronous: bool = False, layout: eqx_ckpt.typing.Layout = "zarr"
 ) -> None:
-    saved, options = tree(mesh()), {"layout": layout, "deadline": DEADLINE}
+    saved, options = tree(mesh()), {"layout": layout, "timeout": TIMEOUT}
     if asynchronous:
         saving = eqx_ckpt.tree_serialise_leaves_async(path, saved, **options)
         return saving.result()
@@ -162,18 +162,18 @@ def restore_by_mesh(path: str) -> None:
 def restore_on_one_device(path: str) -> None:
     like = tree(None)
     assert_same(eqx_ckpt.tree_deserialise_leaves(path, like), like)
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
 
 
-def save_and_restore(path: str, layout: eqx_ckpt.Layout = "zarr") -> None:
+def save_and_restore(path: str, layout: eqx_ckpt.typing.Layout = "zarr") -> None:
     """In one job: save, and restore as it was, transposed, and by a mesh."""
     save(path, layout=layout)
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
     restore(path)
     restore(path, transposed=True)
     restore_by_mesh(path)
     like = tree(mesh())
-    found = eqx_ckpt.tree_deserialise_leaves(path, like, read_once=True)
+    found = eqx_ckpt.tree_deserialise_leaves(path, like, broadcast_replicas=True)
     assert_same(found, like)
     restore_on_some(path)
     save(path + "-async", asynchronous=True, layout=layout)
@@ -183,13 +183,13 @@ def restore_on_some(path: str) -> None:
     """Restore onto a mesh that leaves out the last process, if there are several."""
     half = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     like = {"both": leaf("both", NamedSharding(half, P("x")))}
-    for read_once in (False, True):
+    for broadcast_replicas in (False, True):
         found = eqx_ckpt.tree_deserialise_leaves(
             path,
             like,
             where=lambda tree: tree["both"],
             prefix="shared",
-            read_once=read_once,
+            broadcast_replicas=broadcast_replicas,
         )
         assert_same(found, like)
 
@@ -257,13 +257,13 @@ class Spread(NamedTuple):
     needed: int
 
 
-def spread(path: str, layout: eqx_ckpt.Layout = "zarr") -> Spread:
+def spread(path: str, layout: eqx_ckpt.typing.Layout = "zarr") -> Spread:
     """Save large arrays, and restore those that are sharded."""
     data = np.arange(SPREAD_BYTES // 4, dtype=np.float32).reshape(16, 512, 1024)
     specs = {"sharded": P("x", "y"), "partly": P("y"), "everywhere": P()}
     saved = {n: shared(data, NamedSharding(mesh(), s)) for n, s in specs.items()}
     seen, before = spy_on_writes(), _written()
-    save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout, deadline=DEADLINE)
+    save = ft.partial(eqx_ckpt.tree_serialise_leaves, layout=layout, timeout=TIMEOUT)
     save(path, saved)
     written = _written() - before
     read = spy_on_reads()
@@ -278,7 +278,7 @@ def save_a_nan(run: str) -> tuple[str, list[int]]:
     data = np.ones((16, 8), np.float32)
     data[0, 0] = np.nan
     array = shared(data, NamedSharding(mesh(), P("x", "y")))
-    manager = eqx_ckpt.CheckpointManager(run, check_finite=True, deadline=DEADLINE)
+    manager = eqx_ckpt.CheckpointManager(run, check_finite=True, timeout=TIMEOUT)
     error = manager.save(1, {"w": array}).exception()
     return str(error), manager.steps()
 

@@ -12,7 +12,7 @@ import eqx_ckpt
 from . import shim
 
 
-DEADLINE = 110  # seconds; less than that of the zygote's child
+TIMEOUT = 110  # seconds; less than that of the zygote's child
 _ANSWERS = ["saved", "exists", "failed"]  # by exit status
 
 
@@ -138,7 +138,7 @@ def fork(function: Callable[[], int]) -> int:
 
 
 def _exit_with(function: Callable[[], int]) -> NoReturn:
-    signal.alarm(DEADLINE)
+    signal.alarm(TIMEOUT)
     status = len(_ANSWERS) - 1
     try:
         status = function()

@@ -12,13 +12,13 @@ from .zygote import Zygote
 
 
 MEMORY = 3 * 2**30  # bytes of address space
-DEADLINE = 40  # seconds
+TIMEOUT = 40  # seconds
 
 
 def read_in_child(zygote: Zygote, path: pathlib.Path, *names: str) -> dict[str, str]:
     """`read_each_way` in a child with limits; no answer may be "BAD"."""
     args = (read_each_way, str(path), *names)
-    outcome = zygote.run(*args, memory=MEMORY, deadline=DEADLINE)
+    outcome = zygote.run(*args, memory=MEMORY, timeout=TIMEOUT)
     assert not outcome.signal, f"dead by signal {outcome.signal}"
     assert outcome.error is None, repr(outcome.error)
     bad = {k: v for k, v in outcome.value.items() if v.startswith("BAD")}
@@ -32,13 +32,13 @@ def read_each_way(path: str, *names: str) -> dict[str, str]:
     `names`: only of these readers.
     """
     readers: dict[str, Callable[[], Any]] = {
-        "read_manifest": lambda: _shown(eqx_ckpt.read_manifest(path)),
+        "read_manifest": lambda: _shown(eqx_ckpt.inspect.read_manifest(path)),
         "tree_like": lambda: eqx_ckpt.tree_like(path),
-        "match": lambda: _shown(eqx_ckpt.match(path, workloads.tree(0))),
+        "match": lambda: _shown(eqx_ckpt.tree_match(path, workloads.tree(0))),
         "match itself": lambda: _shown(
-            eqx_ckpt.match(path, eqx_ckpt.tree_like(path)),
+            eqx_ckpt.tree_match(path, eqx_ckpt.tree_like(path)),
         ),
-        "verify": lambda: eqx_ckpt.verify(path),
+        "verify": lambda: eqx_ckpt.inspect.verify(path),
         "restore": lambda: eqx_ckpt.tree_deserialise_leaves(path, workloads.tree(0)),
         "restore a part": lambda: eqx_ckpt.tree_deserialise_leaves(
             path, workloads.tree(0)["layer"], prefix="layer"
@@ -56,7 +56,9 @@ def read_all_ways(path: str, manifests: list[bytes], progress: str) -> dict[int,
     for i, manifest in enumerate(manifests):
         pathlib.Path(progress).write_text(str(i))
         pathlib.Path(path, "zarr.json").write_bytes(manifest)
-        answers = {"read_manifest": _answer(lambda: eqx_ckpt.read_manifest(path))}
+        answers = {
+            "read_manifest": _answer(lambda: eqx_ckpt.inspect.read_manifest(path))
+        }
         if not answers["read_manifest"]:
             answers = read_each_way(path)
         for reader, answer in answers.items():

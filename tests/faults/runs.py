@@ -21,7 +21,7 @@ def save(
     step: int,
     keep: int,
     seed: int | None = None,
-    layout: eqx_ckpt.Layout = "zarr",
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> None:
     """Start a manager, and save one step; instead of the same one, if it is damaged."""
     tree = workloads.tree(step if seed is None else seed)

@@ -25,8 +25,8 @@ class Place:
 
     name: str
     before: dict[str, int] = field(default_factory=dict)  # name of checkpoint: seed
-    layout: eqx_ckpt.Layout = "zarr"
-    layout_before: eqx_ckpt.Layout = "zarr"
+    layout: eqx_ckpt.typing.Layout = "zarr"
+    layout_before: eqx_ckpt.typing.Layout = "zarr"
 
     def __str__(self) -> str:
         return self.name
@@ -56,7 +56,7 @@ class Place:
         """What a function does in copies of such a directory: see `runs`."""
         self.prepare(zygote, disk / "scenario")
         call = (function, str(disk / "scenario"), *args)
-        return zygote.call(runs.strike_each, *call, deadline=OF_MANY)
+        return zygote.call(runs.strike_each, *call, timeout=OF_MANY)
 
 
 @dataclass(frozen=True)

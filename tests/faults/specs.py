@@ -27,7 +27,7 @@ def save_through(directory: str) -> dict[str, tuple[str, str]]:
                 f"{directory}/{name}",
                 tree,
                 lambda f, x, default=default: default(f, x),
-                deadline=programs.DEADLINE,
+                timeout=programs.TIMEOUT,
             )
         except Exception as e:
             errors[name] = (type(e).__name__, str(e))

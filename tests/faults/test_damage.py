@@ -45,7 +45,7 @@ def _saved(disk: pathlib.Path, **kwargs: Any) -> pathlib.Path:
 def _leaves(path: pathlib.Path, place: pathlib.Path) -> list[str]:
     """The names of the leaves that a file or a folder belongs to, or that lie in it."""
     inside = f"{place.relative_to(path)}/"
-    names = eqx_ckpt.read_manifest(path.with_name("other")).leaves
+    names = eqx_ckpt.inspect.read_manifest(path.with_name("other")).leaves
     return [n for n in names if inside.startswith(f"{n}/") or n.startswith(inside)]
 
 
@@ -173,7 +173,7 @@ def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
 def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
     names = [
         name
-        for name, record in eqx_ckpt.read_manifest(path).leaves.items()
+        for name, record in eqx_ckpt.inspect.read_manifest(path).leaves.items()
         if record.is_array
     ]
     assert len(names) > 8
@@ -189,7 +189,7 @@ def test_verify_finds_every_damaged_leaf_in_one_run(path: pathlib.Path) -> None:
                 data = victim.read_bytes()
                 victim.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as found:
-        eqx_ckpt.verify(path)
+        eqx_ckpt.inspect.verify(path)
     assert not [name for name in names if f"'{name}'" not in str(found.value)]
     assert "'layer/zero'" not in str(found.value)
 
@@ -211,15 +211,15 @@ def test_a_damaged_manifest_is_not_an_absent_checkpoint(path: pathlib.Path) -> N
     for size in (0, 1, 10, 100, manifest.stat().st_size):
         manifest.write_bytes(bytes(size))  # the size without the data: a power cut
         with pytest.raises(eqx_ckpt.CorruptCheckpointError):
-            eqx_ckpt.read_manifest(path)
+            eqx_ckpt.inspect.read_manifest(path)
     manifest.unlink()
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-        eqx_ckpt.read_manifest(path)
+        eqx_ckpt.inspect.read_manifest(path)
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_damaged_checkpoint_can_be_replaced(
-    disk: pathlib.Path, layout: eqx_ckpt.Layout
+    disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     path = _saved(disk, layout=layout)
     for file in files(path):

@@ -68,7 +68,7 @@ def test_restore_where_no_checkpoint_is(disk: pathlib.Path, make: Make) -> None:
     for reader, answer in readers.read_each_way(str(path)).items():
         assert answer == "CheckpointNotFoundError", reader
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="place|nowhere"):
-        eqx_ckpt.read_manifest(path)
+        eqx_ckpt.inspect.read_manifest(path)
     assert _contents(disk) == before
 
 
@@ -104,7 +104,7 @@ def test_save_where_a_checkpoint_is(disk: pathlib.Path) -> None:
     ],
 )
 def test_foreign_files_in_a_checkpoint_are_not_deleted(
-    disk: pathlib.Path, layout: eqx_ckpt.Layout, name: str
+    disk: pathlib.Path, layout: eqx_ckpt.typing.Layout, name: str
 ) -> None:
     eqx_ckpt.tree_serialise_leaves(disk / "new", workloads.tree(1), layout=layout)
     (disk / "new" / name).write_text("the best run of all")
@@ -150,7 +150,7 @@ def test_save_without_permission(zygote: Zygote, disk: pathlib.Path) -> None:
     ],
 )
 def test_restore_without_permission(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout, name: str
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout, name: str
 ) -> None:
     zygote.call(workloads.save, str(disk / "new"), 1, False, layout)
     disk.chmod(0o755)
@@ -202,7 +202,7 @@ def _assert_free(directory: pathlib.Path, blocks: int) -> None:
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_disk_full(
-    small_disk: pathlib.Path, overwrite: bool, layout: eqx_ckpt.Layout
+    small_disk: pathlib.Path, overwrite: bool, layout: eqx_ckpt.typing.Layout
 ) -> None:
     eqx_ckpt.tree_serialise_leaves(small_disk / "old", workloads.tree(1))
     free, before = _free(small_disk), _contents(small_disk)

@@ -18,7 +18,7 @@ def test_each_operation_fails(
 ) -> None:
     fault = Fault("", 0, error, ERRORS[error])
     call = (exports.strike, str(disk), name, old, fault)
-    before, after, strikes = zygote.call(*call, deadline=OF_MANY)
+    before, after, strikes = zygote.call(*call, timeout=OF_MANY)
     for hits, raised, found, left in strikes:
         where = f"{error} at {hits}: {raised!r}"
         is_cleaning = hits[0].startswith(("unlink", "open"))

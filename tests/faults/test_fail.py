@@ -61,7 +61,7 @@ def test_every_write_is_short(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["EIO", "EACCES", "EMFILE"])
 def test_a_checkpoint_that_cannot_be_read_is_not_absent(
-    zygote: Zygote, disk: pathlib.Path, name: str, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, name: str, layout: eqx_ckpt.typing.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1, False, layout)
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_absent(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_reading_changes_nothing(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1, False, layout)

@@ -14,7 +14,7 @@ import pytest
 from eqx_ckpt import tree_serialise_leaves
 from faults import readers, workloads
 from faults.manifests import edited, mutant, sealed
-from faults.readers import DEADLINE, MEMORY, read_in_child
+from faults.readers import MEMORY, read_in_child, TIMEOUT
 from faults.zygote import Zygote
 
 
@@ -364,7 +364,7 @@ def test_mutated_manifests(
         mutants,
         str(progress),
         memory=MEMORY,
-        deadline=6 * DEADLINE,
+        timeout=6 * TIMEOUT,
     )
     where = f"signal {outcome.signal} at mutant {progress.read_text()}"
     assert not outcome.signal, where

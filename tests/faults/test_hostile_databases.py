@@ -13,7 +13,7 @@ import pytest
 import eqx_ckpt
 from faults import databases, workloads
 from faults.manifests import edited
-from faults.readers import DEADLINE, MEMORY, read_in_child
+from faults.readers import MEMORY, read_in_child, TIMEOUT
 from faults.zygote import Zygote
 
 
@@ -55,7 +55,7 @@ def test_an_unknown_compression(zygote: Zygote, path: pathlib.Path, codec: Any) 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_another_layout(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     """The manifest says the other one."""
     path = disk / "new"
@@ -77,7 +77,7 @@ def test_a_huge_data_file(zygote: Zygote, path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_huge_compressed_chunk(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     path = disk / "new"
     zygote.call(databases.save_compressed, str(path), layout)
@@ -97,7 +97,7 @@ def _knock_all(
     progress = path.with_name("progress")
     args = (str(path), str(file.relative_to(path)), contents, str(progress))
     outcome = zygote.run(
-        databases.read_all_ways, *args, memory=MEMORY, deadline=3 * DEADLINE
+        databases.read_all_ways, *args, memory=MEMORY, timeout=3 * TIMEOUT
     )
     where = f"signal {outcome.signal} at number {progress.read_text()}"
     assert not outcome.signal, where
@@ -146,7 +146,7 @@ FRAMES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_frames_are_right(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     """A frame that becomes what it should is taken: the others reach what they test."""
     path = disk / "new"
@@ -162,7 +162,7 @@ def test_the_frames_are_right(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", FRAMES)
 def test_hostile_frame(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout, case: str
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout, case: str
 ) -> None:
     path = disk / "new"
     zygote.call(databases.save_compressed, str(path), layout)

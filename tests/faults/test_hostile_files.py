@@ -13,7 +13,7 @@ import pytest
 
 import eqx_ckpt
 from faults import workloads
-from faults.readers import DEADLINE, MEMORY, read_in_child
+from faults.readers import MEMORY, read_in_child, TIMEOUT
 from faults.zygote import Zygote
 
 
@@ -100,7 +100,7 @@ def _content(place: pathlib.Path) -> dict[pathlib.Path, bytes]:
 def test_hostile_place(
     zygote: Zygote,
     disk: pathlib.Path,
-    layout: eqx_ckpt.Layout,
+    layout: eqx_ckpt.typing.Layout,
     name: str,
     change: Callable[[pathlib.Path], None],
 ) -> None:
@@ -123,7 +123,7 @@ def test_hostile_place(
         assert {answers[r] for r in readers} == {"CorruptCheckpointError"}
 
     save = (workloads.save, str(path), 2, True, layout)
-    outcome = zygote.run(*save, memory=MEMORY, deadline=DEADLINE)
+    outcome = zygote.run(*save, memory=MEMORY, timeout=TIMEOUT)
     assert not outcome.signal
     if outcome.error is None:
         assert zygote.call(workloads.load, str(path)) == 2

@@ -81,7 +81,7 @@ def in_time(function: Callable[[], object]) -> BaseException | None:
 
 
 def record(path: pathlib.Path) -> None:
-    with eqx_ckpt.Recording(path, LIKE) as recording:
+    with eqx_ckpt.recording.Recording(path, LIKE) as recording:
         if recording.committed:
             recording.resume({"step": 0})
         recording.extend({"w": np.ones((2, 3), np.float32)})
@@ -118,7 +118,7 @@ def test_samples_elsewhere_are_not_read(tmp_path: pathlib.Path) -> None:
     (path / "samples").rename(tmp_path / "elsewhere")
     (path / "samples").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="samples is a symbolic"):
-        eqx_ckpt.Recording.open(path).read()
+        eqx_ckpt.recording.Samples(path).read()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -136,9 +136,14 @@ def test_a_sweep_goes_on(
     dead = run / f".000002.{HEX}.tmp"
     dead.mkdir()
     listed: list[str] = []
-    assert in_time(lambda: listed.extend(eqx_ckpt.orphans(run))) is None
+    assert (
+        in_time(
+            lambda: listed.extend(eqx_ckpt.inspect.garbage_collect(run, dry_run=True))
+        )
+        is None
+    )
     assert str(dead) in listed
-    assert in_time(lambda: eqx_ckpt.sweep(run)) is None
+    assert in_time(lambda: eqx_ckpt.inspect.garbage_collect(run)) is None
     assert not dead.exists()
     assert in_time(lambda: eqx_ckpt.CheckpointManager(run).close()) is None
     assert is_untouched(outside)
@@ -153,7 +158,7 @@ def test_a_sweep_goes_on(
 def test_arrays_of_other_programs(
     tmp_path: pathlib.Path,
     outside: pathlib.Path,
-    layout: eqx_ckpt.Layout,
+    layout: eqx_ckpt.typing.Layout,
     name: str,
     plant: Plant,
 ) -> None:
@@ -166,7 +171,10 @@ def test_arrays_of_other_programs(
     plant(place, outside)
 
     def read() -> None:
-        assert list(eqx_ckpt.leaves(eqx_ckpt.interop.jax_arrays(path))) == []
+        assert (
+            list(eqx_ckpt.inspect.iter_leaves(eqx_ckpt.interop.open_jax_arrays(path)))
+            == []
+        )
 
     error = in_time(read)
     assert isinstance(error, eqx_ckpt.CheckpointError), error

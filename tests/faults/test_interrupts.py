@@ -122,7 +122,7 @@ def steps():
 
 def record():
     like = {"x": np.zeros(3)}
-    with eqx_ckpt.Recording("rec", like) as recording:
+    with eqx_ckpt.recording.Recording("rec", like) as recording:
         if recording.committed is not None:
             recording.resume({"n": 0})
         recording.extend({"x": np.ones((5, 3))})
@@ -134,10 +134,10 @@ WAYS = {
     "restore onto a device": lambda: restore("jax", ON_DEVICE),
     "restore a database": lambda: restore("db"),
     "restore what is compressed": lambda: restore("z"),
-    "read safetensors": lambda: eqx_ckpt.stats(
-        eqx_ckpt.interop.safetensors("m.safetensors")
+    "read safetensors": lambda: eqx_ckpt.inspect.stats(
+        eqx_ckpt.interop.open_safetensors("m.safetensors")
     ),
-    "verify": lambda: eqx_ckpt.verify("c"),
+    "verify": lambda: eqx_ckpt.inspect.verify("c"),
     "save": save,
     "save a database": lambda: save(layout="ocdbt"),
     "save compressed": lambda: save(compression="zstd"),
@@ -158,12 +158,12 @@ def test_ctrl_c(made, patience, way):
         with contextlib.suppress(KeyboardInterrupt):
             interrupted(call, at)
         for folder in (".", "run", "rec/states"):
-            eqx_ckpt.sweep(folder)
+            eqx_ckpt.inspect.garbage_collect(folder)
         # A lock may stay, which is empty, until the process ends.
         assert list(made.rglob(".*.tmp")) == [], at
         for path in ("new", "copied"):
             if os.path.exists(path):
-                assert eqx_ckpt.verify(path)
+                assert eqx_ckpt.inspect.verify(path)
         call()
     deadline = time.monotonic() + 10
     gc.collect()  # The frames of the interrupted calls.

@@ -28,7 +28,7 @@ def test_kill_at_every_operation(
     outcomes = {d: outcome for _, d, outcome in scenarios.kills(scenario, zygote, disk)}
     args = ("new", scenarios.LATER, scenario.overwrite, scenario.layout)
     call = (runs.each, workloads.load_all_and_save, [*outcomes], *args)
-    found = zygote.call(*call, deadline=OF_MANY)
+    found = zygote.call(*call, timeout=OF_MANY)
     for outcome, (there, later) in zip(outcomes.values(), found, strict=True):
         where = f"killed before an operation: {outcome.hits}"
         assert there in scenario.outcomes, where

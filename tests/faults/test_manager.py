@@ -50,7 +50,7 @@ def _resume_each(
 ) -> list[runs.Resumed]:
     """What a fresh process finds in each directory, and leaves."""
     call = (runs.each, runs.resume, directories, keep)
-    return zygote.call(*call, deadline=OF_MANY)
+    return zygote.call(*call, timeout=OF_MANY)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_fail_at_every_operation_of_a_clean_up(
         assert struck.found == scenarios.DEBRIS.before, where
         assert struck.warnings or not struck.debris, where
     directories = [struck.directory for struck in strikes]
-    zygote.call(runs.each, runs.start, directories, deadline=OF_MANY)
+    zygote.call(runs.each, runs.start, directories, timeout=OF_MANY)
     for struck in strikes:
         assert not runs.hidden(struck.directory), struck.hits[:1]
     assert not strikes[-1].warnings

@@ -94,7 +94,7 @@ def test_a_cut_after_a_clean_up(zygote: Zygote, power: PowerCut, death: Death) -
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_disk_that_cannot_be_read(
-    zygote: Zygote, tmp_path: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, tmp_path: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     """A read error is an exception: a mapped file would be the death of the process."""
     if reason := powercut.missing("ext4", tmp_path):

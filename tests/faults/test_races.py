@@ -21,14 +21,14 @@ ROUNDS = 15
 
 
 def _saves(
-    path: str, overwrite: bool, layout: eqx_ckpt.Layout
+    path: str, overwrite: bool, layout: eqx_ckpt.typing.Layout
 ) -> dict[int, races.Call]:
     return {seed: (workloads.save, (path, seed, overwrite, layout)) for seed in SEEDS}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_of_several_writers_wins(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     for n in range(ROUNDS):
         path = str(disk / str(n))
@@ -40,7 +40,7 @@ def test_one_of_several_writers_wins(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_several_writers_replace_one_checkpoint(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     path = str(disk / "new")
     zygote.call(workloads.save, path, 1)
@@ -59,7 +59,7 @@ def _overtaken(
     old: int | None,
     what: str = "STOP",
     kinds: tuple[str, ...] = CHANGES,
-    layout: eqx_ckpt.Layout = "zarr",
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> Iterator[tuple[Any, Any, int | None, list[str]]]:
     """Let the second call overtake the first, before each operation of the first.
 
@@ -86,7 +86,7 @@ def _overtaken(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_writer_is_overtaken(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     first, second = ((workloads.save, (n, False, layout)) for n in (1, 2))
     winners = set()
@@ -129,7 +129,10 @@ def test_a_writer_that_fails_does_not_take_the_overtaker_away(
     ("before", "after"), [("zarr", "zarr"), ("ocdbt", "ocdbt"), ("ocdbt", "zarr")]
 )
 def test_a_reader_is_overtaken(
-    zygote: Zygote, disk: pathlib.Path, before: eqx_ckpt.Layout, after: eqx_ckpt.Layout
+    zygote: Zygote,
+    disk: pathlib.Path,
+    before: eqx_ckpt.typing.Layout,
+    after: eqx_ckpt.typing.Layout,
 ) -> None:
     """A writer replaces the checkpoint before each file that a reader opens."""
     first, second = (workloads.load, ()), (workloads.save, (2, True, after))
@@ -142,7 +145,7 @@ def test_a_reader_is_overtaken(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_vanish_while_they_are_read(
-    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.Layout
+    zygote: Zygote, disk: pathlib.Path, layout: eqx_ckpt.typing.Layout
 ) -> None:
     first, second = (workloads.load, ()), (workloads.lose_chunks, ())
     (disk / "template").mkdir()

@@ -15,7 +15,7 @@ KILLS = 30
 @pytest.mark.slow
 def test_kill_a_training_again_and_again(zygote: Zygote, disk: pathlib.Path) -> None:
     args = (str(disk / "run"), KILLS, 0)
-    outcome = zygote.run(training.interrupted, *args, deadline=300)
+    outcome = zygote.run(training.interrupted, *args, timeout=300)
     assert outcome.error is None
     assert not outcome.signal
     lives = outcome.value

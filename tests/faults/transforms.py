@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import eqx_ckpt
 
 from .failing_jobs import caught
-from .programs import DEADLINE, mesh, shared
+from .programs import mesh, shared, TIMEOUT
 
 
 SHAPE = (1024, 1024)
@@ -30,7 +30,7 @@ def save(path: str) -> None:
         "few": np.arange(4.0, dtype=np.float32),
         "step": 3,
     }
-    eqx_ckpt.tree_serialise_leaves(path, tree, deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(path, tree, timeout=TIMEOUT)
 
 
 def transform(old: Any) -> Any:
@@ -76,16 +76,18 @@ def like() -> Any:
     }
 
 
-class Watched(eqx_ckpt.Source):
+class Watched(eqx_ckpt.interop.Source):
     """A checkpoint, of which the largest region that is read is known."""
 
     def __init__(self, path: str) -> None:
-        self._manifest = eqx_ckpt.read_manifest(path)
-        self._arrays = {name: array for name, _, array in eqx_ckpt.leaves(path)}
+        self._manifest = eqx_ckpt.inspect.read_manifest(path)
+        self._arrays = {
+            name: array for name, _, array in eqx_ckpt.inspect.iter_leaves(path)
+        }
         self.most = 0
 
     @property
-    def manifest(self) -> eqx_ckpt.Manifest:
+    def manifest(self) -> eqx_ckpt.inspect.Manifest:
         return self._manifest
 
     def read(self, reads: Any, damage: Any, report: Any = None) -> list[np.ndarray]:
@@ -109,13 +111,13 @@ def restore(path: str) -> int:
         "new": np.ones((8, 2)),
     }
     watched = Watched(path)
-    for source, read_once in ((watched, False), (path, True)):
+    for source, broadcast_replicas in ((watched, False), (path, True)):
         tree = eqx_ckpt.tree_deserialise_leaves(
             source,
             like(),
             transform=transform,
-            read_once=read_once,
-            deadline=DEADLINE,
+            broadcast_replicas=broadcast_replicas,
+            timeout=TIMEOUT,
         )
         assert tree.pop("step") == 4
         jax.tree.map(_check, tree, expected)
@@ -151,7 +153,7 @@ def _initialise(path: str) -> None:
         jax.random.key(0),
         sharding=lambda name, struct: NamedSharding(mesh(), P("x")),
         unexpected="ignore",
-        deadline=DEADLINE,
+        timeout=TIMEOUT,
     )
     _check(found["plain"], data(7))
     _check(found["head"], np.asarray(jax.random.normal(jax.random.key(0), (16, 4))))
@@ -164,11 +166,11 @@ def damaged(path: str) -> tuple[str, str]:
         chunks = sorted(pathlib.Path(path, "blocks", "1", "w").glob("c.*"))
         last = max(chunks, key=lambda chunk: int(chunk.name.split(".")[1]))
         last.write_bytes(bytes(last.stat().st_size))
-    eqx_ckpt.tree_serialise_leaves(f"{path}-2", {"step": 1}, deadline=DEADLINE)
+    eqx_ckpt.tree_serialise_leaves(f"{path}-2", {"step": 1}, timeout=TIMEOUT)
     return caught(
         eqx_ckpt.tree_deserialise_leaves,
         path,
         like(),
         transform=computed,
-        deadline=DEADLINE,
+        timeout=TIMEOUT,
     )

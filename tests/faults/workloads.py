@@ -65,7 +65,10 @@ def small_chunks(size: int = 64) -> Iterator[None]:
 
 
 def save(
-    path: str, seed: int, overwrite: bool = False, layout: eqx_ckpt.Layout = "zarr"
+    path: str,
+    seed: int,
+    overwrite: bool = False,
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> None:
     with small_chunks():
         eqx_ckpt.tree_serialise_leaves(
@@ -85,7 +88,7 @@ def load(path: str | os.PathLike[str]) -> int | None:
         left, right = restored["layer"][name], expected["layer"][name]
         assert left.dtype == right.dtype
         assert left.tobytes() == right.tobytes(), f"other values in {path}: {name}"
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
     return restored["step"]
 
 
@@ -96,7 +99,9 @@ def lose_chunks(path: str) -> None:
             file.unlink()
 
 
-def save_megabytes(path: str, size: int, layout: eqx_ckpt.Layout = "zarr") -> None:
+def save_megabytes(
+    path: str, size: int, layout: eqx_ckpt.typing.Layout = "zarr"
+) -> None:
     tree = np.ones(size * 2**20, np.uint8)
     eqx_ckpt.tree_serialise_leaves(path, tree, layout=layout)
 
@@ -122,7 +127,7 @@ def _load_or_damaged(path: pathlib.Path) -> int | None:
 
 
 def save_new(
-    directory: str, seed: int, overwrite: bool, layout: eqx_ckpt.Layout = "zarr"
+    directory: str, seed: int, overwrite: bool, layout: eqx_ckpt.typing.Layout = "zarr"
 ) -> None:
     save(os.path.join(directory, "new"), seed, overwrite, layout)
 
@@ -137,7 +142,7 @@ def load_all_and_save(
     name: str,
     seed: int,
     overwrite: bool,
-    layout: eqx_ckpt.Layout = "zarr",
+    layout: eqx_ckpt.typing.Layout = "zarr",
 ) -> tuple[dict[str, int | None], dict[str, int | None]]:
     """What is there; and what is there after a save at `name`."""
     before = load_all(directory)

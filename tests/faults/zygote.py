@@ -23,9 +23,9 @@ from helpers import keep_compiled
 from . import shim
 
 
-DEADLINE = 120  # seconds; a child that takes longer dies by SIGALRM
+TIMEOUT = 120  # seconds; a child that takes longer dies by SIGALRM
 OF_MANY = 300  # seconds, for a child that does the same in many directories
-DEADLINE_MARGIN = 10  # seconds more, for a child that hangs before it has set its alarm
+TIMEOUT_MARGIN = 10  # seconds more, for a child that hangs before it has set its alarm
 _MAIN = f"import sys, {__name__}; {__name__}.serve(int(sys.argv[1]))"
 
 
@@ -71,19 +71,19 @@ class Zygote:
         *args: Any,
         fault: shim.Fault | None = None,
         memory: int = 0,
-        deadline: int = DEADLINE,
+        timeout: int = TIMEOUT,
     ) -> Outcome:
         """Call a function in a fresh child, under a fault and with bounded `memory`."""
-        self._pipe.send((function, args, fault, memory, deadline))
-        if not self._pipe.poll(deadline + 2 * DEADLINE_MARGIN):
+        self._pipe.send((function, args, fault, memory, timeout))
+        if not self._pipe.poll(timeout + 2 * TIMEOUT_MARGIN):
             raise TimeoutError(f"The zygote hangs:\n{_threads(self._process.pid)}")
         return self._pipe.recv()
 
     def call(
-        self, function: Callable[..., Any], *args: Any, deadline: int = DEADLINE
+        self, function: Callable[..., Any], *args: Any, timeout: int = TIMEOUT
     ) -> Any:
         """Call a function in a fresh child; what it raises is raised here."""
-        outcome = self.run(function, *args, deadline=deadline)
+        outcome = self.run(function, *args, timeout=timeout)
         if outcome.error is not None:
             raise outcome.error
         assert not outcome.signal, f"signal {outcome.signal} in {function}{args}"
@@ -118,7 +118,7 @@ def _fork(
     args: tuple[Any, ...],
     fault: shim.Fault | None,
     memory: int,
-    deadline: int,
+    timeout: int,
 ) -> Outcome:
     """Run a function in a child, and gather what became of it."""
     answer, answers = Pipe(duplex=False)
@@ -127,7 +127,7 @@ def _fork(
     if pid == 0:
         # A child must not return into the parent's loop, whatever happens.
         try:
-            signal.alarm(deadline)
+            signal.alarm(timeout)
             if memory:
                 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             _answer(answers, _run(function, args, fault, reports))
@@ -136,7 +136,7 @@ def _fork(
     answers.close()
     os.close(reports)
     try:
-        if not answer.poll(deadline + DEADLINE_MARGIN):
+        if not answer.poll(timeout + TIMEOUT_MARGIN):
             raise TimeoutError(f"A child hangs:\n{_threads(pid)}")
         value, error, count = answer.recv()
     except EOFError:

@@ -103,12 +103,12 @@ def _with(tree: Any, place: tuple[Any, ...], change: Callable[..., Any]) -> Any:
     return root["root"]
 
 
-def check(open_source: Callable[[], eqx_ckpt.Source], place: Path) -> bool:
+def check(open_source: Callable[[], eqx_ckpt.interop.Source], place: Path) -> bool:
     """Open and read everything; return whether that was possible."""
     problem = ""
     try:
         source = open_source()
-        for name, record, value in eqx_ckpt.leaves(source):
+        for name, record, value in eqx_ckpt.inspect.iter_leaves(source):
             assert np.shape(value) == record.data_shape, name
     except eqx_ckpt.CheckpointError as e:
         problem = str(e)

@@ -285,7 +285,9 @@ def test_a_llama_in_two_files(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     skeleton = eqx.filter_eval_shape(Llama, jax.random.key(0))
-    model = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(tmp_path), skeleton)
+    model = eqx_ckpt.tree_deserialise_leaves(
+        interop.open_safetensors(tmp_path), skeleton
+    )
     expected = llama_in_numpy(tensors, TOKENS)
     found = eqx.filter_jit(model)(TOKENS)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -296,7 +298,7 @@ def test_a_gpt_2(tmp_path):
     tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in GPT.items()}
     masks = {f"h.{i}.attn.bias": MASK[None, None] for i in range(LAYERS)}
     library.save_file({**tensors, **masks}, tmp_path / "model.safetensors")
-    source = interop.safetensors(tmp_path / "model.safetensors")
+    source = interop.open_safetensors(tmp_path / "model.safetensors")
     skeleton = eqx.filter_eval_shape(Gpt, jax.random.key(0))
     model = eqx_ckpt.tree_deserialise_leaves(source, skeleton)
     expected = gpt_in_numpy(tensors, TOKENS)
@@ -412,7 +414,7 @@ def test_a_gpt_2_into_another_model_and_back(tmp_path):
     rng = np.random.default_rng(2)
     tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in GPT.items()}
     library.save_file(tensors, tmp_path / "model.safetensors")
-    source = interop.safetensors(tmp_path / "model.safetensors")
+    source = interop.open_safetensors(tmp_path / "model.safetensors")
     skeleton = eqx.filter_eval_shape(ScannedGpt, jax.random.key(0))
     # What is no weight of GPT-2: the numbers that Equinox's layers hold.
     skeleton = eqx.filter(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))

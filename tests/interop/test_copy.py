@@ -34,24 +34,26 @@ def test_a_checkpoint(ckpt, tmp_path, layout, compression):
     copied = tmp_path / "b"
     eqx_ckpt.copy(ckpt, copied, layout=layout, compression=compression)
     assert_same(eqx_ckpt.tree_deserialise_leaves(copied, TREE), TREE)
-    before, after = map(eqx_ckpt.read_manifest, (ckpt, copied))
+    before, after = map(eqx_ckpt.inspect.read_manifest, (ckpt, copied))
     assert after.metadata == {"step": 3}
     assert after.layout == layout
     assert after.unsaved == before.unsaved
     assert after.leaves.keys() == before.leaves.keys()
     assert after.leaves["large"].compression == compression
-    eqx_ckpt.verify(copied)
+    eqx_ckpt.inspect.verify(copied)
     eqx_ckpt.copy(copied, tmp_path / "c")
-    again = eqx_ckpt.read_manifest(tmp_path / "c")
+    again = eqx_ckpt.inspect.read_manifest(tmp_path / "c")
     assert again.leaves == before.leaves
 
 
 def test_another_format(tmp_path):
     arrays = {"Layers.0.w": np.ones((2, 3), np.float32), "layers.0.w": np.arange(4)}
     np.savez(tmp_path / "a.npz", **arrays)
-    source = eqx_ckpt.interop.npz(tmp_path / "a.npz")
+    source = eqx_ckpt.interop.open_npz(tmp_path / "a.npz")
     eqx_ckpt.copy(source, tmp_path / "b")
-    found = dict((name, x) for name, _, x in eqx_ckpt.leaves(tmp_path / "b"))
+    found = dict(
+        (name, x) for name, _, x in eqx_ckpt.inspect.iter_leaves(tmp_path / "b")
+    )
     assert [x.tolist() for x in found.values()] == [x.tolist() for x in arrays.values()]
     like = {
         "Layers": [{"w": jnp.zeros((2, 3))}],

@@ -34,17 +34,17 @@ def test_what_equinox_wrote(tmp_path, getkey):
     tree = everything(getkey())
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
     for path in (tmp_path / "a.eqx", str(tmp_path / "a")):
-        source = interop.eqx(path, tree)
+        source = interop.open_eqx(path, tree)
         assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     assert source.manifest.metadata is None
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
 
 
 def test_a_skeleton(tmp_path, getkey):
     tree = everything(getkey())
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
     skeleton = structs(tree)
-    source = interop.eqx(tmp_path / "a.eqx", skeleton)
+    source = interop.open_eqx(tmp_path / "a.eqx", skeleton)
     found = eqx_ckpt.tree_deserialise_leaves(source, skeleton)
     assert_same(found["model"], tree["model"])
     # The skeleton says `float32`, and the file has `float64`, which JAX has not.
@@ -56,7 +56,7 @@ def test_lines_before_the_leaves(tmp_path, getkey):
     with open(tmp_path / "a.eqx", "wb") as f:
         f.write((json.dumps({"width": 8}) + "\n").encode())
         eqx.tree_serialise_leaves(f, model)
-    source = interop.eqx(tmp_path / "a.eqx", model)
+    source = interop.open_eqx(tmp_path / "a.eqx", model)
     assert json.loads(source.manifest.metadata) == {"width": 8}
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, model), model)
 
@@ -64,7 +64,7 @@ def test_lines_before_the_leaves(tmp_path, getkey):
 def test_a_part_by_its_name(tmp_path, getkey):
     tree = everything(getkey())
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
-    source = interop.eqx(tmp_path / "a.eqx", tree)
+    source = interop.open_eqx(tmp_path / "a.eqx", tree)
     layer = eqx_ckpt.tree_deserialise_leaves(
         source, tree["model"].layers[1], prefix="model/layers/1"
     )
@@ -83,7 +83,7 @@ def test_a_filter_spec_that_skips(tmp_path, getkey):
         {"a": eqx.default_serialise_filter_spec, "b": skip, "c": skip},
     )
     spec = {"a": eqx.default_deserialise_filter_spec, "b": skip, "c": skip}
-    source = interop.eqx(tmp_path / "a.eqx", tree, spec)
+    source = interop.open_eqx(tmp_path / "a.eqx", tree, spec)
     assert source.manifest.leaves.keys() == {"a"}
     found = eqx_ckpt.tree_deserialise_leaves(source, {"a": jnp.zeros(2)})
     assert_same(found, {"a": tree["a"]})
@@ -103,15 +103,15 @@ def test_a_filter_spec_that_writes_something_else(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree, spec)
     # What a function wrote looks like lines before the first array.
     with pytest.raises(eqx_ckpt.CheckpointError, match=r"a\.eqx"):
-        interop.eqx(tmp_path / "a.eqx", tree)
+        interop.open_eqx(tmp_path / "a.eqx", tree)
     spec = {"a": read, "b": eqx.default_deserialise_filter_spec}
-    source = interop.eqx(tmp_path / "a.eqx", tree, spec)
+    source = interop.open_eqx(tmp_path / "a.eqx", tree, spec)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     spec = {"a": eqx.default_deserialise_filter_spec, "b": read}
     tree = {"a": tree["b"], "b": tree["a"]}
     save = {"a": eqx.default_serialise_filter_spec, "b": write}
     eqx.tree_serialise_leaves(tmp_path / "b.eqx", tree, save)
-    source = interop.eqx(tmp_path / "b.eqx", tree, spec)
+    source = interop.open_eqx(tmp_path / "b.eqx", tree, spec)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
 
 
@@ -137,14 +137,14 @@ def test_text_as_the_first_leaf(tmp_path, header):
     path = write_with_header(tmp_path / "a.eqx", header, tree, save)
     spec = {"a": read_line, "b": eqx.default_deserialise_filter_spec}
     lines = header.count(b"\n")
-    source = interop.eqx(path, tree, spec, header_lines=lines)
+    source = interop.open_eqx(path, tree, spec, header_lines=lines)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     assert source.manifest.metadata == (header.decode() or None)
     if header:
         with pytest.raises(eqx_ckpt.CheckpointError, match="pass `header_lines`"):
-            interop.eqx(path, tree, spec)
+            interop.open_eqx(path, tree, spec)
     else:
-        source = interop.eqx(path, tree, spec)
+        source = interop.open_eqx(path, tree, spec)
         assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
 
 
@@ -154,7 +154,7 @@ def test_lines_before_a_leaf_that_is_skipped(tmp_path):
     path = tmp_path / "a.eqx"
     write_with_header(path, b"{}\n", tree, {"a": skip, "b": write})
     spec = {"a": skip, "b": eqx.default_deserialise_filter_spec}
-    source = interop.eqx(path, tree, spec)
+    source = interop.open_eqx(path, tree, spec)
     assert source.manifest.metadata == "{}\n"
     assert source.manifest.leaves.keys() == {"b"}
 
@@ -163,12 +163,12 @@ def test_lines_alone(tmp_path):
     tree = {"activation": jax.nn.relu}
     write = eqx.default_serialise_filter_spec
     path = write_with_header(tmp_path / "a.eqx", b'{"width": 8}\n', tree, write)
-    source = interop.eqx(path, tree)
+    source = interop.open_eqx(path, tree)
     assert source.manifest.metadata == '{"width": 8}\n'
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     eqx.tree_serialise_leaves(path, {"w": jnp.ones(2)})
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="bytes behind the last leaf"):
-        interop.eqx(path, tree)
+        interop.open_eqx(path, tree)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_another_number_of_lines(tmp_path, lines, problem):
     tree = {"w": jnp.arange(2)}
     path = write_with_header(tmp_path / "a.eqx", b"{}\n", tree, write)
     with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
-        interop.eqx(path, tree, header_lines=lines)
+        interop.open_eqx(path, tree, header_lines=lines)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_the_first_leaf_that_differs(tmp_path, like, problem):
     tree = {"a": jnp.zeros(2), "b": jnp.zeros((3, 4))}
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match=problem):
-        interop.eqx(tmp_path / "a.eqx", like)
+        interop.open_eqx(tmp_path / "a.eqx", like)
 
 
 def test_a_number_of_another_type(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", {"n": 3})
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="types differ"):
-        interop.eqx(tmp_path / "a.eqx", {"n": 3.0})
+        interop.open_eqx(tmp_path / "a.eqx", {"n": 3.0})
 
 
 def test_broken_files(tmp_path):
@@ -226,10 +226,10 @@ def test_broken_files(tmp_path):
     }.items():
         path.write_bytes(content)
         with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
-            interop.eqx(path, tree)
+            interop.open_eqx(path, tree)
         assert str(path) in str(e.value)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-        interop.eqx(tmp_path / "b.eqx", tree)
+        interop.open_eqx(tmp_path / "b.eqx", tree)
 
 
 def test_a_file_with_hyperparameters_is_recognised(tmp_path):
@@ -248,7 +248,9 @@ def test_a_file_with_hyperparameters_is_recognised(tmp_path):
     interop.convert(
         tmp_path / "model.eqx", tmp_path / "model", to="checkpoint", like=tree
     )
-    assert eqx_ckpt.read_manifest(tmp_path / "model").metadata == '{"width": 8}\n'
+    assert (
+        eqx_ckpt.inspect.read_manifest(tmp_path / "model").metadata == '{"width": 8}\n'
+    )
 
 
 @pytest.mark.parametrize("name", ["model", "model.eqx"])
@@ -258,7 +260,10 @@ def test_a_file_is_opened_by_the_path_that_was_saved_to(tmp_path, monkeypatch, n
     tree = {"w": jnp.ones(3)}
     eqx.tree_serialise_leaves("model", tree)
     os.rename("model.eqx", name)
-    for source in (interop.eqx("model", tree), interop.open_source("model", like=tree)):
+    for source in (
+        interop.open_eqx("model", tree),
+        interop.open_source("model", like=tree),
+    ):
         assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
     interop.convert("model", "ckpt", to="checkpoint", like=tree)
     assert_same(eqx_ckpt.tree_deserialise_leaves("ckpt", tree), tree)
@@ -271,7 +276,7 @@ def test_two_files_that_a_path_may_mean(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "model", tree)
     shutil.copy(tmp_path / "model.eqx", tmp_path / "model")
     for open_it in (
-        interop.eqx,
+        interop.open_eqx,
         lambda path, like: interop.open_source(path, like=like),
     ):
         with pytest.raises(eqx_ckpt.CheckpointError, match="both '.*l' and '.*l.eqx'"):

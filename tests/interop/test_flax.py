@@ -28,14 +28,14 @@ TREE = {
 
 def save(path, tree):
     path.write_bytes(serialization.to_bytes(tree))
-    return interop.flax(path)
+    return interop.open_flax(path)
 
 
 def test_what_flax_wrote(tmp_path):
     source = save(tmp_path / "a.msgpack", {**TREE, "text": "hi", "none": None})
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
     assert source.manifest.unsaved == {"text": "'hi'"}
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
 
 
 def test_arrays_in_chunks(tmp_path, monkeypatch):
@@ -90,11 +90,11 @@ def ndarray(shape=(2,), name=b"float32", data=bytes(8)):
 def test_msgpack_that_lies(tmp_path, data, problem):
     (tmp_path / "a.msgpack").write_bytes(data)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem) as e:
-        interop.flax(tmp_path / "a.msgpack")
+        interop.open_flax(tmp_path / "a.msgpack")
     assert "a.msgpack" in str(e.value)
 
 
 def test_names_that_meet(tmp_path):
     (tmp_path / "a.msgpack").write_bytes(b"\x82\xa10\x01\x00\x02")
     with pytest.raises(eqx_ckpt.LeafNameError):
-        interop.flax(tmp_path / "a.msgpack")
+        interop.open_flax(tmp_path / "a.msgpack")

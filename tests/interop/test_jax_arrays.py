@@ -55,15 +55,15 @@ def save(root, spec):
 @pytest.mark.parametrize("spec", [plain, zarr3, levanter])
 def test_what_jax_wrote(tmp_path, spec):
     save(tmp_path, spec)
-    source = interop.jax_arrays(tmp_path)
+    source = interop.open_jax_arrays(tmp_path)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
     part = eqx_ckpt.tree_deserialise_leaves(source, TREE["a"], prefix="a")
     assert_same(part, TREE["a"])
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
     (tmp_path / "metadata.json").write_text(json.dumps({"step": 3}))
-    assert interop.jax_arrays(tmp_path).manifest.metadata == {"step": 3}
+    assert interop.open_jax_arrays(tmp_path).manifest.metadata == {"step": 3}
     with pytest.raises(eqx_ckpt.CheckpointError, match="need no `like`"):
-        interop.jax_arrays(tmp_path, TREE)
+        interop.open_jax_arrays(tmp_path, TREE)
 
 
 def test_named_arrays_to_a_file_without_names(tmp_path):
@@ -105,17 +105,17 @@ def numbered(tmp_path):
 
 def test_a_tree_whose_leaves_are_numbered(numbered):
     like = {**TREE, "none": None}
-    source = interop.jax_arrays(numbered, like)
+    source = interop.open_jax_arrays(numbered, like)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
     with pytest.raises(eqx_ckpt.CheckpointError, match="pass the PyTree"):
-        interop.jax_arrays(numbered)
+        interop.open_jax_arrays(numbered)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="4 leaves, and .* has 5"):
-        interop.jax_arrays(numbered, TREE)
+        interop.open_jax_arrays(numbered, TREE)
     other = {**like, "layers": [jnp.zeros(()), jnp.ones(3, jnp.int32)]}
     with pytest.raises(
         eqx_ckpt.LeafMismatchError, match=r"`\['layers'\]\[1\]`: Array\(int32\[3\]\)"
     ):
-        interop.jax_arrays(numbered, other)
+        interop.open_jax_arrays(numbered, other)
 
 
 def test_numbered_arrays_to_a_file_without_names(numbered, tmp_path):
@@ -126,7 +126,7 @@ def test_numbered_arrays_to_a_file_without_names(numbered, tmp_path):
 
 def test_no_arrays(tmp_path):
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no Zarr arrays"):
-        interop.jax_arrays(tmp_path)
+        interop.open_jax_arrays(tmp_path)
 
 
 def write_metadata(folder, driver, shape, chunk):
@@ -152,7 +152,7 @@ def test_an_array_of_which_nothing_is_there(tmp_path, driver, chunk):
     write_metadata(tmp_path / "w", driver, [2**48], [chunk])
     (tmp_path / "w" / ("0" if driver == "zarr" else "c.0")).write_bytes(bytes(4096))
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'w': its (chunk|shape)"):
-        interop.jax_arrays(tmp_path)
+        interop.open_jax_arrays(tmp_path)
 
 
 @pytest.mark.parametrize("driver", ["zarr", "zarr3"])
@@ -160,6 +160,6 @@ def test_a_chunk_and_an_array_that_do_not_fit_together(tmp_path, driver):
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = memory // 4 * 3 // 4
     write_metadata(tmp_path / "w", driver, [size], [size])
-    source = interop.jax_arrays(tmp_path)
+    source = interop.open_jax_arrays(tmp_path)
     with pytest.raises(eqx_ckpt.CheckpointError, match="'w' cannot be read at once"):
-        list(eqx_ckpt.leaves(source))
+        list(eqx_ckpt.inspect.iter_leaves(source))

@@ -23,10 +23,15 @@ CKPT = "memory://keys"
 TEXTS = ["a", "b", "a.b", "a/b", "0", "1", "-1", "", "é", "a.0", ".", "0/a", "b.c.d"]
 # By format: the suffix, what writes, what opens, and where keys are split.
 FORMATS = {
-    "safetensors": (".safetensors", interop.to_safetensors, interop.safetensors, "."),
-    "npz": (".npz", interop.to_npz, interop.npz, "./"),
-    "flax": (".msgpack", interop.to_flax, interop.flax, ""),
-    "orbax": ("", interop.to_orbax, interop.orbax, ""),
+    "safetensors": (
+        ".safetensors",
+        interop.to_safetensors,
+        interop.open_safetensors,
+        ".",
+    ),
+    "npz": (".npz", interop.to_npz, interop.open_npz, "./"),
+    "flax": (".msgpack", interop.to_flax, interop.open_flax, ""),
+    "orbax": ("", interop.to_orbax, interop.open_orbax, ""),
 }
 
 
@@ -111,7 +116,7 @@ def test_any_tree_is_restored_or_its_leaves_are_named(name, tmp_path):
             assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
             check_copies(source, tree, path)
             continue
-        leaves = eqx_ckpt.read_manifest(CKPT).leaves
+        leaves = eqx_ckpt.inspect.read_manifest(CKPT).leaves
         assert any(repr(leaf) in lost for leaf in leaves) or "two leaves" in lost
         assert not path.exists()
         if not export(name, path).startswith("Nothing was written"):
@@ -125,9 +130,9 @@ def check_copies(source: Any, tree: Any, path: Any) -> None:
     eqx_ckpt.copy(source, first, overwrite=True)
     eqx_ckpt.copy(first, second, overwrite=True, layout="ocdbt")
     separators = source.manifest.separators
-    assert eqx_ckpt.read_manifest(second).separators == separators is not None
+    assert eqx_ckpt.inspect.read_manifest(second).separators == separators is not None
     assert_same(eqx_ckpt.tree_deserialise_leaves(second, tree), tree)
-    eqx_ckpt.verify(second)
+    eqx_ckpt.inspect.verify(second)
     for pair in ((source, second), (first, second), (CKPT, second), (second, CKPT)):
         opened = [x if x is source else interop.open_source(x) for x in pair]
         found, _ = differences(*opened, True)
@@ -160,7 +165,7 @@ def test_the_state_of_a_model_comes_back(name, tmp_path, getkey):
     source = open_file(tmp_path / f"a{suffix}")
     like = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, tree)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, like), tree)
-    assert eqx_ckpt.match(source, like).ok
+    assert eqx_ckpt.tree_match(source, like).ok
     for prefix in ("model", "named", "state"):
         part = eqx_ckpt.tree_deserialise_leaves(source, like[prefix], prefix=prefix)
         assert_same(part, tree[prefix])
@@ -170,7 +175,7 @@ def test_the_state_of_a_model_comes_back(name, tmp_path, getkey):
 
 def test_two_leaves_of_like_that_became_one_are_missing(tmp_path):
     np.savez(tmp_path / "a.npz", **{"a/b": np.ones(2, np.float32)})
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     x = jnp.zeros(2)
     for like in ({"a.b": x}, {"a/b": x}, {"a": {"b": x}}):
         found = eqx_ckpt.tree_deserialise_leaves(source, like)
@@ -189,4 +194,4 @@ def test_a_name_that_makes_a_file_unreadable_is_said(tmp_path):
     with pytest.warns(UserWarning, match="of 'a', its name: as 'a' it clashes with"):
         interop.to_safetensors(CKPT, tmp_path / "a.safetensors")
     with pytest.raises(eqx_ckpt.LeafNameError):
-        interop.safetensors(tmp_path / "a.safetensors")
+        interop.open_safetensors(tmp_path / "a.safetensors")

@@ -52,11 +52,11 @@ def safetensors_file(path):
 
 
 FILES = {
-    "safetensors": (safetensors_file, interop.safetensors),
-    "npz": (lambda path: np.savez(path, **ARRAYS), interop.npz),
-    "compressed": (lambda path: np.savez_compressed(path, **ARRAYS), interop.npz),
-    "eqx": (eqx_file, lambda path: interop.eqx(path, TREE)),
-    "flax": (flax_file, interop.flax),
+    "safetensors": (safetensors_file, interop.open_safetensors),
+    "npz": (lambda path: np.savez(path, **ARRAYS), interop.open_npz),
+    "compressed": (lambda path: np.savez_compressed(path, **ARRAYS), interop.open_npz),
+    "eqx": (eqx_file, lambda path: interop.open_eqx(path, TREE)),
+    "flax": (flax_file, interop.open_flax),
 }
 
 
@@ -92,7 +92,7 @@ def jax_directory(tmp_path):
 
 
 def test_directories_of_jax(tmp_path, jax_directory):
-    check_files(jax_directory, tmp_path / "broken", interop.jax_arrays)
+    check_files(jax_directory, tmp_path / "broken", interop.open_jax_arrays)
 
 
 @pytest.mark.filterwarnings("default")
@@ -101,7 +101,7 @@ def test_directories_of_orbax(tmp_path, ocdbt):
     ocp = pytest.importorskip("orbax.checkpoint")
     checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=ocdbt)
     checkpointer.save(tmp_path / "orbax", TREE)
-    check_files(tmp_path / "orbax", tmp_path / "broken", interop.orbax)
+    check_files(tmp_path / "orbax", tmp_path / "broken", interop.open_orbax)
 
 
 @pytest.mark.filterwarnings("default")
@@ -111,11 +111,11 @@ def test_json_of_orbax_of_other_types(tmp_path, how):
     options = {"use_ocdbt": how == "database", "use_zarr3": how == "zarr3"}
     tree = {"a": {"w": jnp.ones((2, 3))}, "l": [3], "key": jax.random.key(1)}
     ocp.PyTreeCheckpointer(**options).save(tmp_path / "orbax", tree)
-    check_json(tmp_path / "orbax", tmp_path / "broken", interop.orbax)
+    check_json(tmp_path / "orbax", tmp_path / "broken", interop.open_orbax)
 
 
 def test_json_of_jax_of_other_types(tmp_path, jax_directory):
-    check_json(jax_directory, tmp_path / "broken", interop.jax_arrays)
+    check_json(jax_directory, tmp_path / "broken", interop.open_jax_arrays)
 
 
 def test_json_of_numbered_arrays_of_other_types(tmp_path):
@@ -126,7 +126,7 @@ def test_json_of_numbered_arrays_of_other_types(tmp_path):
     pytree_serialization.save(tree, tmp_path / "tree")
 
     def open_directory(place):
-        return interop.jax_arrays(place, tree)
+        return interop.open_jax_arrays(place, tree)
 
     check_json(tmp_path / "tree", tmp_path / "broken", open_directory)
 
@@ -158,7 +158,7 @@ def test_the_header_of_safetensors_of_other_types(tmp_path):
     for header in retyped_json(data[8:end], 200, random.Random(0)):
         length = len(header).to_bytes(8, "little")
         path.write_bytes(length + header + data[end:])
-        check(lambda: interop.safetensors(path), path)
+        check(lambda: interop.open_safetensors(path), path)
 
 
 def test_the_index_of_safetensors_of_other_types(tmp_path):
@@ -169,7 +169,7 @@ def test_the_index_of_safetensors_of_other_types(tmp_path):
     tree = {"metadata": {"total_size": 3}, "weight_map": weight_map}
     for changed in retyped_json(json.dumps(tree).encode(), 200, random.Random(0)):
         index.write_bytes(changed)
-        check(lambda: interop.safetensors(index), tmp_path)
+        check(lambda: interop.open_safetensors(index), tmp_path)
 
 
 def test_msgpack_of_other_types(tmp_path, monkeypatch):
@@ -194,12 +194,12 @@ def test_msgpack_of_other_types(tmp_path, monkeypatch):
 
     tree = msgpack.unpackb(data, ext_hook=unpacked)
     path.write_bytes(msgpack.packb(packed(tree)))
-    assert check(lambda: interop.flax(path), path)
+    assert check(lambda: interop.open_flax(path), path)
     for changed in random.Random(0).sample([*retyped(tree)], 300):
         # It has no halves of surrogate pairs.
         with contextlib.suppress(UnicodeEncodeError):
             path.write_bytes(msgpack.packb(packed(changed)))
-        check(lambda: interop.flax(path), path)
+        check(lambda: interop.open_flax(path), path)
 
 
 def check_files(good, broken, open_directory):

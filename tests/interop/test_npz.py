@@ -37,7 +37,7 @@ LIKE = {
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_what_numpy_wrote(tmp_path, save):
     save(tmp_path / "a.npz", **ARRAYS)
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     layers = [{"w": ARRAYS["model/layers/0/w"]}, {"w": ARRAYS["model.layers.1.w"]}]
     expected = {
         "model": jax.tree.map(jnp.asarray, {"layers": layers}),
@@ -47,7 +47,7 @@ def test_what_numpy_wrote(tmp_path, save):
         "wide": ARRAYS["wide"],
     }
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, LIKE), expected)
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -58,7 +58,7 @@ def test_a_sharded_array(tmp_path, save, order):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
     found = eqx_ckpt.tree_deserialise_leaves(
-        interop.npz(tmp_path / "x.npz"),
+        interop.open_npz(tmp_path / "x.npz"),
         {"x": jax.ShapeDtypeStruct(array.shape, jnp.float32)},
         sharding=sharding,
     )
@@ -75,7 +75,7 @@ def test_what_is_no_array_of_numbers_is_listed(tmp_path):
         objects=np.array([{}, None]),
         bf16=np.ones(2, jnp.bfloat16),
     )
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     assert source.manifest.leaves.keys() == {"x"}
     like = {"x": jnp.zeros(2), "objects": jnp.zeros(2)}
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="nothing is unpickled"):
@@ -90,7 +90,7 @@ def test_pickles_are_not_opened(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         header = npy((1,), "|O", nbytes=0)
         archive.writestr("x.npy", header + pickle.dumps([Boom()]))
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     assert "pickled" in source.manifest.unsaved["x"]
     assert not (tmp_path / "boom").exists()
 
@@ -128,7 +128,7 @@ def archive(path, **members):
 def test_a_member_that_lies(tmp_path, data, problem):
     path = archive(tmp_path / "a.npz", x_npy=data)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem) as e:
-        interop.npz(path)
+        interop.open_npz(path)
     assert "'x.npy'" in str(e.value)
 
 
@@ -139,22 +139,22 @@ def test_bombs(tmp_path):
     lie = data[: at + 24] + (2**30 + 76).to_bytes(4, "little") + data[at + 28 :]
     (tmp_path / "b.npz").write_bytes(lie)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="cannot be 1073"):
-        interop.npz(tmp_path / "b.npz")
+        interop.open_npz(tmp_path / "b.npz")
 
     data = archive(tmp_path / "c.npz", x_npy=npy(), y_npy=npy()).read_bytes()
     at = data.rindex(b"PK\1\2")
     both = data[: at + 42] + bytes(4) + data[at + 46 :]
     (tmp_path / "d.npz").write_bytes(both)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="overlaps another"):
-        interop.npz(tmp_path / "d.npz")
+        interop.open_npz(tmp_path / "d.npz")
 
 
-@pytest.mark.parametrize("way", [eqx_ckpt.verify, eqx_ckpt.stats])
+@pytest.mark.parametrize("way", [eqx_ckpt.inspect.verify, eqx_ckpt.inspect.stats])
 def test_all_parts_are_decompressed_once(tmp_path, way, monkeypatch):
     """The cost of 128 KB that become 128 MB follows their size, not its square."""
     header = npy((2**25,), nbytes=0)
     archive(tmp_path / "a.npz", x_npy=header + bytes(2**27))
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     nbytes = 0
 
     def counted(fd, offset, target, read=_npz.read_exactly):
@@ -175,7 +175,7 @@ def test_a_flipped_bit(tmp_path, save):
     data = bytearray((tmp_path / "a.npz").read_bytes())
     data[4000] ^= 4
     (tmp_path / "a.npz").write_bytes(data)
-    source = interop.npz(tmp_path / "a.npz")
+    source = interop.open_npz(tmp_path / "a.npz")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'x': it"):
         eqx_ckpt.tree_deserialise_leaves(source, {"x": np.zeros(1000)})
 
@@ -184,7 +184,7 @@ def test_a_flipped_bit(tmp_path, save):
 def test_no_archive(tmp_path, data):
     (tmp_path / "a.npz").write_bytes(data)
     if data.startswith(b"PK\5"):
-        assert not interop.npz(tmp_path / "a.npz").manifest.leaves
+        assert not interop.open_npz(tmp_path / "a.npz").manifest.leaves
         return
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=r"a\.npz"):
-        interop.npz(tmp_path / "a.npz")
+        interop.open_npz(tmp_path / "a.npz")

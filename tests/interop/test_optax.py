@@ -82,9 +82,9 @@ def is_close(a, b):
 def restored(old, like, prefix="", **how: Any):
     """`old` in the structure of `like`, of which only what is new is kept."""
     transform = optax_transform(like, prefix, **how)
-    return eqx_ckpt.from_state_dict(
+    return eqx_ckpt.interop.from_state_dict(
         like,
-        transform(eqx_ckpt.to_state_dict(old)),
+        transform(eqx_ckpt.interop.to_state_dict(old)),
         missing="keep",
         unexpected="ignore",
     )
@@ -129,7 +129,7 @@ def test_from_disk(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "a", old)
     like = {"params": PARAMS, "opt": optimiser.init(PARAMS)}
     transform = optax_transform(like, "opt")
-    found = eqx_ckpt.match(tmp_path / "a", like, transform=transform)
+    found = eqx_ckpt.tree_match(tmp_path / "a", like, transform=transform)
     assert found.leaves["opt/inner_states/first/inner_state/0/count"].origin == (
         "opt/0/count",
     )
@@ -140,7 +140,7 @@ def test_from_disk(tmp_path):
     like = {"params": PARAMS, "opt": optax.chain(*[optax.adam(0.1)] * 2).init(PARAMS)}
     transform = optax_transform(like, "opt")
     with pytest.raises(eqx_ckpt.LeafMismatchError, match=r"'opt/1/0/count': 'opt/0/c"):
-        eqx_ckpt.match(tmp_path / "a", like, transform=transform)
+        eqx_ckpt.tree_match(tmp_path / "a", like, transform=transform)
 
 
 def test_a_schedule_goes_on():
@@ -185,7 +185,7 @@ def test_a_count_is_not_taken_for_that_of_another_link():
     assert_same(restored(old, like), like)
     # It would have the name of one that it is not.
     like = optax.chain(optax.ema(0.9), optax.sgd(0.1, momentum=0.9)).init(PARAMS)
-    state = optax_transform(like)(eqx_ckpt.to_state_dict(old))
+    state = optax_transform(like)(eqx_ckpt.interop.to_state_dict(old))
     assert state[0].keys().isdisjoint(["count"])
     assert state["unused"][0]["count"] == 3
     both = optax.chain(*[optax.scale_by_schedule(lambda x: 1.0)] * 2)
@@ -196,9 +196,9 @@ def test_a_count_is_not_taken_for_that_of_another_link():
 def test_what_is_new_or_left_over_is_an_error():
     like = optax.amsgrad(0.1).init(PARAMS)
     old = trained(optax.sgd(0.1, momentum=0.9))
-    state = optax_transform(like)(eqx_ckpt.to_state_dict(old))
+    state = optax_transform(like)(eqx_ckpt.interop.to_state_dict(old))
     with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
-        eqx_ckpt.from_state_dict(like, state)
+        eqx_ckpt.interop.from_state_dict(like, state)
     assert "'0/nu_max/layers/0/w'" in str(error.value)
     assert "'0/trace/layers/0/w'" in str(error.value)
 

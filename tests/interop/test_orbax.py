@@ -58,11 +58,11 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["plain", "zarr3", "plain_zarr3", "standard"])
 def test_what_orbax_wrote(saved, name):
-    source = interop.orbax(saved / name)
+    source = interop.open_orbax(saved / name)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
     unsaved = {} if name == "standard" else {"text": "a string"}
     assert source.manifest.unsaved == unsaved
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
 
 
 def test_dictionaries_and_lists_of_orbax_stay_what_they_are(tmp_path):
@@ -71,13 +71,13 @@ def test_dictionaries_and_lists_of_orbax_stay_what_they_are(tmp_path):
     tree = {"layers": {"0": x, "1": x + 1}, "list": [x + 2, {"0": x}], "one": {"0": x}}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", tree)
-    source = interop.orbax(tmp_path / "a")
+    source = interop.open_orbax(tmp_path / "a")
     assert {"layers/0", "list/1/0"} < {*source.manifest.leaves}
     eqx_ckpt.copy(source, tmp_path / "b")
     interop.to_orbax(tmp_path / "b", tmp_path / "c")
     with ocp.StandardCheckpointer() as checkpointer:
         assert_same(checkpointer.restore(tmp_path / "c", tree), tree)
-    for path in (source, tmp_path / "b", interop.orbax(tmp_path / "c")):
+    for path in (source, tmp_path / "b", interop.open_orbax(tmp_path / "c")):
         assert_same(eqx_ckpt.tree_deserialise_leaves(path, tree), tree)
         like = {**tree, "layers": [x, x]}
         found = eqx_ckpt.tree_deserialise_leaves(path, like)
@@ -88,26 +88,26 @@ def test_version_1(tmp_path):
     from orbax.checkpoint import v1
 
     v1.save(tmp_path / "v1", TREE)
-    source = interop.orbax(tmp_path / "v1")
+    source = interop.open_orbax(tmp_path / "v1")
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, TREE), TREE)
 
 
 def test_a_run(saved):
-    source = interop.orbax(saved / "run", item="params")
+    source = interop.open_orbax(saved / "run", item="params")
     found = eqx_ckpt.tree_deserialise_leaves(source, TREE)
     assert_same(found, {**TREE, "int": 10})
-    source = interop.orbax(saved / "run", step=5, item="params")
+    source = interop.open_orbax(saved / "run", step=5, item="params")
     assert eqx_ckpt.tree_like(source)["int"] == 5
-    rest = interop.orbax(saved / "run" / "10" / "rest")
+    rest = interop.open_orbax(saved / "run" / "10" / "rest")
     assert eqx_ckpt.tree_like(rest)["x"].shape == (2,)
     with pytest.raises(eqx_ckpt.CheckpointError, match="the items 'params', 'rest'"):
-        interop.orbax(saved / "run")
+        interop.open_orbax(saved / "run")
     with pytest.raises(eqx_ckpt.CheckpointError, match="and not 'meta'"):
-        interop.orbax(saved / "run", item="meta")
+        interop.open_orbax(saved / "run", item="meta")
     with pytest.raises(
         eqx_ckpt.CheckpointNotFoundError, match=r"no step 7, but \[5, 10"
     ):
-        interop.orbax(saved / "run", step=7)
+        interop.open_orbax(saved / "run", step=7)
 
 
 def test_steps_that_were_never_committed(saved, tmp_path):
@@ -118,15 +118,15 @@ def test_steps_that_were_never_committed(saved, tmp_path):
     (step / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
     for mark in step.rglob("commit_success.txt"):
         mark.unlink()
-    source = interop.orbax(tmp_path / "run", item="params")
+    source = interop.open_orbax(tmp_path / "run", item="params")
     assert eqx_ckpt.tree_like(source)["int"] == 5
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="never committed"):
-        interop.orbax(step, item="params")
+        interop.open_orbax(step, item="params")
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no step that was"):
-        interop.orbax(tmp_path / "run", step=10)
+        interop.open_orbax(tmp_path / "run", step=10)
     step.rename(tmp_path / "10.orbax-checkpoint-tmp-3")
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="never committed"):
-        interop.orbax(tmp_path / "10.orbax-checkpoint-tmp-3")
+        interop.open_orbax(tmp_path / "10.orbax-checkpoint-tmp-3")
 
 
 def test_items_that_are_named_like_steps(tmp_path):
@@ -136,10 +136,10 @@ def test_items_that_are_named_like_steps(tmp_path):
         manager.save(5, args=ocp.args.Composite(**items))
     for path in (tmp_path / "run", tmp_path / "run" / "5"):
         for name, tree in trees.items():
-            found = interop.orbax(path, item=name)
+            found = interop.open_orbax(path, item=name)
             assert_same(eqx_ckpt.tree_deserialise_leaves(found, tree), tree)
         with pytest.raises(eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2'"):
-            interop.orbax(path)
+            interop.open_orbax(path)
 
 
 def test_items_of_a_step_without_a_mark(tmp_path):
@@ -148,28 +148,28 @@ def test_items_of_a_step_without_a_mark(tmp_path):
     for name, tree in trees.items():
         ocp.PyTreeCheckpointer().save(tmp_path / name, tree)
         (tmp_path / name / "_CHECKPOINT_METADATA").unlink()
-    found = interop.orbax(tmp_path, item="net_1")
+    found = interop.open_orbax(tmp_path, item="net_1")
     assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_1"]), trees["net_1"])
     with pytest.raises(
         eqx_ckpt.CheckpointError, match="items 'net_1', 'net_2': .*they are steps"
     ):
-        interop.orbax(tmp_path)
+        interop.open_orbax(tmp_path)
     # They may be the steps of a run as well.
-    found = interop.orbax(tmp_path, step=2)
+    found = interop.open_orbax(tmp_path, step=2)
     assert_same(eqx_ckpt.tree_deserialise_leaves(found, trees["net_2"]), trees["net_2"])
     with pytest.raises(
         eqx_ckpt.CheckpointNotFoundError, match=r"no step 3, but \[1, 2"
     ):
-        interop.orbax(tmp_path, step=3)
+        interop.open_orbax(tmp_path, step=3)
 
 
 def test_a_step_or_an_item_of_an_item(saved):
     with pytest.raises(eqx_ckpt.CheckpointError, match="is one item. Leave out `item`"):
-        interop.orbax(saved / "run" / "5" / "params", item="rest")
+        interop.open_orbax(saved / "run" / "5" / "params", item="rest")
     with pytest.raises(eqx_ckpt.CheckpointError, match="no steps: it is one item"):
-        interop.orbax(saved / "run" / "5" / "params", step=77)
+        interop.open_orbax(saved / "run" / "5" / "params", step=77)
     with pytest.raises(eqx_ckpt.CheckpointError, match="is one item. Leave out `item`"):
-        interop.orbax(saved / "standard", item="params")
+        interop.open_orbax(saved / "standard", item="params")
 
 
 @pytest.mark.parametrize("prefix", ["my-run_v2", "42", "step"])
@@ -181,9 +181,9 @@ def test_prefixes_of_steps(tmp_path, prefix):
     (tmp_path / "logs_11").mkdir()
     (tmp_path / "logs_11" / "log.txt").write_text("no step")
     for source, expected in [
-        (interop.orbax(tmp_path), 10),
+        (interop.open_orbax(tmp_path), 10),
         (interop.open_source(tmp_path), 10),
-        (interop.orbax(tmp_path, step=9), 9),
+        (interop.open_orbax(tmp_path, step=9), 9),
     ]:
         tree = {"w": jnp.ones(2) * expected}
         assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
@@ -193,14 +193,17 @@ def test_steps_of_two_prefixes(tmp_path):
     for name in ("a_1", "b_2"):
         ocp.PyTreeCheckpointer().save(tmp_path / name, {"w": jnp.ones(2)})
     with pytest.raises(eqx_ckpt.CheckpointError, match="the prefixes 'a', 'b'"):
-        interop.orbax(tmp_path)
+        interop.open_orbax(tmp_path)
 
 
 def test_onto_a_mesh(saved):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
     found = eqx_ckpt.tree_deserialise_leaves(
-        interop.orbax(saved / "zarr3"), TREE["zeros"], prefix="zeros", sharding=sharding
+        interop.open_orbax(saved / "zarr3"),
+        TREE["zeros"],
+        prefix="zeros",
+        sharding=sharding,
     )
     assert found.sharding == sharding
 
@@ -210,7 +213,7 @@ def test_a_lost_chunk_is_no_zero(saved, tmp_path):
     shutil.copytree(saved / "plain", tmp_path / "a")
     (tmp_path / "a" / "zeros" / "0.0").unlink()
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'zeros'"):
-        eqx_ckpt.tree_deserialise_leaves(interop.orbax(tmp_path / "a"), TREE)
+        eqx_ckpt.tree_deserialise_leaves(interop.open_orbax(tmp_path / "a"), TREE)
 
 
 NUMBERS = {"zero": 0, "int": 3, "float": 2.5, "flag": True, "w": jnp.arange(2000.0)}
@@ -229,7 +232,9 @@ def test_a_file_that_is_lost_is_no_zero(tmp_path, use_ocdbt, use_zarr3):
         lost = broken / file.relative_to(good)
         lost.unlink()
         try:
-            found = eqx_ckpt.tree_deserialise_leaves(interop.orbax(broken), NUMBERS)
+            found = eqx_ckpt.tree_deserialise_leaves(
+                interop.open_orbax(broken), NUMBERS
+            )
             assert_same(found, NUMBERS)
         except (eqx_ckpt.CorruptCheckpointError, eqx_ckpt.CheckpointNotFoundError):
             refused += 1
@@ -246,7 +251,7 @@ def test_zeros_that_old_versions_left_out(tmp_path):
     for name in tree:
         (tmp_path / "a" / name / "0").unlink()
     assert_same(
-        eqx_ckpt.tree_deserialise_leaves(interop.orbax(tmp_path / "a"), tree), tree
+        eqx_ckpt.tree_deserialise_leaves(interop.open_orbax(tmp_path / "a"), tree), tree
     )
 
 
@@ -272,7 +277,7 @@ def test_metadata_that_lie(saved, tmp_path, file, text, problem):
     if text is not None:
         (tmp_path / "a" / file).write_text(text)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem):
-        interop.orbax(tmp_path / "a")
+        interop.open_orbax(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +301,7 @@ def test_an_array_that_lies(saved, tmp_path, field, value, problem):
     metadata = json.loads(place.read_text()) | {field: value}
     place.write_text(json.dumps(metadata))
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem):
-        interop.orbax(tmp_path / "a")
+        interop.open_orbax(tmp_path / "a")
 
 
 def test_names_that_leave_the_directory(saved, tmp_path):
@@ -306,7 +311,7 @@ def test_names_that_leave_the_directory(saved, tmp_path):
     for key in ("../plain/a", f"{saved}/plain/a", "b/../../plain/a"):
         place.write_text(metadata.replace('"key": "a"', f'"key": "{key}"'))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="leaves the direct"):
-            interop.orbax(tmp_path / "a")
+            interop.open_orbax(tmp_path / "a")
 
 
 AWKWARD = {
@@ -325,13 +330,13 @@ DOTS = {".": jnp.ones(2), "..": jnp.zeros(2), "/absolute": jnp.ones(3)}
 def test_keys_that_are_paths_or_empty(tmp_path, tree, use_ocdbt, use_zarr3):
     checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     checkpointer.save(tmp_path / "a", tree)
-    source = interop.orbax(tmp_path / "a")
+    source = interop.open_orbax(tmp_path / "a")
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
 
 
 def test_keys_that_are_dots_in_a_database(tmp_path):
     ocp.PyTreeCheckpointer().save(tmp_path / "a", DOTS)
-    source = interop.orbax(tmp_path / "a")
+    source = interop.open_orbax(tmp_path / "a")
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, DOTS), DOTS)
 
 
@@ -341,10 +346,10 @@ def test_leaves_that_orbax_wrote_to_one_array(tmp_path):
     with pytest.raises(
         eqx_ckpt.CorruptCheckpointError, match=r"/a' is not .*'a/b' and 'a\.b' to one"
     ):
-        interop.orbax(tmp_path / "a")
+        interop.open_orbax(tmp_path / "a")
 
 
 def test_nothing_of_orbax(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no checkpoint of"):
-            interop.orbax(path)
+            interop.open_orbax(path)

@@ -47,7 +47,7 @@ def test_safetensors(tmp_path, ckpt):
     found = library.load_file(path)
     assert found["model.layers.0.w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert found["step"].dtype == np.int32
-    back = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), ARRAYS)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_safetensors(path), ARRAYS)
     assert_same(back, ARRAYS)
 
 
@@ -56,13 +56,13 @@ def test_what_came_in_goes_out_under_the_same_names(tmp_path):
     names = ["a.0.w", "a.01.w", "b..c", "d/e", ".", "0"]
     tensors = {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
     library.save_file(tensors, tmp_path / "a.safetensors", {"format": "pt"})
-    source = interop.safetensors(tmp_path / "a.safetensors")
+    source = interop.open_safetensors(tmp_path / "a.safetensors")
     path = interop.to_safetensors(source, tmp_path / "b.safetensors", strict=True)
     found = library.load_file(path)
     assert {name: x.tolist() for name, x in found.items()} == {
         name: x.tolist() for name, x in tensors.items()
     }
-    assert interop.safetensors(path).manifest.metadata == {"format": "pt"}
+    assert interop.open_safetensors(path).manifest.metadata == {"format": "pt"}
 
 
 def test_safetensors_in_parts(tmp_path, ckpt):
@@ -73,7 +73,7 @@ def test_safetensors_in_parts(tmp_path, ckpt):
     assert len({*weight_map.values()}) == 3
     for name, file in weight_map.items():
         assert name in library.load_file(tmp_path / file)
-    back = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), ARRAYS)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_safetensors(path), ARRAYS)
     assert_same(back, ARRAYS)
 
 
@@ -82,13 +82,13 @@ def test_metadata_of_several_files(tmp_path, ckpt):
     eqx_ckpt.tree_serialise_leaves(ckpt, ARRAYS, metadata={"a": "b"}, overwrite=True)
     options = {"max_shard_bytes": 20, "strict": True}
     path = interop.to_safetensors(ckpt, tmp_path / "a.safetensors", **options)
-    source = interop.safetensors(path)
+    source = interop.open_safetensors(path)
     assert source.manifest.metadata == {"a": "b"}
     again = interop.to_safetensors(source, tmp_path / "b.safetensors", **options)
-    assert interop.safetensors(again).manifest.metadata == {"a": "b"}
+    assert interop.open_safetensors(again).manifest.metadata == {"a": "b"}
     shard = tmp_path / "a-00001-of-00003.safetensors"
     library.save_file(library.load_file(shard), shard, {"a": "c"})
-    metadata = interop.safetensors(path).manifest.metadata
+    metadata = interop.open_safetensors(path).manifest.metadata
     assert metadata == json.loads(path.read_text())["metadata"]
 
 
@@ -105,7 +105,7 @@ def test_files_of_another_number_are_not_left(tmp_path, ckpt, before, after):
     eqx_ckpt.tree_serialise_leaves(ckpt, new, overwrite=True)
     interop.to_safetensors(ckpt, path, max_shard_bytes=after, overwrite=True)
     other.unlink()
-    source = interop.safetensors(path if after is None else path.parent)
+    source = interop.open_safetensors(path if after is None else path.parent)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, new), new)
     if after is None:
         assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]
@@ -127,7 +127,7 @@ def test_npz(tmp_path, ckpt):
     path = interop.to_npz(ckpt, tmp_path / "a.npz")
     with np.load(path) as found:
         assert found["model/layers/0/w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    back = eqx_ckpt.tree_deserialise_leaves(interop.npz(path), ARRAYS)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_npz(path), ARRAYS)
     assert_same(back, ARRAYS)
 
 
@@ -173,7 +173,7 @@ def test_equinox_reads_what_is_written(tmp_path, kind, dtype, is_read):
     skeleton = {**tree, "x": jax.ShapeDtypeStruct(tree["x"].shape, tree["x"].dtype)}
     for like in [tree, skeleton] if kind == "jax" else [tree]:
         assert_same(eqx.tree_deserialise_leaves(path, like), tree)
-    back = eqx_ckpt.tree_deserialise_leaves(interop.eqx(path, tree), tree)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_eqx(path, tree), tree)
     assert_same(back, tree)
 
 
@@ -192,7 +192,7 @@ def test_flax(tmp_path, mixed, monkeypatch):
     assert found["numbers"] == MIXED["numbers"]
     arrays = jax.tree.map(jnp.asarray, {name: found[name] for name in ARRAYS})
     assert_same(arrays, {**ARRAYS, "step": jnp.asarray(ARRAYS["step"])})
-    back = eqx_ckpt.tree_deserialise_leaves(interop.flax(path), MIXED)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_flax(path), MIXED)
     assert_same(back, MIXED)
 
 
@@ -206,7 +206,7 @@ def test_flax_in_chunks(tmp_path, monkeypatch):
     path = interop.to_flax(tmp_path / "ckpt", tmp_path / "a.msgpack")
     found = serialization.msgpack_restore(path.read_bytes())
     assert np.array_equal(found["w"], tree["w"])
-    back = eqx_ckpt.tree_deserialise_leaves(interop.flax(path), tree)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_flax(path), tree)
     assert_same(back, tree)
 
 
@@ -221,21 +221,21 @@ def test_orbax(tmp_path, mixed):
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.restore(path)
     assert found["model"]["layers"][0]["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    back = eqx_ckpt.tree_deserialise_leaves(interop.orbax(path), tree)
+    back = eqx_ckpt.tree_deserialise_leaves(interop.open_orbax(path), tree)
     assert_same(back, tree)
     with pytest.raises(eqx_ckpt.CheckpointExistsError):
         interop.to_orbax(mixed, path)
 
 
-class Watched(eqx_ckpt.Source):
+class Watched(eqx_ckpt.interop.Source):
     """Arrays that are made when they are read, and the most that were alive at once."""
 
     def __init__(self, kinds):
         self._alive = []
         self.most = 0
-        self._manifest = eqx_ckpt.Manifest(
+        self._manifest = eqx_ckpt.inspect.Manifest(
             {
-                f"w{i}": eqx_ckpt.LeafRecord.of_array(
+                f"w{i}": eqx_ckpt.inspect.LeafRecord.of_array(
                     (2**16,), np.float32, path=(("key", f"w{i}"),), kind=kind
                 )
                 for i, kind in enumerate(kinds)
@@ -314,7 +314,7 @@ class Swept(Watched):
         self._run = run
 
     def read(self, reads, damage, report=None):
-        assert eqx_ckpt.orphans(self._run) == {}
+        assert eqx_ckpt.inspect.garbage_collect(self._run, dry_run=True) == {}
         eqx_ckpt.CheckpointManager(self._run)
         return super().read(reads, damage, report)
 
@@ -327,7 +327,7 @@ def test_a_write_into_a_run(tmp_path, write):
         pytest.importorskip("orbax.checkpoint")
     left = tmp_path / f".out.npz.{'0' * 32}.tmp"
     left.write_bytes(bytes(7))
-    assert eqx_ckpt.orphans(tmp_path) == {str(left): 7}
+    assert eqx_ckpt.inspect.garbage_collect(tmp_path, dry_run=True) == {str(left): 7}
     eqx_ckpt.CheckpointManager(tmp_path)
     path = write(Swept(tmp_path), tmp_path / "out.npz")
     assert [*tmp_path.iterdir()] == [path]
@@ -350,7 +350,7 @@ def test_orbax_replaces_its_own(tmp_path, monkeypatch):
             interop.to_orbax(Watched(["jax"]), path, overwrite=True)
     assert path.lstat().st_ino == inode
     interop.to_orbax(Watched(["jax"]), path, overwrite=True)
-    assert interop.orbax(path).manifest.leaves["w0"].shape == (2**16,)
+    assert interop.open_orbax(path).manifest.leaves["w0"].shape == (2**16,)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -366,7 +366,7 @@ def test_orbax_of_damaged_leaves(tmp_path):
         interop.to_orbax(tmp_path / "ckpt", path, overwrite=True)
     assert {p.name for p in tmp_path.iterdir()} == {"ckpt", "out"}
     found = eqx_ckpt.tree_deserialise_leaves(
-        interop.orbax(path), {"n": np.arange(3)}, unexpected="ignore"
+        interop.open_orbax(path), {"n": np.arange(3)}, unexpected="ignore"
     )
     assert_same(found, {"n": np.arange(3)})
 
@@ -443,21 +443,21 @@ def test_what_is_lost_is_listed_once(tmp_path, way):
 
 def npz_with_bfloat16(path):
     np.savez(path / "a.npz", x=np.ones(2, jnp.bfloat16), y=np.ones(2, np.float32))
-    return interop.npz(path / "a.npz")
+    return interop.open_npz(path / "a.npz")
 
 
 def flax_with_text(path):
     serialization = pytest.importorskip("flax.serialization")
     tree = {"x": "text", "y": np.ones(2, np.float32)}
     (path / "a.msgpack").write_bytes(serialization.to_bytes(tree))
-    return interop.flax(path / "a.msgpack")
+    return interop.open_flax(path / "a.msgpack")
 
 
 def orbax_with_text(path):
     ocp = pytest.importorskip("orbax.checkpoint")
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(path / "a", {"x": "text", "y": jnp.ones(2)})
-    return interop.orbax(path / "a")
+    return interop.open_orbax(path / "a")
 
 
 @pytest.mark.filterwarnings("default")
@@ -483,7 +483,7 @@ def test_what_was_never_saved_is_not_lost(tmp_path, way):
     tree = {"w": jnp.ones(2), "activation": jax.nn.relu, "name": "mlp"}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
-    for source in (tmp_path / "ckpt", interop.eqx(tmp_path / "a.eqx", tree)):
+    for source in (tmp_path / "ckpt", interop.open_eqx(tmp_path / "a.eqx", tree)):
         WAYS_OUT[way](source, tmp_path / "out", strict=True, overwrite=True)
 
 
@@ -519,7 +519,7 @@ def test_what_a_format_cannot_hold(tmp_path, way, leaf, problem):
 )
 def test_keys_that_a_format_cannot_hold(tmp_path, way, key, problem):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", {key: jnp.ones(2), "a": 1})
-    (name,) = eqx_ckpt.read_manifest(tmp_path / "ckpt").leaves.keys() - {"a"}
+    (name,) = eqx_ckpt.inspect.read_manifest(tmp_path / "ckpt").leaves.keys() - {"a"}
     with pytest.raises(eqx_ckpt.CheckpointError, match=problem) as e:
         WAYS_OUT[way](tmp_path / "ckpt", tmp_path / "out")
     assert repr(name) in str(e.value)
@@ -603,7 +603,7 @@ def test_a_file_is_not_written_to_a_url(tmp_path, ckpt, monkeypatch, way, url):
 
 def test_a_secret_in_a_url_is_not_shown(ckpt):
     with pytest.raises(eqx_ckpt.CheckpointError) as e:
-        interop.to_npz(ckpt, eqx_ckpt.Store("s3://user:secret@bucket/m.npz"))
+        interop.to_npz(ckpt, eqx_ckpt.StorePath("s3://user:secret@bucket/m.npz"))
     assert "secret" not in str(e.value)
 
 
@@ -627,10 +627,10 @@ def test_a_failure_leaves_no_folders(tmp_path, ckpt, way):
 @pytest.mark.parametrize(
     "open_it",
     [
-        interop.safetensors,
-        interop.npz,
-        interop.flax,
-        lambda path: interop.eqx(path, ARRAYS),
+        interop.open_safetensors,
+        interop.open_npz,
+        interop.open_flax,
+        lambda path: interop.open_eqx(path, ARRAYS),
     ],
 )
 def test_a_file_is_not_read_from_a_url(open_it):

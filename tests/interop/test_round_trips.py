@@ -41,7 +41,7 @@ class Format(NamedTuple):
     dtypes: list[np.dtype]
     save: Callable[[Path, Any], object]
     load: Callable[[Path, Any], dict[str, np.ndarray]]
-    open: Callable[[Path, Any], eqx_ckpt.Source]
+    open: Callable[[Path, Any], eqx_ckpt.interop.Source]
     write: Callable[[Path, Any], object]
 
 
@@ -85,7 +85,7 @@ FORMATS = {
         DTYPES,
         safetensors_save,
         safetensors_load,
-        lambda path, _: interop.safetensors(path),
+        lambda path, _: interop.open_safetensors(path),
         lambda path, _: interop.to_safetensors(CKPT, path, overwrite=True),
     ),
     "npz": Format(
@@ -93,7 +93,7 @@ FORMATS = {
         [*DTYPES, *COMPLEX, *OF_NUMPY],
         lambda path, tree: np.savez(path, **named(tree, "/")),
         npz_load,
-        lambda path, _: interop.npz(path),
+        lambda path, _: interop.open_npz(path),
         lambda path, _: interop.to_npz(CKPT, path, overwrite=True),
     ),
     "eqx": Format(
@@ -101,7 +101,7 @@ FORMATS = {
         [*DTYPES, *COMPLEX, *OF_NUMPY],
         eqx.tree_serialise_leaves,
         lambda path, like: named(eqx.tree_deserialise_leaves(path, like), "/"),
-        interop.eqx,
+        interop.open_eqx,
         lambda path, like: interop.to_eqx(CKPT, path, like, overwrite=True),
     ),
     "flax": Format(
@@ -109,7 +109,7 @@ FORMATS = {
         [*DTYPES, *COMPLEX, BFLOAT16],
         flax_save,
         flax_load,
-        lambda path, _: interop.flax(path),
+        lambda path, _: interop.open_flax(path),
         lambda path, _: interop.to_flax(CKPT, path, overwrite=True),
     ),
 }
@@ -153,10 +153,10 @@ def assert_equal(found: dict[str, np.ndarray], tree: Any) -> None:
         assert value.tobytes() == native.tobytes(), name
 
 
-def content(source: eqx_ckpt.Source) -> dict[str, np.ndarray]:
+def content(source: eqx_ckpt.interop.Source) -> dict[str, np.ndarray]:
     return {
         "/".join(str(key) for _, key in record.path): value
-        for _, record, value in eqx_ckpt.leaves(source)
+        for _, record, value in eqx_ckpt.inspect.iter_leaves(source)
     }
 
 

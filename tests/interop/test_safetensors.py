@@ -78,9 +78,9 @@ def as_tree(t):
 
 def test_what_the_library_wrote(tmp_path, tensors):
     numpy_files.save_file(tensors, tmp_path / "a.safetensors", {"format": "np"})
-    source = interop.safetensors(tmp_path / "a.safetensors")
+    source = interop.open_safetensors(tmp_path / "a.safetensors")
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, LIKE), as_tree(tensors))
-    assert eqx_ckpt.read_manifest(source).metadata == {"format": "np"}
+    assert eqx_ckpt.inspect.read_manifest(source).metadata == {"format": "np"}
     assert str(source) == repr(str(tmp_path / "a.safetensors"))
     part = eqx_ckpt.tree_deserialise_leaves(
         source, LIKE["model"]["layers"][1], prefix="model/layers/1"
@@ -90,19 +90,19 @@ def test_what_the_library_wrote(tmp_path, tensors):
 
 def test_the_structure_without_code(tmp_path, tensors):
     numpy_files.save_file(tensors, tmp_path / "a.safetensors")
-    source = interop.safetensors(tmp_path / "a.safetensors")
+    source = interop.open_safetensors(tmp_path / "a.safetensors")
     like = eqx_ckpt.tree_like(source)
     assert like["model"]["layers"][1]["weight"].shape == (6, 4)
     found = eqx_ckpt.tree_deserialise_leaves(source, like)
     # JAX would narrow it.
     assert isinstance(found["wide"], np.ndarray)
     assert found["wide"].dtype == np.float64
-    eqx_ckpt.verify(source)
+    eqx_ckpt.inspect.verify(source)
 
 
 def test_a_leaf_that_is_not_there(tmp_path, tensors):
     numpy_files.save_file(tensors, tmp_path / "a.safetensors")
-    source = interop.safetensors(tmp_path / "a.safetensors")
+    source = interop.open_safetensors(tmp_path / "a.safetensors")
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="bias"):
         eqx_ckpt.tree_deserialise_leaves(source, {**LIKE, "bias": jnp.zeros(3)})
 
@@ -112,14 +112,14 @@ def test_dtypes_of_eight_bits(tmp_path, tag):
     header = {"x": entry(tag, (256,), (0, 256))}
     path = write(tmp_path / "x.safetensors", header, bytes(range(256)))
     like = {"x": jax.ShapeDtypeStruct((256,), BY_HAND[tag])}
-    found = eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), like)
+    found = eqx_ckpt.tree_deserialise_leaves(interop.open_safetensors(path), like)
     assert np.asarray(found["x"]).view(np.uint8).tolist() == list(range(256))
 
 
 def test_packed_dtypes_are_listed_and_not_guessed(tmp_path):
     header = {"x": entry("F4", (4,), (0, 2)), "y": entry("U8", (2,), (2, 4))}
     path = write(tmp_path / "x.safetensors", header, b"abcd")
-    source = interop.safetensors(path)
+    source = interop.open_safetensors(path)
     like = {"y": jnp.zeros(2, jnp.uint8)}
     assert eqx_ckpt.tree_deserialise_leaves(source, like)["y"].tolist() == [99, 100]
     with pytest.raises(eqx_ckpt.LeafMismatchError, match=r"F4\[4\] of safetensors"):
@@ -130,7 +130,7 @@ def test_digits_are_positions_only_as_people_write_them(tmp_path):
     names = ["a.0", "a.01", "a.-1", "b..c", "d.١"]
     data = bytes(len(names))
     header = {name: entry("U8", (1,), (i, i + 1)) for i, name in enumerate(names)}
-    source = interop.safetensors(write(tmp_path / "x.safetensors", header, data))
+    source = interop.open_safetensors(write(tmp_path / "x.safetensors", header, data))
     keys = {tuple(k for _, k in r.path) for r in source.manifest.leaves.values()}
     expected = {("a", 0), ("a", "01"), ("a", "-1"), ("b", "", "c"), ("d", "١")}
     assert keys == expected
@@ -153,7 +153,7 @@ def split(tensors, folder):
 @pytest.mark.parametrize("name", [".", "model.safetensors.index.json"])
 def test_an_index(tmp_path, tensors, name):
     split(tensors, tmp_path)
-    source = interop.safetensors(tmp_path / name)
+    source = interop.open_safetensors(tmp_path / name)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, LIKE), as_tree(tensors))
     assert source.manifest.metadata == {"total_size": 1}
 
@@ -161,23 +161,23 @@ def test_an_index(tmp_path, tensors, name):
 def test_a_file_beside_its_index(tmp_path, tensors):
     split(tensors, tmp_path)
     numpy_files.save_file(tensors, tmp_path / "consolidated.safetensors")
-    assert interop.safetensors(tmp_path).manifest.metadata == {"total_size": 1}
+    assert interop.open_safetensors(tmp_path).manifest.metadata == {"total_size": 1}
     numpy_files.save_file({"old": tensors["half"]}, tmp_path / "model.safetensors")
     both = "'model.safetensors.index.json', 'model.safetensors': pass one of them"
     with pytest.raises(eqx_ckpt.CheckpointError, match=both):
-        interop.safetensors(tmp_path)
+        interop.open_safetensors(tmp_path)
 
 
 def test_a_directory_with_one_file(tmp_path, tensors):
     numpy_files.save_file(tensors, tmp_path / "a.safetensors")
-    source = interop.safetensors(tmp_path)
+    source = interop.open_safetensors(tmp_path)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, LIKE), as_tree(tensors))
     numpy_files.save_file(tensors, tmp_path / "b.safetensors")
     with pytest.raises(eqx_ckpt.CheckpointError, match="'a.safetensors', 'b.safe"):
-        interop.safetensors(tmp_path)
+        interop.open_safetensors(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="no safetensors file"):
-        interop.safetensors(tmp_path / "empty")
+        interop.open_safetensors(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_index_that_lies(tmp_path, tensors, change, problem):
     change(content["weight_map"])
     index.write_text(json.dumps(content))
     with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
-        interop.safetensors(index)
+        interop.open_safetensors(index)
 
 
 HEADERS = {
@@ -230,7 +230,7 @@ def test_a_header_that_lies(tmp_path, case):
     header, data, problem = HEADERS[case]
     path = write(tmp_path / "x.safetensors", header, data)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=problem) as e:
-        interop.safetensors(path)
+        interop.open_safetensors(path)
     assert str(path) in str(e.value)
 
 
@@ -238,14 +238,14 @@ def test_a_header_that_lies(tmp_path, case):
 def test_a_header_that_is_not_there(tmp_path, length):
     path = write(tmp_path / "x.safetensors", b"{}", length=length)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="x.safetensors"):
-        interop.safetensors(path)
+        interop.open_safetensors(path)
 
 
 def test_names_that_meet_once_they_are_split(tmp_path):
     header = {"a": entry("U8", (1,), (0, 1)), "a.b": entry("U8", (1,), (1, 2))}
     path = write(tmp_path / "x.safetensors", header, b"ab")
     with pytest.raises(eqx_ckpt.LeafNameError, match="'a' and 'a.b'"):
-        interop.safetensors(path)
+        interop.open_safetensors(path)
 
 
 def test_a_boolean_that_is_neither(tmp_path):
@@ -254,13 +254,13 @@ def test_a_boolean_that_is_neither(tmp_path):
     )
     like = {"x": jnp.zeros(2, bool)}
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'x': it has a byte"):
-        eqx_ckpt.tree_deserialise_leaves(interop.safetensors(path), like)
+        eqx_ckpt.tree_deserialise_leaves(interop.open_safetensors(path), like)
 
 
 def test_a_file_that_changes(tmp_path, tensors):
     path = tmp_path / "a.safetensors"
     numpy_files.save_file(tensors, path)
-    source = interop.safetensors(path)
+    source = interop.open_safetensors(path)
     os.utime(path, (0, 0))
     with pytest.raises(eqx_ckpt.CheckpointError, match="was changed after it"):
         eqx_ckpt.tree_deserialise_leaves(source, LIKE)
@@ -268,10 +268,10 @@ def test_a_file_that_changes(tmp_path, tensors):
 
 def test_no_file(tmp_path):
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="There is no file"):
-        interop.safetensors(tmp_path / "x.safetensors")
+        interop.open_safetensors(tmp_path / "x.safetensors")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(eqx_ckpt.CheckpointError, match="is not a file"):
-        interop.safetensors(tmp_path / "pipe")
+        interop.open_safetensors(tmp_path / "pipe")
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def bytes_read(monkeypatch):
 def test_a_sharded_array(tmp_path, spec):
     array = np.random.default_rng(1).normal(size=(16, 24, 40)).astype(np.float32)
     numpy_files.save_file({"x": array}, tmp_path / "x.safetensors")
-    source = interop.safetensors(tmp_path / "x.safetensors")
+    source = interop.open_safetensors(tmp_path / "x.safetensors")
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, spec)
     like = {"x": jax.ShapeDtypeStruct(array.shape, jnp.float32)}
@@ -307,7 +307,7 @@ def test_a_sharded_array(tmp_path, spec):
 def test_only_what_is_wanted_is_read(tmp_path, bytes_read):
     arrays = {f"l.{i}": np.full((512, 4096), i, np.float32) for i in range(3)}
     numpy_files.save_file(arrays, tmp_path / "x.safetensors")
-    source = interop.safetensors(tmp_path / "x.safetensors")
+    source = interop.open_safetensors(tmp_path / "x.safetensors")
     like = {"l": [jnp.zeros((512, 4096))] * 3}
     bytes_read[0] = 0
     found = eqx_ckpt.tree_deserialise_leaves(source, like, where=lambda t: t["l"][1])
@@ -323,6 +323,6 @@ def test_an_equinox_model(tmp_path, getkey):
         for part in ("weight", "bias")
     }
     numpy_files.save_file(tensors, tmp_path / "mlp.safetensors")
-    source = interop.safetensors(tmp_path / "mlp.safetensors")
+    source = interop.open_safetensors(tmp_path / "mlp.safetensors")
     skeleton = eqx.filter_eval_shape(eqx.nn.MLP, 3, 2, 8, 2, key=jax.random.key(1))
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, skeleton), model)

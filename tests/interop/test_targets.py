@@ -68,11 +68,9 @@ WRITERS = {
         lambda source, path, **how: interop.to_eqx(source, path, TREE, **how), "eqx"
     ),
     "flax": Writer(interop.to_flax, "flax"),
-    "report": Writer(eqx_ckpt.write_report, "report", False, "plotly"),
+    "report": Writer(eqx_ckpt.inspect.write_report, "report", False, "plotly"),
     "hdf5": Writer(
-        lambda source, path, **how: Recording.open("../recording.x").to_hdf5(
-            path, **how
-        ),
+        lambda source, path, **how: Samples("../recording.x").to_hdf5(path, **how),
         "hdf5",
         False,
         "h5py",
@@ -118,11 +116,11 @@ def make(path: Path) -> dict[str, str]:
         save_a_step(path / "orbax run.x")
         kinds |= {"orbax.x": "orbax", "noted orbax.x": "other", "orbax run.x": "other"}
     if importlib.util.find_spec("plotly"):
-        eqx_ckpt.write_report(source, path / "report.x")
+        eqx_ckpt.inspect.write_report(source, path / "report.x")
         os.truncate(path / "report.x", 2000)  # It has some MB, and is copied often.
         kinds["report.x"] = "report"
     if importlib.util.find_spec("h5py"):
-        Recording.open(path / "recording.x").to_hdf5(path / "hdf5.x")
+        Samples(path / "recording.x").to_hdf5(path / "hdf5.x")
         kinds["hdf5.x"] = "hdf5"
     return kinds | make_others(path)
 
@@ -284,7 +282,7 @@ def test_chains_are_exported(folder, outcome, overwrite, things, tmp_path, monke
         (here / name).mkdir()
         shutil.copy(here / file, here / name / "chain_0.npz")
     monkeypatch.chdir(here / "current.x")
-    found = Recording.open("../recording.x")
+    found = Samples("../recording.x")
     before = below(here)
     if outcome == "new" or (outcome == "replaced" and overwrite):
         (file,) = found.to_npz(folder, overwrite=overwrite)

@@ -21,17 +21,17 @@ from eqx_ckpt import data
 ORDERS = ["sequential", "shuffle", "epochs", "independent"]
 
 
-def digits(**kwargs) -> data.ArraySource:
+def digits(**kwargs) -> data.ArrayDataSource:
     from sklearn.datasets import load_digits  # It takes seconds.
 
     images, labels = load_digits(return_X_y=True)
-    return data.ArraySource(
+    return data.ArrayDataSource(
         x=images.astype(np.float32), y=labels, i=np.arange(len(images)), **kwargs
     )
 
 
-def small(count: int = 10, **kwargs) -> data.ArraySource:
-    return data.ArraySource(i=np.arange(count), x=np.ones((count, 2)), **kwargs)
+def small(count: int = 10, **kwargs) -> data.ArrayDataSource:
+    return data.ArrayDataSource(i=np.arange(count), x=np.ones((count, 2)), **kwargs)
 
 
 def drawn(loader, cursor, n) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_three_integers_are_saved(tmp_path):
     loader = data.Loader(digits(), 100, cache=5)
     cursor, _ = loader.next(loader.start(3))
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"cursor": cursor})
-    manifest = eqx_ckpt.read_manifest(tmp_path / "c")
+    manifest = eqx_ckpt.inspect.read_manifest(tmp_path / "c")
     assert [*manifest.leaves] == ["cursor/seed", "cursor/epoch", "cursor/position"]
 
 
@@ -108,7 +108,7 @@ def test_another_loader_is_named(tmp_path):
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", other.start())
     assert "`loader.start(accept_any=True)`" in str(error.value)
     assert "PRNG" not in str(error.value)
-    assert not eqx_ckpt.match(tmp_path / "c", other.start()).ok
+    assert not eqx_ckpt.tree_match(tmp_path / "c", other.start()).ok
     like = other.start(accept_any=True)
     found = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like)
     assert (int(found.seed), int(found.position)) == (3, 2)
@@ -144,9 +144,9 @@ def test_a_step_may_donate_its_cursor(cache):
 def test_a_cursor_holds_no_rows_of_another_loader(cache, others):
     count = 40
     rows, negative = np.arange(count), -np.arange(count)
-    first = data.Loader(data.ArraySource(i=rows), 4, cache=cache)
-    same = data.Loader(data.ArraySource(i=negative), 4, cache=others)
-    keys = data.Loader(data.ArraySource(j=negative.astype(float)), 4, cache=others)
+    first = data.Loader(data.ArrayDataSource(i=rows), 4, cache=cache)
+    same = data.Loader(data.ArrayDataSource(i=negative), 4, cache=others)
+    keys = data.Loader(data.ArrayDataSource(j=negative.astype(float)), 4, cache=others)
     expected = drawn(first, first.start(3), 6)
     cursors = {0: first.start(3), 1: same.start(3), 2: keys.start(3)}
     # Each loader draws from the cursors of all, in turn and in a scan.
@@ -196,7 +196,7 @@ def test_the_position_of_another_batch_size_repeats_no_row(tmp_path):
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("end", ["close", "delete"])
 def test_the_data_are_freed(on_device, end):
-    class Large(data.ArraySource):
+    class Large(data.ArrayDataSource):
         """A source whose life can be followed."""
 
     source = Large(on_device=on_device, i=np.arange(10))
@@ -290,7 +290,7 @@ def test_no_program_keeps_the_arrays_of_a_loader():
 
 def test_map_does_not_hold_the_number_of_each_row():
     count = 1_000_000
-    loader = data.Loader(data.ArraySource(x=np.ones(count, np.int8)), 100, cache=10)
+    loader = data.Loader(data.ArrayDataSource(x=np.ones(count, np.int8)), 100, cache=10)
 
     def total(carry, batch, mask):
         return carry + jnp.sum(batch["x"] * mask, dtype=jnp.int32), None
@@ -318,7 +318,7 @@ def test_on_a_mesh(kind, cache):
     assert np.array_equal(draw(draw(stacked)[0])[1]["i"], expected)
     for placed in (jax.P("d"), jax.P(None, "d")):
         x = jax.device_put(jnp.arange(48.0).reshape(12, 4), NamedSharding(mesh, placed))
-        there = data.Loader(data.ArraySource(on_device=True, x=x), 4, cache=cache)
+        there = data.Loader(data.ArrayDataSource(on_device=True, x=x), 4, cache=cache)
         cursor, _ = there.next(there.start(2))
         found = np.asarray(there.next(cursor)[1]["x"])
         assert np.array_equal(found[:, 0] // 4, expected[2])
@@ -334,7 +334,7 @@ KINDS = AxisType.Auto, AxisType.Explicit
 def test_rows_and_cursors_on_the_same_axes(kinds):
     mesh = jax.make_mesh((2, 2), ("a", "b"), kinds)
     x = np.arange(48.0, dtype=np.float32).reshape(12, 4)
-    first = data.Loader(data.ArraySource(x=x), 4)
+    first = data.Loader(data.ArrayDataSource(x=x), 4)
     seeds = [first.start(seed) for seed in range(4)]
     expected = np.stack([first.next(cursor)[1]["x"] for cursor in seeds])
     draw = eqx.filter_jit(lambda it, cursor: jax.vmap(it.next)(cursor))
@@ -344,7 +344,7 @@ def test_rows_and_cursors_on_the_same_axes(kinds):
         (jax.P(("a", "b")), jax.P("b", "a")),
     ):
         there = jax.device_put(x, NamedSharding(mesh, rows))
-        loader = data.Loader(data.ArraySource(on_device=True, x=there), 4)
+        loader = data.Loader(data.ArrayDataSource(on_device=True, x=there), 4)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *seeds)
         stacked = jax.device_put(stacked, NamedSharding(mesh, chains))
         assert np.array_equal(draw(loader, stacked)[1]["x"], expected)
@@ -364,7 +364,7 @@ def test_a_sharding_that_does_not_fit_is_named():
 def test_an_iterator_may_end_in_its_own_thread():
     may_end, has_ended = threading.Event(), threading.Event()
 
-    class Ending(data.ArraySource):
+    class Ending(data.ArrayDataSource):
         calls = 0
 
         def take(self, indices):
@@ -462,7 +462,7 @@ def test_rows_of_any_dtype(on_device):
     rows = np.arange(40).reshape(10, 4) % 2 + np.arange(4) % 3
     arrays = {f"x{i}": rows.astype(dtype) for i, dtype in enumerate(dtypes)}
     arrays |= {"none": np.ones((10, 0), np.float32), "scalar": np.arange(10.0)}
-    source = data.ArraySource(on_device=on_device, **arrays)
+    source = data.ArrayDataSource(on_device=on_device, **arrays)
     loader = data.Loader(source, 5, order="sequential", cache=2)
     _, batch = loader.next(loader.start())
     for name, array in arrays.items():
@@ -473,14 +473,14 @@ def test_rows_of_any_dtype(on_device):
 
 
 def test_integers_that_do_not_fit_are_an_error():
-    source = data.ArraySource(i=np.array([1, 2**40]))
+    source = data.ArrayDataSource(i=np.array([1, 2**40]))
     loader = data.Loader(source, 2, order="sequential")
     with pytest.raises(Exception, match="do not fit"):
         jax.block_until_ready(loader.next(loader.start()))
     (_, batch), *_ = itertools.islice(loader.iterate(loader.start()), 1)
     assert batch["i"].tolist() == [1, 2**40]
     with pytest.raises(OverflowError, match="do not fit"):
-        data.ArraySource(on_device=True, i=np.array([1, 2**40]))
+        data.ArrayDataSource(on_device=True, i=np.array([1, 2**40]))
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -488,9 +488,9 @@ def test_arrays_that_are_no_numbers_are_named(on_device):
     keys = jax.random.split(jax.random.key(0), 4)
     for bad in (["a", "b"], [{}], [[1], [2, 3]], keys):
         with pytest.raises(TypeError, match=r"^'x' .*or leave it out"):
-            data.ArraySource(on_device=on_device, x=bad)
+            data.ArrayDataSource(on_device=on_device, x=bad)
     loader = data.Loader(
-        data.ArraySource(on_device=on_device, x=[1, 2, 3]), 3, order="sequential"
+        data.ArrayDataSource(on_device=on_device, x=[1, 2, 3]), 3, order="sequential"
     )
     assert loader.next(loader.start())[1]["x"].tolist() == [1, 2, 3]
 
@@ -513,11 +513,11 @@ def test_bad_arguments(arguments, error):
 
 def test_bad_uses():
     with pytest.raises(ValueError, match="first axis"):
-        data.ArraySource(x=np.ones(3), y=np.ones(4))
+        data.ArrayDataSource(x=np.ones(3), y=np.ones(4))
     with pytest.raises(ValueError, match="no arrays"):
-        data.ArraySource()
+        data.ArrayDataSource()
     with pytest.raises(TypeError, match="'t'"):
-        data.ArraySource(t=np.array(["a", "b"]))
+        data.ArrayDataSource(t=np.array(["a", "b"]))
     with pytest.raises(Exception, match="Source"):
         data.Loader(np.ones(3), 1)
     loader = data.Loader(small(), 2)

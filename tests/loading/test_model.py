@@ -26,9 +26,9 @@ ORDERS = ("sequential", "shuffle", "epochs", "independent")
 def loader_of(count: int, order: str, size: int, cache: int, kind: str) -> data.Loader:
     rows = np.arange(count)
     if kind == "random access":
-        source = data.RandomAccessSource([{"i": i} for i in rows])
+        source = data.RandomAccessDataSource([{"i": i} for i in rows])
     else:
-        source = data.ArraySource(on_device=kind == "on device", i=rows)
+        source = data.ArrayDataSource(on_device=kind == "on device", i=rows)
     return data.Loader(source, size, order=order, cache=cache)
 
 

@@ -15,7 +15,7 @@ LARGE = [65_536, 65_537, 99_991, 100_000]
 
 def order(count: int, name: str = "shuffle", *, seed=0, epoch=0) -> np.ndarray:
     """The numbers of all rows of an epoch, through the public loader."""
-    source = data.ArraySource(i=np.arange(count))
+    source = data.ArrayDataSource(i=np.arange(count))
     loader = data.Loader(source, batch_size=count, order=name)
     cursor = loader.start(seed)
     cursor = data.Cursor(cursor.seed, jnp.uint32(epoch), cursor.position, cursor.block)

@@ -40,7 +40,7 @@ def epoch(loader, key) -> list:
 
 
 def test_random_access():
-    source = data.RandomAccessSource(rows(), exclude=["text"])
+    source = data.RandomAccessDataSource(rows(), exclude=["text"])
     loader = data.Loader(source, 3, order="epochs")
     assert sorted(epoch(loader, "y")) == list(range(10))
     _, batch = jax.jit(loader.next)(loader.start())
@@ -49,7 +49,7 @@ def test_random_access():
 
 def test_text_is_refused():
     with pytest.raises(TypeError, match=r"'text'.*exclude=\['text'\]"):
-        data.RandomAccessSource(rows())
+        data.RandomAccessDataSource(rows())
 
 
 class Pair(NamedTuple):
@@ -75,7 +75,7 @@ class Sample(eqx.Module):
     ids=["nested", "tuples", "namedtuple", "module", "list", "number"],
 )
 def test_a_batch_has_the_structure_of_a_row(row):
-    source = data.RandomAccessSource([row(i) for i in range(4)])
+    source = data.RandomAccessDataSource([row(i) for i in range(4)])
     loader = data.Loader(source, 4, order="sequential", cache=2)
     _, drawn = loader.next(loader.start())
     _, iterated = next(loader.iterate(loader.start()))
@@ -99,17 +99,17 @@ def test_a_batch_has_the_structure_of_a_row(row):
 )
 def test_what_is_no_number_is_named_by_its_path(row, error):
     with pytest.raises(TypeError, match=error):
-        data.RandomAccessSource([row] * 5)
+        data.RandomAccessDataSource([row] * 5)
 
 
 def test_arrays_in_a_dictionary_are_refused():
-    with pytest.raises(TypeError, match="ArraySource"):
-        data.RandomAccessSource({"x": np.ones(5)})
+    with pytest.raises(TypeError, match="ArrayDataSource"):
+        data.RandomAccessDataSource({"x": np.ones(5)})
 
 
 def test_streams_are_refused():
     with pytest.raises(TypeError, match="stream"):
-        data.RandomAccessSource(iter(rows()))
+        data.RandomAccessDataSource(iter(rows()))
 
 
 def test_tuples_and_many_at_once():
@@ -120,7 +120,7 @@ def test_tuples_and_many_at_once():
             type(self).asked += 1
             return [self[i] for i in indices]
 
-    source = data.RandomAccessSource(Torch((np.ones(2) * i, i) for i in range(6)))
+    source = data.RandomAccessDataSource(Torch((np.ones(2) * i, i) for i in range(6)))
     loader = data.Loader(source, 6, order="sequential")
     _, (_, y) = loader.next(loader.start())
     assert y.tolist() == list(range(6))
@@ -129,7 +129,7 @@ def test_tuples_and_many_at_once():
 
 def test_a_row_that_cannot_be_read_is_named():
     dataset = Flaky()
-    loader = data.Loader(data.RandomAccessSource(dataset), 5, order="sequential")
+    loader = data.Loader(data.RandomAccessDataSource(dataset), 5, order="sequential")
     dataset.broken = True
     by_jax = jax.errors.JaxRuntimeError, ValueError
     with pytest.raises(by_jax, match="Row 3 .*the disk is gone"):
@@ -163,7 +163,7 @@ class Ending(list):
         return super().__getitem__(i)
 
 
-class OneRow(data.ArraySource):
+class OneRow(data.ArrayDataSource):
     def fill(self, indices, out):
         return data._row_sources.Source.fill(self, indices, out)
 
@@ -177,8 +177,8 @@ def test_a_short_read_is_an_error(cache, change):
     dataset = Short({"y": i} for i in range(4))
     dataset.change = change
     sources = [
-        (data.RandomAccessSource(dataset), r"gave \d+ rows, and was asked for \d+"),
-        (data.RandomAccessSource(Ending({"y": i} for i in range(4))), "Row 2 "),
+        (data.RandomAccessDataSource(dataset), r"gave \d+ rows, and was asked for \d+"),
+        (data.RandomAccessDataSource(Ending({"y": i} for i in range(4))), "Row 2 "),
         (OneRow(y=np.arange(4)), r"'y' of \d+ rows is int64\[1\]"),
     ]
     for source, error in sources:
@@ -190,7 +190,7 @@ def test_a_short_read_is_an_error(cache, change):
 
 
 def test_rows_of_other_shapes_are_named():
-    source = data.RandomAccessSource([{"x": np.ones(n)} for n in (2, 2, 3)])
+    source = data.RandomAccessDataSource([{"x": np.ones(n)} for n in (2, 2, 3)])
     loader = data.Loader(source, 3)
     with pytest.raises(RuntimeError, match=r"Row 2 .*'x' is .*\[3\]"):
         next(loader.iterate(loader.start()))
@@ -203,19 +203,19 @@ def test_rows_of_a_checkpoint(tmp_path, layout):
         "data": {"x": [jnp.ones((50, 4))], "y": np.arange(50)},
     }
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
-    source = data.StoreSource(tmp_path / "c", prefix="data")
+    source = data.StoredDataSource(tmp_path / "c", prefix="data")
     loader = data.Loader(source, 8, order="epochs")
     assert sorted(epoch(loader, "y")) == list(range(50))
     assert loader.zeros()["x"][0].shape == (8, 4)
     with pytest.raises(ValueError, match="prefix"):
-        data.StoreSource(tmp_path / "c")
+        data.StoredDataSource(tmp_path / "c")
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-        data.StoreSource(tmp_path / "d")
+        data.StoredDataSource(tmp_path / "d")
 
 
 def test_damage_is_found(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"x": jnp.arange(50.0)})
-    source = data.StoreSource(tmp_path / "c")
+    source = data.StoredDataSource(tmp_path / "c")
     (chunk,) = (tmp_path / "c/x").glob("c*")
     chunk.write_bytes(b"\1" + chunk.read_bytes()[1:])
     loader = data.Loader(source, 8)
@@ -229,7 +229,7 @@ def test_zarr_arrays(tmp_path, version):
         tmp_path / "x", shape=(100, 3), chunks=(16, 3), dtype="i4", zarr_format=version
     )
     array[:] = np.arange(300).reshape(100, 3)
-    source = data.StoreSource(x=tmp_path / "x", window=2)
+    source = data.StoredDataSource(x=tmp_path / "x", window=2)
     loader = data.Loader(source, 10, order="epochs", cache=2)
     found = np.asarray(epoch(loader, "x"))
     assert sorted(found[:, 0].tolist()) == list(range(0, 300, 3))
@@ -247,7 +247,7 @@ def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
         compressors=None,
     )
     array[:, 0] = np.arange(n)
-    source = data.StoreSource(x=tmp_path / "x", window=4)
+    source = data.StoredDataSource(x=tmp_path / "x", window=4)
     read: list[int] = []
     reader = type(source._reader)
     whole = reader.read
@@ -272,7 +272,7 @@ def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
 def test_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
     table = {"x": [[float(i)] * 3 for i in range(20)], "y": list(range(20))}
-    source = data.RandomAccessSource(datasets.Dataset.from_dict(table))
+    source = data.RandomAccessDataSource(datasets.Dataset.from_dict(table))
     loader = data.Loader(source, 4, order="epochs")
     assert sorted(epoch(loader, "y")) == list(range(20))
 
@@ -282,7 +282,7 @@ def test_sharded_batches_on_a_mesh():
     mesh = jax.make_mesh((len(devices),), ("d",))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     size = 4 * len(devices)
-    source = data.ArraySource(i=np.arange(10 * size), x=np.ones((10 * size, 2)))
+    source = data.ArrayDataSource(i=np.arange(10 * size), x=np.ones((10 * size, 2)))
     loader = data.Loader(source, size)
     plain = itertools.islice(loader.iterate(loader.start()), 5)
     placed = itertools.islice(loader.iterate(loader.start(), sharding=place), 5)

@@ -35,13 +35,13 @@ for argument, values in WRONG.items():
             assert f"`{argument}` is {value!r}" in str(e) or "tqdm" in str(e), e
         else:
             raise AssertionError((argument, value))
-for deadline in WRONG["deadline"]:
+for timeout in WRONG["timeout"]:
     saves = ck.tree_serialise_leaves, ck.tree_serialise_leaves_async
     for verb in (*saves, ck.tree_deserialise_leaves):
         try:
-            verb(sys.argv[1], {"w": 1.0}, deadline=deadline)
+            verb(sys.argv[1], {"w": 1.0}, timeout=deadline)
         except ck.CheckpointError as e:
-            assert f"`deadline` is {deadline!r}" in str(e), e
+            assert f"`timeout` is {timeout!r}" in str(e), e
         else:
             raise AssertionError(deadline)
 """
@@ -55,7 +55,7 @@ def test_wrong_arguments(tmp_path):
 
 
 def test_right_arguments(tmp_path):
-    CheckpointManager(tmp_path, staging_bytes=1, deadline=0.5, layout="ocdbt")
+    CheckpointManager(tmp_path, staging_bytes=1, timeout=0.5, layout="ocdbt")
     CheckpointManager(tmp_path, compression=lambda name, record: None)
     CheckpointManager(tmp_path, keep=(eqx_ckpt.keep_last(1), eqx_ckpt.keep_all))
 

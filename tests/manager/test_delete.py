@@ -72,7 +72,7 @@ def test_a_step_that_is_not_there(run):
 def test_the_state_of_a_recording_is_no_step(run):
     """Without it the recording could not go on."""
     like = {"w": np.zeros(3)}
-    with eqx_ckpt.Recording(f"{run}/rec", like) as recording:
+    with eqx_ckpt.recording.Recording(f"{run}/rec", like) as recording:
         recording.append(like)
         recording.commit(TREE)
     manager = CheckpointManager(f"{run}/rec/states")
@@ -152,7 +152,7 @@ def test_of_a_link_only_the_link_is_deleted(linked):
     assert manager.restore(TREE, 0)["step"] == 0
     manager.delete(0)
     assert set(os.listdir(run)) == {"000001", "000002"}
-    eqx_ckpt.verify(elsewhere)
+    eqx_ckpt.inspect.verify(elsewhere)
 
 
 def test_of_a_link_only_the_link_is_removed(linked, caplog):
@@ -160,7 +160,7 @@ def test_of_a_link_only_the_link_is_removed(linked, caplog):
     with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
         manager.save(3, TREE)
     assert os.listdir(run) == ["000003"]
-    eqx_ckpt.verify(elsewhere)
+    eqx_ckpt.inspect.verify(elsewhere)
     assert "delete it by hand" not in caplog.text
 
 

@@ -49,7 +49,7 @@ def test_dates_that_are_not_times(tmp_path, dtype):
     tree = {"dates": np.array(["NaT", 5, "NaT"], dtype)}
     assert "2 NaN, 0 infinite" in refusal(tmp_path / "run", tree)
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
-    assert eqx_ckpt.stats(tmp_path / "c")["dates"].nan == 2
+    assert eqx_ckpt.inspect.stats(tmp_path / "c")["dates"].nan == 2
 
 
 def test_python_numbers(tmp_path):

@@ -39,7 +39,7 @@ def run(tmp_path):
 
 
 def test_a_step_is_an_ordinary_checkpoint(run):
-    eqx_ckpt.verify(run / "000200")
+    eqx_ckpt.inspect.verify(run / "000200")
     restored = eqx_ckpt.tree_deserialise_leaves(run / "000200", state(200))
     assert_same(restored, state(200))
 

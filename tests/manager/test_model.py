@@ -12,9 +12,9 @@ import pytest
 from eqx_ckpt import (
     CheckpointError,
     CheckpointManager,
-    every_steps,
     keep_best,
     keep_last,
+    save_every_steps,
 )
 
 
@@ -88,7 +88,7 @@ class Pair:
         self.manager = CheckpointManager(
             self.run,
             keep=[spoil, keep_last(2), keep_best("loss", 1)],
-            save=[every_steps(EVERY), note],
+            save=[save_every_steps(EVERY), note],
             progress=self.held,
             check_finite=True,
         )
@@ -146,7 +146,7 @@ class Pair:
         for asked in {step, *self.model.there()}:
             assert self.manager.should_save(asked) == self.model.should_save(asked)
             assert self.model.told or self.lasts[-1] == self.model.last()
-        assert self.manager.told_to_end == self.model.told
+        assert self.manager.reached_preemption == self.model.told
 
 
 @pytest.mark.parametrize("storage", ["disk", "memory"])

@@ -77,7 +77,7 @@ def last(
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_that_was_damaged_after_its_commit(
-    tmp_path: pathlib.Path, layout: eqx_ckpt.Layout, damage: Damage
+    tmp_path: pathlib.Path, layout: eqx_ckpt.typing.Layout, damage: Damage
 ) -> None:
     with eqx_ckpt.CheckpointManager(tmp_path, layout=layout) as manager:
         manager.save(1, tree(1))
@@ -98,7 +98,7 @@ def test_a_step_that_was_damaged_after_its_commit(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_of_an_earlier_manager(
     tmp_path: pathlib.Path,
-    layout: eqx_ckpt.Layout,
+    layout: eqx_ckpt.typing.Layout,
     damage: Damage,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

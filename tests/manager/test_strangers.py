@@ -76,7 +76,7 @@ def use(run, others=()):
     manager.delete(3)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
         manager.delete(3)
-    assert eqx_ckpt.orphans(run) == {}
+    assert eqx_ckpt.inspect.garbage_collect(run, dry_run=True) == {}
     return manager.steps()
 
 

@@ -124,4 +124,4 @@ def test_a_save_that_gets_no_thread(tmp_path, monkeypatch, staging_bytes):
     assert list(tmp_path.iterdir()) == []
     with manager:
         manager.save(1, tree)
-    eqx_ckpt.verify(tmp_path / "000001")
+    eqx_ckpt.inspect.verify(tmp_path / "000001")

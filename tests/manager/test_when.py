@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import CheckpointManager, every_seconds, every_steps
+from eqx_ckpt import CheckpointManager, save_every_seconds, save_every_steps
 
 
 def train(run, steps, save, **options):
@@ -21,7 +21,7 @@ def train(run, steps, save, **options):
 
 
 def test_every_steps():
-    save = every_steps(100)
+    save = save_every_steps(100)
     assert [s for s in range(1, 301) if save(s, s - 1)] == [100, 200, 300]
     assert save(100, None)
     assert not save(99, None)
@@ -32,7 +32,7 @@ def test_every_steps_in_strides():
     """A loop that jumps over the steps to save still saves as often."""
     saved = [0]
     for step in range(0, 1000, 30):
-        if every_steps(100)(step, saved[-1]):
+        if save_every_steps(100)(step, saved[-1]):
             saved.append(step)
     assert saved == [0, 120, 210, 300, 420, 510, 600, 720, 810, 900]
 
@@ -40,7 +40,7 @@ def test_every_steps_in_strides():
 def test_every_seconds(monkeypatch):
     now = 50.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    save = every_seconds(10)
+    save = save_every_seconds(10)
     assert not save(1, None)
     now = 60.0
     assert save(2, None)
@@ -54,9 +54,9 @@ def test_every_seconds(monkeypatch):
 @pytest.mark.parametrize("n", [0, -1])
 def test_numbers_that_are_no_distances(n):
     with pytest.raises(eqx_ckpt.CheckpointError, match=f"`n` is {n}"):
-        every_steps(n)
+        save_every_steps(n)
     with pytest.raises(eqx_ckpt.CheckpointError, match=f"`seconds` is {n}"):
-        every_seconds(n)
+        save_every_seconds(n)
 
 
 def test_a_manager_asks_all_of_its_functions(tmp_path):
@@ -66,15 +66,15 @@ def test_a_manager_asks_all_of_its_functions(tmp_path):
         asked.append((step, last))
         return step == 7
 
-    assert train(tmp_path, range(1, 12), [every_steps(5), of_mine]) == [5, 7, 10]
+    assert train(tmp_path, range(1, 12), [save_every_steps(5), of_mine]) == [5, 7, 10]
     assert asked[:2] == [(1, None), (2, None)]
     assert (6, 5) in asked
     assert (11, 10) in asked
 
 
 def test_a_resumed_run_goes_on_from_its_newest_step(tmp_path):
-    assert train(tmp_path, range(1, 16), every_steps(10)) == [10]
-    assert train(tmp_path, range(16, 25), every_steps(10)) == [10, 20]
+    assert train(tmp_path, range(1, 16), save_every_steps(10)) == [10]
+    assert train(tmp_path, range(16, 25), save_every_steps(10)) == [10, 20]
 
 
 def test_a_step_that_was_passed_over_is_not_the_last(tmp_path):
@@ -99,7 +99,7 @@ def test_the_clock_starts_again_at_a_save(tmp_path, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     saved = []
-    with CheckpointManager(tmp_path, save=every_seconds(10)) as manager:
+    with CheckpointManager(tmp_path, save=save_every_seconds(10)) as manager:
         for step in range(1, 8):
             now = 4.0 * step
             if manager.should_save(step):
@@ -122,22 +122,22 @@ def test_an_answer_that_is_none(tmp_path, answer):
 
 
 def test_being_told_to_end(tmp_path):
-    with CheckpointManager(tmp_path, save=every_steps(2)) as manager:
+    with CheckpointManager(tmp_path, save=save_every_steps(2)) as manager:
         assert manager.should_save(2)
-        assert not manager.told_to_end
+        assert not manager.reached_preemption
         signal.raise_signal(signal.SIGTERM)
-        assert not manager.told_to_end
+        assert not manager.reached_preemption
         assert manager.should_save(3)
-        assert manager.told_to_end
+        assert manager.reached_preemption
         manager.save(3, {"step": 3})
         assert not manager.should_save(3)
-        assert manager.told_to_end
+        assert manager.reached_preemption
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_save_that_failed_is_due_again(tmp_path, told):
     with CheckpointManager(
-        tmp_path, save=every_steps(10), check_finite=True
+        tmp_path, save=save_every_steps(10), check_finite=True
     ) as manager:
         assert manager.should_save(10)
         assert manager.save(10, {"w": jnp.array(jnp.nan)}).exception() is not None
@@ -152,7 +152,7 @@ def test_a_save_that_failed_is_due_again(tmp_path, told):
 
 def test_a_save_whose_retention_failed_is_not_due_again(tmp_path):
     with CheckpointManager(
-        tmp_path, save=every_steps(10), keep=lambda steps: None
+        tmp_path, save=save_every_steps(10), keep=lambda steps: None
     ) as manager:
         assert manager.save(10, {"step": 10}).exception() is not None
         assert not manager.should_save(10)
@@ -177,9 +177,9 @@ def test_the_last_step_is_the_newest_after_a_deletion(tmp_path):
 def test_a_step_of_an_earlier_run_is_not_saved_again_at_sigterm(tmp_path):
     with CheckpointManager(tmp_path) as manager:
         manager.save(10, {"step": 10})
-    with CheckpointManager(tmp_path, save=every_steps(100)) as manager:
+    with CheckpointManager(tmp_path, save=save_every_steps(100)) as manager:
         assert not manager.should_save(10)
         signal.raise_signal(signal.SIGTERM)
         assert not manager.should_save(10)
-        assert manager.told_to_end
+        assert manager.reached_preemption
         assert manager.should_save(11)

@@ -25,7 +25,7 @@ class Call(NamedTuple):
     """
 
     restore: Callable[..., Any]
-    match: Callable[..., eqx_ckpt.Match] | None
+    match: Callable[..., eqx_ckpt.inspect.TreeMatch] | None
     takes_sharding: bool = True
     # Whether one error names all leaves.
     names_all: bool = True

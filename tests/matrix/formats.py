@@ -110,7 +110,7 @@ def to_levanter(tree: Tree, at: Path) -> Any:
     arrays = [*tree["part"].values()]
     manager.serialize(arrays, specs, on_commit_callback=lambda: None)
     manager.wait_until_finished()
-    return interop.jax_arrays(at / "levanter")
+    return interop.open_jax_arrays(at / "levanter")
 
 
 def of_samples(leaf: Any) -> Any:
@@ -123,25 +123,27 @@ def of_samples(leaf: Any) -> Any:
 def to_samples(tree: Tree, at: Path) -> Any:
     tree = {"part": {name: of_samples(leaf) for name, leaf in tree["part"].items()}}
     like = jax.tree.map(lambda x: x[0], tree)
-    with eqx_ckpt.Recording(at / "samples", like) as r:
+    with eqx_ckpt.recording.Recording(at / "samples", like) as r:
         r.extend(tree)
         r.commit({})
-    return eqx_ckpt.Recording.open(at / "samples").source
+    return eqx_ckpt.recording.Samples(at / "samples").source
 
 
 FORMATS: Mapping[str, Format] = {
     "safetensors": Format(
         interop.to_safetensors,
-        interop.safetensors,
+        interop.open_safetensors,
         COMMON | {"bfloat16", "float8_e4m3fn", "float8_e5m2"},
         plain,
     ),
-    "npz": Format(interop.to_npz, interop.npz, OF_NUMPY, plain),
-    "flax": Format(interop.to_flax, interop.flax, {*NARROW, *WIDE}, of_flax),
-    "eqx": Format(interop.to_eqx, interop.eqx, OF_NUMPY, of_its_kind, takes_like=True),
+    "npz": Format(interop.to_npz, interop.open_npz, OF_NUMPY, plain),
+    "flax": Format(interop.to_flax, interop.open_flax, {*NARROW, *WIDE}, of_flax),
+    "eqx": Format(
+        interop.to_eqx, interop.open_eqx, OF_NUMPY, of_its_kind, takes_like=True
+    ),
     "orbax": Format(
         interop.to_orbax,
-        interop.orbax,
+        interop.open_orbax,
         {"bool", "bfloat16", "float32", "int32", "int64", "uint8", "float64"},
         of_orbax,
     ),

@@ -33,7 +33,7 @@ def run(path: pathlib.Path) -> list[str]:
     if jax.__version_info__ < (0, 10):
         # Its programs of several processes cannot shard an array without elements.
         del saved["weak_empty"]
-    eqx_ckpt.tree_serialise_leaves(path, {"part": saved}, deadline=40.0)
+    eqx_ckpt.tree_serialise_leaves(path, {"part": saved}, timeout=40.0)
     direct = Route(path, saved, DIRECT)
     routes = {name: Route(path, saved, CALLS[name]) for name in CALLED}
     for name in COMPUTED:

@@ -44,7 +44,7 @@ def copied(tree: Tree, at: Path) -> Any:
 
 
 def state_of_a_recording(tree: Tree, at: Path) -> Any:
-    with eqx_ckpt.Recording(at / "run", {"x": np.float32(0)}) as recording:
+    with eqx_ckpt.recording.Recording(at / "run", {"x": np.float32(0)}) as recording:
         recording.extend({"x": np.ones(3, np.float32)})
         recording.commit(tree)
     return recording.state_path

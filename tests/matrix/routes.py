@@ -30,7 +30,7 @@ def from_manager(tree: Tree, at: Path) -> Route:
 
 
 def from_state_dict(tree: Tree, at: Path) -> Route:
-    return Route(eqx_ckpt.to_state_dict({"part": tree}), tree, FROM_STATE_DICT)
+    return Route(eqx_ckpt.interop.to_state_dict({"part": tree}), tree, FROM_STATE_DICT)
 
 
 def from_format(name: str, tree: Tree, at: Path) -> Route:

@@ -53,8 +53,8 @@ def is_cell(x: Any) -> bool:
 
 def restored(saved: Any, like: Any, layout: str, casting: str, way: str) -> Any:
     if way == "state dict":
-        state = eqx_ckpt.to_state_dict(saved)
-        return eqx_ckpt.from_state_dict(like, state, casting=casting)
+        state = eqx_ckpt.interop.to_state_dict(saved)
+        return eqx_ckpt.interop.from_state_dict(like, state, casting=casting)
     how: dict[str, Any] = {"casting": casting}
     if way == "prefix" and jtu.tree_leaves(saved):
         saved, how["prefix"] = {"in": {"a": saved}}, "in/a"
@@ -68,7 +68,7 @@ def restored(saved: Any, like: Any, layout: str, casting: str, way: str) -> Any:
         tree = eqx_ckpt.tree_deserialise_leaves(PATH, eqx_ckpt.tree_like(PATH))
         eqx_ckpt.tree_serialise_leaves(COPY, tree, overwrite=True)
         path = COPY
-    assert eqx_ckpt.match(path, like, **how).ok
+    assert eqx_ckpt.tree_match(path, like, **how).ok
     return eqx_ckpt.tree_deserialise_leaves(path, like, **how)
 
 

@@ -22,8 +22,8 @@ def call(how: Callable[[Tree], dict[str, Any]]) -> Call:
         found = eqx_ckpt.tree_deserialise_leaves(source, **{**how(like), **more})
         return found.get("part", found)
 
-    def match(source: Any, like: Tree, **more: Any) -> eqx_ckpt.Match:
-        return eqx_ckpt.match(source, **{**how(like), **more})
+    def match(source: Any, like: Tree, **more: Any) -> eqx_ckpt.inspect.TreeMatch:
+        return eqx_ckpt.tree_match(source, **{**how(like), **more})
 
     return Call(restore, match)
 
@@ -34,7 +34,9 @@ def by_a_manager(manager: Any, like: Tree, **how: Any) -> Any:
 
 def from_state_dict(state: Any, like: Tree, **how: Any) -> Any:
     like = {"part": like}
-    return eqx_ckpt.from_state_dict(like, state, unexpected="ignore", **how)["part"]
+    return eqx_ckpt.interop.from_state_dict(like, state, unexpected="ignore", **how)[
+        "part"
+    ]
 
 
 def in_place(value: Value, saved: Any) -> Value:

@@ -47,5 +47,5 @@ def _check(
     for i in range(0, len(chosen), _AT_ONCE):
         some, where = chosen[i : i + _AT_ONCE], str(disk / str(i))
         call = (jobs.values, processes, 1, crossed.run, where, some)
-        problems += crossed.check(some, zygote.call(*call, deadline=OF_MANY))
+        problems += crossed.check(some, zygote.call(*call, timeout=OF_MANY))
     assert not problems, "\n".join(problems)

@@ -134,7 +134,7 @@ def test_what_the_processes_do_not_agree_on(zygote: Zygote, disk: pathlib.Path) 
 
 
 def _check_soon_and_clean(case: failing_jobs.Case) -> None:
-    assert case.seconds < programs.DEADLINE  # So it was not that which ended it.
+    assert case.seconds < programs.TIMEOUT  # So it was not that which ended it.
     assert not case.entries
 
 
@@ -214,10 +214,10 @@ def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
         (2, 4, dying_jobs.save_and_die, str(disk / point), who, point, 8.0)
         for point in dying_jobs.POINTS
     ]
-    for (*_, point, deadline), ends in zip(
+    for (*_, point, timeout), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        saved = dying_jobs.check_ends(ends, who, point, deadline)
+        saved = dying_jobs.check_ends(ends, who, point, timeout)
         found = zygote.call(jobs.values, 1, 8, dying_jobs.resume, str(disk / point))
         assert found == [[1, 2] if saved else [1]], point
 
@@ -227,10 +227,10 @@ def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
         (2, 4, dying_jobs.save_and_hang, str(disk / point), 0, point, 3.0)
         for point in dying_jobs.POINTS
     ]
-    for (*_, point, deadline), ends in zip(
+    for (*_, point, timeout), ends in zip(
         calls, zygote.call(jobs.at_once, calls), strict=True
     ):
-        dying_jobs.check_names(ends[1], 0, deadline + dying_jobs.DEADLINE_MARGIN, point)
+        dying_jobs.check_names(ends[1], 0, timeout + dying_jobs.TIMEOUT_MARGIN, point)
         saved = point == "after the commit"
         unknown = "Whether the checkpoint was saved is not known" in ends[1].value[1]
         assert unknown or not saved
@@ -250,7 +250,7 @@ def test_kill_one_of_four(zygote: Zygote, disk: pathlib.Path) -> None:
         assert ends[2].signal == signal.SIGKILL
         for index in (0, 1, 3):
             dying_jobs.check_names(
-                ends[index], 2, 12.0 + dying_jobs.DEADLINE_MARGIN, f"process {index}"
+                ends[index], 2, 12.0 + dying_jobs.TIMEOUT_MARGIN, f"process {index}"
             )
             assert "from process 2 of 4 within 12 seconds" in ends[index].value[1]
     for directory in (first, second):

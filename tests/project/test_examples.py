@@ -96,7 +96,7 @@ def test_a_run_that_is_done_stays_as_it_is(run, capsys):
 def test_evaluation_does_not_need_the_optimiser(run, tmp_path):
     checkpoint = shutil.copytree(run / LAST, tmp_path / LAST)
     shutil.rmtree(checkpoint / "opt_state")
-    accuracy = eqx_ckpt.read_manifest(checkpoint).metadata["accuracy"]
+    accuracy = eqx_ckpt.inspect.read_manifest(checkpoint).metadata["accuracy"]
     assert evaluate(checkpoint) == pytest.approx(accuracy, abs=1 / 360)
 
 

@@ -18,8 +18,8 @@ FUNCTIONS = [
     "copy",
     "default_deserialise_filter_spec",
     "default_serialise_filter_spec",
-    "every_seconds",
-    "every_steps",
+    "save_every_seconds",
+    "save_every_steps",
     "from_state_dict",
     "keep_all",
     "keep_best",
@@ -58,7 +58,14 @@ CLASSES = [
     "Source",
     "Store",
 ]
-DATA = ["ArraySource", "Cursor", "Info", "Loader", "RandomAccessSource", "StoreSource"]
+DATA = [
+    "ArrayDataSource",
+    "Cursor",
+    "Info",
+    "Loader",
+    "RandomAccessDataSource",
+    "StoredDataSource",
+]
 INTEROP = [
     "convert",
     "eqx",

@@ -292,7 +292,14 @@ def test_argument_lists_are_short():
 
 def backend_comparisons(source: str) -> list[str]:
     """The comparisons with the name of a backend or of a layout."""
-    backends = {*get_args(eqx_ckpt.Layout), "driver", "file", "memory", "s3", "gcs"}
+    backends = {
+        *get_args(eqx_ckpt.typing.Layout),
+        "driver",
+        "file",
+        "memory",
+        "s3",
+        "gcs",
+    }
     return [
         ast.unparse(node)
         for node in ast.walk(ast.parse(source))

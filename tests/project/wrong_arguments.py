@@ -43,7 +43,7 @@ WRITE: Table = SAVE | {
     "layout": WORD,
     "compression": FUNCTION,
     "progress": BAR,
-    "deadline": SECONDS,
+    "timeout": SECONDS,
 }
 HOW: Table = {
     "is_leaf": FUNCTION,
@@ -56,7 +56,12 @@ HOW: Table = {
     "unexpected": WORD,
     "transform": FUNCTION,
 }
-READ = HOW | {"source": PATH, "read_once": FLAG, "progress": BAR, "deadline": SECONDS}
+READ = HOW | {
+    "source": PATH,
+    "broadcast_replicas": FLAG,
+    "progress": BAR,
+    "timeout": SECONDS,
+}
 EXPORT: Table = {"source": PATH, "path": PATH, "strict": FLAG, "overwrite": FLAG}
 # Arguments of any value: a PyTree, JSON, or what a function of the user takes.
 ANYTHING = {
@@ -77,8 +82,8 @@ def new() -> str:
     return f"new{next(numbers)}"
 
 
-def recording() -> ck.Recording:
-    return ck.Recording(new(), SAMPLE)
+def recording() -> ck.recording.Recording:
+    return ck.recording.Recording(new(), SAMPLE)
 
 
 def save(**arguments: Any) -> None:
@@ -86,7 +91,7 @@ def save(**arguments: Any) -> None:
 
 
 def prepare() -> None:
-    with ck.Recording("samples", SAMPLE) as written:
+    with ck.recording.Recording("samples", SAMPLE) as written:
         written.append(SAMPLE)
         written.commit()
     ck.tree_serialise_leaves("c", TREE)
@@ -121,12 +126,17 @@ def verbs() -> list[Case]:
             lambda: c | {"init": lambda: TREE},
             READ | {"init": FUNCTIONS},
         ),
-        ("", ck.match, lambda: c | {"like": TREE}, one | HOW),
+        ("", ck.tree_match, lambda: c | {"like": TREE}, one | HOW),
         ("", ck.tree_like, lambda: c, part),
-        ("", ck.stats, lambda: c, part),
-        ("leaves", lambda **given: list(ck.leaves(**given)), lambda: c, part),
-        ("", ck.verify, lambda: c, one | {"progress": BAR}),
-        ("", ck.read_manifest, lambda: c, one),
+        ("", ck.inspect.stats, lambda: c, part),
+        (
+            "leaves",
+            lambda **given: list(ck.inspect.iter_leaves(**given)),
+            lambda: c,
+            part,
+        ),
+        ("", ck.inspect.verify, lambda: c, one | {"progress": BAR}),
+        ("", ck.inspect.read_manifest, lambda: c, one),
         ("", ck.orphans, lambda: {"directory": "run"}, run),
         ("", ck.sweep, lambda: {"directory": "run"}, run),
         (
@@ -135,8 +145,13 @@ def verbs() -> list[Case]:
             lambda: c | {"path": new()},
             {k: v for k, v in WRITE.items() if k not in SAVE} | one | {"strict": FLAG},
         ),
-        ("", ck.every_steps, lambda: {"n": 1}, {"n": INTEGER}),
-        ("", ck.every_seconds, lambda: {"seconds": 1}, {"seconds": [*SECONDS, None]}),
+        ("", ck.save_every_steps, lambda: {"n": 1}, {"n": INTEGER}),
+        (
+            "",
+            ck.save_every_seconds,
+            lambda: {"seconds": 1},
+            {"seconds": [*SECONDS, None]},
+        ),
         ("", ck.keep_last, lambda: {"n": 1}, {"n": INTEGER}),
         ("", ck.keep_every, lambda: {"n": 1}, {"n": INTEGER}),
         (
@@ -147,7 +162,7 @@ def verbs() -> list[Case]:
         ),
         (
             "",
-            ck.Store,
+            ck.StorePath,
             lambda: {"url": "s3://bucket/x"},
             {"url": TEXT, "endpoint": [3, b"x"], "region": [3, b"x"]}
             | {"single_writer": FLAG, "anonymous": FLAG},
@@ -157,14 +172,14 @@ def verbs() -> list[Case]:
 
 def managers() -> list[Case]:
     manager = ck.CheckpointManager("run")
-    inherited = {"source", "progress", "deadline"}
+    inherited = {"source", "progress", "timeout"}
     restore = {k: v for k, v in READ.items() if k not in inherited}
     return [
         (
             "",
             ck.CheckpointManager,
             lambda: {"directory": "run"},
-            {k: WRITE[k] for k in ("layout", "compression", "progress", "deadline")}
+            {k: WRITE[k] for k in ("layout", "compression", "progress", "timeout")}
             | {"directory": PATH, "keep": [3, None, "ab"], "save": [3, None, "ab"]}
             | {"staging_bytes": ["x", True], "check_finite": FLAG},
         ),
@@ -220,7 +235,7 @@ def formats() -> list[Case]:
         ),
         (
             "interop.orbax",
-            interop.orbax,
+            interop.open_orbax,
             lambda: {"path": "c.npz"},
             path | {"step": INTEGER, "item": [3, b"x", True]},
         ),
@@ -238,7 +253,7 @@ def formats() -> list[Case]:
         ),
         (
             "interop.eqx",
-            interop.eqx,
+            interop.open_eqx,
             lambda: {"path": "c.eqx", "like": TREE},
             path | {"is_leaf": FUNCTION, "filter_spec": [3], "header_lines": INTEGER},
         ),
@@ -252,11 +267,11 @@ def formats() -> list[Case]:
 
 
 def sources() -> list[Case]:
-    rows = data.ArraySource(x=np.arange(10))
+    rows = data.ArrayDataSource(x=np.arange(10))
     return [
         (
             "",
-            data.ArraySource,
+            data.ArrayDataSource,
             lambda: {"x": np.arange(10)},
             {"on_device": FLAG},
         ),
@@ -269,14 +284,14 @@ def sources() -> list[Case]:
         ),
         (
             "",
-            data.StoreSource,
+            data.StoredDataSource,
             lambda: {"path": "arrays"},
             {"path": [x for x in PATH if x is not None], "prefix": TEXT}
             | {"window": [*INTEGER, None]},
         ),
         (
             "",
-            data.RandomAccessSource,
+            data.RandomAccessDataSource,
             lambda: {"dataset": [{"x": 1}]},
             {"exclude": [3, None, "x"]},
         ),
@@ -284,20 +299,20 @@ def sources() -> list[Case]:
 
 
 def recordings() -> list[Case]:
-    read = ck.Recording.open("samples")
+    read = ck.recording.Samples("samples")
     steps = {"step": lambda state, _: (state, {"x": np.ones(3)}), "state": 0.0}
     path = {"path": PATH, "overwrite": FLAG}
     return [
         (
             "",
-            ck.Recording,
+            ck.recording.Recording,
             lambda: {"path": new(), "like": SAMPLE},
             {"path": PATH, "chains": INTEGER, "max_samples": INTEGER}
-            | {"compression": FUNCTION, "chunk_bytes": INTEGER, "deadline": SECONDS},
+            | {"compression": FUNCTION, "chunk_bytes": INTEGER, "timeout": SECONDS},
         ),
         (
             "Recording.open",
-            ck.Recording.open,
+            ck.recording.Recording.open,
             lambda: {"path": "samples"},
             {"path": PATH},
         ),
@@ -323,13 +338,13 @@ def recordings() -> list[Case]:
         ),
         (
             "",
-            ck.SampleBuffer,
+            ck.recording.SampleBuffer,
             lambda: {"like": SAMPLE, "capacity": 2},
             {"capacity": [*INTEGER, None]},
         ),
         (
             "",
-            ck.record_scan,
+            ck.recording.record_scan,
             lambda: steps | {"recording": recording(), "length": 2},
             {"step": FUNCTION, "recording": [3, "x"], "length": [*INTEGER, None]}
             | {"thin": [*INTEGER, None], "keep": FUNCTION, "block": INTEGER}

@@ -45,7 +45,9 @@ def reference(blocks: int) -> list[dict[str, np.ndarray]]:
 
 def sample(path: str, blocks: int, commit_every: int = 1) -> dict[str, Any]:
     """Start, or go on, until so many blocks are done; returns the last state."""
-    with eqx_ckpt.Recording(path, LIKE, chains=CHAINS, chunk_bytes=64) as recording:
+    with eqx_ckpt.recording.Recording(
+        path, LIKE, chains=CHAINS, chunk_bytes=64
+    ) as recording:
         state = start()
         if recording.committed is not None:
             state = recording.resume(STATE)
@@ -59,7 +61,7 @@ def sample(path: str, blocks: int, commit_every: int = 1) -> dict[str, Any]:
 
 def recorded(path: str) -> list[dict[str, np.ndarray]]:
     """What each chain has recorded; all of it is verified."""
-    samples = eqx_ckpt.Recording.open(path)
+    samples = eqx_ckpt.recording.Samples(path)
     samples.verify()
     found = [samples.read(chain=chain) for chain in range(CHAINS)]
     return [{"theta": tree["theta"], "n": tree["inner"]["n"]} for tree in found]
@@ -68,7 +70,7 @@ def recorded(path: str) -> list[dict[str, np.ndarray]]:
 def safe(path: str) -> int:
     """How many blocks were committed by a process that has died."""
     try:
-        samples = eqx_ckpt.Recording.open(path)
+        samples = eqx_ckpt.recording.Samples(path)
     except eqx_ckpt.CheckpointNotFoundError:
         return 0
     if samples.committed is None:

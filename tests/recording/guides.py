@@ -29,7 +29,7 @@ def run(page: str, folder: str, log: str) -> None:
     with its `commit_every`.
     """
     os.chdir(folder)
-    scan = eqx_ckpt.record_scan
+    scan = eqx_ckpt.recording.record_scan
 
     @functools.wraps(scan)
     def watched(step: Any, recording: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def run(page: str, folder: str, log: str) -> None:
 
         return scan(noted, recording, *args, **kwargs)
 
-    eqx_ckpt.record_scan = watched
+    eqx_ckpt.recording.record_scan = watched
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for program in programs(page):
         exec(program, namespace)
@@ -64,13 +64,13 @@ def check(folder: str, log: str) -> dict[str, int]:
         taken = pathlib.Path(log, f"{name}.steps").stat().st_size
         lost[name] = taken - record["steps"]
         assert not most or lost[name] <= most, (name, lost[name], most)
-        eqx_ckpt.Recording.open(f"{folder}/runs/{name}").verify()
+        eqx_ckpt.recording.Samples(f"{folder}/runs/{name}").verify()
     return lost
 
 
 def recorded(folder: str) -> dict[str, dict[str, np.ndarray]]:
     """What all recordings have."""
     return {
-        path.name: eqx_ckpt.Recording.open(path).read()
+        path.name: eqx_ckpt.recording.Samples(path).read()
         for path in sorted(pathlib.Path(folder, "runs").iterdir())
     }

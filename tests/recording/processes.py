@@ -33,7 +33,7 @@ def shared(data: Any) -> jax.Array:
 
 
 def sample(
-    path: str, blocks: int, dies_in: int = -1, deadline: float = 20.0
+    path: str, blocks: int, dies_in: int = -1, timeout: float = 20.0
 ) -> tuple[int, str]:
     """Record so many blocks; process 1 is killed before one of the commits.
 
@@ -44,10 +44,10 @@ def sample(
     options: dict[str, Any] = {
         "chains": CHAINS,
         "chunk_bytes": 16,
-        "deadline": deadline,
+        "timeout": timeout,
     }
     try:
-        with eqx_ckpt.Recording(path, LIKE, **options) as recording:
+        with eqx_ckpt.recording.Recording(path, LIKE, **options) as recording:
             if recording.committed is not None:
                 start = state = recording.resume(state)
             while state["step"] < blocks:
@@ -67,7 +67,7 @@ def sample(
 def keep_and_end(path: str) -> None:
     """Without a state: the end commits, for all processes."""
     keep = np.arange(BLOCK) % 2 == np.arange(CHAINS)[:, None] % 2
-    with eqx_ckpt.Recording(path, LIKE, chains=CHAINS) as recording:
+    with eqx_ckpt.recording.Recording(path, LIKE, chains=CHAINS) as recording:
         recording.extend(jax.tree.map(shared, reference(1)), shared(keep))
 
 
@@ -75,7 +75,7 @@ def many(path: str, start: int, stop: int) -> None:
     """Record blocks of 20 chains in bands of two, and keep other draws of each."""
     like = {"n": np.int32(0), "key": jax.random.key(0)}
     options: dict[str, Any] = {"chains": 20, "chunk_bytes": 8}
-    with eqx_ckpt.Recording(path, like, **options) as recording:
+    with eqx_ckpt.recording.Recording(path, like, **options) as recording:
         for i in range(start, stop):
             n, keep = many_of(i)
             keys = jax.jit(jax.vmap(jax.vmap(jax.random.key)))(shared(n))
@@ -98,9 +98,9 @@ def scan(path: str) -> None:
 
     n = shared(100 * np.arange(CHAINS, dtype=np.int32))
     like = {"x": jnp.zeros(2), "n": jnp.int32(0)}
-    with eqx_ckpt.Recording(path, like, chains=CHAINS) as recording:
+    with eqx_ckpt.recording.Recording(path, like, chains=CHAINS) as recording:
         seconds = 1e-9  # Always due.
-        eqx_ckpt.record_scan(
+        eqx_ckpt.recording.record_scan(
             *(step, recording, n, 2 * BLOCK), block=BLOCK, commit_every_seconds=seconds
         )
 
@@ -109,7 +109,7 @@ def local(path: str) -> None:
     """What is not global is that of the first process."""
     block = reference(1)
     block["n"] = block["n"] + np.int32(jax.process_index())
-    with eqx_ckpt.Recording(path, LIKE, chains=CHAINS) as recording:
+    with eqx_ckpt.recording.Recording(path, LIKE, chains=CHAINS) as recording:
         recording.extend(block)
 
 
@@ -119,7 +119,9 @@ def caught(path: str, which: str) -> str:
     if which == "like" and jax.process_index() == 1:
         like = {"x": np.zeros(3, np.float32), "n": np.int32(0)}
     try:
-        with eqx_ckpt.Recording(path, like, chains=chains, deadline=20.0) as recording:
+        with eqx_ckpt.recording.Recording(
+            path, like, chains=chains, timeout=20.0
+        ) as recording:
             if which == "recorder":
                 recording.recorder()
             block = jax.tree.map(shared, reference(1))
@@ -146,7 +148,7 @@ def perform(
     chains: int,
     operations: list[tuple[Any, ...]],
     log: str = "",
-    deadline: float = 60.0,
+    timeout: float = 60.0,
 ) -> list[str]:
     """Open a recording, and do all of this; see test_model.py.
 
@@ -157,8 +159,8 @@ def perform(
     What each operation has raised, or "".
     """
     errors: list[str] = []
-    recording = eqx_ckpt.Recording(
-        path, draws.LIKE, chains=chains, chunk_bytes=48, deadline=deadline
+    recording = eqx_ckpt.recording.Recording(
+        path, draws.LIKE, chains=chains, chunk_bytes=48, timeout=timeout
     )
     for name, *args in operations:
         try:
@@ -173,7 +175,7 @@ def perform(
     return errors
 
 
-def _perform(recording: eqx_ckpt.Recording, name: str, *args: Any) -> None:
+def _perform(recording: eqx_ckpt.recording.Recording, name: str, *args: Any) -> None:
     if name == "resume":
         (state,) = args
         found = recording.resume(jax.tree.map(lambda x: x * 0, state))
@@ -190,10 +192,12 @@ def _perform(recording: eqx_ckpt.Recording, name: str, *args: Any) -> None:
         first, count, options = args
         state = draws.begin_scan(first, recording.chains)
         state = jax.tree.map(shared, state)
-        eqx_ckpt.record_scan(draws.step, recording, state, count, **options)
+        eqx_ckpt.recording.record_scan(
+            draws.step, state, length=count, recording=recording, **options
+        )
     elif name == "read":
         (block,) = args
-        jax.tree.map(np.testing.assert_array_equal, recording.read(), block)
+        jax.tree.map(np.testing.assert_array_equal, recording.samples.read(), block)
     elif name == "close":
         recording.close()
     elif name == "die" and jax.process_index() == 1:

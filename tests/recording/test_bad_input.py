@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 from interop.mutations import check, retyped
 
 
@@ -40,7 +40,7 @@ def test_every_difference_of_samples_is_in_one_error(recording):
         "'theta': float32[draws, 3] in the recording, NumPy float32[10, 4]",
     ):
         recording.extend({"theta": theta, "extra": theta})
-    assert recording.read(stop=None) if recording.committed else True
+    assert recording.samples.read(stop=None) if recording.committed else True
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_a_like_that_cannot_be_recorded(tmp_path, like, words):
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "a"])
 def test_counts(tmp_path, name, value, unchecked):
     with refuses(ValueError, f"`{name}` is {value!r}"):
-        unchecked.Recording(tmp_path, LIKE, **{name: value})
+        unchecked.recording.Recording(tmp_path, LIKE, **{name: value})
 
 
 def test_compression(tmp_path, unchecked):
     with pytest.raises(unchecked.CheckpointError, match="`compression` is 'gzip'"):
-        unchecked.Recording(tmp_path, LIKE, compression="gzip")
+        unchecked.recording.Recording(tmp_path, LIKE, compression="gzip")
     with refuses(eqx_ckpt.CheckpointError, "'gzip'"):
         Recording(tmp_path, LIKE, compression=lambda name, record: "gzip")
 
@@ -119,9 +119,9 @@ def test_what_is_there_already(tmp_path):
     with refuses(eqx_ckpt.CheckpointExistsError, "is not a recording"):
         Recording(tmp_path / "checkpoint", LIKE)
     with refuses(eqx_ckpt.CheckpointNotFoundError, "It holds a checkpoint"):
-        Recording.open(tmp_path / "checkpoint")
+        Samples(tmp_path / "checkpoint")
     with refuses(eqx_ckpt.CheckpointNotFoundError, "No recording at"):
-        Recording.open(tmp_path / "nothing")
+        Samples(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file/below"):
         with refuses(eqx_ckpt.CheckpointExistsError, "is a file, or is in one"):
@@ -168,9 +168,9 @@ def test_draws_that_are_not_there(recording, kwargs):
     recording.extend(BLOCK)
     recording.commit()
     with pytest.raises(ValueError, match="`(start|stop|thin|chain)` is"):
-        recording.read(**kwargs)
+        recording.samples.read(**kwargs)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="`where`"):
-        recording.read(where=lambda t: None)
+        recording.samples.read(where=lambda t: None)
 
 
 def flip(path: pathlib.Path, position: int) -> None:
@@ -194,7 +194,7 @@ def test_damaged_chunks_are_named(tmp_path, what, chunk):
     else:
         other = bytes(48)
         path.write_bytes((tmp_path / "samples/n/c.0").read_bytes()[:48] + other[:4])
-    samples = Recording.open(tmp_path)
+    samples = Samples(tmp_path)
     with refuses(eqx_ckpt.CorruptCheckpointError, "'theta'", f"c.{chunk}.0"):
         samples.verify()
     with refuses(eqx_ckpt.CorruptCheckpointError, "'theta'"):
@@ -213,11 +213,11 @@ def test_a_damaged_record(tmp_path):
     for i in range(0, len(good), 7):
         flip(record, i)
         with pytest.raises(eqx_ckpt.CheckpointError):
-            Recording.open(tmp_path)
+            Samples(tmp_path)
         record.write_bytes(good)
     record.write_bytes(good.replace(b'"version": 1', b'"version": 2'))
     with refuses(eqx_ckpt.CheckpointError, "version 2", "reads version 1"):
-        Recording.open(tmp_path)
+        Samples(tmp_path)
     record.write_bytes(b'{"format": "other", "version": 1}')
     with refuses(eqx_ckpt.CorruptCheckpointError, "another format"):
         Recording(tmp_path, LIKE)
@@ -250,4 +250,4 @@ def test_a_record_with_values_of_other_types(tmp_path, is_sealed):
     for digest in ("\ud800", 3, None, [1]):
         record.write_text(json.dumps(whole | {"digest": digest}))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="the digest"):
-            eqx_ckpt.read_manifest(tmp_path / "run")
+            eqx_ckpt.inspect.read_manifest(tmp_path / "run")

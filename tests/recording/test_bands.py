@@ -10,7 +10,7 @@ import tensorstore as ts
 import zarr
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 from eqx_ckpt.recording._writing import _sample_columns as _columns
 
 
@@ -103,7 +103,7 @@ class Chains:
         self.check()
 
     def check(self) -> None:
-        found = Recording.open(self.url)
+        found = Samples(self.url)
         found.verify()
         for chain in self.random.choice(self.chains, 4):
             one = found.read(chain=int(chain))
@@ -160,10 +160,10 @@ def test_exports_of_chains_that_differ(tmp_path):
         chains.extend()
     chains.close()
     chains.recording.close()
-    found = Recording.open(tmp_path / "run")
+    found = Samples(tmp_path / "run")
     for file, n in zip(found.to_npz(tmp_path / "out"), chains.taken, strict=True):
         chains.compare(np.load(file), n)
-    source = eqx_ckpt.data.StoreSource(tmp_path / "run")
+    source = eqx_ckpt.data.StoredDataSource(tmp_path / "run")
     every = [n for one in chains.taken for n in one]
     order = np.random.default_rng(0).permutation(len(every))
     np.testing.assert_array_equal(source.take(order)["n"], np.array(every)[order])
@@ -208,7 +208,7 @@ def test_costs_follow_bytes(tmp_path, chains):
     assert len(files) <= 1.6 * nbytes / 2**16
     # The record has a checksum for each of them.
     assert (tmp_path / "recording.json").stat().st_size < 100_000
-    assert Recording.open(tmp_path).read(chain=chains - 1)["energy"].sum() == 3 * draws
+    assert Samples(tmp_path).read(chain=chains - 1)["energy"].sum() == 3 * draws
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -218,7 +218,7 @@ def test_the_record_of_a_hundred_thousand_chains(tmp_path, uneven):
     with Recording(tmp_path, {"n": np.int32(0)}, chains=100_000) as recording:
         recording.extend({"n": np.zeros((100_000, 2), np.int32)}, keep)
     assert (tmp_path / "recording.json").stat().st_size < (400_000 if uneven else 2000)
-    assert Recording.open(tmp_path).read(stop=1)["n"].shape == (100_000, 1)
+    assert Samples(tmp_path).read(stop=1)["n"].shape == (100_000, 1)
 
 
 def test_damage_in_a_chunk_of_chains_that_differ(tmp_path):
@@ -233,9 +233,9 @@ def test_damage_in_a_chunk_of_chains_that_differ(tmp_path):
         with pytest.raises(
             eqx_ckpt.CorruptCheckpointError, match=f"'n': n/{file.name}"
         ):
-            Recording.open(tmp_path / "run").verify()
+            Samples(tmp_path / "run").verify()
         file.write_bytes(data)
-    Recording.open(tmp_path / "run").verify()
+    Samples(tmp_path / "run").verify()
 
 
 @pytest.mark.parametrize("nbytes", [24, 128])
@@ -252,6 +252,6 @@ def test_a_killed_writer_may_have_replaced_chunks(tmp_path, nbytes):
     (path / "recording.json").write_bytes(record)
     with Recording(path, LIKE, **options) as recording:
         recording.extend(drawn(40, 5, 2))
-    found = Recording.open(path)
+    found = Samples(path)
     found.verify()
     np.testing.assert_array_equal(found.read()["n"], drawn(40, 0, 7)["n"])

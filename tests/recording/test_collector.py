@@ -6,7 +6,7 @@ import jax.random as jr
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import Collector
+from eqx_ckpt.recording import Collector
 
 
 LIKE = {"n": jnp.int32(0), "key": jr.key(0)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 
 
 LIKE = {"in": {"theta": np.zeros(3, np.float32)}, "n": np.int32(0), "key": jr.key(0)}
@@ -31,7 +31,7 @@ def found(tmp_path):
     kwargs = {"chains": 2, "chunk_bytes": 48, "metadata": {"eps": 0.5}}
     with Recording(tmp_path / "chain", LIKE, **kwargs) as recording:
         recording.extend(samples(50))
-    return Recording.open(tmp_path / "chain")
+    return Samples(tmp_path / "chain")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def uneven(tmp_path):
     keep = np.arange(20) < np.array([[20], [7]])
     with Recording(tmp_path / "uneven", LIKE, chains=2) as recording:
         recording.extend(samples(20), keep)
-    return Recording.open(tmp_path / "uneven")
+    return Samples(tmp_path / "uneven")
 
 
 def test_npz(found, tmp_path):
@@ -71,10 +71,10 @@ def test_npz_without_chains_and_draws(tmp_path):
     like = {"a": jnp.zeros((0, 2)), "b": jnp.int8(0)}
     with Recording(tmp_path / "chain", like) as recording:
         recording.commit()
-        (file,) = Recording.open(tmp_path / "chain").to_npz(tmp_path / "none")
+        (file,) = Samples(tmp_path / "chain").to_npz(tmp_path / "none")
         recording.append({"a": jnp.zeros((0, 2)), "b": jnp.int8(3)})
     assert np.load(file)["a"].shape == (0, 0, 2)
-    (file,) = Recording.open(tmp_path / "chain").to_npz(tmp_path / "one")
+    (file,) = Samples(tmp_path / "chain").to_npz(tmp_path / "one")
     assert np.load(file)["a"].shape == (1, 0, 2)
     assert np.load(file)["b"].tolist() == [3]
 
@@ -101,7 +101,7 @@ def test_dtypes_of_hdf5(tmp_path, dtype):
     values = (np.arange(10) % 2).astype(dtype)
     with Recording(tmp_path / "a", {"x": np.zeros((), dtype)}) as recording:
         recording.extend({"x": values})
-    with h5py.File(Recording.open(tmp_path / "a").to_hdf5(tmp_path / "x.h5")) as file:
+    with h5py.File(Samples(tmp_path / "a").to_hdf5(tmp_path / "x.h5")) as file:
         np.testing.assert_array_equal(file["x"][()], values)
 
 
@@ -110,7 +110,7 @@ def test_dtypes_that_files_cannot_hold(tmp_path):
     like |= {"c": np.float32(0), "d": jnp.zeros(2, jnp.float8_e5m2)}
     with Recording(tmp_path / "a", like) as recording:
         recording.append(like)
-    found = Recording.open(tmp_path / "a")
+    found = Samples(tmp_path / "a")
     bad = "- 'a': bfloat16.\n- 'b': int4.\n- 'd': float8_e5m2"
     with pytest.raises(eqx_ckpt.CheckpointError, match=bad):
         found.to_npz(tmp_path / "out")
@@ -133,7 +133,7 @@ def test_memory_is_bounded(tmp_path):
     with Recording(tmp_path / "a", big) as recording:
         for _ in range(10):
             recording.extend({"x": np.ones((10, 2**18), np.float32)})
-    found = Recording.open(tmp_path / "a")
+    found = Samples(tmp_path / "a")
     tracemalloc.start()
     try:
         found.to_npz(tmp_path / "out")
@@ -179,7 +179,7 @@ def test_arviz_computes_a_summary(tmp_path):
     draws = np.random.default_rng(0).normal(1, 2, (4, 500, 2))
     with Recording(tmp_path, {"theta": np.zeros(2)}, chains=4) as recording:
         recording.extend({"theta": draws})
-    dataset = Recording.open(tmp_path).to_datatree().to_dataset()
+    dataset = Samples(tmp_path).to_datatree().to_dataset()
     summary = arviz.summary(dataset, round_to="none")
     np.testing.assert_allclose(summary["mean"], draws.mean((0, 1)))
     assert (summary["r_hat"] < 1.02).all()
@@ -204,7 +204,7 @@ def test_names_of_axes(tmp_path, name, chains):
         like = {part: like}
     with Recording(tmp_path, like, chains=chains) as recording:
         recording.commit()
-    samples = Recording.open(tmp_path)
+    samples = Samples(tmp_path)
     if chains is None and "chain" in name:
         assert samples.to_datatree()[name].shape == (0,)
         return
@@ -219,7 +219,7 @@ def test_a_name_with_two_shapes(tmp_path):
     with pytest.raises(
         eqx_ckpt.CheckpointError, match="(?s)'/in' is not aligned.*`read`"
     ):
-        Recording.open(tmp_path).to_datatree()
+        Samples(tmp_path).to_datatree()
 
 
 def test_what_is_not_installed(found, tmp_path, monkeypatch):

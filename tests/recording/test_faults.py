@@ -113,17 +113,19 @@ def scan(path: str, log: str) -> None:
             f.write(f"{n}\n")
 
     state = (jax.random.key(0), np.zeros(5, np.float32), np.int32(0))
-    with eqx_ckpt.Recording(path, {"theta": np.zeros(5, np.float32)}) as recording:
+    with eqx_ckpt.recording.Recording(
+        path, {"theta": np.zeros(5, np.float32)}
+    ) as recording:
         if recording.committed is not None:
             state = recording.resume(state)
         left = LENGTH - recording.steps
-        eqx_ckpt.record_scan(
-            step, recording, state, left, thin=THIN, commit_every=EVERY
+        eqx_ckpt.recording.record_scan(
+            step, state, length=left, recording=recording, thin=THIN, commit_every=EVERY
         )
 
 
 def theta(path: str) -> Any:
-    samples = eqx_ckpt.Recording.open(path)
+    samples = eqx_ckpt.recording.Samples(path)
     samples.verify()
     return None if samples.committed is None else samples.read()["theta"]
 
@@ -154,7 +156,9 @@ def test_the_scan_of_the_guide_is_killed_at_twenty_moments(
 
 def fail_and_go_on(path: str, other: str) -> tuple[int, str]:
     """Extend until it fails; how often that was, and what another recording has."""
-    recording = eqx_ckpt.Recording(path, chains.LIKE, chains=2, chunk_bytes=64)
+    recording = eqx_ckpt.recording.Recording(
+        path, chains.LIKE, chains=2, chunk_bytes=64
+    )
     state, count = chains.start(), 0
     try:
         for count in range(100):  # noqa: B007
@@ -187,7 +191,7 @@ def extend_a_lot(path: str) -> int:
     block = {"x": np.ones((32, 2**18), np.float32)}
     page = os.sysconf("SC_PAGE_SIZE")
     sizes = []
-    with eqx_ckpt.Recording(path, like, chunk_bytes=2**20) as recording:
+    with eqx_ckpt.recording.Recording(path, like, chunk_bytes=2**20) as recording:
         for _ in range(12):
             sizes.append(
                 page * int(pathlib.Path("/proc/self/statm").read_text().split()[1])

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "v1-recording"
 
 
 def test_the_golden_recording_is_read():
-    samples = eqx_ckpt.Recording.open(GOLDEN)
+    samples = eqx_ckpt.recording.Samples(GOLDEN)
     samples.verify()
     assert samples.chains == 32
     assert list(samples.committed) == [6] * 31 + [5]

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import record_scan, Recording
+from eqx_ckpt.recording import record_scan, Recording, Samples
 from recording import draws
 from recording.draws import LIKE, WATCH
 from recording.expected import Draw, Expected
@@ -292,7 +292,13 @@ class Machine(RuleBasedStateMachine):
         if way == "scan":
             state = draws.begin_scan(first, self.chains)
             WATCH.begin(first, 1.0, lambda: self.recording.steps)
-            record_scan(draws.step, self.recording, state, count, commit_every=2)
+            record_scan(
+                draws.step,
+                state,
+                length=count,
+                recording=self.recording,
+                commit_every=2,
+            )
         elif way == "recorder":
             recorder = self.new_recorder()
             run = draws.program("while", self.chains)
@@ -413,15 +419,15 @@ class Machine(RuleBasedStateMachine):
         start = min(start, len(committed))
         stop = len(committed) if stop is None else min(start + stop, len(committed))
         wanted = self.block(committed[start:stop:thin])
-        found = self.recording.read(start=start, stop=stop, thin=thin)
+        found = self.recording.samples.read(start=start, stop=stop, thin=thin)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
         if self.chains is not None:
-            n = Recording.open(self.path).read(where=lambda t: t["n"], chain=chain)
+            n = Samples(self.path).read(where=lambda t: t["n"], chain=chain)
             assert n.tolist() == [int(draw[chain]) for draw in committed]
 
     @invariant()
     def what_is_committed_is_there(self):
-        samples = Recording.open(self.path)
+        samples = Samples(self.path)
         committed = self.expected.committed
         if committed is None:
             assert samples.committed is None

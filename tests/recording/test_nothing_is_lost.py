@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import record_scan, Recording
+from eqx_ckpt.recording import record_scan, Recording, Samples
 
 
 LIKE = {"x": jnp.float32(0)}
@@ -27,7 +27,7 @@ def step(n, _):
 
 
 def read(path) -> list[float]:
-    samples = Recording.open(path)
+    samples = Samples(path)
     samples.verify()
     return samples.read()["x"].tolist()
 
@@ -45,7 +45,7 @@ def test_the_end_raises_what_failed_in_a_program(tmp_path):
 
     with pytest.raises(OSError, match=r"No such file.*\(leaf 'x', .* 0 draws are safe"):
         record()
-    assert Recording.open(path).committed is None
+    assert Samples(path).committed is None
 
 
 @pytest.mark.parametrize("every", [0, 5])
@@ -57,12 +57,14 @@ def test_a_scan_that_fills_a_recording_can_go_on(tmp_path, every, keep):
         pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 15"),
         Recording(tmp_path, LIKE, max_samples=15) as recording,
     ):
-        record_scan(step, recording, 0, 40, **options)
+        record_scan(step, 0, length=40, recording=recording, **options)
     assert read(tmp_path) == numbers[:15]
     with Recording(tmp_path, LIKE) as recording:
         state = recording.resume(0)
         assert recording.steps == state
-        record_scan(step, recording, state, 40 - recording.steps, **options)
+        record_scan(
+            step, state, length=40 - recording.steps, recording=recording, **options
+        )
     assert read(tmp_path) == numbers
 
 
@@ -83,7 +85,7 @@ def test_programs_whose_samples_are_slow_to_compute(tmp_path):
 
     with Recording(tmp_path, like) as recording:
         run(recording.recorder(block=1), jnp.zeros(200_000))
-    found = Recording.open(tmp_path).read()["x"]
+    found = Samples(tmp_path).read()["x"]
     np.testing.assert_allclose(found[:, 0], np.arange(8), atol=1e-3)
 
 
@@ -183,6 +185,6 @@ def test_appending_while_a_program_records(tmp_path):
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
-    found = Recording.open(tmp_path).read()["x"]
+    found = Samples(tmp_path).read()["x"]
     expected = [n for n in range(1, 601) for _ in range(1 + (n % 200 == 0))]
     assert found.tolist() == [expected] * 4

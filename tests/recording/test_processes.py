@@ -17,7 +17,7 @@ from stores.place import Place
 
 
 def recorded(path: str | pathlib.Path) -> dict[str, Any]:
-    found = eqx_ckpt.Recording.open(path)
+    found = eqx_ckpt.recording.Samples(path)
     found.verify()
     return found.read()
 
@@ -32,7 +32,7 @@ def test_two_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     four = zygote.call(jobs.values, 4, 1, processes.sample, path, 5)
     assert four == [(3, "")] * 4
     np.testing.assert_equal(recorded(path), processes.reference(5))
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
 
 
 def test_chunks_that_would_be_of_two_processes(
@@ -42,7 +42,7 @@ def test_chunks_that_would_be_of_two_processes(
     # Ten chains each, which are whole bands of two; then five.
     zygote.call(jobs.values, 2, 1, processes.many, path, 0, 2)
     zygote.call(jobs.values, 4, 1, processes.many, path, 2, 4)
-    found = eqx_ckpt.Recording.open(path)
+    found = eqx_ckpt.recording.Samples(path)
     found.verify()
     blocks = [processes.many_of(i) for i in range(4)]
     for chain in range(20):
@@ -75,7 +75,7 @@ def test_in_an_object_store(zygote: Zygote, s3: Place) -> None:
 
 def test_the_end_commits(zygote: Zygote, disk: pathlib.Path) -> None:
     zygote.call(jobs.values, 2, 2, processes.keep_and_end, str(disk / "run"))
-    found = eqx_ckpt.Recording.open(disk / "run")
+    found = eqx_ckpt.recording.Samples(disk / "run")
     for chain, n in enumerate(processes.reference(1)["n"]):
         kept = n[np.arange(processes.BLOCK) % 2 == chain % 2]
         assert found.read(chain=chain)["n"].tolist() == kept.tolist()

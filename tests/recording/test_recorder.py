@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 
 
 LIKE = {"x": jnp.zeros(2), "i": jnp.int32(0)}
@@ -39,7 +39,7 @@ def test_in_a_scan(tmp_path, block):
         assert recording.committed == 20
         recorder = jax.jit(loop)(recorder, 20)
         assert not recorder.failed
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     assert found["i"].tolist() == list(range(40))
     np.testing.assert_array_equal(found["x"][:, 1], np.arange(40) + 0.5)
 
@@ -58,7 +58,7 @@ def test_in_while_and_cond(tmp_path):
 
     with Recording(tmp_path, LIKE) as recording:
         run(recording.recorder(block=2))
-    assert Recording.open(tmp_path).read()["i"].tolist() == [0, 2, 4, 6, 8]
+    assert Samples(tmp_path).read()["i"].tolist() == [0, 2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -73,7 +73,7 @@ def test_under_vmap_each_chain_keeps_its_own(tmp_path, nested):
                 lambda x: x.reshape(2, 2, *x.shape[1:]), (recorder, firsts)
             )
         jax.jit(run)(recorder, firsts)
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     for chain in range(4):
         expected = [i for i in range(chain, chain + 20) if i % 3 == 0]
         assert found.read(chain=chain)["i"].tolist() == expected
@@ -86,8 +86,8 @@ def test_chains_without_vmap(tmp_path):
         recorder = recording.recorder(block=4)
         jax.jit(lambda r: r.save(samples, keep).save(samples).flush())(recorder)
         jax.effects_barrier()
-    assert Recording.open(tmp_path).read(chain=0)["i"].tolist() == [0, 0]
-    assert Recording.open(tmp_path).read(chain=1)["i"].tolist() == [1]
+    assert Samples(tmp_path).read(chain=0)["i"].tolist() == [0, 0]
+    assert Samples(tmp_path).read(chain=1)["i"].tolist() == [1]
 
 
 def test_under_shard_map(tmp_path):
@@ -109,7 +109,7 @@ def test_under_shard_map(tmp_path):
             run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
         jax.jit(sharded)(recording.recorder(block=4), jnp.arange(4.0) * 10)
-    found = Recording.open(tmp_path).read()["x"]
+    found = Samples(tmp_path).read()["x"]
     expected = np.arange(4)[:, None] * 10 + np.arange(6)
     np.testing.assert_array_equal(
         found, np.broadcast_to(expected[..., None], found.shape)
@@ -125,7 +125,7 @@ def test_keys_and_gradients(tmp_path):
 
         gradient, _ = jax.jit(jax.grad(loss, has_aux=True))(3.0, recording.recorder())
         assert gradient == 6
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     assert (found["key"] == jr.key(5)).all()
     assert found["y"].tolist() == [6]
 
@@ -145,7 +145,7 @@ def test_more_than_max_samples_stops_the_loop(tmp_path):
     assert run(recording.recorder(block=10)) == 30
     with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 25"):
         recording.close()
-    assert Recording.open(tmp_path).read()["i"].tolist() == list(range(25))
+    assert Samples(tmp_path).read()["i"].tolist() == list(range(25))
 
 
 def test_an_old_recorder_is_an_error(tmp_path):
@@ -157,7 +157,7 @@ def test_an_old_recorder_is_an_error(tmp_path):
     with pytest.raises(eqx_ckpt.CheckpointError, match="older recorder was used again"):
         recording.commit()
     recording.close()
-    assert Recording.open(tmp_path).committed == 20
+    assert Samples(tmp_path).committed == 20
 
 
 def test_one_program_serves_all_recordings(tmp_path):
@@ -177,7 +177,7 @@ def test_one_program_serves_all_recordings(tmp_path):
     gc.collect()
     assert len(traced) == 1
     assert [ref() for ref in dead] == [None, None]
-    assert Recording.open(tmp_path / "b").committed == 20
+    assert Samples(tmp_path / "b").committed == 20
 
 
 @pytest.mark.parametrize("keep", [2, 1.0, [True] * 3, [[True, False]]], ids=str)
@@ -194,7 +194,7 @@ def test_keep_that_is_not_a_bool(tmp_path, keep, chains):
             with pytest.raises(ValueError, match="`keep` is .*must be bool"):
                 recorder.save(many, other)
         recorder.save(many, np.True_).save(many, False).flush()
-    assert Recording.open(tmp_path).committed == 1
+    assert Samples(tmp_path).committed == 1
 
 
 def test_what_it_refuses(tmp_path):
@@ -215,7 +215,7 @@ def test_dtypes_that_a_device_would_change(tmp_path, dtype):
     ):
         recording.recorder()
     with pytest.raises(eqx_ckpt.CheckpointError, match="'x': "):
-        eqx_ckpt.SampleBuffer(like, 3)
+        eqx_ckpt.recording.SampleBuffer(like, 3)
 
 
 def test_64_bits_where_they_are_enabled(tmp_path):
@@ -232,6 +232,6 @@ def test_64_bits_where_they_are_enabled(tmp_path):
         ):
             recorder.save(sample)
         recorder.flush()
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     np.testing.assert_array_equal(found["x"][0], sample["x"])
     assert found["n"].tolist() == [2**40 + 5]

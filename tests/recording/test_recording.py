@@ -14,7 +14,7 @@ import zarr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 from eqx_ckpt.recording._writing._sample_columns import Column
 from recording import chains
 
@@ -48,8 +48,8 @@ def test_what_was_recorded_is_read(tmp_path, counts, compression):
             recording.commit()
             start += count
             assert recording.committed == start
-            assert_equal(recording.read(), samples(start))
-    found = Recording.open(tmp_path / "a")
+            assert_equal(recording.samples.read(), samples(start))
+    found = Samples(tmp_path / "a")
     found.verify()
     for draws in [slice(0, None), slice(3, total - 1, 2), slice(1, 7, 5), slice(5, 5)]:
         expected = {name: array[draws] for name, array in samples(total).items()}
@@ -77,7 +77,7 @@ def test_chains(tmp_path, kind):
     expected = jax.tree.map(
         lambda a, b: np.concatenate([a, b[:, keep], b[:, 5:6]], 1), made(10), made(20)
     )
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     assert found.chains == 4
     assert found.committed == 18
     assert_equal(found.read(), expected)
@@ -91,7 +91,7 @@ def test_chains_that_keep_different_draws(tmp_path):
         recording.extend(samples(10, 0, 2), keep)
         recording.commit()
         assert np.array_equal(recording.committed, [7, 1])
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     assert found.read(where=lambda t: t["n"], chain=0).tolist() == list(range(7))
     assert found.read(where=lambda t: t["n"], chain=1).tolist() == [1004]
     assert found.read(where=lambda t: t["n"], stop=1).tolist() == [[0], [1004]]
@@ -127,7 +127,7 @@ def test_all_dtypes(tmp_path, dtype):
         recording.extend([values])
         recording.commit()
         recording.append([values[0]])
-    (found,) = Recording.open(tmp_path).read().values()
+    (found,) = Samples(tmp_path).read().values()
     assert found.dtype == dtype
     assert found.tobytes() == values.tobytes() + values[:1].tobytes()
 
@@ -145,7 +145,7 @@ def test_keys_scalars_and_modules(tmp_path):
         recording.extend(block)
         recording.append(jax.tree.map(lambda x: x[0], block))
         recording.commit()
-        found = recording.read()
+        found = recording.samples.read()
     assert isinstance(found, Sample)
     assert (found.key[:10] == keys).all()
     assert found.flag.tolist() == [True, False] * 5 + [True]
@@ -160,7 +160,7 @@ def test_leaves_without_bytes_go_on(tmp_path):
             recording.extend({"empty": np.zeros((count, 0, 3)), "x": n})
             recording.commit()
             recording.append({"empty": like["empty"], "x": np.float32(9)})
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     found.verify()
     assert found.read()["empty"].shape == (13, 0, 3)
     assert found.read()["x"].tolist() == [0, 1, 2, 3, 4, 9, 0, 9, 0, 1, 2, 3, 9]
@@ -175,7 +175,7 @@ def test_a_record_that_readers_would_refuse_is_not_committed(tmp_path, monkeypat
     with pytest.raises(eqx_ckpt.CheckpointError, match="would refuse.*5 draws are"):
         recording.commit()
     recording.close()
-    assert_equal(Recording.open(tmp_path).read(), samples(5))
+    assert_equal(Samples(tmp_path).read(), samples(5))
 
 
 def test_names_that_are_hard(tmp_path):
@@ -185,7 +185,7 @@ def test_names_that_are_hard(tmp_path):
     block["W"] = block["W"] + 1
     with Recording(tmp_path, like) as recording:
         recording.extend(block)
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     assert found["W"].tolist() == [1, 2, 3, 4, 5]
     assert found["w"].tolist() == [0, 1, 2, 3, 4]
     assert found["a/b"][0].tolist() == [0, 1, 2, 3, 4]
@@ -248,12 +248,12 @@ def test_a_state_comes_back_with_its_samples(tmp_path):
         w = recording.resume(like["model"], prefix="model")["w"]
         assert w.tolist() == [1, 2, 3]
         assert recording.resume(like)["step"] == 10
-        assert eqx_ckpt.match(recording.state_path, like).ok
+        assert eqx_ckpt.tree_match(recording.state_path, like).ok
         recording.extend(samples(5, 10))
         recording.commit()
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="No state"):
             recording.resume(like)
-    assert_equal(Recording.open(path).read(), samples(15))
+    assert_equal(Samples(path).read(), samples(15))
     assert not list((path / "states").iterdir())
 
 
@@ -266,7 +266,7 @@ def test_numpy_may_change_and_jax_be_donated(tmp_path):
         recording.extend({"a": host, "b": device})
         host[:] = -1
         jax.jit(lambda x: x * 0, donate_argnums=0)(device)
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     assert_equal(found, {"a": expected["theta"], "b": expected["theta"]})
 
 
@@ -275,7 +275,7 @@ def test_no_more_than_max_samples(tmp_path):
         recording.extend(samples(10))
         with pytest.raises(eqx_ckpt.CheckpointError, match="`max_samples` is 12"):
             recording.extend(samples(10, 10))
-    assert_equal(Recording.open(tmp_path).read(), samples(12))
+    assert_equal(Samples(tmp_path).read(), samples(12))
 
 
 def fails_after(path, *commits) -> None:
@@ -290,10 +290,10 @@ def fails_after(path, *commits) -> None:
 def test_an_exception_keeps_what_needs_no_state(tmp_path):
     with pytest.raises(KeyError):
         fails_after(tmp_path / "a")
-    assert Recording.open(tmp_path / "a").committed == 5
+    assert Samples(tmp_path / "a").committed == 5
     with pytest.raises(KeyError):
         fails_after(tmp_path / "b", {"step": 5})
-    assert Recording.open(tmp_path / "b").committed == 5
+    assert Samples(tmp_path / "b").committed == 5
 
 
 def test_a_recording_that_is_forgotten_lets_others_write(tmp_path):
@@ -309,8 +309,8 @@ def test_metadata(tmp_path):
     metadata = {"eps": np.float32(0.5), "names": ["a"]}
     with Recording(tmp_path, LIKE, metadata=metadata) as recording:
         recording.commit()
-    assert Recording.open(tmp_path).metadata == {"eps": 0.5, "names": ["a"]}
-    assert Recording.open(tmp_path).committed == 0
+    assert Samples(tmp_path).metadata == {"eps": 0.5, "names": ["a"]}
+    assert Samples(tmp_path).committed == 0
     with pytest.raises(eqx_ckpt.CheckpointError, match="`metadata`"):
         Recording(tmp_path, LIKE, metadata={"eps": 1})
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType
 
 import eqx_ckpt
-from eqx_ckpt import record_scan, Recording, SampleBuffer
+from eqx_ckpt.recording import record_scan, Recording, SampleBuffer, Samples
 from helpers import assert_same
 
 
@@ -65,7 +65,7 @@ def expected(length, xs=None):
 )
 def test_it_records_what_a_scan_stacks(tmp_path, kwargs):
     with Recording(tmp_path, LIKE) as recording:
-        state = record_scan(step, recording, start(), 60, **kwargs)
+        state = record_scan(step, start(), length=60, recording=recording, **kwargs)
         assert recording.steps == 60
         assert eqx.tree_equal(recording.resume(state), state)
     last, samples = expected(60)
@@ -74,7 +74,7 @@ def test_it_records_what_a_scan_stacks(tmp_path, kwargs):
     leaves = jax.tree.leaves(state), jax.tree.leaves(last)
     assert eqx.tree_equal(*leaves, rtol=rtol, atol=rtol)
     thin = kwargs.get("thin", 1)
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     for name, array in samples.items():
         np.testing.assert_allclose(found[name], array[thin - 1 :: thin], rtol=rtol)
 
@@ -86,10 +86,12 @@ def test_xs_and_keep(tmp_path):
         return (state.n % 3 == 0) & (sample["n"] > 10)
 
     with Recording(tmp_path, LIKE) as recording:
-        record_scan(step, recording, start(), 40, xs=xs, keep=keep, block=6)
+        record_scan(
+            step, start(), length=40, recording=recording, xs=xs, keep=keep, block=6
+        )
     n = np.asarray(expected(40, xs)[1]["n"])
     theta = expected(40, xs)[1]["theta"][(n % 3 == 0) & (n > 10)]
-    np.testing.assert_array_equal(Recording.open(tmp_path).read()["theta"], theta)
+    np.testing.assert_array_equal(Samples(tmp_path).read()["theta"], theta)
 
 
 @pytest.mark.parametrize("first", [[0, 20], [20, 20]])
@@ -108,9 +110,9 @@ def test_chains_under_vmap(tmp_path, first):
     state = {"theta": jnp.zeros((2, 3)), "key": jr.split(jr.key(0))}
     state["n"] = jnp.zeros(2, jnp.int32)
     with Recording(tmp_path, LIKE, chains=2) as recording:
-        record_scan(one, recording, state, 30, keep=keep, block=8)
+        record_scan(one, state, length=30, recording=recording, keep=keep, block=8)
     _, samples = jax.lax.scan(one, state, length=30)
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     for chain in range(2):
         theta = samples["theta"][first[chain] :, chain]
         np.testing.assert_array_equal(found.read(chain=chain)["theta"], theta)
@@ -126,10 +128,10 @@ def test_a_scan_goes_on(tmp_path):
                 )
                 state = eqx.combine(state, start())
             left = total - recording.steps
-            state = record_scan(step, recording, state, left, block=4)
+            state = record_scan(step, state, length=left, recording=recording, block=4)
     last, samples = expected(44)
     assert_same(jax.tree.leaves(state)[0], jax.tree.leaves(last)[0])
-    found = Recording.open(tmp_path).read()
+    found = Samples(tmp_path).read()
     np.testing.assert_array_equal(found["theta"], samples["theta"])
 
 
@@ -145,8 +147,8 @@ def test_a_state_with_numbers_goes_on(tmp_path, kind):
             assert recording.committed == committed
             if committed:
                 state = recording.resume(state)
-            record_scan(step, recording, state, 4)
-    found = Recording.open(tmp_path).read()
+            record_scan(step, state, length=4, recording=recording)
+    found = Samples(tmp_path).read()
     assert found["n"].tolist() == list(range(8))
     np.testing.assert_array_equal(found["theta"][:, 0], np.arange(8) / 2)
 
@@ -156,9 +158,9 @@ def test_xs_of_numpy(tmp_path):
         return state, {"x": x}
 
     with Recording(tmp_path, {"x": jnp.float32(0)}) as recording:
-        record_scan(step, recording, 0, 4, xs=np.arange(4.0), block=3)
-        record_scan(step, recording, 0, 0, xs=np.zeros(0))
-    assert Recording.open(tmp_path).read()["x"].tolist() == [0, 1, 2, 3]
+        record_scan(step, 0, length=4, recording=recording, xs=np.arange(4.0), block=3)
+        record_scan(step, 0, length=0, recording=recording, xs=np.zeros(0))
+    assert Samples(tmp_path).read()["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_a_program_is_compiled_once(tmp_path):
@@ -170,7 +172,7 @@ def test_a_program_is_compiled_once(tmp_path):
 
     for name in "ab":
         with Recording(tmp_path / name, LIKE) as recording:
-            record_scan(counting, recording, start(), 20, block=10)
+            record_scan(counting, start(), length=20, recording=recording, block=10)
         traced.append(0)
     # For the second one, only the shapes of its samples are looked at.
     assert sum(traced[traced.index(0) :]) == 1
@@ -197,9 +199,11 @@ def test_a_program_is_compiled_once(tmp_path):
 )
 def test_arguments(tmp_path, kwargs, words, unchecked):
     kwargs = {"length": 60, **kwargs}
-    with unchecked.Recording(tmp_path, LIKE) as recording:
+    with unchecked.recording.Recording(tmp_path, LIKE) as recording:
         with pytest.raises(ValueError, match=words):
-            unchecked.record_scan(step, recording, start(), **kwargs)
+            unchecked.recording.record_scan(
+                step, start(), recording=recording, **kwargs
+            )
         assert recording.committed is None
 
 
@@ -208,7 +212,9 @@ def test_inside_jit(tmp_path):
         Recording(tmp_path, LIKE) as recording,
         pytest.raises(ValueError, match="inside `jax.jit`"),
     ):
-        jax.jit(lambda x: record_scan(step, recording, x, 60))(jnp.zeros(3))
+        jax.jit(lambda x: record_scan(step, x, length=60, recording=recording))(
+            jnp.zeros(3)
+        )
 
 
 def test_samples_that_disagree_are_found_first(tmp_path):
@@ -224,7 +230,7 @@ def test_samples_that_disagree_are_found_first(tmp_path):
             eqx_ckpt.LeafMismatchError, match=r"(?s)'n'.*'theta': float32\[3\]"
         ),
     ):
-        record_scan(other, recording, start(), 60)
+        record_scan(other, start(), length=60, recording=recording)
     assert not ran
 
 
@@ -284,16 +290,18 @@ def test_a_buffer_refuses():
 
 def test_each_sample_can_be_committed(tmp_path):
     with Recording(tmp_path, LIKE) as recording:
-        record_scan(step, recording, start(), 5, commit_every_seconds=0.0)
+        record_scan(
+            step, start(), length=5, recording=recording, commit_every_seconds=0.0
+        )
         assert recording.log.record.commit == 5
-    found = Recording.open(tmp_path).read()["theta"]
+    found = Samples(tmp_path).read()["theta"]
     np.testing.assert_allclose(found, expected(5)[1]["theta"], rtol=1e-5)
 
 
 def test_a_block_that_is_too_large_is_fitted(tmp_path):
     with Recording(tmp_path, LIKE) as recording:
-        record_scan(step, recording, start(), 60, block=300)
-    assert Recording.open(tmp_path).committed == 60
+        record_scan(step, start(), length=60, recording=recording, block=300)
+    assert Samples(tmp_path).committed == 60
 
 
 @pytest.mark.parametrize(
@@ -321,7 +329,13 @@ def test_keep_is_looked_at_first(tmp_path, keep, words):
             ValueError, match=rf"`keep` returns {words}\. It must be bool\[\]"
         ),
     ):
-        record_scan(watched, recording, start(), 60, keep=lambda state, sample: keep)
+        record_scan(
+            watched,
+            start(),
+            length=60,
+            recording=recording,
+            keep=lambda state, sample: keep,
+        )
     assert not ran
 
 
@@ -331,7 +345,7 @@ def test_samples_with_functions(tmp_path):
 
     like = Sampler(jnp.zeros(3), jr.key(0), jnp.int32(0), None)
     with Recording(tmp_path, like) as recording:
-        record_scan(step, recording, jnp.int32(0), 5)
-    assert Recording.open(tmp_path).read()["n"].tolist() == list(range(5))
+        record_scan(step, jnp.int32(0), length=5, recording=recording)
+    assert Samples(tmp_path).read()["n"].tolist() == list(range(5))
     buffer = SampleBuffer(like, 2).save(step(jnp.int32(7), None)[1])
     assert buffer.samples.theta[0].tolist() == [7, 7, 7]

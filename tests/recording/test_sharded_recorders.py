@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording, Samples
 
 
 LIKE = {"x": jnp.zeros(3)}
@@ -77,7 +77,7 @@ def test_each_device_sends_its_own_chains(tmp_path, form, is_set, shape, how):
     # On meshes of Explicit axes, JAX 0.9 gathers them: its `shard_map` fails in `vmap`.
     is_old = jax.__version_info__ < (0, 10) and AxisType.Explicit in mesh.axis_types
     assert is_old or not COLLECTIVE.findall(text)
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     for chain, wanted in enumerate(expected()):
         np.testing.assert_array_equal(found.read(chain=chain)["x"], wanted)
 
@@ -116,7 +116,7 @@ def test_axes_of_both_kinds(tmp_path, kinds, spec, is_sharded):
     for i in range(STEPS):
         x = np.float32(x / 2 + i)
         drawn.append(x)
-    found = Recording.open(tmp_path)
+    found = Samples(tmp_path)
     for chain, wanted in enumerate(np.stack(drawn, axis=1)):
         kept = wanted[wanted.max(1) > 1]
         np.testing.assert_array_equal(found.read(chain=chain)["x"], kept)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis.stateful import rule
 
 import eqx_ckpt
-from eqx_ckpt import Recording
+from eqx_ckpt.recording import Recording
 from faults import jobs
 from faults.shim import Fault
 from faults.zygote import Zygote

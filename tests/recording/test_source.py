@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import Recording
 from eqx_ckpt.__main__ import main
+from eqx_ckpt.recording import Recording, Samples
 
 
 LIKE = {"in": {"theta": np.zeros(3, np.float32)}, "n": np.int32(0)}
@@ -32,43 +32,46 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("kind", ["path", "object"])
 def test_reading(path, kind):
-    source = path if kind == "path" else Recording.open(path).source
-    manifest = eqx_ckpt.read_manifest(source)
+    source = path if kind == "path" else Samples(path).source
+    manifest = eqx_ckpt.inspect.read_manifest(source)
     assert manifest.metadata == {"eps": 0.5}
     assert manifest.leaves["in/theta"].shape == (2, 50, 3)
     assert manifest.nbytes == 2 * 50 * 16
     like = eqx_ckpt.tree_like(source)
     assert like["n"] == jax.ShapeDtypeStruct((2, 50), np.int32)
-    assert eqx_ckpt.match(source, like).ok
-    assert not eqx_ckpt.match(source, {"n": np.zeros((2, 51), np.int32)}).ok
+    assert eqx_ckpt.tree_match(source, like).ok
+    assert not eqx_ckpt.tree_match(source, {"n": np.zeros((2, 51), np.int32)}).ok
     found = eqx_ckpt.tree_deserialise_leaves(source, like)
     jax.tree.map(np.testing.assert_array_equal, found, samples(50))
     part = eqx_ckpt.tree_deserialise_leaves(source, like["in"], prefix="in")
     np.testing.assert_array_equal(part["theta"], samples(50)["in"]["theta"])
-    eqx_ckpt.verify(source)
-    found = eqx_ckpt.stats(source)
+    eqx_ckpt.inspect.verify(source)
+    found = eqx_ckpt.inspect.stats(source)
     assert (found["n"].min, found["n"].max, found["n"].count) == (0, 149, 100)
-    assert [name for name, _, _ in eqx_ckpt.leaves(source)] == ["in/theta", "n"]
+    assert [name for name, _, _ in eqx_ckpt.inspect.iter_leaves(source)] == [
+        "in/theta",
+        "n",
+    ]
 
 
 def test_a_copy_is_a_checkpoint(path, tmp_path):
     eqx_ckpt.copy(path, tmp_path / "copy", compression="zstd")
-    assert eqx_ckpt.read_manifest(tmp_path / "copy").metadata == {"eps": 0.5}
+    assert eqx_ckpt.inspect.read_manifest(tmp_path / "copy").metadata == {"eps": 0.5}
     found = eqx_ckpt.tree_deserialise_leaves(tmp_path / "copy", samples(50))
     jax.tree.map(np.testing.assert_array_equal, found, samples(50))
 
 
 def test_a_writer_goes_on_meanwhile(path):
-    leaves = eqx_ckpt.leaves(path)
+    leaves = eqx_ckpt.inspect.iter_leaves(path)
     with Recording(path, LIKE, chains=2) as recording:
         recording.resume({"step": 0, "x": jnp.zeros(3)})
         next(leaves)
-        source = Recording.open(path).source
+        source = Samples(path).source
         for start in range(50, 80, 5):
             recording.extend(samples(5, start))
             recording.commit({"step": start, "x": jnp.zeros(3)})
         _, _, n = next(leaves)
-        eqx_ckpt.verify(source)
+        eqx_ckpt.inspect.verify(source)
     np.testing.assert_array_equal(n, samples(50)["n"])
     assert eqx_ckpt.tree_like(source)["n"].shape == (2, 50)
     assert eqx_ckpt.tree_like(path)["n"].shape == (2, 80)
@@ -80,11 +83,11 @@ def test_draws_that_only_some_chains_have(tmp_path):
     with Recording(tmp_path, LIKE, chains=2, chunk_bytes=48) as recording:
         recording.extend(samples(20), keep)
     assert eqx_ckpt.tree_like(tmp_path)["n"].shape == (2, 7)
-    eqx_ckpt.verify(tmp_path)
+    eqx_ckpt.inspect.verify(tmp_path)
     # The chunk of the first chain's last draws.
     damage(tmp_path / "samples/n/c.0.1")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'n': n/c.0.1"):
-        eqx_ckpt.verify(tmp_path)
+        eqx_ckpt.inspect.verify(tmp_path)
 
 
 def damage(file) -> None:
@@ -98,9 +101,9 @@ def test_damage_is_named(path, key):
     damage(path / "samples" / key)
     name = key.rpartition("/")[0]
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=f"- '{name}': {key}"):
-        eqx_ckpt.verify(path)
+        eqx_ckpt.inspect.verify(path)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=f"- '{name}': {key}"):
-        eqx_ckpt.stats(path)
+        eqx_ckpt.inspect.stats(path)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=f"- '{name}'"):
         eqx_ckpt.tree_deserialise_leaves(path, eqx_ckpt.tree_like(path))
 
@@ -108,7 +111,7 @@ def test_damage_is_named(path, key):
 def test_a_damaged_state_is_seen(path):
     damage(path / "states/000001/x/c.0")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="The state of the rec"):
-        eqx_ckpt.verify(path)
+        eqx_ckpt.inspect.verify(path)
 
 
 def test_the_command_line(path, capsys):
@@ -135,8 +138,11 @@ def test_the_command_line(path, capsys):
 def test_a_path_inside_of_it(path):
     for inside in ("samples", "samples/in/theta", "states"):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="of the recording"):
-            eqx_ckpt.read_manifest(path / inside)
-    assert eqx_ckpt.read_manifest(path / "states/000001").leaves.keys() == {"step", "x"}
+            eqx_ckpt.inspect.read_manifest(path / inside)
+    assert eqx_ckpt.inspect.read_manifest(path / "states/000001").leaves.keys() == {
+        "step",
+        "x",
+    }
 
 
 def test_batches_of_draws(path):
@@ -146,7 +152,7 @@ def test_batches_of_draws(path):
         recording.resume({"step": 0, "x": jnp.zeros(3)})
         recording.extend(samples(30, 50), keep)
         recording.commit()
-    source = eqx_ckpt.data.StoreSource(path)
+    source = eqx_ckpt.data.StoredDataSource(path)
     expected = [*range(50), *range(100, 150), *range(150, 180, 3)]
     batch = source.take(np.arange(110))
     assert batch["n"].tolist() == expected

@@ -8,8 +8,8 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt import Recording
 from eqx_ckpt._storage.bucket import bucket_writer
+from eqx_ckpt.recording import Recording, Samples
 from faults.zygote import Zygote
 from recording import buckets, chains
 from stores import programs
@@ -54,7 +54,7 @@ def test_what_was_recorded_is_read(url, compression):
         recording.commit({"step": 5})
         recording.extend(samples(16, 5))
         recording.commit({"step": 21})
-        assert eqx_ckpt.Recording.open(url).committed == 21
+        assert eqx_ckpt.recording.Samples(url).committed == 21
         recording.extend(samples(7, 21))
         with pytest.warns(UserWarning, match="14 draws"):
             recording.close()
@@ -62,9 +62,9 @@ def test_what_was_recorded_is_read(url, compression):
         assert recording.resume({"step": 0}) == {"step": 21}
         recording.extend(samples(9, 21))
         recording.commit()
-    found = Recording.open(url)
+    found = Samples(url)
     found.verify()
-    eqx_ckpt.verify(url)
+    eqx_ckpt.inspect.verify(url)
     np.testing.assert_equal(found.read(), samples(30))
     np.testing.assert_equal(
         found.read(start=3, thin=7, chain=1)["n"], [103, 110, 117, 124]
@@ -160,8 +160,8 @@ def test_a_writer_that_was_suspended_changes_nothing(url):
         first.close()
         second.extend(samples(15, 15))
         second.commit({"step": 30})
-        assert Recording.open(url).committed == 30
-    found = Recording.open(url)
+        assert Samples(url).committed == 30
+    found = Samples(url)
     found.verify()
     np.testing.assert_equal(found.read(), samples(30))
 
@@ -189,7 +189,7 @@ def test_a_lost_answer_of_a_commit(s3):
         recording.commit({"step": 5})
         recording.extend(samples(5, 5))
         recording.commit({"step": 10})
-    np.testing.assert_equal(Recording.open(s3.url).read(), samples(10))
+    np.testing.assert_equal(Samples(s3.url).read(), samples(10))
 
 
 def test_something_else_is_there(url):

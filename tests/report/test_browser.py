@@ -39,7 +39,7 @@ def opened(browser, tmp_path):
     noise = []
 
     def opened(*sources, **options):
-        eqx_ckpt.write_report(
+        eqx_ckpt.inspect.write_report(
             sources[0], tmp_path / "page.html", *sources[1:], overwrite=True
         )
         page = browser.new_page(viewport={"width": 1440, "height": 1200}, **options)
@@ -257,7 +257,7 @@ def test_what_has_no_checksums_is_not_called_whole(tmp_path, opened):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(3)})
     eqx_ckpt.interop.to_safetensors(tmp_path / "c", tmp_path / "w.safetensors")
     ours, file = tmp_path / "c", tmp_path / "w.safetensors"
-    file = eqx_ckpt.interop.safetensors(file)
+    file = eqx_ckpt.interop.open_safetensors(file)
     well = opened(ours, file).inner_text(".well")
     assert well.endswith("could be read. There are no checksums to compare with in B.")
     assert opened(ours).inner_text(".well").endswith("byte agrees with its checksum.")

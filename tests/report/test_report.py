@@ -29,7 +29,9 @@ def report(tmp_path):
     def report(*arguments, **keywords):
         page = tmp_path / "out/a page.html"
         source, *other = arguments
-        shouts = eqx_ckpt.write_report(source, page, *other, overwrite=True, **keywords)
+        shouts = eqx_ckpt.inspect.write_report(
+            source, page, *other, overwrite=True, **keywords
+        )
         found = facts(page)
         assert shouts == [shout["text"] for shout in found["shouts"]]
         return shouts, found, {leaf["name"]: leaf for leaf in found["leaves"]}
@@ -37,7 +39,7 @@ def report(tmp_path):
     return report
 
 
-class InMemory(eqx_ckpt.Source):
+class InMemory(eqx_ckpt.interop.Source):
     """Arrays by name; counts what is read."""
 
     def __init__(self, arrays, refused=()):
@@ -47,7 +49,7 @@ class InMemory(eqx_ckpt.Source):
     @property
     def manifest(self):
         records = {
-            name: eqx_ckpt.LeafRecord.of_array(
+            name: eqx_ckpt.inspect.LeafRecord.of_array(
                 array.shape,
                 array.dtype,
                 path=[
@@ -58,7 +60,7 @@ class InMemory(eqx_ckpt.Source):
             )
             for name, array in self.arrays.items()
         }
-        return eqx_ckpt.Manifest(records)
+        return eqx_ckpt.inspect.Manifest(records)
 
     def read(self, reads, damage, report=None):
         if any(read.name in self.refused for read in reads):
@@ -93,7 +95,7 @@ def test_a_checkpoint(run, report):
     assert shouts == []
     assert found["kind"] == "checkpoint"
     assert list(leaves) == ["key", "model/b", "model/w", "step"]
-    stats = eqx_ckpt.stats(run / "000002")["model/w"]
+    stats = eqx_ckpt.inspect.stats(run / "000002")["model/w"]
     assert leaves["model/w"]["stats"]["max"] == stats.max == 10
     assert leaves["model/w"]["stats"]["norm"] == pytest.approx(stats.norm, rel=1e-5)
     assert sum(leaves["model/w"]["histogram"]["counts"]) == 6
@@ -256,7 +258,7 @@ def test_a_file_that_does_not_keep_names(tmp_path, report):
     tree = {"layers": {"0": jnp.ones(3)}, "a.b": jnp.arange(3.0)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "a", tree)
     eqx_ckpt.interop.to_safetensors(tmp_path / "a", tmp_path / "b.safetensors")
-    source = eqx_ckpt.interop.safetensors(tmp_path / "b.safetensors")
+    source = eqx_ckpt.interop.open_safetensors(tmp_path / "b.safetensors")
     for pair in ((tmp_path / "a", source), (source, tmp_path / "a")):
         leaves = report(*pair)[2]
         assert [leaf["status"] for leaf in leaves.values()] == ["equal", "equal"]
@@ -356,7 +358,7 @@ def test_much_metadata_is_not_shown(tmp_path, report):
 
 def test_a_recording(tmp_path, report):
     like = {"x": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with eqx_ckpt.Recording(tmp_path / "r", like) as recording:
+    with eqx_ckpt.recording.Recording(tmp_path / "r", like) as recording:
         recording.extend({"x": np.arange(6.0, dtype=np.float32).reshape(3, 2)})
         recording.commit({"step": 3})
     _, found, leaves = report(tmp_path / "r")
@@ -368,7 +370,7 @@ def test_without_plotly(run, tmp_path, monkeypatch, capsys):
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(ImportError, match=r"pip install 'eqx-ckpt\[report\]'"):
-        eqx_ckpt.write_report(run, tmp_path / "page.html")
+        eqx_ckpt.inspect.write_report(run, tmp_path / "page.html")
     pytest.importorskip("typer")
     assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 2
     assert "pip install" in capsys.readouterr().err
@@ -378,17 +380,19 @@ def test_without_plotly(run, tmp_path, monkeypatch, capsys):
 def test_nothing_is_written_without_a_page(run, tmp_path):
     for missing in (tmp_path / "missing", tmp_path):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-            eqx_ckpt.write_report(missing, tmp_path / "pages/page.html")
+            eqx_ckpt.inspect.write_report(missing, tmp_path / "pages/page.html")
     assert not (tmp_path / "pages").exists()
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="another path"):
-        eqx_ckpt.write_report(run, tmp_path)
+        eqx_ckpt.inspect.write_report(run, tmp_path)
     (tmp_path / "weights").write_bytes(b"mine")
     for overwrite in (False, True):
         with pytest.raises(eqx_ckpt.CheckpointExistsError, match="weights"):
-            eqx_ckpt.write_report(run, tmp_path / "weights", overwrite=overwrite)
+            eqx_ckpt.inspect.write_report(
+                run, tmp_path / "weights", overwrite=overwrite
+            )
     assert (tmp_path / "weights").read_bytes() == b"mine"
     with pytest.raises(eqx_ckpt.CheckpointError, match="at least one step"):
-        eqx_ckpt.write_report(run, tmp_path / "page.html", steps=0)
+        eqx_ckpt.inspect.write_report(run, tmp_path / "page.html", steps=0)
 
 
 def test_the_command(run, tmp_path, capsys):

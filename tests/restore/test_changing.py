@@ -22,13 +22,13 @@ PATH = "memory://changing"
 
 def restored(tree: Any, like: Any, **how: Any) -> Any:
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": tree}, overwrite=True)
-    assert eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    assert eqx_ckpt.tree_match(PATH, {"x": like}, **how).ok
     return eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)["x"]
 
 
 def refused(tree: Any, like: Any, **how: Any) -> str:
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": tree}, overwrite=True)
-    assert not eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    assert not eqx_ckpt.tree_match(PATH, {"x": like}, **how).ok
     with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
         eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)
     return str(error.value)
@@ -121,7 +121,7 @@ def test_what_numpy_cannot_cast_at_all():
 
 def test_casts_are_listed():
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": jnp.ones(3, B)}, overwrite=True)
-    found = eqx_ckpt.match(PATH, {"x": jnp.ones(3)}, casting="safe")
+    found = eqx_ckpt.tree_match(PATH, {"x": jnp.ones(3)}, casting="safe")
     assert found.leaves["x"].status == "cast"
     assert "'x': cast: float32[3] in `like`, bfloat16[3]" in str(found)
 
@@ -184,7 +184,7 @@ def test_keys_are_not_cast():
 
 def test_a_changed_number_is_told():
     eqx_ckpt.tree_serialise_leaves(PATH, {"p": 0.1, "q": 0.1}, overwrite=True)
-    found = eqx_ckpt.match(PATH, {"p": 0.5, "q": 0.1})
+    found = eqx_ckpt.tree_match(PATH, {"p": 0.5, "q": 0.1})
     assert found.ok
     assert found.leaves["p"].status == "value"
     assert found.leaves["q"].status == "same"
@@ -194,7 +194,7 @@ def test_a_changed_number_is_told():
 def test_missing_leaves_are_kept():
     eqx_ckpt.tree_serialise_leaves(PATH, {"base": jnp.ones(3)}, overwrite=True)
     like = {"base": jnp.zeros(3), "adapter": {"a": jnp.full(2, 7.0), "p": 0.5}}
-    found = eqx_ckpt.match(PATH, like, missing="keep")
+    found = eqx_ckpt.tree_match(PATH, like, missing="keep")
     assert found.leaves["adapter/a"].status == "kept"
     assert "'adapter/a': float32[2] kept from `like`" in str(found)
     tree = eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
@@ -212,7 +212,9 @@ def test_missing_leaves_are_kept():
 def test_a_skeleton_has_nothing_to_keep():
     eqx_ckpt.tree_serialise_leaves(PATH, {"base": jnp.ones(3)}, overwrite=True)
     like = {"base": jnp.zeros(3), "a": jax.ShapeDtypeStruct((2,), F)}
-    assert eqx_ckpt.match(PATH, like, missing="keep").leaves["a"].status == "abstract"
+    assert (
+        eqx_ckpt.tree_match(PATH, like, missing="keep").leaves["a"].status == "abstract"
+    )
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="no value to keep"):
         eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
 
@@ -222,7 +224,7 @@ def test_unexpected_leaves_are_ignored(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
     (tmp_path / "c/head/c.0").unlink()  # It is not read.
     like = {"body": jnp.zeros(3)}
-    found = eqx_ckpt.match(tmp_path / "c", like, unexpected="ignore")
+    found = eqx_ckpt.tree_match(tmp_path / "c", like, unexpected="ignore")
     assert found.leaves["head"].status == "ignored"
     assert found.nbytes == 12
     new = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
@@ -244,7 +246,7 @@ def test_wrong_words():
         {"missing": lambda name: "ignore"},
     ):
         with pytest.raises(eqx_ckpt.LeafMismatchError, match="one of"):
-            eqx_ckpt.match(PATH, {"a": 1, "c": 1}, **how)
+            eqx_ckpt.tree_match(PATH, {"a": 1, "c": 1}, **how)
 
 
 def test_a_manager_passes_it_on(tmp_path):

@@ -102,7 +102,7 @@ def test_weakly_typed_arrays_become_numpy_arrays(numpy):
         how: Any = {"transform": transform, "casting": "same_kind"}
         through = eqx_ckpt.tree_deserialise_leaves(PATH, like, **how)
         assert_same(through, expected)
-        assert_same(eqx_ckpt.from_state_dict(like, tree, **how), expected)
+        assert_same(eqx_ckpt.interop.from_state_dict(like, tree, **how), expected)
         if numpy.dtype == np.float32:
             through = eqx_ckpt.tree_deserialise_leaves(PATH, like, spec, **how)
             assert_same(through, expected)
@@ -159,7 +159,9 @@ def test_concrete_trees_in_a_trace(trace):
         found.append(
             eqx_ckpt.tree_deserialise_leaves(PATH, tree, transform=lambda old: old)
         )
-        found.append(eqx_ckpt.from_state_dict(tree, eqx_ckpt.to_state_dict(tree)))
+        found.append(
+            eqx_ckpt.interop.from_state_dict(tree, eqx_ckpt.interop.to_state_dict(tree))
+        )
         return x
 
     TRACES[trace](run)
@@ -209,8 +211,8 @@ def test_a_transform_leaks_no_tracers(transform):
     run = TRANSFORMS[transform]
     expected = run(tree)
     with jax.checking_leaks():
-        assert eqx_ckpt.match(PATH, expected, transform=run).ok
+        assert eqx_ckpt.tree_match(PATH, expected, transform=run).ok
         found = eqx_ckpt.tree_deserialise_leaves(PATH, expected, transform=run)
-        again = eqx_ckpt.from_state_dict(expected, tree, transform=run)
+        again = eqx_ckpt.interop.from_state_dict(expected, tree, transform=run)
     np.testing.assert_array_equal(found["x"], expected["x"])
     np.testing.assert_array_equal(again["x"], expected["x"])

@@ -80,7 +80,7 @@ def test_what_it_is_and_what_to_do(place, name, what):
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
         eqx_ckpt.tree_deserialise_leaves(place / name, TREE)
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
-        eqx_ckpt.read_manifest(place / name)
+        eqx_ckpt.inspect.read_manifest(place / name)
 
 
 @pytest.mark.parametrize("name", ["eqx", "msgpack", "npz", "safetensors"])
@@ -111,7 +111,7 @@ def test_what_is_no_checkpoint_of_anybody(place, name, what):
         archive.writestr("archive/data.pkl", b"as torch saves")
     np.save(place / "array.npy", np.ones(3))
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
-        eqx_ckpt.read_manifest(place / name)
+        eqx_ckpt.inspect.read_manifest(place / name)
 
 
 def test_an_archive_of_arrays_is_known_without_its_suffix(place):

@@ -67,7 +67,7 @@ def test_is_read_and_not_computed(tmp_path: pathlib.Path, how: Any) -> None:
         progress=progress,
     )
     assert_same(found, new)
-    match = eqx_ckpt.match(tmp_path / "old", new, transform=joined)
+    match = eqx_ckpt.tree_match(tmp_path / "old", new, transform=joined)
     assert match.leaves["rows"].status == "computed"
     assert match.leaves["rows"].origin[-1] == f"blocks/{BLOCKS - 1}/w"
     assert max(heard.values()) == match.nbytes
@@ -98,7 +98,7 @@ def test_onto_a_mesh(tmp_path: pathlib.Path, join: Any, spec: P) -> None:
     assert (np.asarray(found["all"]) == whole).all()
 
 
-class InMemory(eqx_ckpt.Source):
+class InMemory(eqx_ckpt.interop.Source):
     """A source of which each region is a new array."""
 
     def __init__(self, tree: dict[str, np.ndarray], returned: Any = None) -> None:
@@ -106,9 +106,9 @@ class InMemory(eqx_ckpt.Source):
         self._returned = returned
 
     @property
-    def manifest(self) -> eqx_ckpt.Manifest:
-        of = eqx_ckpt.LeafRecord.of_array
-        return eqx_ckpt.Manifest(
+    def manifest(self) -> eqx_ckpt.inspect.Manifest:
+        of = eqx_ckpt.inspect.LeafRecord.of_array
+        return eqx_ckpt.inspect.Manifest(
             {
                 name: of(array.shape, array.dtype, path=(("key", name),))
                 for name, array in self._tree.items()

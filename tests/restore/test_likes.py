@@ -30,13 +30,13 @@ class Step(int):
 
 def restored(leaf: Any, like: Any, **how: Any) -> Any:
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": leaf}, overwrite=True)
-    assert eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    assert eqx_ckpt.tree_match(PATH, {"x": like}, **how).ok
     return eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)["x"]
 
 
 def refused(leaf: Any, like: Any, **how: Any) -> str:
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": leaf}, overwrite=True)
-    assert not eqx_ckpt.match(PATH, {"x": like}, **how).ok
+    assert not eqx_ckpt.tree_match(PATH, {"x": like}, **how).ok
     with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
         eqx_ckpt.tree_deserialise_leaves(PATH, {"x": like}, **how)
     return str(error.value)
@@ -86,7 +86,7 @@ def test_a_skeleton_narrows_only_while_x64_is_off(wide):
     cast = restored(array, like, casting="same_kind")
     assert type(cast) is np.ndarray
     assert cast.dtype == narrow
-    assert eqx_ckpt.match(PATH, {"x": like}, casting="same_kind").leaves[
+    assert eqx_ckpt.tree_match(PATH, {"x": like}, casting="same_kind").leaves[
         "x"
     ].status == ("cast")
     with jax.enable_x64(True):
@@ -118,7 +118,9 @@ def test_a_transform_names_the_leaf_of_which_jax_cannot_compute(dtype):
     like = array[:2]
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": array}, overwrite=True)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'x' is computed, and has"):
-        eqx_ckpt.match(PATH, {"x": like}, transform=lambda old: {"x": old["x"][:2]})
+        eqx_ckpt.tree_match(
+            PATH, {"x": like}, transform=lambda old: {"x": old["x"][:2]}
+        )
     assert restored(array, array, transform=lambda old: old).dtype == array.dtype
 
 
@@ -186,7 +188,10 @@ def test_a_deleted_array_is_not_kept():
     donated = jnp.ones(3)
     donated.delete()
     like = {"x": jnp.ones(2), "new": donated}
-    assert eqx_ckpt.match(PATH, like, missing="keep").leaves["new"].status == "abstract"
+    assert (
+        eqx_ckpt.tree_match(PATH, like, missing="keep").leaves["new"].status
+        == "abstract"
+    )
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="donated"):
         eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
 

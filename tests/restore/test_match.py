@@ -37,7 +37,7 @@ def test_every_difference_in_one_error():
         "kind": jnp.ones(3),
         "layers": [{"weight": jnp.ones(2), "bias": jnp.ones(2)}],
     }
-    found = eqx_ckpt.match(PATH, like)
+    found = eqx_ckpt.tree_match(PATH, like)
     assert {name: leaf.status for name, leaf in found.leaves.items()} == {
         "same": "same",
         "shape": "shape",
@@ -109,45 +109,45 @@ def test_another_activation_is_reported_and_does_no_harm(getkey):
     model = eqx.nn.MLP(2, 2, 4, 1, activation=jax.nn.relu, key=getkey())
     like = eqx.nn.MLP(2, 2, 4, 1, activation=jax.nn.gelu, key=getkey())
     save(model)
-    found = eqx_ckpt.match(PATH, like)
+    found = eqx_ckpt.tree_match(PATH, like)
     assert found.ok
     assert found.leaves["activation"].status == "changed"
     assert "gelu" in str(found)
     assert "relu" in str(found)
     restored = eqx_ckpt.tree_deserialise_leaves(PATH, like)
     assert restored.activation is jax.nn.gelu
-    assert eqx_ckpt.match(PATH, model).leaves["activation"].status == "same"
+    assert eqx_ckpt.tree_match(PATH, model).leaves["activation"].status == "same"
 
 
 def test_long_texts_that_differ_late():
     text = "x" * 10_000
     eqx_ckpt.tree_serialise_leaves("memory://late", {"text": text + "a"})
-    assert eqx_ckpt.match("memory://late", {"text": text + "a"}).leaves[
+    assert eqx_ckpt.tree_match("memory://late", {"text": text + "a"}).leaves[
         "text"
     ].status == ("same")
-    found = eqx_ckpt.match("memory://late", {"text": text + "b"})
+    found = eqx_ckpt.tree_match("memory://late", {"text": text + "b"})
     assert found.leaves["text"].status == "changed"
 
 
 def test_a_text_that_changed():
     save({"name": "a", "x": 1})
     assert "'name': not saved, and changed: 'b'" in str(
-        eqx_ckpt.match(PATH, {"name": "b", "x": 1})
+        eqx_ckpt.tree_match(PATH, {"name": "b", "x": 1})
     )
 
 
 def test_bytes_to_read():
     save({"a": jnp.ones(100), "b": jnp.ones(10, jnp.bfloat16), "n": 5})
     like = {"a": jnp.ones(100), "b": jnp.ones(10, jnp.bfloat16), "n": 0}
-    assert eqx_ckpt.match(PATH, like).nbytes == 420
-    assert eqx_ckpt.match(PATH, like, where=lambda t: t["b"]).nbytes == 20
-    assert eqx_ckpt.match(PATH, like["b"], prefix="b").nbytes == 20
+    assert eqx_ckpt.tree_match(PATH, like).nbytes == 420
+    assert eqx_ckpt.tree_match(PATH, like, where=lambda t: t["b"]).nbytes == 20
+    assert eqx_ckpt.tree_match(PATH, like["b"], prefix="b").nbytes == 20
 
 
 def test_match_of_where_looks_at_nothing_else():
     save({"a": jnp.ones(3), "b": jnp.ones(3)})
     like = {"a": jnp.ones(3), "c": jnp.ones(3)}
-    found = eqx_ckpt.match(PATH, like, where=lambda t: t["a"])
+    found = eqx_ckpt.tree_match(PATH, like, where=lambda t: t["a"])
     assert found.ok
     assert list(found.leaves) == ["a"]
 
@@ -197,7 +197,7 @@ def test_a_part_that_was_renamed_is_one_line(like, line, way_out):
     text = error_of(like)
     assert text[1] == f"{line} {way_out}"
     assert not any(other.startswith("-") for other in text[2:])
-    found = eqx_ckpt.match(PATH, like)
+    found = eqx_ckpt.tree_match(PATH, like)
     renamed = [leaf for leaf in found.leaves.values() if leaf.status == "missing"]
     assert len(found.problems) == 2 * len(renamed)
     assert len({leaf.nearest for leaf in renamed}) == len(renamed)
@@ -221,7 +221,7 @@ def test_leaves_that_differ_in_the_same_way_are_one_line():
         return {"layers": [{"w": w, "b": b, "c": i} for i in range(n)]}
 
     save(tree(jnp.ones((2, 2)), jnp.ones(2)))
-    found = eqx_ckpt.match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
+    found = eqx_ckpt.tree_match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
     lines = [
         "300 dtype, 300 same, 300 shape; 7200 bytes to read.",
         "- 300 leaves such as 'layers/0/b': another dtype: bfloat16[2] in `like`, "
@@ -233,17 +233,19 @@ def test_leaves_that_differ_in_the_same_way_are_one_line():
     assert repr(found) == str(found)
     assert len(found.leaves) == 900
     like = {"layers": [{"b": jnp.zeros(2), "c": i, "new": 0} for i in range(300)]}
-    found = eqx_ckpt.match(PATH, like, missing="keep", unexpected="ignore")
+    found = eqx_ckpt.tree_match(PATH, like, missing="keep", unexpected="ignore")
     assert len(str(found).splitlines()) == 3
     # Three are few enough to be told one by one.
     save(tree(jnp.ones((2, 2)), jnp.ones(2), 3))
-    found = eqx_ckpt.match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2), 3))
+    found = eqx_ckpt.tree_match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2), 3))
     assert len(str(found).splitlines()) == 4
 
 
 def test_suggestions_among_many_leaves():
     save({f"layer{i}": {"weight": i} for i in range(2000)})
-    found = eqx_ckpt.match(PATH, {f"layers{i}": {"weight": i} for i in range(2000)})
+    found = eqx_ckpt.tree_match(
+        PATH, {f"layers{i}": {"weight": i} for i in range(2000)}
+    )
     assert len(found.problems) == 4000
     assert all(leaf.status != "same" for leaf in found.problems.values())
     assert found.leaves["layers1/weight"].nearest[0] == "layer1/weight"
@@ -260,7 +262,7 @@ def test_suggestions_take_time_in_proportion_to_the_leaves(monkeypatch):
 
     monkeypatch.setattr(difflib.SequenceMatcher, "ratio", counted)
     save({f"a{i}b": i for i in range(5000)})
-    assert not eqx_ckpt.match(PATH, {f"x{i * 7}y": i for i in range(5000)}).ok
+    assert not eqx_ckpt.tree_match(PATH, {f"x{i * 7}y": i for i in range(5000)}).ok
     assert len(compared) < 5000
 
 
@@ -277,11 +279,11 @@ def calls_in_explaining(like):
         count += event == "call" and frame.f_code.co_filename.startswith(package)
 
     # What is cached depends on the tests before, and on the versions.
-    str(eqx_ckpt.match(PATH, like))
+    str(eqx_ckpt.tree_match(PATH, like))
     before = sys.getprofile()
     sys.setprofile(count_calls)
     try:
-        str(eqx_ckpt.match(PATH, like))
+        str(eqx_ckpt.tree_match(PATH, like))
     finally:
         sys.setprofile(before)
     return count

@@ -145,7 +145,7 @@ def test_every_chunk_has_its_size(tmp_path):
             with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'w'"):
                 eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", {"w": array})
         chunk.write_bytes(whole)
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 class SameInode:

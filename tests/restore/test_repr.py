@@ -37,7 +37,7 @@ def manifest(tmp_path):
     tree = {"model": {"w": np.ones((300, 2)), "b": jnp.ones(3)}, "step": 5}
     metadata = {"note": "<script>alert(1)</script>"}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, metadata=metadata)
-    return eqx_ckpt.read_manifest(tmp_path / "c")
+    return eqx_ckpt.inspect.read_manifest(tmp_path / "c")
 
 
 def test_a_manifest(manifest):
@@ -48,7 +48,7 @@ def test_a_manifest(manifest):
 
 def test_a_manifest_of_many_leaves_fits_a_screen(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", [1.0] * 6000)
-    manifest = eqx_ckpt.read_manifest(tmp_path / "c")
+    manifest = eqx_ckpt.inspect.read_manifest(tmp_path / "c")
     lines = repr(manifest).splitlines()
     assert len(lines) == 22
     assert lines[-1] == "  ... and 5980 more"
@@ -70,13 +70,13 @@ def test_a_record(manifest):
 
 def test_a_match(manifest, tmp_path):
     like = {"model": {"w": np.ones((300, 2)), "b": jnp.ones(4)}, "<b>": 1}
-    match = eqx_ckpt.match(tmp_path / "c", like)
+    match = eqx_ckpt.tree_match(tmp_path / "c", like)
     assert repr(match) == str(match)
     assert "'model/b': another shape" in repr(match)
     document = Document(match._repr_html_())
     assert document.tags.count("tr") == 4
     assert "b" not in document.tags
-    same = eqx_ckpt.match(tmp_path / "c", eqx_ckpt.tree_like(tmp_path / "c"))
+    same = eqx_ckpt.tree_match(tmp_path / "c", eqx_ckpt.tree_like(tmp_path / "c"))
     assert "table" not in Document(same._repr_html_()).tags
 
 
@@ -84,7 +84,7 @@ def test_a_record_in_a_notebook(tmp_path):
     mesh = jax.make_mesh((2,), ("<b>",))
     w = jax.device_put(jnp.zeros(4), NamedSharding(mesh, jax.P("<b>")))
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": w, "n": 5})
-    leaves = eqx_ckpt.read_manifest(tmp_path / "c").leaves
+    leaves = eqx_ckpt.inspect.read_manifest(tmp_path / "c").leaves
     document = Document(leaves["w"]._repr_html_())
     assert "float32[4] 16 B" in document.text
     assert "'axis_names': ['<b>']" in document.text
@@ -112,13 +112,13 @@ def test_a_manager(tmp_path):
 
 def test_a_recording(tmp_path):
     like = {"<script>": jax.ShapeDtypeStruct((5,), jnp.float32)}
-    with eqx_ckpt.Recording(
+    with eqx_ckpt.recording.Recording(
         tmp_path / "r", like, chains=2, metadata="<b>"
     ) as recording:
         recording.extend({"<script>": np.zeros((2, 10, 5), np.float32)})
         recording.commit()
         texts = [recording._repr_html_()]
-    texts.append(eqx_ckpt.Recording.open(tmp_path / "r")._repr_html_())
+    texts.append(eqx_ckpt.recording.Samples(tmp_path / "r")._repr_html_())
     for document in map(Document, texts):
         assert "%3Cscript%3E float32[5] 400 B" in document.text
         assert "10, 10 draws" in document.text

@@ -157,7 +157,7 @@ def test_a_where_that_picks_nothing(where, getkey):
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="`where` picks"):
         eqx_ckpt.tree_deserialise_leaves("memory://where", linear, where=where)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="`where` picks"):
-        eqx_ckpt.match("memory://where", linear, where=where)
+        eqx_ckpt.tree_match("memory://where", linear, where=where)
 
 
 def sequential(key):
@@ -273,7 +273,7 @@ def test_a_prefix_is_a_whole_key():
     eqx_ckpt.tree_serialise_leaves("memory://heads", tree, overwrite=True)
     assert eqx_ckpt.tree_like("memory://heads", prefix="head") == {"w": 1}
     like = {"w": 0}
-    assert eqx_ckpt.match("memory://heads", like, prefix="head").ok
+    assert eqx_ckpt.tree_match("memory://heads", like, prefix="head").ok
     restored = eqx_ckpt.tree_deserialise_leaves("memory://heads", like, prefix="head")
     assert restored == {"w": 1}
 
@@ -316,8 +316,8 @@ def test_arrays_on_a_mesh(save, load, tmp_path):
     )["w"]
     assert restored.sharding == target
     np.testing.assert_array_equal(restored, array)
-    eqx_ckpt.verify(tmp_path / "new")
-    record = eqx_ckpt.read_manifest(tmp_path / "new").leaves["w"]
+    eqx_ckpt.inspect.verify(tmp_path / "new")
+    record = eqx_ckpt.inspect.read_manifest(tmp_path / "new").leaves["w"]
     assert record.chunk_shape == source.shard_shape(array.shape)
     assert record.sharding is not None
     assert record.sharding["mesh_shape"] == [4, 2]
@@ -361,7 +361,7 @@ def test_large_arrays(rows, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
     like = structs(tree)
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like), tree)
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
     sharded = NamedSharding(mesh(5), P("x")) if rows == 5 else None
     like = {"w": jax.ShapeDtypeStruct((rows, 3), jnp.int32, sharding=sharded)}
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like), tree)

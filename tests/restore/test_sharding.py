@@ -83,14 +83,14 @@ def test_the_same_axes_on_another_mesh(path, tree):
         keys=on(other, "y"),
         scale=on(other),
     )
-    assert str(eqx_ckpt.match(path, tree, sharding=other)).startswith("6 same")
+    assert str(eqx_ckpt.tree_match(path, tree, sharding=other)).startswith("6 same")
 
 
 def test_axes_that_the_mesh_lacks_are_replicated_and_named(path, tree):
     other = mesh(x=8)
     restored = eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=other)
     check(restored, tree, w=on(other, "x"), b=on(other, "x"), keys=on(other))
-    found = eqx_ckpt.match(path, tree, sharding=other)
+    found = eqx_ckpt.tree_match(path, tree, sharding=other)
     assert found.ok
     replicated = {name: leaf.replicated for name, leaf in found.leaves.items()}
     assert {n for n, axes in replicated.items() if axes == ("y",)} == {"w", "b", "keys"}
@@ -101,7 +101,7 @@ def test_axes_that_do_not_divide_are_replicated(path, tree):
     other = mesh(y=8)
     restored = eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=other)
     check(restored, tree, w=on(other), b=on(other, "y"), keys=on(other, "y"))
-    found = eqx_ckpt.match(path, tree, sharding=other)
+    found = eqx_ckpt.tree_match(path, tree, sharding=other)
     assert found.leaves["w"].replicated == ("x", "y")
     assert found.leaves["b"].replicated == ("x",)
 
@@ -177,7 +177,7 @@ def test_memory_on_the_host(path, tree):
     restored = eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=pinned)
     check(restored, tree, **dict.fromkeys(ARRAYS, pinned))
     eqx_ckpt.tree_serialise_leaves(path, restored, overwrite=True)
-    record = eqx_ckpt.read_manifest(path).leaves["w"]
+    record = eqx_ckpt.inspect.read_manifest(path).leaves["w"]
     assert record.sharding is not None
     assert record.sharding["memory_kind"] == "pinned_host"
     again = eqx_ckpt.tree_deserialise_leaves(path, tree, sharding=mesh(b=8))
@@ -195,7 +195,7 @@ def test_saved_from_an_explicit_mesh(tree, tmp_path):
     explicit = mesh(AxisType.Explicit, x=4, y=2)
     array = jax.device_put(np.asarray(tree["w"]), on(explicit, "y", "x"))
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", array)
-    record = eqx_ckpt.read_manifest(tmp_path / "new").leaves["@root"]
+    record = eqx_ckpt.inspect.read_manifest(tmp_path / "new").leaves["@root"]
     assert record.chunk_shape == (8, 3)
     assert record.sharding is not None
     assert record.sharding["spec"] == ["y", "x"]
@@ -234,7 +234,7 @@ def test_a_sharding_that_does_not_divide(path, tree, monkeypatch):
         f"- 'w': float32[16, 12]: {bad.spec} on the mesh (a=8) does not divide its "
         "shape."
     )
-    found = eqx_ckpt.match(path, tree["w"], prefix="w", sharding=bad)
+    found = eqx_ckpt.tree_match(path, tree["w"], prefix="w", sharding=bad)
     assert found.leaves["w"].status == "sharding"
 
 
@@ -347,7 +347,7 @@ def test_no_chunk_crosses_the_edge_of_a_shard(rows):
     array = jnp.zeros((2 * rows, 2**20 // rows))
     tree = {"w": jax.device_put(array, on(mesh(x=2), "x"))}
     eqx_ckpt.tree_serialise_leaves("memory://edges", tree, overwrite=True)
-    chunk = eqx_ckpt.read_manifest("memory://edges").leaves["w"].chunk_shape
+    chunk = eqx_ckpt.inspect.read_manifest("memory://edges").leaves["w"].chunk_shape
     assert rows % chunk[0] == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 import eqx_ckpt
 
 
-class InMemory(eqx_ckpt.Source):
+class InMemory(eqx_ckpt.interop.Source):
     """Arrays of a dictionary; `bad` are damaged, `cut` ones are too short."""
 
     def __init__(self, arrays, bad=(), cut=()):
@@ -20,9 +20,9 @@ class InMemory(eqx_ckpt.Source):
 
     @property
     def manifest(self):
-        return eqx_ckpt.Manifest(
+        return eqx_ckpt.inspect.Manifest(
             {
-                name: eqx_ckpt.LeafRecord.of_array(
+                name: eqx_ckpt.inspect.LeafRecord.of_array(
                     array.shape,
                     array.dtype,
                     path=[("key", key) for key in name.split("/")],
@@ -59,7 +59,7 @@ def test_a_source_of_ones_own():
     source = InMemory(ARRAYS)
     like = eqx_ckpt.tree_like(source)
     assert like["model"]["w"] == jax.ShapeDtypeStruct((8, 4), np.float32)
-    assert eqx_ckpt.match(source, like).nbytes == 32 * 4 + 16 + 4
+    assert eqx_ckpt.tree_match(source, like).nbytes == 32 * 4 + 16 + 4
     told = []
     tree = eqx_ckpt.tree_deserialise_leaves(
         source, like, progress=lambda *args: told.append(args)
@@ -71,8 +71,8 @@ def test_a_source_of_ones_own():
         assert leaf.dtype == array.dtype
         assert (np.asarray(leaf) == array).all()
     assert told[-1][2:] == (148, 148)
-    eqx_ckpt.verify(source)
-    assert eqx_ckpt.read_manifest(source).nbytes == 148
+    eqx_ckpt.inspect.verify(source)
+    assert eqx_ckpt.inspect.read_manifest(source).nbytes == 148
 
 
 def test_a_part_of_a_source_is_read_alone():
@@ -102,8 +102,8 @@ def test_what_is_wrong_with_a_source():
     source = InMemory(ARRAYS, bad=["model/w"])
     for read in (
         lambda: eqx_ckpt.tree_deserialise_leaves(source, like),
-        lambda: eqx_ckpt.verify(source),
-        lambda: list(eqx_ckpt.leaves(source)),
+        lambda: eqx_ckpt.inspect.verify(source),
+        lambda: list(eqx_ckpt.inspect.iter_leaves(source)),
     ):
         with pytest.raises(eqx_ckpt.CorruptCheckpointError) as error:
             read()
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_source():
         ">f4": "pass `kind=",
     }.items():
         with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
-            eqx_ckpt.LeafRecord.of_array((2,), dtype, path=())
+            eqx_ckpt.inspect.LeafRecord.of_array((2,), dtype, path=())
 
 
 def test_the_byte_order_of_a_source(monkeypatch):
@@ -146,14 +146,14 @@ def test_names_that_no_checkpoint_can_have(tmp_path, name, problem):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "good", {"w": jnp.ones(3)})
     for read in (
         lambda: eqx_ckpt.tree_like(source),
-        lambda: eqx_ckpt.verify(source),
+        lambda: eqx_ckpt.inspect.verify(source),
         lambda: eqx_ckpt.copy(source, tmp_path / "good", overwrite=True),
     ):
         with pytest.raises(eqx_ckpt.CheckpointError) as error:
             read()
         assert "the dictionary lists leaves that no checkpoint" in str(error.value)
         assert problem in str(error.value)
-    assert [*eqx_ckpt.leaves(tmp_path / "good")][0][0] == "w"
+    assert [*eqx_ckpt.inspect.iter_leaves(tmp_path / "good")][0][0] == "w"
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
@@ -169,8 +169,8 @@ def test_leaves_one_by_one(tmp_path, layout, is_in_memory):
         "none": None,
     }
     eqx_ckpt.tree_serialise_leaves(path, tree, layout=layout)
-    found = {name: (r, x) for name, r, x in eqx_ckpt.leaves(path)}
-    assert found.keys() == eqx_ckpt.read_manifest(path).leaves.keys()
+    found = {name: (r, x) for name, r, x in eqx_ckpt.inspect.iter_leaves(path)}
+    assert found.keys() == eqx_ckpt.inspect.read_manifest(path).leaves.keys()
     record, w = found["model/w"]
     assert str(record) == "bfloat16[6]"
     assert type(w) is np.ndarray
@@ -180,12 +180,12 @@ def test_leaves_one_by_one(tmp_path, layout, is_in_memory):
     assert (found["key"][1] == np.asarray(jax.random.key_data(key))).all()
     assert found["host"][1].dtype == np.int64
     assert found["flags"][1].tolist() == [True, False]
-    names = [name for name, _, _ in eqx_ckpt.leaves(path, "model")]
+    names = [name for name, _, _ in eqx_ckpt.inspect.iter_leaves(path, "model")]
     assert sorted(names) == ["model/p", "model/w"]
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="Did you mean 'model'"):
-        eqx_ckpt.leaves(path, prefix="modle")
+        eqx_ckpt.inspect.iter_leaves(path, prefix="modle")
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-        eqx_ckpt.leaves(f"{path}-not-there")
+        eqx_ckpt.inspect.iter_leaves(f"{path}-not-there")
 
 
 def test_one_leaf_is_in_memory_at_a_time(tmp_path):
@@ -193,7 +193,7 @@ def test_one_leaf_is_in_memory_at_a_time(tmp_path):
     tree = {name: np.zeros(size, np.uint8) for name in "abc"}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
     alive: list[weakref.ref[np.ndarray]] = []
-    for _, _, array in eqx_ckpt.leaves(tmp_path / "c"):
+    for _, _, array in eqx_ckpt.inspect.iter_leaves(tmp_path / "c"):
         alive.append(weakref.ref(array))
         gc.collect()
         assert len([ref for ref in alive if ref() is not None]) == 1
@@ -205,7 +205,7 @@ def test_leaves_before_a_damaged_one_are_given(tmp_path):
     tree = {"a": np.zeros(2**25, np.uint8), "b": jnp.ones(3)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
     (tmp_path / "c/b/c.0").unlink()
-    leaves = eqx_ckpt.leaves(tmp_path / "c")
+    leaves = eqx_ckpt.inspect.iter_leaves(tmp_path / "c")
     assert next(leaves)[0] == "a"
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'b'"):
         next(leaves)
@@ -214,7 +214,7 @@ def test_leaves_before_a_damaged_one_are_given(tmp_path):
 def test_leaves_of_two_versions_are_not_mixed(tmp_path):
     tree = {"a": np.zeros(2**25, np.uint8), "b": jnp.ones(3)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
-    leaves = eqx_ckpt.leaves(tmp_path / "c")
+    leaves = eqx_ckpt.inspect.iter_leaves(tmp_path / "c")
     assert next(leaves)[0] == "a"
     other = {"a": tree["a"], "b": jnp.zeros(3)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", other, overwrite=True)

@@ -13,7 +13,7 @@ import eqx_ckpt
 
 def saved(path, tree, **options):
     eqx_ckpt.tree_serialise_leaves(path, tree, **options)
-    return eqx_ckpt.stats(path)
+    return eqx_ckpt.inspect.stats(path)
 
 
 FLOATS = ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2"]
@@ -72,19 +72,19 @@ def test_what_is_no_number(tmp_path):
     dates = np.array(["2026-01-02", "NaT", "2026-01-01"], "M8[D]")
     tree = {"key": jax.random.split(jax.random.key(0), (2, 3)), "dates": dates}
     found = saved(tmp_path / "c", tree)
-    assert found["key"] == eqx_ckpt.LeafStats(6)
+    assert found["key"] == eqx_ckpt.inspect.LeafStats(6)
     first, last = np.datetime64("2026-01-01"), np.datetime64("2026-01-02")
-    assert found["dates"] == eqx_ckpt.LeafStats(3, nan=1, min=first, max=last)
+    assert found["dates"] == eqx_ckpt.inspect.LeafStats(3, nan=1, min=first, max=last)
 
 
 def test_python_scalars(tmp_path):
     tree = {"i": 3, "f": -0.5, "b": True, "big": 10**30, "nan": math.nan, "c": 3 + 4j}
     found = saved(tmp_path / "c", tree)
-    assert found["i"] == eqx_ckpt.LeafStats(1, 0, 0, 3, 3, 3.0, 0.0, 3.0)
+    assert found["i"] == eqx_ckpt.inspect.LeafStats(1, 0, 0, 3, 3, 3.0, 0.0, 3.0)
     assert found["f"].min == -0.5
     assert found["b"].max == 1
     assert found["big"].max == 10**30
-    assert found["nan"] == eqx_ckpt.LeafStats(1, nan=1)
+    assert found["nan"] == eqx_ckpt.inspect.LeafStats(1, nan=1)
     assert (found["c"].mean, found["c"].norm) == (3 + 4j, 5)
 
 
@@ -92,9 +92,9 @@ def test_nothing_and_nothing_finite(tmp_path):
     inf = np.full(2, -np.inf)
     tree = {"none": np.zeros((0, 3)), "nan": np.full(4, np.nan), "inf": inf}
     found = saved(tmp_path / "c", tree)
-    assert found["none"] == eqx_ckpt.LeafStats(0)
-    assert found["nan"] == eqx_ckpt.LeafStats(4, nan=4)
-    assert found["inf"] == eqx_ckpt.LeafStats(2, inf=2)
+    assert found["none"] == eqx_ckpt.inspect.LeafStats(0)
+    assert found["nan"] == eqx_ckpt.inspect.LeafStats(4, nan=4)
+    assert found["inf"] == eqx_ckpt.inspect.LeafStats(2, inf=2)
 
 
 def test_sums_that_overflow(tmp_path):
@@ -116,9 +116,9 @@ def test_other_layouts(tmp_path, options):
 def test_a_part(tmp_path):
     tree = {"a": {"b": np.ones(2)}, "c": np.ones(2)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
-    assert list(eqx_ckpt.stats(tmp_path / "c", prefix="a")) == ["a/b"]
+    assert list(eqx_ckpt.inspect.stats(tmp_path / "c", prefix="a")) == ["a/b"]
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'d'"):
-        eqx_ckpt.stats(tmp_path / "c", prefix="d")
+        eqx_ckpt.inspect.stats(tmp_path / "c", prefix="d")
 
 
 def test_every_damaged_leaf_is_named(tmp_path):
@@ -127,7 +127,7 @@ def test_every_damaged_leaf_is_named(tmp_path):
     (tmp_path / "a/c.0").unlink()
     (tmp_path / "c/c.0").write_bytes(b"\1" * 44)
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'a'(.|\n)*'c'"):
-        eqx_ckpt.stats(tmp_path)
+        eqx_ckpt.inspect.stats(tmp_path)
 
 
 def test_every_dtype_of_one_byte(tmp_path):

@@ -63,7 +63,7 @@ def test_a_subclass_comes_back():
 def test_a_subclass_that_cannot_be_made(number, like, words):
     saved({"a": {"x": number}, "b": 1})
     tree = {"a": {"x": like}, "b": 0}
-    found = eqx_ckpt.match(PATH, tree)
+    found = eqx_ckpt.tree_match(PATH, tree)
     assert list(found.problems) == ["a/x"]
     assert found.leaves["a/x"].status == "kind"
     words = f"'a/x'.*{words}"

@@ -25,7 +25,7 @@ def saved(tree: Any) -> str:
 
 
 def restored(tree: Any, like: Any, transform: Any, **how: Any) -> Any:
-    match = eqx_ckpt.match(saved(tree), like, transform=transform, **how)
+    match = eqx_ckpt.tree_match(saved(tree), like, transform=transform, **how)
     assert match.ok, match
     return eqx_ckpt.tree_deserialise_leaves(PATH, like, transform=transform, **how)
 
@@ -39,18 +39,18 @@ def refused(tree: Any, like: Any, transform: Any, **how: Any) -> str:
     return str(error.value)
 
 
-class Counting(eqx_ckpt.Source):
+class Counting(eqx_ckpt.interop.Source):
     """A tree in memory, as a source that counts the bytes that are read."""
 
     def __init__(self, _: Any, tree: Any) -> None:
         eqx_ckpt.tree_serialise_leaves(PATH, tree, overwrite=True)
-        self._manifest = eqx_ckpt.read_manifest(PATH)
-        self._arrays = {n: array for n, _, array in eqx_ckpt.leaves(PATH)}
+        self._manifest = eqx_ckpt.inspect.read_manifest(PATH)
+        self._arrays = {n: array for n, _, array in eqx_ckpt.inspect.iter_leaves(PATH)}
         self.nbytes: dict[str, int] = {}
         self.regions: Counter[str] = Counter()
 
     @property
-    def manifest(self) -> eqx_ckpt.Manifest:
+    def manifest(self) -> eqx_ckpt.inspect.Manifest:
         return self._manifest
 
     def read(self, reads: Sequence[Any], damage: Any, report: Any = None) -> Any:
@@ -96,7 +96,7 @@ def test_the_example():
         "step": 3,
     }
     assert_same(restored(old, structs(new) | {"step": 0}, transform), new)
-    found = eqx_ckpt.match(PATH, structs(new), transform=transform)
+    found = eqx_ckpt.tree_match(PATH, structs(new), transform=transform)
     assert found.leaves["encoder/w"].status == "renamed"
     assert found.leaves["encoder/w"].origin == ("enc/w",)
     assert found.leaves["blocks/a"].status == "computed"
@@ -118,7 +118,7 @@ def test_only_what_is_wanted_is_read():
     )
     assert (found["sum"] == 5).all()
     assert source.nbytes == {"a": 16, "b": 32}
-    match = eqx_ckpt.match(
+    match = eqx_ckpt.tree_match(
         source, like, transform=transform, where=lambda tree: tree["sum"]
     )
     assert match.nbytes == 48
@@ -191,7 +191,7 @@ def test_arrays_that_the_transform_brings():
 
     new = old | {"wide": wide, "new": jnp.zeros(2), "key": jax.random.key(1)}
     assert_same(restored(old, new, transform), new)
-    text = str(eqx_ckpt.match(PATH, new, transform=transform))
+    text = str(eqx_ckpt.tree_match(PATH, new, transform=transform))
     assert "'wide': NumPy float64[1] that `transform` makes." in text
 
 
@@ -254,7 +254,7 @@ def test_a_prefix_that_is_one_leaf():
     assert_same(found, jnp.ones(2))
     for function, status in ((jax.nn.relu, "same"), (jax.nn.gelu, "changed")):
         how = {"transform": lambda f: f, "prefix": "f"}
-        (match,) = eqx_ckpt.match(PATH, function, **how).leaves.values()
+        (match,) = eqx_ckpt.tree_match(PATH, function, **how).leaves.values()
         assert match.status == status
         assert "relu" in match.found
     error = refused(old, jnp.zeros(2), lambda w: {"x": 1.0}, prefix="w")
@@ -297,7 +297,7 @@ def test_missing_is_said_in_words_of_both_trees():
         {"a": jnp.ones(3), "b": jnp.ones(3)}, two, lambda o: {"old": [*o.values()]}
     )
     assert "'new/0' in `like`, 'old/0' in what `transform` returns, and so on." in error
-    found = eqx_ckpt.match(
+    found = eqx_ckpt.tree_match(
         PATH, two, transform=lambda o: {} | o, missing="keep", unexpected="ignore"
     )
     assert "kept from `like`, not in what `transform` returns." in str(found)
@@ -413,14 +413,14 @@ def test_what_a_transform_does_wrong(transform, words):
 def test_it_has_to_be_a_function(unchecked):
     unchecked.tree_serialise_leaves(PATH, TREE, overwrite=True)
     with pytest.raises(unchecked.LeafMismatchError) as error:
-        unchecked.match(PATH, LIKE, transform="enc")
+        unchecked.tree_match(PATH, LIKE, transform="enc")
     assert "`transform` is 'enc'. Pass a function" in str(error.value)
 
 
 def test_the_cause_is_chained():
     saved(TREE)
     with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
-        eqx_ckpt.match(PATH, LIKE, transform=lambda old: old["x"])
+        eqx_ckpt.tree_match(PATH, LIKE, transform=lambda old: old["x"])
     assert isinstance(error.value.__cause__, KeyError)
 
 
@@ -494,7 +494,9 @@ def test_onto_other_devices():
     found = restored(sharded_blocks(), like, split, sharding=stages)
     assert found["a"].devices() == {jax.devices()[1]}
     assert found["b"].sharding == on("x")
-    assert eqx_ckpt.match(PATH, like, transform=split, sharding=stages).nbytes == 256
+    assert (
+        eqx_ckpt.tree_match(PATH, like, transform=split, sharding=stages).nbytes == 256
+    )
 
 
 def test_no_device_holds_a_large_leaf_alone():

@@ -108,7 +108,7 @@ def test_a_file_of_safetensors(tmp_path):
         "head": np.ones(5, np.float32),
     }
     library.save_file(weights, tmp_path / "model.safetensors")
-    source = eqx_ckpt.interop.safetensors(tmp_path / "model.safetensors")
+    source = eqx_ckpt.interop.open_safetensors(tmp_path / "model.safetensors")
 
     def transform(old: Any) -> Any:
         layers = [old["h"][i]["attn"]["weight"].T for i in range(2)]

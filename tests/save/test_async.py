@@ -70,7 +70,7 @@ def test_it_saves_what_the_sync_verb_saves(tmp_path, getkey):
     assert isinstance(saving, concurrent.futures.Future)
     assert saving.result() is None
     eqx_ckpt.tree_serialise_leaves(tmp_path / "b", tree)
-    a, b = (eqx_ckpt.read_manifest(tmp_path / name) for name in "ab")
+    a, b = (eqx_ckpt.inspect.read_manifest(tmp_path / name) for name in "ab")
     assert a == b
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "a", tree), tree)
 
@@ -129,7 +129,9 @@ def test_metadata_are_those_of_the_call(tmp_path):
     metadata["losses"].append(0.4)
     gate.opened.set()
     saving.result()
-    assert eqx_ckpt.read_manifest(tmp_path / "new").metadata == {"losses": [0.5]}
+    assert eqx_ckpt.inspect.read_manifest(tmp_path / "new").metadata == {
+        "losses": [0.5]
+    }
 
 
 def test_it_returns_before_the_data_are_written(tmp_path):
@@ -143,7 +145,7 @@ def test_it_returns_before_the_data_are_written(tmp_path):
     assert not (tmp_path / "new").exists()
     gate.opened.set()
     saving.result()
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 def test_what_does_not_fit_is_waited_for(tmp_path):
@@ -324,7 +326,7 @@ def test_the_interpreter_waits_for_a_save_and_says_so(tmp_path):
     done = run_python(PENDING.format(then="said.wait(50)"), str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
     assert "Waiting for the save of" in done.stderr
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 def test_a_failure_that_nobody_saw_is_shown_at_the_end(tmp_path):
@@ -367,7 +369,7 @@ def test_ctrl_c_at_the_end_gives_up_and_leaves_nothing(tmp_path):
     done = run_python(program, str(tmp_path / "new"))
     assert "The save was given up" in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
-    eqx_ckpt.verify(tmp_path / "old")
+    eqx_ckpt.inspect.verify(tmp_path / "old")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_after_a_restore(tmp_path, as_before):
     eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", TREE)
     assert as_before()
     eqx_ckpt.tree_like(tmp_path / "new")
-    eqx_ckpt.match(tmp_path / "new", TREE)
+    eqx_ckpt.tree_match(tmp_path / "new", TREE)
     assert as_before()
 
 

@@ -65,7 +65,7 @@ def test_the_bytes_are_those_of_tensorstore(tmp_path, tree, limit):
     spec = {"driver": "ocdbt", "base": f"file://{tmp_path}/ocdbt/"}
     database = ts.KvStore.open(spec).result()
     found = 0
-    for name in eqx_ckpt.read_manifest(tmp_path / "zarr").leaves:
+    for name in eqx_ckpt.inspect.read_manifest(tmp_path / "zarr").leaves:
         for file in (tmp_path / "zarr" / name).glob("*"):
             theirs = file.read_bytes()
             ours = database.read(f"{name}/{file.name}").result().value

@@ -38,8 +38,8 @@ def work():
     manager.save(3, {"step": 3})
     assert manager.restore({"step": 0}) == {"step": 3}
     for path in ("direct", "async", "small", "database"):
-        assert eqx_ckpt.stats(f"{FOLDER}/{path}")["w"].mean == 3.5
-    with eqx_ckpt.Recording(f"{FOLDER}/samples", {"x": np.ones(3)}) as recording:
+        assert eqx_ckpt.inspect.stats(f"{FOLDER}/{path}")["w"].mean == 3.5
+    with eqx_ckpt.recording.Recording(f"{FOLDER}/samples", {"x": np.ones(3)}) as recording:
         recording.append({"x": np.ones(3)})
         recording.commit()
     with eqx_ckpt.CheckpointManager("memory://ending/run") as manager:
@@ -76,8 +76,10 @@ def test_what_is_saved_then_is_there_or_raises(tmp_path, when):
     assert done.stdout == "all but the last\n", done.stderr
     assert "3 NaN, 0 infinite" in done.stderr
     for path in ("direct", "async", "small", "database", "closed/000002"):
-        eqx_ckpt.verify(tmp_path / path)
+        eqx_ckpt.inspect.verify(tmp_path / path)
     manager = eqx_ckpt.CheckpointManager(tmp_path / "run")
     assert manager.steps() == ([1, 2, 3] if when == "after" else [3])
-    with eqx_ckpt.Recording(tmp_path / "samples", {"x": np.ones(3)}) as recording:
+    with eqx_ckpt.recording.Recording(
+        tmp_path / "samples", {"x": np.ones(3)}
+    ) as recording:
         assert recording.committed == 1

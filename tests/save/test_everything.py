@@ -180,15 +180,18 @@ def test_everything(tree, layout, tmp_path):
         for key, value in tree.items()
     }
     for like in (tree, skeleton):
-        assert eqx_ckpt.match(path, like).problems == {}
+        assert eqx_ckpt.tree_match(path, like).problems == {}
         assert_same(eqx_ckpt.tree_deserialise_leaves(path, like), tree)
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
     # The dictionaries of `tree_like` have the names of the modules' leaves.
     copy = eqx_ckpt.tree_deserialise_leaves(path, eqx_ckpt.tree_like(path))
-    assert_same(eqx_ckpt.from_state_dict(tree, copy), tree)
+    assert_same(eqx_ckpt.interop.from_state_dict(tree, copy), tree)
     eqx_ckpt.tree_serialise_leaves(tmp_path / "copy", copy, layout=layout)
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "copy", tree), tree)
 
 
 def test_everything_in_memory(tree):
-    assert_same(eqx_ckpt.from_state_dict(tree, eqx_ckpt.to_state_dict(tree)), tree)
+    assert_same(
+        eqx_ckpt.interop.from_state_dict(tree, eqx_ckpt.interop.to_state_dict(tree)),
+        tree,
+    )

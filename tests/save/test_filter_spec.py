@@ -149,7 +149,7 @@ def test_a_spec_does_what_it_does_in_equinox(name, tmp_path):
     assert_same(
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like(), load), expected
     )
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", ["wrap", "strings", "skip", "ours"])
@@ -157,7 +157,7 @@ def test_what_a_spec_leaves_to_the_default_becomes_an_array(name):
     save, _ = SPECS[name]
     leaf = {"x": jnp.ones(3), "n": np.ones(3), "s": 5, "b": True}
     eqx_ckpt.tree_serialise_leaves(PATH, leaf, save, overwrite=True)
-    kinds = {n: r.kind for n, r in eqx_ckpt.read_manifest(PATH).leaves.items()}
+    kinds = {n: r.kind for n, r in eqx_ckpt.inspect.read_manifest(PATH).leaves.items()}
     expected = {"x": "jax", "n": "numpy", "s": "int", "b": "bool"}
     if name == "skip":
         del expected["x"]
@@ -193,7 +193,7 @@ def test_a_spec_acts_by_name():
 
     eqx_ckpt.tree_serialise_leaves(PATH, tree(), spec, overwrite=True)
     assert seen["a/0"] == "['a'][0]"
-    assert list(eqx_ckpt.read_manifest(PATH).leaves) == ["a/0", "a/1"]
+    assert list(eqx_ckpt.inspect.read_manifest(PATH).leaves) == ["a/0", "a/1"]
 
     def back(f, x):
         if f.name.startswith("b/"):
@@ -265,7 +265,7 @@ def test_bytes_need_the_spec_that_reads_them():
 
 def test_a_leaf_that_the_spec_skipped_is_missing():
     eqx_ckpt.tree_serialise_leaves(PATH, tree(), skip_jax, overwrite=True)
-    found = eqx_ckpt.match(PATH, like())
+    found = eqx_ckpt.tree_match(PATH, like())
     assert sorted(found.problems) == ["a/0", "b/h"]
     assert "skipped" in str(found.leaves["a/0"].found)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="(?s)'a/0'.*'b/h'"):
@@ -328,7 +328,7 @@ def test_a_spec_may_skip_what_cannot_be_saved():
             eqx_ckpt.default_serialise_filter_spec(f, x)
 
     eqx_ckpt.tree_serialise_leaves(PATH, leaves, spec, overwrite=True)
-    assert list(eqx_ckpt.read_manifest(PATH).leaves) == ["x"]
+    assert list(eqx_ckpt.inspect.read_manifest(PATH).leaves) == ["x"]
 
 
 def test_is_leaf_and_a_spec_for_whole_layers(getkey):
@@ -373,7 +373,7 @@ def test_match_does_not_know_what_a_spec_does():
     everywhere = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
     kept = jax.device_put(jnp.zeros(4), everywhere)
     like = {**saved, "text": "", "kept": kept, "new": 1.0, "act": max}
-    found = eqx_ckpt.match("memory://custom", like, spec)
+    found = eqx_ckpt.tree_match("memory://custom", like, spec)
     expected = dict.fromkeys(["text", "kept", "w", "new"], "custom")
     expected |= {"act": "changed", "abs": "same"}
     assert {name: leaf.status for name, leaf in found.leaves.items()} == expected
@@ -388,6 +388,6 @@ def test_match_does_not_know_what_a_spec_does():
 def test_a_spec_returns_a_leaf_like_that_in_like_where_nothing_is_saved():
     eqx_ckpt.tree_serialise_leaves("memory://custom", {}, overwrite=True)
     like = {"x": jnp.zeros(3)}
-    for restore in (eqx_ckpt.tree_deserialise_leaves, eqx_ckpt.match):
+    for restore in (eqx_ckpt.tree_deserialise_leaves, eqx_ckpt.tree_match):
         with pytest.raises(eqx_ckpt.LeafMismatchError, match="`filter_spec` ret.*'x'"):
             restore("memory://custom", like, lambda f, x: jnp.zeros(7))

@@ -62,10 +62,10 @@ def default_back(f, x):
 def test_an_array_of_any_dtype_both_ways(array, order):
     tree = {"x": array.T if order == "T" else np.asarray(array, order=order)}
     eqx_ckpt.tree_serialise_leaves(PATH, tree, overwrite=True)
-    by_us = eqx_ckpt.read_manifest(PATH).leaves
+    by_us = eqx_ckpt.inspect.read_manifest(PATH).leaves
     for spec in (default, lambda f, x: np.save(f, x)):
         eqx_ckpt.tree_serialise_leaves(PATH, tree, spec, overwrite=True)
-        assert eqx_ckpt.read_manifest(PATH).leaves == by_us
+        assert eqx_ckpt.inspect.read_manifest(PATH).leaves == by_us
     for spec in (default_back, lambda f, x: np.load(f)):
         assert_same(eqx_ckpt.tree_deserialise_leaves(PATH, tree, spec), tree)
 
@@ -90,7 +90,7 @@ def test_the_file_is_what_numpy_writes(array):
 )
 def test_a_number_both_ways(value):
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": value}, default, overwrite=True)
-    (record,) = eqx_ckpt.read_manifest(PATH).leaves.values()
+    (record,) = eqx_ckpt.inspect.read_manifest(PATH).leaves.values()
     assert record.kind == type(value).__name__
     restored = eqx_ckpt.tree_deserialise_leaves(PATH, {"x": value})
     assert_same(restored, {"x": value})

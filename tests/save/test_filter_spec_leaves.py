@@ -20,7 +20,7 @@ PATH = "memory://spec_leaves"
 
 def save(tree, spec):
     eqx_ckpt.tree_serialise_leaves(PATH, tree, spec, overwrite=True)
-    return eqx_ckpt.read_manifest(PATH).leaves
+    return eqx_ckpt.inspect.read_manifest(PATH).leaves
 
 
 def equinox_default(f, x):
@@ -140,7 +140,7 @@ def test_no_byte_is_a_leaf_too(layout, write, tmp_path):
         tmp_path / "new", {"empty": "?", "name": "?"}, lambda f, x: f.read().decode()
     )
     assert restored == tree
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 def test_a_spec_may_close_the_file():

@@ -66,11 +66,11 @@ def golden_tree():
 @pytest.mark.parametrize(("name", "layout"), [("v1", "zarr"), ("v1-ocdbt", "ocdbt")])
 def test_the_golden_checkpoints_restore(name, layout):
     golden = DATA / name
-    eqx_ckpt.verify(golden)
+    eqx_ckpt.inspect.verify(golden)
     like = golden_tree()
     assert_same(eqx_ckpt.tree_deserialise_leaves(golden, like), like)
-    assert eqx_ckpt.match(golden, like).ok
-    manifest = eqx_ckpt.read_manifest(golden)
+    assert eqx_ckpt.tree_match(golden, like).ok
+    manifest = eqx_ckpt.inspect.read_manifest(golden)
     assert (manifest.format_version, manifest.layout) == (1, layout)
     assert manifest.metadata == {"loss": 0.25}
 
@@ -175,4 +175,4 @@ def test_a_newer_format_says_that_it_is_newer(tmp_path):
     digest = hashlib.sha256(blank.encode()).hexdigest()
     manifest.write_text(blank.replace("0" * 64, digest, 1))
     with pytest.raises(eqx_ckpt.CheckpointError, match="format version 2.*upgrade"):
-        eqx_ckpt.read_manifest(tmp_path / "new")
+        eqx_ckpt.inspect.read_manifest(tmp_path / "new")

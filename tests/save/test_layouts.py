@@ -60,8 +60,8 @@ def test_every_kind_of_leaf(layout, compression, tmp_path):
     compression = COMPRESSIONS[compression]
     with small_chunks(200):
         save(tmp_path / "new", tree, layout=layout, compression=compression)
-    assert eqx_ckpt.read_manifest(tmp_path / "new").layout == layout
-    eqx_ckpt.verify(tmp_path / "new")
+    assert eqx_ckpt.inspect.read_manifest(tmp_path / "new").layout == layout
+    eqx_ckpt.inspect.verify(tmp_path / "new")
     assert_same(restore(tmp_path / "new", tree), tree)
     like = eqx_ckpt.tree_like(tmp_path / "new", prefix="kinds")
     assert_same(restore(tmp_path / "new", like, prefix="kinds"), tree["kinds"])
@@ -90,7 +90,7 @@ def test_any_tree(tmp_path_factory, tree, way, size):
 def test_what_a_rule_says_is_in_the_manifest(tmp_path):
     tree = {"w": jnp.ones(9), "b": np.ones(9), "none": 3}
     save(tmp_path / "new", tree, compression=by_name)
-    leaves = eqx_ckpt.read_manifest(tmp_path / "new").leaves
+    leaves = eqx_ckpt.inspect.read_manifest(tmp_path / "new").leaves
     assert leaves["w"].compression == "zstd"
     assert leaves["b"].compression is None
 
@@ -169,7 +169,9 @@ def test_shardings(layout, compression, tmp_path):
         for leaf in restored.values():
             assert leaf.sharding.is_equivalent_to(sharding, 2)
             np.testing.assert_array_equal(leaf, weight)
-    restored = restore(tmp_path / "new", saved, sharding=others[0], read_once=True)
+    restored = restore(
+        tmp_path / "new", saved, sharding=others[0], broadcast_replicas=True
+    )
     np.testing.assert_array_equal(restored["rows"], weight)
 
 
@@ -186,7 +188,7 @@ def test_little_room_for_copies(layout, tmp_path):
 def test_pieces_that_are_larger_than_a_batch(zygote, disk):
     """Whoever encodes them must not wait for the next one, which has no room yet."""
     path = str(disk / "new")
-    outcome = zygote.run(databases.save_large_pieces, path, deadline=30)
+    outcome = zygote.run(databases.save_large_pieces, path, timeout=30)
     assert outcome.error is None
     assert not outcome.signal
 
@@ -223,7 +225,7 @@ def test_overwriting(before, after, tmp_path):
         save(path, tree, layout=layout, overwrite=True)
         for _ in range(2):
             assert_same(restore(path, {"w": np.zeros(1000, int), "n": 0}), tree)
-        eqx_ckpt.verify(path)
+        eqx_ckpt.inspect.verify(path)
         assert (path / "manifest.ocdbt").exists() == (layout == "ocdbt")
         assert (path / "w").exists() == (layout == "zarr")
 
@@ -262,7 +264,9 @@ def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
     )
     tree = {f"n{i}": np.full(40, i) for i in range(100)}
     save(tmp_path / "new", tree, layout="ocdbt")
-    found = {name: array for name, _, array in eqx_ckpt.leaves(tmp_path / "new")}
+    found = {
+        name: array for name, _, array in eqx_ckpt.inspect.iter_leaves(tmp_path / "new")
+    }
     assert_same(found, tree)
     assert len(dumped) == 2
 

@@ -57,7 +57,7 @@ def test_jax_arrays(dtype, shape, tmp_path):
     for like in (tree, structs(tree), eqx_ckpt.tree_like(tmp_path / "new")):
         restored = eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like)
         assert_same(restored, tree)
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 @pytest.mark.parametrize("dtype", [*JAX_DTYPES, *WIDE_DTYPES])
@@ -97,7 +97,7 @@ def test_a_narrowed_skeleton_does_not_narrow_the_data():
 def test_dtypes_of_numpy_only(dtype):
     array = np.arange(6).astype(dtype).reshape(2, 3)
     assert_same(roundtrip(array), array)
-    assert eqx_ckpt.read_manifest(PATH).leaves["@root"].dtype == array.dtype.str
+    assert eqx_ckpt.inspect.read_manifest(PATH).leaves["@root"].dtype == array.dtype.str
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_shared_layers():
     model = Tied(jax.random.key(0))
     like = eqx.filter_eval_shape(Tied, jax.random.key(0))
     restored = roundtrip(model, like)
-    assert len(eqx_ckpt.read_manifest(PATH).leaves) == 1
+    assert len(eqx_ckpt.inspect.read_manifest(PATH).leaves) == 1
     embedding, linear = restored.shared()
     assert linear.weight is embedding.weight
     assert bits(embedding.weight) == bits(model.shared()[0].weight)
@@ -295,7 +295,7 @@ def test_optimiser_states(optimiser, getkey):
 def test_trees_with_next_to_nothing(tree, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree)
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
 def deleted():
@@ -385,7 +385,7 @@ def test_any_tree_comes_back(tmp_path_factory, tree):
     eqx_ckpt.tree_serialise_leaves(path, tree)
     for like in (tree, structs(tree)):
         assert_same(eqx_ckpt.tree_deserialise_leaves(path, like), tree)
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
 
 
 def test_ml_dtypes_that_jax_lacks():
@@ -420,7 +420,7 @@ def test_any_object_is_left_out(leaf):
     eqx_ckpt.tree_serialise_leaves("memory://objects", tree, overwrite=True)
     restored = eqx_ckpt.tree_deserialise_leaves("memory://objects", tree)
     assert restored["f"] is leaf
-    assert eqx_ckpt.match("memory://objects", tree).ok
-    text = eqx_ckpt.read_manifest("memory://objects").unsaved["f"]
+    assert eqx_ckpt.tree_match("memory://objects", tree).ok
+    text = eqx_ckpt.inspect.read_manifest("memory://objects").unsaved["f"]
     assert "None" not in text
     assert "0x" not in text

@@ -29,7 +29,7 @@ def test_they_are_refused_by_all_that_save(
     old = {"old": A}
     eqx_ckpt.tree_serialise_leaves(root / "old", old)
     eqx_ckpt.tree_serialise_leaves(other, tree)
-    flat = {name: array for name, _, array in eqx_ckpt.leaves(other)}
+    flat = {name: array for name, _, array in eqx_ckpt.inspect.iter_leaves(other)}
     np.savez(f"{other}.npz", **flat)
     found = zygote.call(folding.errors, str(root), tree, tree, str(other))
     assert len(found) == 8
@@ -95,6 +95,6 @@ def test_a_checkpoint_that_was_copied_there_is_never_wrong(
 def test_where_case_counts_each_has_its_directory(tmp_path: pathlib.Path) -> None:
     for tree, pair in PAIRS:
         eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, overwrite=True)
-        assert {*pair} <= {*eqx_ckpt.read_manifest(tmp_path / "new").leaves}
+        assert {*pair} <= {*eqx_ckpt.inspect.read_manifest(tmp_path / "new").leaves}
         assert all((tmp_path / "new" / name / "c.0").is_file() for name in pair)
         assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)

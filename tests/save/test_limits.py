@@ -30,7 +30,7 @@ def test_a_manifest_that_would_be_too_large(tmp_path, monkeypatch, limit, layout
             manager.save(2, {"history": history})
         assert manager.steps() == [1]
         assert len(list(tmp_path.iterdir())) == 1
-    eqx_ckpt.verify(tmp_path / "000001")
+    eqx_ckpt.inspect.verify(tmp_path / "000001")
 
 
 def test_metadata_fit_where_their_save_says_so():
@@ -42,7 +42,7 @@ def test_metadata_fit_where_their_save_says_so():
     for most, more in [(deep, [deep]), ([text], [text + "x"])]:
         args = ("memory://limits", 1)
         eqx_ckpt.tree_serialise_leaves(*args, metadata=most, overwrite=True)
-        assert eqx_ckpt.read_manifest("memory://limits").metadata == most
+        assert eqx_ckpt.inspect.read_manifest("memory://limits").metadata == most
         with pytest.raises(eqx_ckpt.CheckpointError, match="`metadata` cannot be"):
             eqx_ckpt.tree_serialise_leaves(*args, metadata=more, overwrite=True)
 
@@ -88,7 +88,7 @@ def test_a_key_of_which_the_name_is_cut(key):
     """Its path is in the manifest as a text that JSON does not change."""
     tree = {"a": [{key: {"b": 5}}]}
     eqx_ckpt.tree_serialise_leaves("memory://cut", tree, overwrite=True)
-    (record,) = eqx_ckpt.read_manifest("memory://cut").leaves.values()
+    (record,) = eqx_ckpt.inspect.read_manifest("memory://cut").leaves.values()
     assert record.path == (("key", "a"), ("index", 0), ("key", key), ("key", "b"))
     assert eqx_ckpt.tree_deserialise_leaves("memory://cut", tree) == tree
 
@@ -114,7 +114,7 @@ def test_scalars_of_arrays_as_metadata(scalar, expected):
     eqx_ckpt.tree_serialise_leaves(
         "memory://metadata", 1, metadata={"loss": [scalar]}, overwrite=True
     )
-    (found,) = eqx_ckpt.read_manifest("memory://metadata").metadata["loss"]
+    (found,) = eqx_ckpt.inspect.read_manifest("memory://metadata").metadata["loss"]
     assert type(found) is type(expected)
     assert repr(found) == repr(expected)
 
@@ -173,7 +173,7 @@ def test_a_path_that_is_just_short_enough(tmp_path):
     """What is not refused can be written."""
     levels = (4095 - 80 - len(str(tmp_path))) // 18
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", nested(levels))
-    eqx_ckpt.verify(tmp_path / "new")
+    eqx_ckpt.inspect.verify(tmp_path / "new")
     with pytest.raises(eqx_ckpt.LeafNameError, match="nest the PyTree less"):
         eqx_ckpt.tree_serialise_leaves(tmp_path / "other", nested(levels + 2))
 
@@ -193,7 +193,7 @@ def test_the_name_of_a_directory_that_no_file_system_takes(tmp_path, name):
     for use in (
         lambda: eqx_ckpt.tree_serialise_leaves(path, 5),
         lambda: eqx_ckpt.tree_deserialise_leaves(path, 5),
-        lambda: eqx_ckpt.verify(path),
+        lambda: eqx_ckpt.inspect.verify(path),
         lambda: eqx_ckpt.CheckpointManager(path),
     ):
         with pytest.raises(

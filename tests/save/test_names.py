@@ -33,7 +33,7 @@ trees = st.recursive(
 
 
 def names(path) -> list[str]:
-    return list(eqx_ckpt.read_manifest(path).leaves)
+    return list(eqx_ckpt.inspect.read_manifest(path).leaves)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_keys_that_are_equal_to_text_or_an_integer(key, plain):
     """They have the same name, so that either restores what the other saved."""
     for saved, like in [(key, plain), (plain, key)]:
         eqx_ckpt.tree_serialise_leaves("memory://enum", {saved: 5}, overwrite=True)
-        (record,) = eqx_ckpt.read_manifest("memory://enum").leaves.values()
+        (record,) = eqx_ckpt.inspect.read_manifest("memory://enum").leaves.values()
         assert record.path == (("key", plain),)
         restored = eqx_ckpt.tree_deserialise_leaves("memory://enum", {like: 0})
         assert restored == {plain: 5}
@@ -187,7 +187,7 @@ def test_another_layer_does_not_rename_the_state_of_the_others():
     state = jtu.tree_map(lambda x: x + 1 if x.dtype == jnp.float32 else x, state)
     _, larger = eqx.nn.make_with_state(Net)(extra=True)
     eqx_ckpt.tree_serialise_leaves("memory://state", state, overwrite=True)
-    found = eqx_ckpt.match("memory://state", larger)
+    found = eqx_ckpt.tree_match("memory://state", larger)
     assert {leaf.status for leaf in found.leaves.values()} == {"same", "missing"}
     assert all("layers.1." in name for name in found.problems)
 

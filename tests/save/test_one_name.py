@@ -138,13 +138,13 @@ def test_a_save_has_one_name_for_each(tree, expected, arrays, tmp_path):
     assert specs == {*expected}
     assert codecs == arrays
     assert done - {""} == arrays
-    assert {*eqx_ckpt.read_manifest(place).leaves} == {*expected}
+    assert {*eqx_ckpt.inspect.read_manifest(place).leaves} == {*expected}
     # So it does on the disk.
     folders = {file.rpartition("/")[0] for file in files_below(place)}
     assert folders - {""} == arrays
     for layout in ("ocdbt", "zarr"):
         eqx_ckpt.copy(place, MEMORY, layout=layout, overwrite=True)
-        assert {*eqx_ckpt.read_manifest(MEMORY).leaves} == {*expected}
+        assert {*eqx_ckpt.inspect.read_manifest(MEMORY).leaves} == {*expected}
         assert_same(eqx_ckpt.tree_deserialise_leaves(MEMORY, tree), tree)
 
 
@@ -183,8 +183,8 @@ def test_a_restore_has_one_name_for_each(tree, expected, arrays, path):
     kept.clear()
     restore(path, {}, unexpected=lambda name: kept.add(name) or "ignore")
     assert kept == {*expected}
-    assert {*eqx_ckpt.match(path, tree).leaves} == {*expected}
-    found = eqx_ckpt.match(path, tree, transform=lambda old: old)
+    assert {*eqx_ckpt.tree_match(path, tree).leaves} == {*expected}
+    found = eqx_ckpt.tree_match(path, tree, transform=lambda old: old)
     assert {*found.leaves} == {*expected}
     assert found.ok
     wrong = jax.tree.map(lambda x: np.zeros((7, 7)), tree)
@@ -199,8 +199,10 @@ def test_a_prefix_is_the_name_of_a_node(tree, expected, path):
             continue
         below = {n for n in expected if n == name or n.startswith(f"{name}/")}
         below = below if name else {*expected}
-        names = {found: value for found, _, value in eqx_ckpt.leaves(path, name)}
-        assert {*names} == below == {*eqx_ckpt.stats(path, name)}
+        names = {
+            found: value for found, _, value in eqx_ckpt.inspect.iter_leaves(path, name)
+        }
+        assert {*names} == below == {*eqx_ckpt.inspect.stats(path, name)}
         assert_same(
             [np.asarray(value) for _, value in sorted(names.items())],
             [np.asarray(expected[n]) for n in sorted(below)],
@@ -218,10 +220,12 @@ def test_a_prefix_is_the_name_of_a_node(tree, expected, path):
 
 
 def test_a_state_dict_has_the_same_names(tree, expected):
-    state, names = eqx_ckpt.to_state_dict(tree), set()
+    state, names = eqx_ckpt.interop.to_state_dict(tree), set()
     assert {name for name, node in nodes(state) if is_leaf(node)} == {*expected}
-    assert_same(eqx_ckpt.from_state_dict(tree, state), tree)
-    eqx_ckpt.from_state_dict({}, state, unexpected=lambda n: names.add(n) or "ignore")
+    assert_same(eqx_ckpt.interop.from_state_dict(tree, state), tree)
+    eqx_ckpt.interop.from_state_dict(
+        {}, state, unexpected=lambda n: names.add(n) or "ignore"
+    )
     assert names == {*expected}
 
 
@@ -266,16 +270,22 @@ def test_a_manager_and_a_recording_have_the_same_names(
 ):
     with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, tree).result()
-        assert {*eqx_ckpt.read_manifest(tmp_path / "run/000001").leaves} == {*expected}
+        assert {*eqx_ckpt.inspect.read_manifest(tmp_path / "run/000001").leaves} == {
+            *expected
+        }
         assert_same(manager.restore(tree), tree)
     sample = jax.tree.map(np.asarray, tree)
     codecs = set()
-    with eqx_ckpt.Recording(
+    with eqx_ckpt.recording.Recording(
         tmp_path / "new",
         sample,
         compression=lambda name, record: codecs.add(name),
     ) as recording:
         recording.extend(jax.tree.map(lambda x: x[None], sample))
-    assert codecs == {*eqx_ckpt.read_manifest(tmp_path / "new").leaves} == {*expected}
-    for name, _, value in eqx_ckpt.leaves(tmp_path / "new"):
+    assert (
+        codecs
+        == {*eqx_ckpt.inspect.read_manifest(tmp_path / "new").leaves}
+        == {*expected}
+    )
+    for name, _, value in eqx_ckpt.inspect.iter_leaves(tmp_path / "new"):
         np.testing.assert_array_equal(value[0], np.asarray(expected[name]))

@@ -127,7 +127,11 @@ def test_no_checkpoint_there(name, tmp_path):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "zarr.json").write_text('{"zarr_format": 3}')
-    for reader in (eqx_ckpt.read_manifest, eqx_ckpt.tree_like, eqx_ckpt.verify):
+    for reader in (
+        eqx_ckpt.inspect.read_manifest,
+        eqx_ckpt.tree_like,
+        eqx_ckpt.inspect.verify,
+    ):
         with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=name):
             reader(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=name):
@@ -149,7 +153,7 @@ def test_metadata(metadata):
     eqx_ckpt.tree_serialise_leaves(
         "memory://metadata", TREE, metadata=metadata, overwrite=True
     )
-    restored = eqx_ckpt.read_manifest("memory://metadata").metadata
+    restored = eqx_ckpt.inspect.read_manifest("memory://metadata").metadata
     assert repr(restored) == repr(metadata)
 
 

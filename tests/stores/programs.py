@@ -20,7 +20,7 @@ from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
 from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
 from faults.failing_jobs import caught, state
-from faults.programs import assert_same, DEADLINE
+from faults.programs import assert_same, TIMEOUT
 
 from .place import Place
 from .values import bucket_at
@@ -49,7 +49,7 @@ def small(step: int) -> dict[str, Any]:
     return {"w": jnp.full(3, step), "history": np.full(5, step), "step": step}
 
 
-def save_and_die(run: str, layout: eqx_ckpt.Layout) -> None:
+def save_and_die(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     """Save step 1; then the process is killed before the commit of step 2."""
 
     def die(phase: str, *_: Any) -> None:
@@ -62,9 +62,9 @@ def save_and_die(run: str, layout: eqx_ckpt.Layout) -> None:
         manager.save(2, small(2))
 
 
-def train(run: str, layout: eqx_ckpt.Layout) -> dict[str, Any]:
+def train(run: str, layout: eqx_ckpt.typing.Layout) -> dict[str, Any]:
     """A run with retention, and with damage that only process 1 meets."""
-    options = {"layout": layout, "deadline": DEADLINE}
+    options = {"layout": layout, "timeout": TIMEOUT}
     keep = eqx_ckpt.keep_last(2)
     manager = eqx_ckpt.CheckpointManager(run, keep=keep, **options)
     assert manager.latest() is None
@@ -98,19 +98,19 @@ def damage(manager: eqx_ckpt.CheckpointManager, run: str) -> tuple[str, str]:
     return caught(manager.restore, state(0))
 
 
-def save_what_one_cannot(path: str, layout: eqx_ckpt.Layout) -> tuple[str, str]:
+def save_what_one_cannot(path: str, layout: eqx_ckpt.typing.Layout) -> tuple[str, str]:
     """The store denies something to one of the processes."""
     save = eqx_ckpt.tree_serialise_leaves
-    return caught(save, path, state(1), layout=layout, deadline=DEADLINE)
+    return caught(save, path, state(1), layout=layout, timeout=TIMEOUT)
 
 
-def resume(run: str, layout: eqx_ckpt.Layout) -> tuple[list[int], list[int]]:
+def resume(run: str, layout: eqx_ckpt.typing.Layout) -> tuple[list[int], list[int]]:
     """Every step is whole, and the run goes on."""
-    options = {"layout": layout, "deadline": DEADLINE}
+    options = {"layout": layout, "timeout": TIMEOUT}
     with eqx_ckpt.CheckpointManager(run, **options) as manager:
         found = manager.steps()
         for step in found:
-            eqx_ckpt.verify(f"{run}/{step:06d}")
+            eqx_ckpt.inspect.verify(f"{run}/{step:06d}")
             assert_same(manager.restore(state(0), step), state(step))
         if found[-1] == 1:
             manager.save(2, state(2)).result()
@@ -131,7 +131,7 @@ def stopping(
     operation(run, layout)
 
 
-def save_to_another_store(path: str, layout: eqx_ckpt.Layout) -> tuple[str, str]:
+def save_to_another_store(path: str, layout: eqx_ckpt.typing.Layout) -> tuple[str, str]:
     """To process 1, the URL is another place, which nobody else sees."""
 
     def elsewhere(values: KeyValues) -> Any:
@@ -140,4 +140,4 @@ def save_to_another_store(path: str, layout: eqx_ckpt.Layout) -> tuple[str, str]
     if jax.process_index() == 1:
         KeyValues.open = elsewhere
     save = eqx_ckpt.tree_serialise_leaves
-    return caught(save, path, state(1), layout=layout, deadline=DEADLINE)
+    return caught(save, path, state(1), layout=layout, timeout=TIMEOUT)

@@ -44,7 +44,7 @@ STOPPED = ("before", "after", "busy")
 
 
 @ft.cache
-def objects(layout: eqx_ckpt.Layout) -> dict[str, bytes]:
+def objects(layout: eqx_ckpt.typing.Layout) -> dict[str, bytes]:
     """Of a run with the steps of `BEFORE`, and of two saves that died."""
     run = f"memory://{uuid.uuid4().hex}"
     for step, seed in BEFORE.items():
@@ -58,21 +58,21 @@ def objects(layout: eqx_ckpt.Layout) -> dict[str, bytes]:
     return found
 
 
-def save(run: str, layout: eqx_ckpt.Layout) -> None:
+def save(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     eqx_ckpt.tree_serialise_leaves(f"{run}/000003", tree(NEW), layout=layout)
 
 
-def overwrite(run: str, layout: eqx_ckpt.Layout) -> None:
+def overwrite(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     path = f"{run}/000002"
     eqx_ckpt.tree_serialise_leaves(path, tree(NEW), layout=layout, overwrite=True)
 
 
-def retain(run: str, layout: eqx_ckpt.Layout) -> None:
+def retain(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     with CheckpointManager(run, keep=keep_last(1), layout=layout) as manager:
         manager.save(3, tree(NEW)).result()
 
 
-def sweep(run: str, layout: eqx_ckpt.Layout) -> None:
+def sweep(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     steps = locate(run).steps()
     clock: Any = heartbeat.clock
     for _ in range(2):
@@ -80,13 +80,13 @@ def sweep(run: str, layout: eqx_ckpt.Layout) -> None:
         clock.now += heartbeat.ORPHANED_AFTER + 1
 
 
-def restore(run: str, layout: eqx_ckpt.Layout) -> None:
+def restore(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     with CheckpointManager(run) as manager:
         assert_same(manager.restore(tree(0)), tree(2))
         assert manager.best("loss") == 1
 
 
-def export(run: str, layout: eqx_ckpt.Layout) -> None:
+def export(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     eqx_ckpt.copy(f"{run}/000002", f"{run}/000003", layout=layout)
 
 
@@ -107,9 +107,11 @@ class Run:
     # Where a process that is to be stopped says which one it is.
     pid_file: pathlib.Path
 
-    def __init__(self, place: Place, clock: Clock, layout: eqx_ckpt.Layout) -> None:
+    def __init__(
+        self, place: Place, clock: Clock, layout: eqx_ckpt.typing.Layout
+    ) -> None:
         self.place, self._clock = place, clock
-        self.layout: eqx_ckpt.Layout = layout
+        self.layout: eqx_ckpt.typing.Layout = layout
         self._numbers = itertools.count()
         self._begin()
 
@@ -193,7 +195,7 @@ class Run:
         self,
         operation: Callable[..., None],
         faults: dict[int, str],
-        perform: Callable[[str, eqx_ckpt.Layout], None] | None = None,
+        perform: Callable[[str, eqx_ckpt.typing.Layout], None] | None = None,
     ) -> Exception | None:
         """Perform an operation with faults, by the number of a request; look after."""
         self._begin()
@@ -315,7 +317,7 @@ def test_a_process_that_is_stopped(
     """For longer than a manager waits, while a request is on its way."""
     run.pid_file = tmp_path / "pid"
 
-    def perform(url: str, layout: eqx_ckpt.Layout) -> None:
+    def perform(url: str, layout: eqx_ckpt.typing.Layout) -> None:
         program = ft.partial(programs.stopping, operation, run.pid_file)
         zygote.call(programs.at, programs.environment(run.place), program, url, layout)
 

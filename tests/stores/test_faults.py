@@ -16,7 +16,7 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt import Store
+from eqx_ckpt import StorePath
 from eqx_ckpt._storage.bucket import bucket_attempt, bucket_steps
 from eqx_ckpt._storage.calls import send_window as window, tensorstore_calls as kvstore
 from eqx_ckpt._storage.chunks import chunk_values
@@ -105,7 +105,7 @@ def keys(place: Place) -> set[str]:
 def debris(place: Place) -> set[str]:
     """The keys that are not of the checkpoint, if there is one."""
     try:
-        own = eqx_ckpt.read_manifest(place.url).root
+        own = eqx_ckpt.inspect.read_manifest(place.url).root
     except eqx_ckpt.CheckpointNotFoundError:
         return keys(place)
     return {k for k in keys(place) if k != "zarr.json" and not k.startswith(own)}
@@ -175,7 +175,7 @@ def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
     assert struck
     assert save(here, 4, layout=layout, overwrite=True) is None
     assert found(here) == 4
-    eqx_ckpt.verify(here.url)
+    eqx_ckpt.inspect.verify(here.url)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_a_restore(place, layout, request_, actions):
     assert save(place, 1, layout=layout) is None
     readers: dict[str, Callable[[], Any]] = {
         "restore": lambda: eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)),
-        "verify": lambda: eqx_ckpt.verify(place.url),
-        "match": lambda: eqx_ckpt.match(place.url, tree(0)),
+        "verify": lambda: eqx_ckpt.inspect.verify(place.url),
+        "match": lambda: eqx_ckpt.tree_match(place.url, tree(0)),
     }
     struck = 0
     for action, when, reader in itertools.product(
@@ -241,7 +241,7 @@ def test_a_commit_of_which_no_news_can_be_trusted(place, action):
             assert found(here) == 2, said(error)
             assert error is None or "is not known" in said(error)
             assert len(place.proxy.requests) > begin
-            eqx_ckpt.verify(here.url)
+            eqx_ckpt.inspect.verify(here.url)
 
 
 def test_one_who_replaces_and_one_who_removes(place):
@@ -300,7 +300,7 @@ def test_sixteen_writers(place, answers, layout, rounds):
             assert error is None or isinstance(error, eqx_ckpt.CheckpointExistsError)
         # A request without an answer may still create its manifest, and needs its data.
         assert answers != "all" or debris(here) == set()
-        eqx_ckpt.verify(here.url)
+        eqx_ckpt.inspect.verify(here.url)
 
 
 def test_writers_who_all_replace(place):
@@ -367,7 +367,7 @@ def test_a_store_without_conditions(s3):
         with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
             eqx_ckpt.tree_serialise_leaves(s3.url, tree(1), overwrite=overwrite)
         assert keys(s3) == set()
-    alone = Store(s3.url, single_writer=True)
+    alone = StorePath(s3.url, single_writer=True)
     eqx_ckpt.tree_serialise_leaves(alone, tree(1))
     with pytest.raises(eqx_ckpt.CheckpointExistsError):
         eqx_ckpt.tree_serialise_leaves(alone, tree(2))
@@ -473,7 +473,7 @@ def test_a_slow_line_for_a_minute(s3, layout):
     with Pool(4) as pool:
         assert len([*pool.map(save_one, range(4))]) == 4
     for user in range(4):
-        eqx_ckpt.verify(f"{s3.url}/{user}")
+        eqx_ckpt.inspect.verify(f"{s3.url}/{user}")
     sent = [r.path for r in s3.proxy.found("PUT") if "manifest" not in r.path]
     assert len(sent) < 1.5 * len({*sent})
 
@@ -485,7 +485,7 @@ def test_a_hang_is_asked_again(s3):
         rule.action, rule.when = proxy.hung, {1}
     assert in_a_process(s3.url, "stalled=1") == "saved\n"
     assert [rule.struck for rule in rules] == [1, 1]
-    assert eqx_ckpt.read_manifest(s3.url).leaves["step"].value == "1"
+    assert eqx_ckpt.inspect.read_manifest(s3.url).leaves["step"].value == "1"
 
 
 def test_a_dead_store(place):

@@ -34,7 +34,7 @@ from stores.values import bucket_at
 
 
 STEPS = (100, 200, 300)
-DEADLINE = 30.0  # seconds; longer than anything here takes
+TIMEOUT = 30.0  # seconds; longer than anything here takes
 LISTS = proxy.LIST
 # How an S3 and a GCS are asked for a listing, and how the latter is asked whether one
 # may list: without that right, it denies what is not there.
@@ -83,7 +83,7 @@ def save_steps(run: str) -> str:
 def write_all(run: str, values: dict[str, bytes]) -> str:
     store = open_kvstore(bucket_at(run).spec)
     for writing in [store.write(key, value) for key, value in values.items()]:
-        writing.result(timeout=DEADLINE)
+        writing.result(timeout=TIMEOUT)
     return run
 
 
@@ -143,7 +143,7 @@ class Slow:
         self._reached, self._go_on = threading.Event(), threading.Event()
         self._manager = CheckpointManager(run, progress=self._wait)
         self.saving = self._manager.save(step, state(step))
-        assert self._reached.wait(DEADLINE)
+        assert self._reached.wait(TIMEOUT)
         (self.prefix,) = {
             "/".join(key.split("/")[:2]) + "/" for key in keys(run, f"{step:06d}/@")
         }
@@ -151,12 +151,12 @@ class Slow:
     def _wait(self, phase, leaf, done, total) -> None:
         if phase == "commit":
             self._reached.set()
-            self._go_on.wait(DEADLINE)
+            self._go_on.wait(TIMEOUT)
 
     def go_on(self) -> None:
         self._go_on.set()
         with contextlib.suppress(eqx_ckpt.CheckpointError):
-            self.saving.result(DEADLINE)
+            self.saving.result(TIMEOUT)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_run(run_anywhere: str) -> None:
     with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
         manager.save(400, state(400))
     assert_same(manager.restore(state(200), 200), state(200))
-    assert eqx_ckpt.verify(f"{run_anywhere}/000200")
+    assert eqx_ckpt.inspect.verify(f"{run_anywhere}/000200")
 
 
 def test_an_empty_run(empty_anywhere: str) -> None:
@@ -209,7 +209,7 @@ def test_a_step_that_is_not_there(run_anywhere: str) -> None:
 
 def test_a_place_with_options(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    store = eqx_ckpt.Store(s3.url, endpoint=s3.endpoint)
+    store = eqx_ckpt.StorePath(s3.url, endpoint=s3.endpoint)
     with CheckpointManager(store, keep=eqx_ckpt.keep_last(1)) as manager:
         for step in STEPS:
             manager.save(step, state(step))
@@ -232,13 +232,13 @@ def test_retention(empty_anywhere: str, layout) -> None:
     with CheckpointManager(empty_anywhere, keep=keep, layout=layout) as manager:
         for step in range(6):
             metadata = {"loss": abs(step - 1)}
-            manager.save(step, state(step), metadata=metadata).result(DEADLINE)
+            manager.save(step, state(step), metadata=metadata).result(TIMEOUT)
             newest = range(max(0, step - 1), step + 1)
             assert manager.steps() == sorted({min(1, step), *newest})
             assert_same(manager.restore(state(step)), state(step))
     assert {key[:6] for key in keys(empty_anywhere)} == {"000001", "000004", "000005"}
     for step in manager.steps():
-        eqx_ckpt.verify(f"{empty_anywhere}/{step:06d}")
+        eqx_ckpt.inspect.verify(f"{empty_anywhere}/{step:06d}")
 
 
 def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
@@ -247,7 +247,7 @@ def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
 
     def wait(*_: object) -> None:
         reading.set()
-        go_on.wait(DEADLINE)
+        go_on.wait(TIMEOUT)
 
     def restore() -> None:
         manager = CheckpointManager(run_anywhere, progress=wait)
@@ -255,14 +255,14 @@ def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
 
     reader = threading.Thread(target=restore)
     reader.start()
-    assert reading.wait(DEADLINE)
+    assert reading.wait(TIMEOUT)
     with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
         assert manager.steps() == [100, 400]
         go_on.set()
-        reader.join(DEADLINE)
+        reader.join(TIMEOUT)
         assert_same(restored, [state(100)])
-        manager.save(500, state(500)).result(DEADLINE)
+        manager.save(500, state(500)).result(TIMEOUT)
         assert manager.steps() == [500]
 
 
@@ -284,7 +284,7 @@ def together(n: int) -> Callable[[proxy.Exchange], None]:
 
     def action(exchange: proxy.Exchange) -> None:
         if next(numbers) < n:
-            barrier.wait(DEADLINE)
+            barrier.wait(TIMEOUT)
         proxy.passed(exchange)
 
     return action
@@ -302,7 +302,7 @@ def test_metadata_are_read_once(behind: Place) -> None:
     assert manager.best("acc", "max") == 300
     assert manager.best("loss") == 300
     assert not behind.proxy.found("GET", r"zarr\.json")
-    manager.save(400, state(400), metadata={"loss": 0}).result(DEADLINE)
+    manager.save(400, state(400), metadata={"loss": 0}).result(TIMEOUT)
     behind.proxy.requests.clear()
     assert manager.best("loss") == 400
     read = behind.proxy.found("GET", r"zarr\.json")
@@ -341,7 +341,7 @@ def test_metadata_of_a_step_whose_old_data_could_not_be_deleted(
     write_all(run, {key: value or b"" for key, value in old.items()})
     for _ in range(2):
         assert manager.best("loss") == 100
-    eqx_ckpt.verify(f"{run}/000100")
+    eqx_ckpt.inspect.verify(f"{run}/000100")
     assert_same(eqx_ckpt.tree_deserialise_leaves(f"{run}/000100", tree), tree)
 
 
@@ -353,7 +353,7 @@ def test_metadata_that_cannot_be_read(run: str) -> None:
             manager.best("loss")
     keep = eqx_ckpt.keep_best("loss", 1)
     with CheckpointManager(run, keep=keep) as manager:
-        manager.save(400, state(400), metadata={"loss": 1}).result(DEADLINE)
+        manager.save(400, state(400), metadata={"loss": 1}).result(TIMEOUT)
         assert manager.steps() == [200, 300, 400]
 
 
@@ -361,7 +361,7 @@ def test_many_objects_are_deleted_at_a_time(behind: Place) -> None:
     write_all(behind.url, {f"{key_of_data(behind.url)}{i}": b"" for i in range(20)})
     behind.proxy.add(together(16), "DELETE", r"000100(?:/|%2F)(?:@|%40)")
     with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3)) as manager:
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
     assert not keys(behind.url, "000100")
 
 
@@ -378,7 +378,7 @@ def deleted(place: Place) -> list[str]:
 
 def test_the_manifest_is_deleted_first(behind: Place) -> None:
     with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(2)) as manager:
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
     for step in ("000100", "000200"):
         of_step = [key for key in deleted(behind) if key.startswith(step)]
         assert of_step[0].split("?")[0] == f"{step}/zarr.json"
@@ -394,20 +394,20 @@ def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
     )
     manager = CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3))
     with pytest.raises(PermissionError) as raised:
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
     assert "Step 400 was saved. Removing older steps failed." in raised.value.__notes__
     listed = [100, 200, 300, 400] if which == 1 else [200, 300, 400]
     assert refused.struck
     assert CheckpointManager(behind.url).steps() == manager.steps() == listed
     for step in listed:
-        eqx_ckpt.verify(f"{behind.url}/{step:06d}")
+        eqx_ckpt.inspect.verify(f"{behind.url}/{step:06d}")
     assert_same(manager.restore(state(400)), state(400))
     behind.proxy.rules.clear()
-    manager.save(500, state(500)).result(DEADLINE)
+    manager.save(500, state(500)).result(TIMEOUT)
     clock.now += heartbeat.ORPHANED_AFTER + 1
-    manager.save(600, state(600)).result(DEADLINE)
+    manager.save(600, state(600)).result(TIMEOUT)
     clock.now += heartbeat.ORPHANED_AFTER + 1
-    manager.save(700, state(700)).result(DEADLINE)
+    manager.save(700, state(700)).result(TIMEOUT)
     assert {key[:6] for key in keys(behind.url)} == {"000500", "000600", "000700"}
     manager.close()
 
@@ -417,11 +417,11 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
     flip(run, "000100/zarr.json")
     with CheckpointManager(run, keep=eqx_ckpt.keep_last(2)) as manager:
         assert manager.steps() == [100, 200, 300]
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
         assert manager.steps() == [300, 400]
         for step in (500, 600):
             clock.now += heartbeat.ORPHANED_AFTER + 1
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
         assert not keys(run, "0001")
 
 
@@ -435,7 +435,7 @@ def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
     """Whether it is this manager's or another's, it is not one of those to keep."""
     lose(run_anywhere, r"000300/.*w/c\.0")
     with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(2)) as manager:
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
         assert manager.steps() == [200, 300, 400]
 
         def lose_and_keep(steps) -> list[int]:
@@ -444,20 +444,20 @@ def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
 
     with CheckpointManager(run_anywhere, keep=lose_and_keep) as manager:
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="No older step was"):
-            manager.save(500, state(500)).result(DEADLINE)
+            manager.save(500, state(500)).result(TIMEOUT)
         assert manager.steps() == [200, 300, 400, 500]
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_what_was_seen_whole_is_not_looked_at_again(
-    place: Place, layout: eqx_ckpt.Layout
+    place: Place, layout: eqx_ckpt.typing.Layout
 ) -> None:
     keep = [eqx_ckpt.keep_last(1), eqx_ckpt.keep_every(100)]
     with CheckpointManager(place.url, keep=keep, layout=layout) as manager:
         for step in (100, 101, 102):
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
         place.proxy.requests.clear()
-        manager.save(103, state(103)).result(DEADLINE)
+        manager.save(103, state(103)).result(TIMEOUT)
         assert manager.steps() == [100, 103]
     assert not place.proxy.found(path="000100")
 
@@ -468,7 +468,7 @@ def test_a_manifest_that_a_sweep_does_not_find(behind: Place, clock: Clock) -> N
         clock.now += heartbeat.ORPHANED_AFTER + 1
         lost = proxy.answered(404, "NoSuchKey")
         rule = behind.proxy.add(lost, "GET", r"^[^?]*000100(?:/|%2F)zarr")
-        manager.save(400, state(400)).result(DEADLINE)
+        manager.save(400, state(400)).result(TIMEOUT)
         assert rule.struck
         behind.proxy.rules.clear()
         assert manager.steps() == [*STEPS, 400]
@@ -482,11 +482,11 @@ def test_a_sweep_reads_many_manifests_at_a_time_and_once(
         clock.now += heartbeat.ORPHANED_AFTER + 1
         behind.proxy.requests.clear()
         behind.proxy.add(together(len(STEPS)), "GET", r"00(?:/|%2F)zarr\.json")
-        manager.save(401, state(401)).result(DEADLINE)
+        manager.save(401, state(401)).result(TIMEOUT)
         assert len(behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")) == len(STEPS)
         clock.now += heartbeat.ORPHANED_AFTER + 1
         behind.proxy.requests.clear()
-        manager.save(402, state(402)).result(DEADLINE)
+        manager.save(402, state(402)).result(TIMEOUT)
         assert not behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")
 
 
@@ -502,17 +502,17 @@ def test_the_time_of_an_attempt_begins_when_no_manifest_names_it(
     with CheckpointManager(run) as manager:
         for key, other in copies.items():
             base.write(other, base.read(key) or b"")
-        manager.save(401, state(401)).result(DEADLINE)
+        manager.save(401, state(401)).result(TIMEOUT)
         clock.now += heartbeat.ORPHANED_AFTER - 1
-        manager.save(402, state(402)).result(DEADLINE)
+        manager.save(402, state(402)).result(TIMEOUT)
         new = re.sub(rb"@[0-9a-f]{32}", prefix.split("/")[1].encode(), old)
         base.write("000100/zarr.json", sealed(new))
         clock.now += 2
         for step in (403, 404):
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
         assert {*data} <= {*keys(run, "000100/@")}
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(405, state(405)).result(DEADLINE)
+        manager.save(405, state(405)).result(TIMEOUT)
         assert {*copies.values()} == {*keys(run, "000100/@")}
 
 
@@ -527,7 +527,7 @@ def test_nothing_is_removed_beside_a_manifest_without_data(
     base.delete([key for key in keys(run, f"000100/{named}")])
     with CheckpointManager(run) as manager:
         for step in (401, 402, 403):
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
             clock.now += heartbeat.ORPHANED_AFTER + 1
     assert left in keys(run)
 
@@ -604,7 +604,7 @@ def test_foreign_objects_are_left_alone(run: str) -> None:
         assert manager.steps() == [100, 200, 300]
         assert manager.latest() == 300
         assert_same(manager.restore(state(300)), state(300))
-        manager.save(301, state(301)).result(DEADLINE)
+        manager.save(301, state(301)).result(TIMEOUT)
         for step, words in ((500, "exists already"), (700, "something else")):
             with pytest.raises(eqx_ckpt.CheckpointExistsError, match=words):
                 manager.save(step, state(step))
@@ -624,21 +624,21 @@ def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
     with CheckpointManager(empty, keep=eqx_ckpt.keep_last(1)) as manager:
         assert manager.steps() == [1]
         assert_same(manager.restore(state(1)), state(1))
-        manager.save(2, state(2)).result(DEADLINE)
+        manager.save(2, state(2)).result(TIMEOUT)
         assert manager.steps() == [2]
     assert keys(empty, "000001") == ["000001/notes.txt"]
 
 
 def test_two_managers_and_one_step(empty: str, slowly) -> None:
     slow = slowly(empty, 1)
-    CheckpointManager(empty).save(1, state(9)).result(DEADLINE)
+    CheckpointManager(empty).save(1, state(9)).result(TIMEOUT)
     before = data_of(empty, 1)
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000001' exists already"):
-        slow.saving.result(DEADLINE)
+        slow.saving.result(TIMEOUT)
     manager = CheckpointManager(empty)
     assert_same(manager.restore(state(9)), state(9))
-    eqx_ckpt.verify(f"{empty}/000001")
+    eqx_ckpt.inspect.verify(f"{empty}/000001")
     found = data_of(empty, 1)
     assert found == {k: v for k, v in before.items() if not k.startswith(slow.prefix)}
 
@@ -650,7 +650,7 @@ def test_many_managers_and_one_step(empty: str) -> None:
         with CheckpointManager(empty) as manager:
             barrier.wait()
             try:
-                errors.append(manager.save(1, state(step)).exception(DEADLINE))
+                errors.append(manager.save(1, state(step)).exception(TIMEOUT))
             except eqx_ckpt.CheckpointExistsError as e:
                 errors.append(e)
 
@@ -658,11 +658,11 @@ def test_many_managers_and_one_step(empty: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE)
+        thread.join(TIMEOUT)
     assert errors.count(None) == 1
     kinds = {type(error) for error in errors if error is not None}
     assert kinds == {eqx_ckpt.CheckpointExistsError}
-    eqx_ckpt.verify(f"{empty}/000001")
+    eqx_ckpt.inspect.verify(f"{empty}/000001")
     assert len({key.split("/")[1] for key in keys(empty)}) == 2
 
 
@@ -691,17 +691,17 @@ def test_a_fallback_warns_and_the_run_goes_on(run_anywhere: str) -> None:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             restored = manager.restore(state(200), on_damage="fallback")
         assert_same(restored, state(200))
-        manager.save(250, state(250)).result(DEADLINE)
+        manager.save(250, state(250)).result(TIMEOUT)
         # What is damaged is not taken for the newest one that is to be kept.
         assert manager.steps() == [250, 300]
         if not is_replaceable(run_anywhere):
             with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
                 manager.save(300, state(300))
             return
-        manager.save(300, state(300)).result(DEADLINE)
+        manager.save(300, state(300)).result(TIMEOUT)
         assert manager.steps() == [300]
         assert_same(manager.restore(state(300)), state(300))
-        eqx_ckpt.verify(f"{run_anywhere}/000300")
+        eqx_ckpt.inspect.verify(f"{run_anywhere}/000300")
 
 
 def test_a_fallback_from_a_damaged_manifest(run: str) -> None:
@@ -712,7 +712,7 @@ def test_a_fallback_from_a_damaged_manifest(run: str) -> None:
             manager.restore(state(200), on_damage="fallback")
         if not is_replaceable(run):
             return
-        manager.save(300, state(301)).result(DEADLINE)
+        manager.save(300, state(301)).result(TIMEOUT)
         assert_same(manager.restore(state(300)), state(301))
 
 
@@ -720,11 +720,11 @@ def test_a_fallback_with_a_single_writer(s3: Place) -> None:
     """It needs no condition of the store."""
     write_all(s3.url, objects())
     flip(s3.url, "000300/.*/w/c.0")
-    store = eqx_ckpt.Store(s3.url, single_writer=True)
+    store = eqx_ckpt.StorePath(s3.url, single_writer=True)
     with CheckpointManager(store) as manager:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             manager.restore(state(200), on_damage="fallback")
-        manager.save(300, state(300)).result(DEADLINE)
+        manager.save(300, state(300)).result(TIMEOUT)
         assert_same(manager.restore(state(300)), state(300))
 
 
@@ -741,27 +741,27 @@ def test_an_unreachable_step_is_no_damage(behind: Place) -> None:
 def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
     with CheckpointManager(run) as manager:
         debris = [leave_debris(run, 400), leave_debris(run, 300)]
-        manager.save(301, state(301)).result(DEADLINE)
+        manager.save(301, state(301)).result(TIMEOUT)
         clock.now += heartbeat.ORPHANED_AFTER - 1
-        manager.save(302, state(302)).result(DEADLINE)
+        manager.save(302, state(302)).result(TIMEOUT)
         assert all(keys(run, prefix) for prefix in debris)
         # One of them changes.
         bucket_at(run).write(debris[0] + "w/c.1", b"")
         clock.now += 2
-        manager.save(303, state(303)).result(DEADLINE)
+        manager.save(303, state(303)).result(TIMEOUT)
         assert keys(run, debris[0])
         assert not keys(run, debris[1])
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(304, state(304)).result(DEADLINE)
+        manager.save(304, state(304)).result(TIMEOUT)
         assert not keys(run, debris[0])
         assert manager.steps() == [*STEPS, 301, 302, 303, 304]
     for step in manager.steps():
-        eqx_ckpt.verify(f"{run}/{step:06d}")
+        eqx_ckpt.inspect.verify(f"{run}/{step:06d}")
 
 
 def test_sweep_watches_what_may_live(run: str, clock: Clock, monkeypatch) -> None:
     """What changes meanwhile lives; the rest is removed, and nothing else."""
-    assert eqx_ckpt.sweep(run) == {}
+    assert eqx_ckpt.inspect.garbage_collect(run) == {}
     dead, alive = leave_debris(run, 400), leave_debris(run, 300)
     numbers = itertools.count()
 
@@ -772,8 +772,8 @@ def test_sweep_watches_what_may_live(run: str, clock: Clock, monkeypatch) -> Non
     # Servers sleep too.
     monkeypatch.setattr(bucket_steps, "time", types.SimpleNamespace(sleep=sleep))
     both = {f"{run}/{prefix}" for prefix in (dead, alive)}
-    assert eqx_ckpt.orphans(run).keys() == both
-    assert eqx_ckpt.sweep(run).keys() == {f"{run}/{dead}"}
+    assert eqx_ckpt.inspect.garbage_collect(run, dry_run=True).keys() == both
+    assert eqx_ckpt.inspect.garbage_collect(run).keys() == {f"{run}/{dead}"}
     assert not keys(run, dead)
     assert keys(run, alive)
     assert CheckpointManager(run).steps() == [*STEPS]
@@ -784,7 +784,7 @@ def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
     debris = leave_debris(run, 400)
     clock.now += 10 * heartbeat.ORPHANED_AFTER
     with CheckpointManager(run) as manager:
-        manager.save(401, state(401)).result(DEADLINE)
+        manager.save(401, state(401)).result(TIMEOUT)
         assert keys(run, debris)
 
 
@@ -794,7 +794,7 @@ def test_a_manifest_that_is_damaged_keeps_its_data(run: str, clock: Clock) -> No
     with CheckpointManager(run) as manager:
         for step in (400, 500):
             clock.now += heartbeat.ORPHANED_AFTER + 1
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
     assert data_of(run, 300) == before
 
 
@@ -804,7 +804,7 @@ def beat(run: str, save: Slow) -> None:
     def signs() -> list[int]:
         return [int(k.split(".")[-1]) for k in keys(run, save.prefix) if "alive" in k]
 
-    last, end = max(signs(), default=-1) + 2, time.monotonic() + DEADLINE
+    last, end = max(signs(), default=-1) + 2, time.monotonic() + TIMEOUT
     while max(signs(), default=-1) < last:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -820,9 +820,9 @@ def test_who_gives_signs_of_life_is_no_debris(
             for _ in range(3):
                 clock.now += heartbeat.ORPHANED_AFTER / 3 + 1
                 beat(run, slow)
-            manager.save(step, state(step)).result(DEADLINE)
+            manager.save(step, state(step)).result(TIMEOUT)
         slow.go_on()
-        slow.saving.result(DEADLINE)
+        slow.saving.result(TIMEOUT)
         assert manager.steps() == [*STEPS, 400, 500, 600, 700]
         assert_same(manager.restore(state(400), 400), state(400))
     assert not [key for key in keys(run) if "alive" in key]
@@ -833,7 +833,7 @@ def test_who_was_suspended_does_not_commit(run: str, clock: Clock, slowly) -> No
     clock.now += heartbeat.FAIL_AFTER + 1
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="For 301 seconds this save was"):
-        slow.saving.result(DEADLINE)
+        slow.saving.result(TIMEOUT)
     assert CheckpointManager(run).steps() == [100, 200, 300]
     assert not keys(run, "000400")
     assert heartbeat.FAIL_AFTER + 2 * heartbeat.INTERVAL < heartbeat.ORPHANED_AFTER
@@ -849,7 +849,7 @@ def test_who_goes_on_after_that_does_not_commit_either(
     beat(run, slow)
     slow.go_on()
     with pytest.raises(eqx_ckpt.CheckpointError, match="save was suspended"):
-        slow.saving.result(DEADLINE)
+        slow.saving.result(TIMEOUT)
     assert CheckpointManager(run).steps() == [100, 200, 300]
 
 
@@ -860,11 +860,11 @@ def test_whose_data_were_removed_does_not_commit(
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(500, state(500)).result(DEADLINE)
+        manager.save(500, state(500)).result(TIMEOUT)
         assert not keys(run, slow.prefix)
         slow.go_on()
         with pytest.raises(eqx_ckpt.CheckpointError, match="may have removed its data"):
-            slow.saving.result(DEADLINE)
+            slow.saving.result(TIMEOUT)
         assert manager.steps() == [*STEPS, 500]
 
 
@@ -878,11 +878,11 @@ def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) 
     with CheckpointManager(place.url, layout=layout) as manager:
         assert manager.steps() == [1]
         assert_same(manager.restore(programs.small(1)), programs.small(1))
-        manager.save(2, programs.small(2)).result(DEADLINE)
+        manager.save(2, programs.small(2)).result(TIMEOUT)
         assert manager.steps() == [1, 2]
         assert {*left} < {*keys(place.url)}
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(3, programs.small(3)).result(DEADLINE)
+        manager.save(3, programs.small(3)).result(TIMEOUT)
         assert not {*left} & {*keys(place.url)}
         for step in (1, 2, 3):
             assert_same(manager.restore(programs.small(0), step), programs.small(step))

@@ -30,17 +30,19 @@ class Nothing(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[eqx_ckpt.Store]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[eqx_ckpt.StorePath]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        yield eqx_ckpt.Store("s3://bucket/run", endpoint=endpoint, region="us-east-1")
+        yield eqx_ckpt.StorePath(
+            "s3://bucket/run", endpoint=endpoint, region="us-east-1"
+        )
         server.shutdown()
 
 
-def test_every_error_names_the_location(store: eqx_ckpt.Store) -> None:
+def test_every_error_names_the_location(store: eqx_ckpt.StorePath) -> None:
     manager = eqx_ckpt.CheckpointManager(store)
     for call in (
         manager.latest,
@@ -49,11 +51,11 @@ def test_every_error_names_the_location(store: eqx_ckpt.Store) -> None:
         lambda: manager.restore(TREE, 3),
         lambda: manager.save(1, TREE).result(),
         lambda: manager.delete(1),
-        lambda: eqx_ckpt.read_manifest(store),
+        lambda: eqx_ckpt.inspect.read_manifest(store),
         lambda: eqx_ckpt.tree_serialise_leaves(store, TREE),
         lambda: eqx_ckpt.tree_serialise_leaves(store, TREE, layout="ocdbt"),
-        lambda: eqx_ckpt.orphans(store),
-        lambda: eqx_ckpt.Recording(store, TREE),
+        lambda: eqx_ckpt.inspect.garbage_collect(store, dry_run=True),
+        lambda: eqx_ckpt.recording.Recording(store, TREE),
     ):
         with pytest.raises(eqx_ckpt.CheckpointError) as raised:
             call()

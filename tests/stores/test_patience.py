@@ -95,7 +95,7 @@ def test_a_store_that_froze_before(server, run: str, ask: str) -> None:
         "best": lambda: manager.best("loss"),
         "restore": lambda: manager.restore(STATE, 1),
         "save": lambda: manager.save(3, STATE),
-        "verify": lambda: eqx_ckpt.verify(step),
+        "verify": lambda: eqx_ckpt.inspect.verify(step),
         "start": lambda: CheckpointManager(run).latest(),
         "overwrite": lambda: eqx_ckpt.tree_serialise_leaves(
             step, STATE, overwrite=True

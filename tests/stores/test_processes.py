@@ -23,7 +23,7 @@ class Where(NamedTuple):
     """A place, as processes find it, and how they save there."""
 
     url: str
-    layout: eqx_ckpt.Layout
+    layout: eqx_ckpt.typing.Layout
     names: dict[str, str]
     zygote: Zygote
 
@@ -134,7 +134,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
     assert not locate(s3.url).list_keys()
     s3.proxy.rules.clear()
     assert zygote.call(jobs.values, *args) == [("", ""), ("", "")]
-    eqx_ckpt.verify(path)
+    eqx_ckpt.inspect.verify(path)
 
 
 @at("disk ocdbt", slow=("s3 zarr",))

@@ -15,7 +15,7 @@ from stores.place import Place
 
 
 RETRIES = {"max_retries": 4, "initial_delay": "1ms", "max_delay": "1ms"}
-DEADLINE = 20  # seconds
+TIMEOUT = 20  # seconds
 WRITE = {"s3": "PUT", "gs": "POST"}
 BODY = bytes(range(256)) * 4
 
@@ -25,25 +25,25 @@ def kv(place: Place) -> ts.KvStore:
     context = ts.Context(
         {"s3_request_retries": RETRIES, "gcs_request_retries": RETRIES}
     )
-    return ts.KvStore.open(place.spec, context=context).result(timeout=DEADLINE)
+    return ts.KvStore.open(place.spec, context=context).result(timeout=TIMEOUT)
 
 
 def read(kv: ts.KvStore, key: str = "key", **kwargs: Any) -> bytes:
-    return kv.read(key, **kwargs).result(timeout=DEADLINE).value
+    return kv.read(key, **kwargs).result(timeout=TIMEOUT).value
 
 
 def write(kv: ts.KvStore, body: bytes = BODY, key: str = "key", **kwargs: Any) -> bytes:
     """Write an object; the generation, which is empty if a condition does not hold."""
-    return kv.write(key, body, **kwargs).result(timeout=DEADLINE).generation
+    return kv.write(key, body, **kwargs).result(timeout=TIMEOUT).generation
 
 
 def absent(kv: ts.KvStore) -> bytes:
     """The generation of what is not there."""
-    return kv.read("absent").result(timeout=DEADLINE).stamp.generation
+    return kv.read("absent").result(timeout=TIMEOUT).stamp.generation
 
 
 def keys(kv: ts.KvStore) -> list[bytes]:
-    return sorted(kv.list().result(timeout=DEADLINE))
+    return sorted(kv.list().result(timeout=TIMEOUT))
 
 
 def test_conditions(kv: ts.KvStore) -> None:
@@ -61,7 +61,7 @@ def test_list_and_delete(kv: ts.KvStore, place: Place) -> None:
     for name in names:
         write(kv, b"", key=name)
     assert keys(kv) == [name.encode() for name in names]
-    kv.delete_range(ts.KvStore.KeyRange("0003", "0011")).result(timeout=DEADLINE)
+    kv.delete_range(ts.KvStore.KeyRange("0003", "0011")).result(timeout=TIMEOUT)
     assert keys(kv) == [b"0000", b"0001", b"0002", b"0011"]
     assert len(place.proxy.found("DELETE")) == 8
 
@@ -117,7 +117,7 @@ def test_forbidden(kv: ts.KvStore, place: Place) -> None:
 
 def test_an_error_of_gcs_lists_nothing(gcs: Place) -> None:
     # TensorStore does not look at the status, so no list of GCS is to be trusted.
-    kv = ts.KvStore.open(gcs.spec).result(timeout=DEADLINE)
+    kv = ts.KvStore.open(gcs.spec).result(timeout=TIMEOUT)
     write(kv)
     gcs.proxy.add(proxy.answered(403), "GET", proxy.LIST)
     assert keys(kv) == []
@@ -172,11 +172,11 @@ def test_hang_ends_with_the_proxy(place: Place) -> None:
     place.proxy.add(hang)
     with socket.create_connection(("127.0.0.1", place.proxy.port)) as client:
         client.sendall(b"GET /key HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert asked.wait(DEADLINE)
+        assert asked.wait(TIMEOUT)
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(1)
-        client.settimeout(DEADLINE)
+        client.settimeout(TIMEOUT)
         place.proxy.stop()
         # An end or a reset: two threads of the proxy end the connection.
         with contextlib.suppress(ConnectionError):

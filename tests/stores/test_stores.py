@@ -22,7 +22,7 @@ import tensorstore as ts
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt import Store
+from eqx_ckpt import StorePath
 from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
 from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
@@ -84,9 +84,9 @@ def test_every_kind_of_leaf(place, layout, compression):
 
     eqx_ckpt.tree_serialise_leaves(url, expected, layout=layout, compression=choose)
     assert_same(eqx_ckpt.tree_deserialise_leaves(url, expected), expected)
-    eqx_ckpt.verify(url)
-    assert eqx_ckpt.match(url, expected).ok
-    assert eqx_ckpt.read_manifest(url).layout == layout
+    eqx_ckpt.inspect.verify(url)
+    assert eqx_ckpt.tree_match(url, expected).ok
+    assert eqx_ckpt.inspect.read_manifest(url).layout == layout
 
 
 def test_in_the_background(place):
@@ -96,7 +96,7 @@ def test_in_the_background(place):
     saving.result()
     expected = {**state, "log": np.zeros(3)}
     assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, state), expected)
-    assert eqx_ckpt.read_manifest(place.url).metadata == {"a": 1}
+    assert eqx_ckpt.inspect.read_manifest(place.url).metadata == {"a": 1}
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -109,17 +109,17 @@ def test_every_manifest_of_a_database_is_verified(tmp_path, monkeypatch, on_disk
     manifests = [key for key in store.list().result() if b"manifest." in key]
     assert len(manifests) == 1 if on_disk else len(manifests) > 3
     for key in manifests:
-        eqx_ckpt.verify(url)
+        eqx_ckpt.inspect.verify(url)
         whole = store.read(key).result().value
         for position in range(0, len(whole), 7):
             damaged = bytearray(whole)
             damaged[position] ^= 1
             store.write(key, bytes(damaged)).result()
             with pytest.raises(eqx_ckpt.CorruptCheckpointError):
-                eqx_ckpt.verify(url)
+                eqx_ckpt.inspect.verify(url)
         store.write(key, b"").result()
         with pytest.raises(eqx_ckpt.CorruptCheckpointError):
-            eqx_ckpt.verify(url)
+            eqx_ckpt.inspect.verify(url)
         store.write(key, whole).result()
     assert_same(eqx_ckpt.tree_deserialise_leaves(url, state), state)
 
@@ -151,9 +151,9 @@ def test_requests_of_a_save_and_a_restore(place):
     eqx_ckpt.tree_deserialise_leaves(place.url + "-2", TREE)
     # The manifest twice, since its size is not known, and what it begins with twice.
     assert counted(place) == Counter(GET=3 + 4)
-    eqx_ckpt.match(place.url + "-2", TREE)
+    eqx_ckpt.tree_match(place.url + "-2", TREE)
     assert counted(place) == Counter(GET=2)
-    eqx_ckpt.verify(place.url + "-2")
+    eqx_ckpt.inspect.verify(place.url + "-2")
     assert counted(place) == Counter(GET=3 * 2 + 4)
 
 
@@ -195,7 +195,7 @@ def test_overwriting_leaves_nothing_of_the_old(place, layout):
             place.url, tree(seed), overwrite=True, layout=layout
         )
         assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(seed))
-    root = eqx_ckpt.read_manifest(place.url).root
+    root = eqx_ckpt.inspect.read_manifest(place.url).root
     assert all(key == "zarr.json" or key.startswith(root) for key in keys(place))
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="overwrite=True"):
         eqx_ckpt.tree_serialise_leaves(place.url, tree(3))
@@ -210,10 +210,10 @@ def test_a_directory_that_was_copied(place, layout, tmp_path):
     for name in files_below(tmp_path / "local"):
         kv.write(name, (tmp_path / "local" / name).read_bytes()).result()
     assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, TREE), TREE)
-    eqx_ckpt.verify(place.url)
+    eqx_ckpt.inspect.verify(place.url)
     eqx_ckpt.tree_serialise_leaves(place.url, tree(1), overwrite=True)
     assert_same(eqx_ckpt.tree_deserialise_leaves(place.url, tree(0)), tree(1))
-    root = eqx_ckpt.read_manifest(place.url).root
+    root = eqx_ckpt.inspect.read_manifest(place.url).root
     assert {key for key in keys(place) if not key.startswith(root)} == {"zarr.json"}
 
 
@@ -247,7 +247,7 @@ def test_readers_see_the_old_or_the_new(place, layout):
 def test_a_store_with_arguments(s3, monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "AWS_REGION"):
         monkeypatch.delenv(name)
-    run = Store(s3.url, endpoint=s3.endpoint + "/", region="us-east-1")
+    run = StorePath(s3.url, endpoint=s3.endpoint + "/", region="us-east-1")
     eqx_ckpt.tree_serialise_leaves(run / "000100", TREE)
     assert str(run / "000100") == os.fspath(run / "000100") == s3.url + "/000100"
     assert_same(eqx_ckpt.tree_deserialise_leaves(run / "000100", TREE), TREE)
@@ -307,7 +307,7 @@ def test_zarr_reads_a_copy(place, tmp_path):
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_bytes(kv.read(key).result().value)
     group = zarr.open_group(tmp_path, mode="r")
-    root = eqx_ckpt.read_manifest(place.url).root
+    root = eqx_ckpt.inspect.read_manifest(place.url).root
     assert group[f"{root}w"][:].tolist() == [0.0, 1.0, 2.0]
     assert group[f"{root}deep/0/opt/m"][:].tolist() == [0, 1, 2, 3]
 
@@ -319,8 +319,8 @@ def readers(url: Any) -> list[Any]:
     return [
         lambda: eqx_ckpt.tree_serialise_leaves(url, TREE),
         lambda: eqx_ckpt.tree_deserialise_leaves(url, TREE),
-        lambda: eqx_ckpt.verify(url),
-        lambda: eqx_ckpt.match(url, TREE),
+        lambda: eqx_ckpt.inspect.verify(url),
+        lambda: eqx_ckpt.tree_match(url, TREE),
     ]
 
 
@@ -405,7 +405,7 @@ def test_no_answer_of_a_store_is_damage(s3, action, path, words, layout):
     """A server in between says so, or the wrong one."""
     eqx_ckpt.tree_serialise_leaves(s3.url, TREE, layout=layout)
     s3.proxy.add(action, path=path)
-    asked = [lambda: eqx_ckpt.orphans(s3.url)]
+    asked = [lambda: eqx_ckpt.inspect.garbage_collect(s3.url, dry_run=True)]
     if path != proxy.LIST:
         asked = readers(s3.url)
     elif layout == "ocdbt":
@@ -441,7 +441,7 @@ def test_a_refused_commit_is_known(s3, status, code, kind, everything):
     s3.proxy.rules.clear()
     assert everything or keys(s3) == set()
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
-        eqx_ckpt.read_manifest(s3.url)
+        eqx_ckpt.inspect.read_manifest(s3.url)
 
 
 def test_the_wrong_time(impatient: None, s3: Place) -> None:
@@ -468,7 +468,7 @@ def test_a_write_that_is_refused_for_another_reason(
     """Nobody is told to do without conditions, who has only an old token."""
     monkeypatch.setattr(bucket_attempt, "_keep_conditions", set())
     s3.proxy.add(proxy.answered(status, code), "PUT")
-    for store in (s3.url, Store(s3.url, single_writer=True)):
+    for store in (s3.url, StorePath(s3.url, single_writer=True)):
         with pytest.raises(kind, match=code) as caught:
             eqx_ckpt.tree_serialise_leaves(store, TREE)
         assert "single_writer" not in str(caught.value)
@@ -516,7 +516,7 @@ def test_conditions_that_are_refused(
     with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
         eqx_ckpt.tree_serialise_leaves(s3.url, TREE)
     assert keys(s3) == set()
-    eqx_ckpt.tree_serialise_leaves(Store(s3.url, single_writer=True), TREE)
+    eqx_ckpt.tree_serialise_leaves(StorePath(s3.url, single_writer=True), TREE)
 
 
 # What somebody has put into a URL, or a server says, is not for logs.
@@ -538,7 +538,7 @@ def test_no_password_in_an_endpoint_is_shown(
     s3: Place, monkeypatch: pytest.MonkeyPatch, endpoint: str, caplog
 ) -> None:
     texts: list[str] = []
-    store = Store(s3.url, endpoint=endpoint)
+    store = StorePath(s3.url, endpoint=endpoint)
     texts += [repr(store), str(store), repr(store / "a"), repr([store])]
     for reader in readers(store):
         with pytest.raises(eqx_ckpt.CheckpointError, match="environment") as caught:
@@ -561,8 +561,8 @@ def test_no_password_in_an_endpoint_is_shown(
     ],
 )
 def test_no_password_in_a_url_is_shown(url: str) -> None:
-    read = eqx_ckpt.read_manifest
-    for ask in (lambda: Store(url), *[lambda: read(url)] * ("://" in url)):
+    read = eqx_ckpt.inspect.read_manifest
+    for ask in (lambda: StorePath(url), *[lambda: read(url)] * ("://" in url)):
         try:
             texts = [repr(ask())]
         except eqx_ckpt.CheckpointError as e:
@@ -571,12 +571,12 @@ def test_no_password_in_a_url_is_shown(url: str) -> None:
 
 
 def test_a_store_is_shown_as_it_is_written(s3: Place) -> None:
-    store = Store(s3.url, endpoint="http://127.0.0.1:9000/s3", region="eu-west-1")
+    store = StorePath(s3.url, endpoint="http://127.0.0.1:9000/s3", region="eu-west-1")
     assert eval(repr(store)) == store
-    alone = Store("s3://bucket/run/@attempt/x", single_writer=True)
-    assert repr(alone) == "Store('s3://bucket/run/@attempt/x', single_writer=True)"
-    public = Store("s3://bucket/run", anonymous=True)
-    assert repr(public / "1") == "Store('s3://bucket/run/1', anonymous=True)"
+    alone = StorePath("s3://bucket/run/@attempt/x", single_writer=True)
+    assert repr(alone) == "StorePath('s3://bucket/run/@attempt/x', single_writer=True)"
+    public = StorePath("s3://bucket/run", anonymous=True)
+    assert repr(public / "1") == "StorePath('s3://bucket/run/1', anonymous=True)"
 
 
 def test_a_public_bucket(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,7 +592,7 @@ def test_a_public_bucket(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         proxy.passed(exchange)
 
     s3.proxy.add(action)
-    run = Store(s3.url, anonymous=True)
+    run = StorePath(s3.url, anonymous=True)
     for _ in range(2):
         restored = eqx_ckpt.tree_deserialise_leaves(run / "000001", TREE)
         assert_same(restored, TREE)
@@ -600,16 +600,16 @@ def test_a_public_bucket(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     step = f"{s3.url}/000001"
     with pytest.raises(PermissionError, match="anonymous=True"):
-        eqx_ckpt.read_manifest(step)
+        eqx_ckpt.inspect.read_manifest(step)
     for said in ("true", "YES", "1"):
         monkeypatch.setenv("AWS_NO_SIGN_REQUEST", said)
         assert_same(eqx_ckpt.tree_deserialise_leaves(step, TREE), TREE)
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "no")
     with pytest.raises(PermissionError, match="AWS_NO_SIGN_REQUEST=true"):
-        eqx_ckpt.read_manifest(step)
+        eqx_ckpt.inspect.read_manifest(step)
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "perhaps")
     with pytest.raises(eqx_ckpt.CheckpointError, match="'perhaps'. Set it to 'true'"):
-        eqx_ckpt.read_manifest(step)
+        eqx_ckpt.inspect.read_manifest(step)
     assert not any(signed)
 
 
@@ -677,7 +677,7 @@ def test_other_checkpoints_below_and_above_are_left_alone(place, overwrite):
     like = {"x": np.float32(0)}
     with eqx_ckpt.CheckpointManager(f"{place.url}/run") as manager:
         manager.save(1, TREE)
-    with eqx_ckpt.Recording(f"{place.url}/chain", like) as recording:
+    with eqx_ckpt.recording.Recording(f"{place.url}/chain", like) as recording:
         recording.extend({"x": np.zeros(4, np.float32)})
         recording.commit(TREE)
     before = values(place)
@@ -691,7 +691,7 @@ def test_other_checkpoints_below_and_above_are_left_alone(place, overwrite):
             eqx_ckpt.copy(step, url, overwrite=overwrite)
     for url in (*inside, place.url, f"{place.url}/run"):
         with pytest.raises(eqx_ckpt.CheckpointExistsError, match=url):
-            eqx_ckpt.Recording(url, like)
+            eqx_ckpt.recording.Recording(url, like)
     assert values(place) == before
 
 
@@ -784,7 +784,7 @@ def test_urls_that_are_none(s3, url):
 @pytest.mark.parametrize("url", ["bucket/x", "/tmp/x", "s3:/x", "http://x", ""])
 def test_a_store_that_is_none(url):
     with pytest.raises(eqx_ckpt.CheckpointError, match="not a URL of an object store"):
-        Store(url)
+        StorePath(url)
 
 
 @pytest.mark.parametrize(
@@ -799,13 +799,13 @@ def test_a_store_that_is_none(url):
 def test_arguments_of_a_store(unchecked, name, value):
     """None is true, or part of a path, only because of its type."""
     with pytest.raises(TypeError, match=f"`{name}`"):
-        unchecked.Store(**{"url": "s3://bucket/x", name: value})
+        unchecked.StorePath(**{"url": "s3://bucket/x", name: value})
 
 
 def test_names_below_a_store(unchecked):
-    store = unchecked.Store("s3://bucket/x/")
+    store = unchecked.StorePath("s3://bucket/x/")
     for name in ("y", pathlib.Path("y")):
-        assert store / name == unchecked.Store("s3://bucket/x/y")
+        assert store / name == unchecked.StorePath("s3://bucket/x/y")
     for name in (None, 3, b"y"):
         with pytest.raises(TypeError):
             _ = store / name
@@ -816,7 +816,7 @@ def test_names_below_a_store(unchecked):
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "ftp://x", "http:x"])
 def test_an_endpoint_that_is_none(s3, endpoint):
-    for reader in readers(Store(s3.url, endpoint=endpoint)):
+    for reader in readers(StorePath(s3.url, endpoint=endpoint)):
         with pytest.raises(
             eqx_ckpt.CheckpointError, match="is not a URL. Pass `https:"
         ):
@@ -825,10 +825,10 @@ def test_an_endpoint_that_is_none(s3, endpoint):
 
 def test_google_has_no_endpoint(gcs):
     for store in (
-        Store(gcs.url, endpoint=gcs.endpoint),
-        Store(gcs.url, region="us-east-1"),
-        Store(gcs.url, single_writer=True),
-        Store(gcs.url, anonymous=True),
+        StorePath(gcs.url, endpoint=gcs.endpoint),
+        StorePath(gcs.url, region="us-east-1"),
+        StorePath(gcs.url, single_writer=True),
+        StorePath(gcs.url, anonymous=True),
     ):
         for reader in readers(store):
             with pytest.raises(eqx_ckpt.CheckpointError, match="are for S3"):

@@ -253,7 +253,7 @@ def check_conditions(place: KeyValues, *, replace: bool) -> None:
     raise CheckpointError(
         f"The store of {place} cannot {what}, so that of two writers both would seem "
         "to succeed. Nothing was saved. If nobody else ever saves there, say so: "
-        "`eqx_ckpt.Store(url, single_writer=True)`. Or save to another path."
+        "`eqx_ckpt.StorePath(url, single_writer=True)`. Or save to another path."
     ) from refused
 
 

@@ -60,7 +60,7 @@ def local_path(path: PathLike) -> str:
 
 
 @dataclass(frozen=True)
-class Store(os.PathLike[str]):
+class StorePath(os.PathLike[str]):
     """A location in an object store, accepted wherever a path is.
 
     The URL alone, as a string, is enough if the defaults fit. `store / "name"` is a
@@ -86,7 +86,7 @@ class Store(os.PathLike[str]):
         ```python
         import eqx_ckpt
 
-        run = eqx_ckpt.Store("s3://bucket/runs/a", endpoint="http://127.0.0.1:9000")
+        run = eqx_ckpt.StorePath("s3://bucket/runs/a", endpoint="http://127.0.0.1:9000")
         assert str(run / "000100") == "s3://bucket/runs/a/000100"
         ```
     """
@@ -115,7 +115,7 @@ class Store(os.PathLike[str]):
         shown |= {"region": self.region, "single_writer": self.single_writer or None}
         shown |= {"anonymous": self.anonymous or None}
         options = [f", {k}={v!r}" for k, v in shown.items() if v is not None]
-        return f"Store({censored(self.url)!r}{''.join(options)})"
+        return f"StorePath({censored(self.url)!r}{''.join(options)})"
 
     def __fspath__(self) -> str:
         return self.url
@@ -123,7 +123,7 @@ class Store(os.PathLike[str]):
     def __str__(self) -> str:
         return self.url
 
-    def __truediv__(self, name: PathLike) -> "Store":
+    def __truediv__(self, name: PathLike) -> "StorePath":
         part = os.fspath(name)
         check_text("name", part)
         if not part.strip("/"):
@@ -133,7 +133,7 @@ class Store(os.PathLike[str]):
         return replace(self, url=f"{self.url.rstrip('/')}/{part}")
 
 
-def remote_kvstore(store: Store) -> dict[str, Any]:
+def remote_kvstore(store: StorePath) -> dict[str, Any]:
     """The `kvstore` of a TensorStore spec for a URL of one of `SCHEMES`."""
     where = repr(censored(store.url))
     scheme, _, rest = store.url.partition("://")
@@ -163,7 +163,7 @@ def remote_kvstore(store: Store) -> dict[str, Any]:
     return {"driver": "gcs", **place}
 
 
-def _s3_options(store: Store) -> dict[str, Any]:
+def _s3_options(store: StorePath) -> dict[str, Any]:
     env = os.environ.get
     endpoint = store.endpoint or env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL")
     region = store.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION")
@@ -188,7 +188,7 @@ def _s3_options(store: Store) -> dict[str, Any]:
     return options
 
 
-def _is_anonymous(store: Store) -> bool:
+def _is_anonymous(store: StorePath) -> bool:
     said = os.environ.get("AWS_NO_SIGN_REQUEST", "")
     if said.lower() not in _ANONYMOUS:
         raise CheckpointError(
@@ -226,5 +226,5 @@ def _credentials(url: str) -> str:
         f"not set, there is neither {files[0]} nor {files[1]}, and "
         "AWS_EC2_METADATA_DISABLED forbids to ask the machine. Set the first two, or "
         "run `aws configure`. To read a public bucket, pass "
-        "`eqx_ckpt.Store(url, anonymous=True)`, or set AWS_NO_SIGN_REQUEST=true",
+        "`eqx_ckpt.StorePath(url, anonymous=True)`, or set AWS_NO_SIGN_REQUEST=true",
     )

@@ -88,12 +88,12 @@ class LeafMatch(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Match:
+class TreeMatch:
     """What a restore would do; `print` it, or look at its parts.
 
     **Attributes:**
 
-    - `leaves`: a [`eqx_ckpt.LeafMatch`][] for every leaf, by its name.
+    - `leaves`: a [`eqx_ckpt.inspect.LeafMatch`][] for every leaf, by its name.
     - `nbytes`: the bytes that the restore would read.
     """
 
@@ -351,7 +351,7 @@ _QUOTED = re.compile(r"'[^']*'")
 _MOST_ORIGINS = 3
 
 
-def explain(match: Match, is_transformed: bool = False) -> str:
+def explain(match: TreeMatch, is_transformed: bool = False) -> str:
     """The text of the error: the leaves, then the ways out."""
     problems = match.problems
     ways = {leaf.status for leaf in problems.values()}

@@ -23,7 +23,7 @@ from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like, fingerprint
 from ..leaves.transient import is_transient, stop_at_transients
 from ..matching.foreign_spelling import spelled
-from ..matching.leaf_match import explain, LeafMatch, Match, with_place
+from ..matching.leaf_match import explain, LeafMatch, TreeMatch, with_place
 from ..matching.name_tree import checked_prefix
 from ..matching.sharding_argument import Place, place, targets_of
 from ..matching.similar_names import similar
@@ -64,7 +64,7 @@ class ReadPlan:
     reads: Sequence[Read]
     values: Mapping[int, Any]
     kept: Mapping[str, Any]
-    match: Match
+    match: TreeMatch
     request: "Request"
     derived: Derived | None
     parts: Sequence[Part]
@@ -198,7 +198,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         matches |= unreturned(derived, matches)
     matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
-    match = Match(matches, _nbytes(reads, parts))
+    match = TreeMatch(matches, _nbytes(reads, parts))
     treedef = jtu.tree_structure(like, is_leaf)
     return ReadPlan(treedef, reads, values, kept, match, request, derived, parts)
 

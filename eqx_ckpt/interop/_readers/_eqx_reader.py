@@ -44,7 +44,7 @@ _MAX_TEXT = 2**24
 _MAX_HEADER = 2**14
 
 
-def eqx(
+def open_eqx(
     path: PathLike,
     like: PyTree,
     filter_spec: PyTree = equinox.default_deserialise_filter_spec,
@@ -73,8 +73,8 @@ def eqx(
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. The
-    lines that precede the leaves are its `manifest.metadata`.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read. The lines that precede the leaves are its `manifest.metadata`.
 
     **Raises:**
 
@@ -95,7 +95,7 @@ def eqx(
 
         model = eqx.nn.MLP(2, 2, 8, 2, key=jax.random.key(0))
         eqx.tree_serialise_leaves("model.eqx", model)
-        source = eqx_ckpt.interop.eqx("model.eqx", model)
+        source = eqx_ckpt.interop.open_eqx("model.eqx", model)
         layer = eqx_ckpt.tree_deserialise_leaves(
             source, model.layers[1], prefix="layers/1"
         )

@@ -30,7 +30,7 @@ _CHUNKED = "__msgpack_chunked_array__"
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,24}(\[\d{0,6}[a-zA-Z]{1,2}\])?")
 
 
-def flax(path: PathLike) -> FileSource:
+def open_flax(path: PathLike) -> FileSource:
     """Open a file of `flax.serialization.to_bytes` or `msgpack_serialize`.
 
     The keys of its dictionaries are the parts of names; keys of digits, which flax
@@ -43,9 +43,9 @@ def flax(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
-    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings and bytes
-    are listed in `manifest.unsaved`.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read. 64-bit arrays are restored as NumPy arrays, unless `like` has JAX arrays.
+    Strings and bytes are listed in `manifest.unsaved`.
 
     **Raises:**
 
@@ -63,7 +63,7 @@ def flax(path: PathLike) -> FileSource:
         params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}}
         with open("params.msgpack", "wb") as f:
             f.write(flax.serialization.to_bytes(params))
-        source = eqx_ckpt.interop.flax("params.msgpack")
+        source = eqx_ckpt.interop.open_flax("params.msgpack")
         tree = eqx_ckpt.tree_deserialise_leaves(source, params)
         ```
     """

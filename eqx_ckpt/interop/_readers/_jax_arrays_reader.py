@@ -10,7 +10,7 @@ from ..._errors import CheckpointError, CheckpointNotFoundError, LeafMismatchErr
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave
 from ..._sources.foreign_zarr import Place
-from ..._storage.calls.store_path import Store
+from ..._storage.calls.store_path import StorePath
 from ..._tree.leaves.key_paths import typed
 from ..._tree.leaves.leaf_kinds import describe_like
 from ..._types import PathLike, TypedPath
@@ -37,7 +37,7 @@ _METADATA = "metadata.json"
 _MAX_METADATA = 2**26
 
 
-def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
+def open_jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
     """Open a directory of arrays that `jax.experimental.array_serialization` wrote.
 
     Levanter's and Marin's checkpoints are such directories. The arrays are in folders
@@ -53,8 +53,8 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
-    `manifest.metadata` is the content of `metadata.json`, if there is one.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read. `manifest.metadata` is the content of `metadata.json`, if there is one.
 
     **Raises:**
 
@@ -78,7 +78,7 @@ def jax_arrays(path: PathLike, like: PyTree = None) -> ZarrSource:
         )
         manager.wait_until_finished()
 
-        source = eqx_ckpt.interop.jax_arrays("arrays")
+        source = eqx_ckpt.interop.open_jax_arrays("arrays")
         like = {"model": {"weight": jnp.zeros(3)}}
         tree = eqx_ckpt.tree_deserialise_leaves(source, like)
         ```
@@ -158,7 +158,9 @@ def _of_tree(path: PathLike, where: Place, tree: bytes, like: PyTree) -> ZarrSou
         if leaf is not None:
             keys[str(i)] = typed(key_path)
     store = (
-        path / _ARRAYS if isinstance(path, Store) else f"{os.fspath(path)}/{_ARRAYS}"
+        path / _ARRAYS
+        if isinstance(path, StorePath)
+        else f"{os.fspath(path)}/{_ARRAYS}"
     )
     return _source(Place(store), where, keys, None)
 

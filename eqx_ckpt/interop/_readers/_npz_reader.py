@@ -45,7 +45,7 @@ _MAX_RATIO = 1032
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-def npz(path: PathLike) -> FileSource:
+def open_npz(path: PathLike) -> FileSource:
     """Open an archive of `numpy.savez`, compressed or not.
 
     Keys are split at `/` and `.`, and digits become positions: `"layers.0.weight"` is
@@ -58,11 +58,11 @@ def npz(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read. 64-bit
-    arrays are restored as NumPy arrays, unless `like` has JAX arrays. Strings, arrays
-    with fields, and arrays whose dtype NumPy has not stored, such as bfloat16, are
-    listed in `manifest.unsaved` and cannot be restored; nor can pickled objects, which
-    are never unpickled.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read. 64-bit arrays are restored as NumPy arrays, unless `like` has JAX arrays.
+    Strings, arrays with fields, and arrays whose dtype NumPy has not stored, such as
+    bfloat16, are listed in `manifest.unsaved` and cannot be restored; nor can pickled
+    objects, which are never unpickled.
 
     **Raises:**
 
@@ -79,7 +79,7 @@ def npz(path: PathLike) -> FileSource:
         import numpy as np
 
         np.savez("arrays.npz", **{"encoder/w": np.ones(3, np.float32)})
-        arrays = eqx_ckpt.interop.npz("arrays.npz")
+        arrays = eqx_ckpt.interop.open_npz("arrays.npz")
         like = {"encoder": {"w": jnp.zeros(3)}}
         tree = eqx_ckpt.tree_deserialise_leaves(arrays, like)
         ```

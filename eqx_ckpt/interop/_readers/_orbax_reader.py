@@ -10,7 +10,7 @@ from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave, key_shape, LeafRecord, scalar_to_text
 from ..._format.source import RegionRead
 from ..._sources.foreign_zarr import Place, read_zarr, ZarrArray
-from ..._storage.calls.store_path import Store
+from ..._storage.calls.store_path import StorePath
 from ..._types import check_text, PathLike, TypedPath
 from ._foreign_records import (
     array_record,
@@ -57,7 +57,7 @@ _EMPTY = ("None", "Dict", "List", "Tuple", "NamedTuple")
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
 
 
-def orbax(
+def open_orbax(
     path: PathLike, *, step: int | None = None, item: str | None = None
 ) -> ZarrSource:
     """Open a PyTree that Orbax has saved.
@@ -73,8 +73,8 @@ def orbax(
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], which stands for the path of a checkpoint wherever one is
-    read. `manifest.metadata` is Orbax's `custom_metadata`. Strings are listed in
+    An [`eqx_ckpt.interop.Source`][], which stands for the path of a checkpoint wherever
+    one is read. `manifest.metadata` is Orbax's `custom_metadata`. Strings are listed in
     `manifest.unsaved`.
 
     **Raises:**
@@ -97,7 +97,7 @@ def orbax(
         state = {"w": jnp.ones((2, 3)), "step": 5}
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(os.path.abspath("state"), state)
-        source = eqx_ckpt.interop.orbax("state")
+        source = eqx_ckpt.interop.open_orbax("state")
         state = eqx_ckpt.tree_deserialise_leaves(source, state)
         ```
     """
@@ -398,6 +398,6 @@ def _has(path: PathLike, name: str) -> bool:
 
 
 def _below(path: PathLike, name: str) -> PathLike:
-    if isinstance(path, Store):
+    if isinstance(path, StorePath):
         return path / name
     return f"{os.fspath(path).rstrip('/')}/{name}"

@@ -75,7 +75,7 @@ _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 INDEX = ".index.json"
 
 
-def safetensors(path: PathLike) -> FileSource:
+def open_safetensors(path: PathLike) -> FileSource:
     """Open a file of safetensors, or a directory with several of them and an index.
 
     Names are split at `.`, and digits become positions: `"model.layers.0.weight"` is
@@ -89,11 +89,12 @@ def safetensors(path: PathLike) -> FileSource:
 
     **Returns:**
 
-    An [`eqx_ckpt.Source`][], accepted wherever the path of a checkpoint is read.
-    `manifest.metadata` is the `__metadata__` of the file, or of all files of an index,
-    and that of the index where these have none, or differ. 64-bit arrays are restored
-    as NumPy arrays, unless `like` has JAX arrays. Tensors of the dtypes `F4` and `F6`,
-    whose elements share bytes, are listed in `manifest.unsaved` and cannot be restored.
+    An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
+    read. `manifest.metadata` is the `__metadata__` of the file, or of all files of an
+    index, and that of the index where these have none, or differ. 64-bit arrays are
+    restored as NumPy arrays, unless `like` has JAX arrays. Tensors of the dtypes `F4`
+    and `F6`, whose elements share bytes, are listed in `manifest.unsaved` and cannot be
+    restored.
 
     **Raises:**
 
@@ -111,7 +112,7 @@ def safetensors(path: PathLike) -> FileSource:
         from safetensors.numpy import save_file
 
         save_file({"layers.0.weight": np.ones((2, 3), np.float32)}, "w.safetensors")
-        weights = eqx_ckpt.interop.safetensors("w.safetensors")
+        weights = eqx_ckpt.interop.open_safetensors("w.safetensors")
         like = {"layers": [{"weight": jnp.zeros((2, 3))}]}
         model = eqx_ckpt.tree_deserialise_leaves(weights, like)
         ```

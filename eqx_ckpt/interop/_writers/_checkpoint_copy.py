@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from ..._distributed.joint_attempt import all_saving
-from ..._distributed.meeting import DEADLINE
+from ..._distributed.meeting import TIMEOUT
 from ..._distributed.process_group import from_first, gather_errors
 from ..._errors import CheckpointError
 from ..._format.chunk_grid import blocks, Region, Start, start_of, whole
@@ -30,7 +30,7 @@ def copy(
     compression: Compression = None,
     strict: bool = False,
     progress: Progress = False,
-    deadline: float = DEADLINE,
+    timeout: float = TIMEOUT,
 ) -> None:
     """Copy a checkpoint, or any other source, into a new checkpoint.
 
@@ -41,8 +41,9 @@ def copy(
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
-    - `path`, `overwrite`, `layout`, `compression`, `progress`, `deadline`: as
+    - `source`: the directory or URL of a checkpoint, or an
+        [`eqx_ckpt.interop.Source`][].
+    - `path`, `overwrite`, `layout`, `compression`, `progress`, `timeout`: as
         [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
     - `strict`: raise, instead of warning once, if a file of another format has values
         that this package cannot represent. They are left out.
@@ -69,7 +70,7 @@ def copy(
 
         eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)}, metadata="first")
         eqx_ckpt.copy("ckpt", "compressed", compression="zstd")
-        assert eqx_ckpt.read_manifest("compressed").metadata == "first"
+        assert eqx_ckpt.inspect.read_manifest("compressed").metadata == "first"
         ```
     """
     reading = Reading(source)
@@ -82,12 +83,12 @@ def copy(
         return found
 
     with reading.announced():
-        opened, error = gather_errors(call, checked, deadline)
+        opened, error = gather_errors(call, checked, timeout)
         if error is not None:
             raise error
         assert opened is not None
-        version = from_first(f"{call}: its version", reading.digest, deadline)
-        with all_saving(path, deadline) or Alone() as group:
+        version = from_first(f"{call}: its version", reading.digest, timeout)
+        with all_saving(path, timeout) or Alone() as group:
             if reading.digest() != version:
                 raise CheckpointError(
                     f"{reading} was replaced meanwhile, or is not the same for all "

@@ -14,7 +14,7 @@ from ..._format.leaf_names import encode
 from ..._format.leaf_record import dtype_from_tag, LeafRecord, SCALAR_KINDS
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import read_manifest
-from ..._restoring.tree_like import match
+from ..._restoring.tree_like import tree_match
 from ..._storage.calls.opening import reading
 from ..._storage.calls.store_path import local_path
 from ..._storage.interface.output_files import NewFiles
@@ -78,7 +78,7 @@ def to_eqx(
         model = eqx.tree_deserialise_leaves("model.eqx", model)
         ```
     """
-    found = match(source, like, is_leaf=is_leaf)
+    found = tree_match(source, like, is_leaf=is_leaf)
     if not found.ok:
         raise LeafMismatchError(explain(found))
     manifest = read_manifest(source)

@@ -12,7 +12,7 @@ from ..._format.leaf_names import encode
 from ..._format.leaf_record import dtype_from_tag, LeafRecord, SCALAR_KINDS
 from ..._format.manifest import Manifest
 from ..._format.source import RegionRead, Source
-from ..._inspecting.inspect_checkpoint import leaves
+from ..._inspecting.inspect_checkpoint import iter_leaves
 from ..._sources.checkpoint_source import opened
 from ..._types import check_flag, PathLike, Report
 from .._readers._foreign_records import clashes, is_unicode, read_as, Unreadable
@@ -175,7 +175,7 @@ def in_order(
     source: PathLike | Source, names: Sequence[str]
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
     """The leaves of these names, one by one in this order, as from `leaves`."""
-    return leaves(_Chosen(opened(source), names))
+    return iter_leaves(_Chosen(opened(source), names))
 
 
 class _Chosen(Source):

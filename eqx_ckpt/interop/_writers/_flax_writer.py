@@ -16,7 +16,7 @@ from ..._storage.calls.opening import reading
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import Kind, opened_by
 from ..._types import PathLike
-from .._readers._flax_reader import flax
+from .._readers._flax_reader import open_flax
 from ._export_checks import (
     check_leaves,
     Form,
@@ -105,7 +105,7 @@ def _read(path: str) -> None:
         # A text could be a small number.
         if f.read(1).isascii():
             raise CheckpointError("It does not begin as msgpack of flax.")
-    flax(path)
+    open_flax(path)
 
 
 _KIND = Kind("msgpack of flax", opened_by(_read))

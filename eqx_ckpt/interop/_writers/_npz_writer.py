@@ -9,7 +9,7 @@ from ..._errors import CheckpointError
 from ..._format.dtype_names import is_numpys
 from ..._format.leaf_record import LeafRecord
 from ..._format.source import Source
-from ..._inspecting.inspect_checkpoint import leaves, read_manifest
+from ..._inspecting.inspect_checkpoint import iter_leaves, read_manifest
 from ..._storage.interface.output_files import NewFiles, NPZ
 from ..._types import PathLike
 from .._readers._npz_reader import SEPARATORS
@@ -46,9 +46,9 @@ def to_npz(
     - `path`: the file, such as `"arrays.npz"`.
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and JAX's arrays become NumPy arrays, and shardings,
-        weak types and metadata are left out. Or if [`eqx_ckpt.interop.npz`][] would not
-        open the file, because the names of two leaves clash once they are split at `/`
-        and `.`.
+        weak types and metadata are left out. Or if [`eqx_ckpt.interop.open_npz`][]
+        would not open the file, because the names of two leaves clash once they are
+        split at `/` and `.`.
     - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**
@@ -94,7 +94,7 @@ def to_npz(
         new.next() as f,
         zipfile.ZipFile(f, "w") as archive,
     ):
-        for name, record, value in leaves(source):
+        for name, record, value in iter_leaves(source):
             with archive.open(f"{keys[name]}.npy", "w", force_zip64=True) as member:
                 array = plain(record, value)
                 np.lib.format.write_array(member, array, allow_pickle=False)

@@ -14,7 +14,7 @@ from ..._errors import CheckpointError
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
 from ..._format.source import Source
-from ..._inspecting.inspect_checkpoint import leaves
+from ..._inspecting.inspect_checkpoint import iter_leaves
 from ..._storage.calls.store_path import local_path
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import is_replacement, Kind, opened_by
@@ -61,12 +61,13 @@ def to_safetensors(
     """Write a checkpoint, or any source, to a file of safetensors.
 
     The keys of each leaf are joined by `.`: what came in by
-    [`eqx_ckpt.interop.safetensors`][] goes out under the same names. The leaves pass
-    through memory one after another.
+    [`eqx_ckpt.interop.open_safetensors`][] goes out under the same names. The leaves
+    pass through memory one after another.
 
     **Arguments:**
 
-    - `source`: the directory or URL of a checkpoint, or an [`eqx_ckpt.Source`][].
+    - `source`: the directory or URL of a checkpoint, or an
+        [`eqx_ckpt.interop.Source`][].
     - `path`: the file, such as `"model.safetensors"`.
     - `transform`: as [`eqx_ckpt.tree_deserialise_leaves`][]: what it returns is what is
         written, so the names are yours. Each leaf that it computes is computed by
@@ -77,8 +78,8 @@ def to_safetensors(
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and NumPy arrays become arrays like all others, and
         shardings, weak types and metadata other than a dictionary of strings are left
-        out. Or if [`eqx_ckpt.interop.safetensors`][] would not open the file, because
-        the names of two leaves clash once they are split at `.`.
+        out. Or if [`eqx_ckpt.interop.open_safetensors`][] would not open the file,
+        because the names of two leaves clash once they are split at `.`.
     - `overwrite`: replace existing files of safetensors. What was written to the
         same `path` in another number of files is removed.
 
@@ -136,7 +137,7 @@ def to_safetensors(
         paths.append(place.with_name(place.name + INDEX))
     stale = [str(file) for file in _written_before(place) if file not in paths]
     with NewFiles(paths, _KIND, overwrite=overwrite, replaces=stale) as new:
-        values = leaves(source)
+        values = iter_leaves(source)
         for shard in shards:
             with new.next() as f:
                 _write(

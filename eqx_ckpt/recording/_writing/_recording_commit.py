@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..._errors import CheckpointError
 from ..._format.sample_record import Record, STATES
 from ..._storage.calls.safe_files import on_full_disk
-from ..._storage.calls.store_path import Store
+from ..._storage.calls.store_path import StorePath
 from ..._types import PathLike
 
 
@@ -94,4 +94,4 @@ def warned(what: str) -> Generator[None, None, None]:
 
 def below(path: PathLike, place: str) -> PathLike:
     """The directory of the states below a recording."""
-    return path / STATES if isinstance(path, Store) else f"{place}/{STATES}"
+    return path / STATES if isinstance(path, StorePath) else f"{place}/{STATES}"

@@ -62,7 +62,7 @@ class Log(Taker):
         wanted: Record,
         differs: Callable[[Leaf, Leaf], str],
         max_samples: int | None,
-        deadline: float,
+        timeout: float,
     ) -> None:
         super().__init__()
         self._max_samples = max_samples
@@ -73,7 +73,7 @@ class Log(Taker):
         self._leaf = ""
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         # Last, because it locks the recording.
-        self._place = Place(path, wanted, differs, max_samples, deadline)
+        self._place = Place(path, wanted, differs, max_samples, timeout)
         self.base, self.where = self._place.base, self._place.where
         self.team = self._place.team
         self._taken = np.array(self.record.draws, np.int64)
@@ -249,9 +249,9 @@ class Log(Taker):
 
     def _save_state(self, number: int, state: PyTree) -> None:
         """If this fails, nothing has changed, and `commit` can be called again."""
-        path, deadline = self._place.states.path(number), self.team.deadline
+        path, timeout = self._place.states.path(number), self.team.timeout
         try:
-            tree_serialise_leaves(path, state, deadline=deadline)
+            tree_serialise_leaves(path, state, timeout=timeout)
         except OSError as e:
             raise explained(e, "", self._place.safety(), self.where) from e
 

@@ -34,12 +34,12 @@ class Place:
         wanted: Record,
         differs: Callable[[Leaf, Leaf], str],
         max_samples: int | None,
-        deadline: float,
+        timeout: float,
     ) -> None:
         self.base = locate(path)
         self.where = str(self.base)
         self.files = self.base.writer()
-        self.team = Team(self.where, deadline)
+        self.team = Team(self.where, timeout)
         if not (self.team.is_alone or self.base.is_shared):
             raise CheckpointError(
                 f"{self.where} is in the memory of one process, but several processes "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._distributed.jax_service import is_alone, is_first
-from ..._distributed.meeting import check_deadline, from_json, to_json
+from ..._distributed.meeting import check_timeout, from_json, to_json
 from ..._distributed.process_group import Group, group_of
 
 
@@ -15,13 +15,13 @@ class Team:
 
     - `is_alone`: whether there is one process.
     - `is_first`: whether this process begins and commits.
-    - `deadline`: the seconds that a process waits for the others before it raises.
+    - `timeout`: the seconds that a process waits for the others before it raises.
     """
 
-    def __init__(self, where: str, deadline: float) -> None:
-        check_deadline(deadline)
+    def __init__(self, where: str, timeout: float) -> None:
+        check_timeout(timeout)
         self._where = where
-        self.deadline = deadline
+        self.timeout = timeout
         self.is_alone = is_alone()
         self.is_first = is_first()
 
@@ -60,4 +60,4 @@ class Team:
     def _group(self, what: str) -> Group | None:
         if self.is_alone:
             return None
-        return group_of(f"{what} of the recording {self._where}", self.deadline)
+        return group_of(f"{what} of the recording {self._where}", self.timeout)
