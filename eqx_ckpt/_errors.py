@@ -36,3 +36,7 @@ class LeafNameError(CheckpointError, ValueError):
 
 class LeafMismatchError(CheckpointError, ValueError):
     """The checkpoint does not match `like`, or an argument does not match a PyTree."""
+
+
+for _error in (CheckpointError, *CheckpointError.__subclasses__()):
+    _error.__module__ = "eqx_ckpt"  # As people import it, and as tracebacks show it.

@@ -24,7 +24,7 @@ class Reporter:
 
     def __init__(self, progress: Progress, total: int) -> None:
         if progress is not True and not callable(progress):
-            raise CheckpointError(
+            raise TypeError(
                 f"`progress` is {progress!r}. Pass `True`, or a function `(phase, "
                 "leaf, done, total)`."
             )

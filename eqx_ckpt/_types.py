@@ -2,7 +2,7 @@
 
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, get_args, Literal, TypeAlias
 
 
@@ -63,9 +63,23 @@ def as_text(path: Any) -> str:
     return text
 
 
+def wrong(value: Any, *kinds: type) -> type[TypeError | ValueError]:
+    """The error for a wrong argument: of another type, or with a wrong value."""
+    is_kind = isinstance(value, kinds) and not isinstance(value, bool)
+    return ValueError if is_kind else TypeError
+
+
+def check_word(argument: str, value: Any, words: Collection[str]) -> None:
+    """Raise if an argument is none of some words; the error names the argument."""
+    if value not in words:
+        known = ", ".join(map(repr, words))
+        raise wrong(value, str)(f"`{argument}` is {value!r}. Pass one of {known}.")
+
+
 def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:
     """Raise if an argument is not of a type; the error names the argument."""
-    if not isinstance(value, kind):
+    is_flag = isinstance(value, bool) and kind is not bool
+    if is_flag or not isinstance(value, kind):
         raise TypeError(f"`{argument}` is {value!r}. Pass {wanted}.")
 
 

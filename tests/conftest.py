@@ -27,6 +27,9 @@ beartype_package("eqx_ckpt", conf=BeartypeConf(claw_is_pep526=False))
 with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
     import eqx_ckpt
 
+    for name in eqx_ckpt.__all__:
+        getattr(eqx_ckpt, name)
+
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
 

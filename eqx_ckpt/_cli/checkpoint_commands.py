@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import eqx_ckpt
-
 from .._format.display import in_bytes
-from .._inspecting.leaf_stats import stats_and_damage
+from .._format.source import Source
+from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._lazy import Array, np
 from .command_sources import reading
 from .terminal import (
@@ -123,18 +122,14 @@ def stats(path: str, prefix: str, as_json: bool) -> int:
     return 1 if bad or damage else 0
 
 
-def _stats(
-    source: eqx_ckpt.interop.Source, prefix: str
-) -> tuple[dict[str, eqx_ckpt.inspect.LeafStats], dict[str, str]]:
+def _stats(source: Source, prefix: str) -> tuple[dict[str, LeafStats], dict[str, str]]:
     damage: dict[str, str] = {}
     return stats_and_damage(source, prefix, damage), damage
 
 
-def _stats_lines(
-    found: dict[str, eqx_ckpt.inspect.LeafStats],
-) -> Iterator[str | Styled]:
+def _stats_lines(found: dict[str, LeafStats]) -> Iterator[str | Styled]:
     """A table, or a paragraph for each leaf where that is too wide for the terminal."""
-    fields = [field.name for field in dataclasses.fields(eqx_ckpt.inspect.LeafStats)]
+    fields = [field.name for field in dataclasses.fields(LeafStats)]
     rows = [
         [name, *(number(getattr(leaf, field)) for field in fields), ""]
         for name, leaf in found.items()

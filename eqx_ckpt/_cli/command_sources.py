@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import eqx_ckpt
 
+from .._format.source import Source
 from .._sources.checkpoint_source import opened
 from .._sources.consistent_read import read_consistently
 from .._storage.directory.foreign_paths import format_at, without_names
@@ -14,7 +15,7 @@ from .._storage.directory.foreign_paths import format_at, without_names
 _T = TypeVar("_T")
 
 
-def found_at(path: str) -> str | eqx_ckpt.interop.Source:
+def found_at(path: str) -> str | Source:
     """What is at a path, for a function that reads it.
 
     The path itself if it is ours: then it is read again if it is replaced meanwhile.
@@ -38,6 +39,6 @@ def found_at(path: str) -> str | eqx_ckpt.interop.Source:
         return eqx_ckpt.interop.open_source(path)
 
 
-def reading(path: str, read: Callable[[eqx_ckpt.interop.Source], _T]) -> _T:
+def reading(path: str, read: Callable[[Source], _T]) -> _T:
     """Read what is at a path: again from the start if it is replaced meanwhile."""
     return read_consistently(found_at(path), lambda source: lambda: read(source))

@@ -37,7 +37,13 @@ def guarded(command: Callable[[], int | None]) -> int:
             # Nobody reads on; Python would complain again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except (eqx_ckpt.CheckpointError, ImportError, OSError, MemoryError) as e:
+        except (
+            eqx_ckpt.CheckpointError,
+            ImportError,
+            MemoryError,
+            OSError,
+            ValueError,
+        ) as e:
             complain(e)
             return status_of(e)
 

@@ -7,8 +7,9 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.display import in_bytes
+from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
 from .._run.retention import Mode, ranked
-from .._run.run_steps import as_step, Run
+from .._run.run_steps import as_step, garbage_collect, Run
 from .._types import is_real
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of
@@ -87,7 +88,7 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
     try:
         if os.path.exists(path):
             entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
-        manifest = eqx_ckpt.inspect.read_manifest(run.path(step))
+        manifest = read_manifest(run.path(step))
     except (eqx_ckpt.CheckpointError, OSError) as e:
         return entry, e
     entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
@@ -131,7 +132,7 @@ def verify(path: str, as_json: bool) -> int:
         for one in [os.fspath(run.path(step)) for step in steps] or [path]:
             result = {"path": one, "ok": True, "problem": None}
             try:
-                if not eqx_ckpt.inspect.verify(found_at(one), progress=progress(one)):
+                if not is_intact(found_at(one), progress=progress(one)):
                     result |= {"ok": None, "problem": NO_CHECKSUMS}
             except (eqx_ckpt.CheckpointError, OSError) as e:
                 # Of a run, the other steps are verified all the same.
@@ -182,7 +183,7 @@ def gc(path: str, dry_run: bool, as_json: bool) -> int:
         raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a directory.")
     if (problem := run.explain()) and not run.named():
         raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a run. {problem}")
-    found = eqx_ckpt.orphans(path) if dry_run else eqx_ckpt.sweep(path)
+    found = garbage_collect(path, dry_run=dry_run)
     known = [nbytes for nbytes in found.values() if nbytes is not None]
     total = sum(known) if len(known) == len(found) else None
     if as_json:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import eqx_ckpt
-
 from .._format.display import in_bytes
 from .._format.leaf_names import is_below
+from .._format.leaf_record import LeafRecord
+from .._format.manifest import Manifest
 from .._sources.checkpoint_source import opened
 from .._tree.matching.name_tree import checked_prefix
 from .command_sources import found_at
@@ -53,17 +53,17 @@ class Node:
     nbytes: int = 0
     numbers: int = 0
     leaves: int = 0
-    record: eqx_ckpt.inspect.LeafRecord | None = None
+    record: LeafRecord | None = None
     unsaved: str | None = None
     children: dict[str, "Node"] = field(default_factory=lambda: {})
 
 
-def parameters(record: eqx_ckpt.inspect.LeafRecord) -> int:
+def parameters(record: LeafRecord) -> int:
     """The number of numbers in a leaf."""
     return math.prod(record.shape) if record.kind != "bytes" else 0
 
 
-def grown(manifest: eqx_ckpt.inspect.Manifest, prefix: str) -> Node:
+def grown(manifest: Manifest, prefix: str) -> Node:
     """Build the tree of what is below a name."""
     root = Node()
     for name, record in manifest.leaves.items():
@@ -128,7 +128,7 @@ def _count(number: int, word: str) -> str:
     return f"{number:,} {word if number == 1 else plural}"
 
 
-def sharding(record: eqx_ckpt.inspect.LeafRecord) -> str:
+def sharding(record: LeafRecord) -> str:
     """How a leaf was sharded: the mesh axes of each dimension, and the mesh."""
     if record.sharding is None:
         return ""

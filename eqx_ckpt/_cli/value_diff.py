@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import eqx_ckpt
 
 from .._format.chunk_grid import blocks, Region, whole
-from .._format.leaf_record import from_stored, scalar_from_text
-from .._format.source import read_regions
+from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
+from .._format.manifest import Manifest
+from .._format.source import read_regions, RegionRead, Source
 from .._inspecting.array_statistics import distances, Moments
-from .._inspecting.leaf_stats import moments_of, stats_of
+from .._inspecting.leaf_stats import LeafStats, moments_of, stats_of
 from .._lazy import Array, np
 from .._tree.matching.foreign_spelling import respelled
 from .._tree.matching.similar_names import instead_of
@@ -46,12 +47,12 @@ def _slice(text: str) -> int | slice:
 class Part(NamedTuple):
     """A part of a leaf: its values, and their statistics."""
 
-    record: eqx_ckpt.inspect.LeafRecord
+    record: LeafRecord
     values: Array
-    stats: eqx_ckpt.inspect.LeafStats
+    stats: LeafStats
 
 
-def part_of(source: eqx_ckpt.interop.Source, name: str, index: tuple[Any, ...]) -> Part:
+def part_of(source: Source, name: str, index: tuple[Any, ...]) -> Part:
     """Read a part of one leaf, and no more of it."""
     record = _record_named(source.manifest, name)
     try:
@@ -63,15 +64,13 @@ def part_of(source: eqx_ckpt.interop.Source, name: str, index: tuple[Any, ...]) 
         value = scalar_from_text(record.kind, record.value or "")
         return Part(record, np.asarray(value), stats_of(alone, Moments()))
     region, inside = _bounds(index, record.data_shape)
-    (found,) = read_regions(source, [eqx_ckpt.interop.RegionRead(name, record, region)])
+    (found,) = read_regions(source, [RegionRead(name, record, region)])
     stored = np.asarray(found[inside])
     stats = stats_of(alone, moments_of(record, stored))
     return Part(record, from_stored(stored, record), stats)
 
 
-def _record_named(
-    manifest: eqx_ckpt.inspect.Manifest, name: str
-) -> eqx_ckpt.inspect.LeafRecord:
+def _record_named(manifest: Manifest, name: str) -> LeafRecord:
     names = manifest.leaves
     if (why := manifest.unsaved.get(name)) is not None:
         raise eqx_ckpt.LeafMismatchError(f"{name!r} was left out: {why}.")
@@ -102,7 +101,7 @@ def _bounds(
 
 
 def differences(
-    first: eqx_ckpt.interop.Source, second: eqx_ckpt.interop.Source, values: bool
+    first: Source, second: Source, values: bool
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """How the leaves differ, in the manifests and, if asked for, in the data; and what
     is damaged."""
@@ -111,8 +110,8 @@ def differences(
 
 
 def _differences(
-    first: eqx_ckpt.interop.Source,
-    second: eqx_ckpt.interop.Source,
+    first: Source,
+    second: Source,
     values: bool,
     damage: dict[str, str],
 ) -> Iterator[dict[str, Any]]:
@@ -141,23 +140,23 @@ def _differences(
                 yield entry | {"status": "other values"} | apart
 
 
-def _words(record: eqx_ckpt.inspect.LeafRecord | None) -> str | None:
+def _words(record: LeafRecord | None) -> str | None:
     return None if record is None else str(record)
 
 
 def _compare(
-    first: eqx_ckpt.interop.Source,
-    second: eqx_ckpt.interop.Source,
+    first: Source,
+    second: Source,
     names: tuple[str, str],
-    x: eqx_ckpt.inspect.LeafRecord,
-    y: eqx_ckpt.inspect.LeafRecord,
+    x: LeafRecord,
+    y: LeafRecord,
 ) -> dict[str, Any]:
     """Measure how much the data of two leaves differ; nothing if they are equal."""
     count, apart = 0, 0.0
     shares: list[float] = []
     for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
-        (a,) = read_regions(first, [eqx_ckpt.interop.RegionRead(names[0], x, piece)])
-        (b,) = read_regions(second, [eqx_ckpt.interop.RegionRead(names[1], y, piece)])
+        (a,) = read_regions(first, [RegionRead(names[0], x, piece)])
+        (b,) = read_regions(second, [RegionRead(names[1], y, piece)])
         if a.tobytes() == b.tobytes():
             continue
         a, b = from_stored(a, x), from_stored(b, y)

@@ -8,6 +8,7 @@ from typing import Any
 
 import eqx_ckpt
 
+from .._format.source import Source
 from .._report.write_report import written
 from .._run.run_steps import Run
 from .command_sources import found_at
@@ -78,6 +79,6 @@ def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> in
     return DAMAGED if shouts else 0
 
 
-def _found(path: str) -> str | eqx_ckpt.interop.Source:
+def _found(path: str) -> str | Source:
     """A run, a checkpoint, or a source of another format."""
     return path if Run(path).readable_or_not() else found_at(path)

@@ -42,7 +42,8 @@ class JointReading:
         self.is_alone = is_alone()
         self.members: set[int] | None = None
         place = source if isinstance(source, Source) else as_text(source)
-        self._call = f"restore({place}{', broadcast_replicas=True' if broadcast_replicas else ''})"
+        option = ", broadcast_replicas=True" if broadcast_replicas else ""
+        self._call = f"restore({place}{option})"
         self._timeout = timeout
         self._guess = guess
         # What all of them have to ask for alike, line by line, once there is a plan.

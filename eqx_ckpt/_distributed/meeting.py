@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import numbers
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 
 from .._errors import CheckpointError
-from .._types import is_real
+from .._types import is_real, wrong
 from .call_matching import Call, Calls, nothing_done, Number, out_of_order
 from .jax_service import gather_on_devices, Service, service
 
@@ -45,7 +46,7 @@ _circles: "dict[tuple[int, ...], Circle]" = {}
 def check_timeout(timeout: float) -> None:
     """Raise if it is not a positive number of seconds."""
     if not is_real(timeout) or not 0 < timeout <= _LONGEST:
-        raise CheckpointError(
+        raise wrong(timeout, numbers.Real)(
             f"`timeout` is {timeout!r}. Pass a positive number of seconds, such as "
             f"{TIMEOUT:g}; at most {_LONGEST:g}."
         )

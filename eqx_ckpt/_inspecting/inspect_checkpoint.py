@@ -97,10 +97,8 @@ def iter_leaves(
         import numpy as np
 
         eqx_ckpt.tree_serialise_leaves("ckpt", {"model": {"w": jnp.ones(3)}, "step": 5})
-        largest = {
-            name: np.abs(array).max()
-            for name, record, array in eqx_ckpt.inspect.iter_leaves("ckpt", prefix="model")
-        }
+        leaves = eqx_ckpt.inspect.iter_leaves("ckpt", prefix="model")
+        largest = {name: np.abs(array).max() for name, record, array in leaves}
         assert largest == {"model/w": 1.0}
         ```
     """

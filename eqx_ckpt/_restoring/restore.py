@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,7 +23,6 @@ from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
 from .._tree.plans.read_plan import (
-    How,
     Missing,
     plan_reads,
     ReadPlan,
@@ -190,21 +189,22 @@ def _restored(
         return plan.filled(assembled(arrived))
 
 
-class _Arguments(How, total=False):
-    """The other arguments of `restore_or_init`: see `tree_deserialise_leaves`."""
-
-    filter_spec: PyTree
-    is_leaf: IsLeaf
-    broadcast_replicas: bool
-    progress: Progress
-    timeout: float
-
-
 def restore_or_init(
     source: PathLike | Source,
     init: Callable[..., PyTree],
     *args: Any,
-    **how: Unpack[_Arguments],
+    filter_spec: PyTree = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+    sharding: PyTree = None,
+    casting: Casting = "no",
+    missing: Missing = "keep",
+    unexpected: Unexpected = "raise",
+    transform: Transform | None = None,
+    broadcast_replicas: bool = False,
+    progress: Progress = False,
+    timeout: float = TIMEOUT,
 ) -> PyTree:
     """Restore what a checkpoint has, and initialise only the rest.
 
@@ -219,9 +219,9 @@ def restore_or_init(
         `jax.jit` computes only the leaves that were not restored: those that the
         checkpoint does not have, and those that `where` does not pick.
     - `args`: the arguments of `init`.
-    - `how`: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where to
-        put new leaves; with a mesh, new leaves are replicated. The default of `missing`
-        is `"keep"` here; pass a function to say which leaves may be missing.
+    - All others: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where
+        to put new leaves; with a mesh, new leaves are replicated. The default of
+        `missing` is `"keep"` here; pass a function to say which leaves may be missing.
 
     **Returns:**
 
@@ -254,15 +254,21 @@ def restore_or_init(
         ```
     """
     check_function("init", init)
-    arguments: dict[str, Any] = {"missing": "keep", **how}
-    running = {
-        key: arguments.pop(key)
-        for key in ("broadcast_replicas", "progress", "timeout")
-        if key in arguments
-    }
     like = eqx.filter_eval_shape(init, *args)
-    request = Request(like, initialises=True, **arguments)
-    tree = _restored(source, request, **running)
+    request = Request(
+        like,
+        filter_spec,
+        is_leaf,
+        where,
+        prefix,
+        sharding,
+        casting,
+        missing,
+        unexpected,
+        transform,
+        initialises=True,
+    )
+    tree = _restored(source, request, broadcast_replicas, progress, timeout)
     return initialised(tree, stop_at_transients(request.is_leaf), init, args)
 
 

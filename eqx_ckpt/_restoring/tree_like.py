@@ -1,16 +1,19 @@
 """Make a `like` from a checkpoint, and compare a `like` with a checkpoint."""
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import PyTree
 
 from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._storage.calls.host_memory import collector_paused
+from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.matching.leaf_match import TreeMatch
 from .._tree.matching.name_tree import checked_prefix, nested, struct_of
-from .._tree.plans.read_plan import How, plan_reads, Request
+from .._tree.plans.read_plan import Missing, plan_reads, Request, Unexpected
+from .._tree.transform.transform_argument import Transform
 from .._types import IsLeaf, PathLike
 
 
@@ -58,14 +61,20 @@ def tree_match(
     like: PyTree,
     filter_spec: PyTree = default_deserialise_filter_spec,
     is_leaf: IsLeaf = None,
-    **how: Unpack[How],
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    prefix: str = "",
+    sharding: PyTree = None,
+    casting: Casting = "no",
+    missing: Missing = "raise",
+    unexpected: Unexpected = "raise",
+    transform: Transform | None = None,
 ) -> TreeMatch:
     """Say what [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
     **Arguments:**
 
-    - All: as [`eqx_ckpt.tree_deserialise_leaves`][], which takes `where`, `prefix`,
-        `sharding`, `casting`, `missing`, `unexpected` and `transform` too.
+    - All: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
     **Returns:**
 
@@ -91,6 +100,17 @@ def tree_match(
         assert found.leaves["b"].status == "missing"
         ```
     """
-    request = Request(like, filter_spec, is_leaf, **how)
+    request = Request(
+        like,
+        filter_spec,
+        is_leaf,
+        where,
+        prefix,
+        sharding,
+        casting,
+        missing,
+        unexpected,
+        transform,
+    )
     with collector_paused():
         return plan_reads(read_manifest(source), request).match

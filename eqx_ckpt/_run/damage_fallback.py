@@ -3,13 +3,14 @@
 import functools as ft
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import get_args, Literal, TypeAlias
 
 from jaxtyping import PyTree
 
 from .._distributed.process_group import from_first, gather_errors
-from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._inspecting.inspect_checkpoint import verify
+from .._types import check_word
 from .run_steps import Run
 
 
@@ -17,10 +18,7 @@ OnDamage: TypeAlias = Literal["raise", "fallback"]
 
 
 def check_on_damage(on_damage: OnDamage) -> None:
-    if on_damage not in ("raise", "fallback"):
-        raise CheckpointError(
-            f"`on_damage` is {on_damage!r}. Pass 'raise' or 'fallback'."
-        )
+    check_word("on_damage", on_damage, get_args(OnDamage))
 
 
 def resumed(

@@ -3,10 +3,10 @@
 import contextlib
 import functools as ft
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, SupportsIndex, Unpack
+from typing import Any, SupportsIndex
 
 from jaxtyping import PyTree
 
@@ -25,15 +25,17 @@ from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
 from .._storage.calls.host_memory import collector_paused
 from .._storage.interface.place import check_layout
+from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
-from .._tree.plans.read_plan import How
+from .._tree.plans.read_plan import Missing, Unexpected
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
+from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
-from .retention import checked_keep, Keep, keep_all, Mode
+from .retention import checked_keep, Keep, Mode
 from .run_steps import as_step, in_words, KnownSteps, retain, Run
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 
@@ -70,8 +72,8 @@ class CheckpointManager:
         self,
         directory: PathLike,
         *,
-        keep: Keep | Sequence[Keep] = keep_all,
-        save: When | Sequence[When] = (),
+        keep: Keep | Sequence[Keep] | None = None,
+        when: When | Sequence[When] | None = None,
         layout: Layout = "zarr",
         compression: Compression = None,
         progress: Progress = False,
@@ -86,9 +88,9 @@ class CheckpointManager:
         - `keep`: which steps to keep after each save: [`eqx_ckpt.keep_last`][],
             [`eqx_ckpt.keep_every`][], [`eqx_ckpt.keep_best`][], or any other function
             from `{step: metadata}` to steps. Of several functions, each keeps its own
-            steps. The newest step, the step just saved, and a step that this process is
-            reading are never removed.
-        - `save`: when `should_save` returns `True`: [`eqx_ckpt.save_every_steps`][],
+            steps; by default, all are kept. The newest step, the step just saved, and a
+            step that this process is reading are never removed.
+        - `when`: when `should_save` returns `True`: [`eqx_ckpt.save_every_steps`][],
             [`eqx_ckpt.save_every_seconds`][], or any other function
             `(step, last) -> bool`, where `last` is the newest step that exists or is
             being saved, or `None`. Of several, one `True` is enough.
@@ -102,7 +104,7 @@ class CheckpointManager:
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
-        self._when = checked_when(save)
+        self._when = checked_when(when)
         check_layout(layout)
         check_compression(compression)
         check_progress(progress)
@@ -150,7 +152,8 @@ class CheckpointManager:
         **Raises:**
 
         - [`eqx_ckpt.CheckpointExistsError`][]: the step exists.
-        - [`eqx_ckpt.CheckpointError`][]: `step` is not valid, or the manager is closed.
+        - `ValueError`: `step` is not valid.
+        - [`eqx_ckpt.CheckpointError`][]: the manager is closed.
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
         self._check_thread()
@@ -189,9 +192,15 @@ class CheckpointManager:
         filter_spec: PyTree = default_deserialise_filter_spec,
         is_leaf: IsLeaf = None,
         *,
+        where: Callable[[PyTree], Any] | None = None,
+        prefix: str = "",
+        sharding: PyTree = None,
+        casting: Casting = "no",
+        missing: Missing = "raise",
+        unexpected: Unexpected = "raise",
+        transform: Transform | None = None,
         broadcast_replicas: bool = False,
         on_damage: OnDamage = "raise",
-        **how: Unpack[How],
     ) -> PyTree:
         """Restore a step, by default the newest. Waits for a running save.
 
@@ -222,7 +231,13 @@ class CheckpointManager:
                 like,
                 filter_spec,
                 is_leaf,
-                **how,
+                where=where,
+                prefix=prefix,
+                sharding=sharding,
+                casting=casting,
+                missing=missing,
+                unexpected=unexpected,
+                transform=transform,
                 broadcast_replicas=broadcast_replicas,
                 progress=self._progress,
                 timeout=self._timeout,
@@ -278,7 +293,7 @@ class CheckpointManager:
         return self._run.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
-        """The [`eqx_ckpt.inspect.Manifest`][] of a step. See [`eqx_ckpt.inspect.read_manifest`][]."""
+        """Read the manifest of a step: see [`eqx_ckpt.inspect.read_manifest`][]."""
         return read_manifest(self._run.path(as_step(step)))
 
     def delete(self, step: SupportsIndex) -> None:
@@ -311,7 +326,7 @@ class CheckpointManager:
             self._known.remove([number])
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether to save now: because of `save`, or because of SIGTERM.
+        """Whether to save now: because of `when`, or because of SIGTERM.
 
         From the first call until `close`, SIGTERM does not end the process. Call this
         in each step, in the main thread; in a job, in each process.
@@ -322,9 +337,9 @@ class CheckpointManager:
 
         **Returns:**
 
-        `True` in all processes if, in any of them, a function of `save` returned `True`
+        `True` in all processes if, in any of them, a function of `when` returned `True`
         or SIGTERM arrived. `False` if this manager has saved `step`, is saving it, or,
-        if there is a `save`, has found it in the run.
+        if there is a `when`, has found it in the run.
         """
         self._check_open()
         number, why = as_step(step), 2 * caught_sigterm(self)

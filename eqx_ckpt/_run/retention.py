@@ -2,10 +2,9 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, get_args, Literal, TypeAlias
 
-from .._errors import CheckpointError
-from .._types import check_text
+from .._types import check_text, check_word, wrong
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -18,28 +17,6 @@ Keep: TypeAlias = Callable[[Mapping[int, Any]], Collection[int]]
 
 
 Mode: TypeAlias = Literal["min", "max"]
-
-
-def keep_all(steps: Mapping[int, Any]) -> Collection[int]:
-    """Keep every step. The default of [`eqx_ckpt.CheckpointManager`][].
-
-    **Arguments:**
-
-    - `steps`: the metadata of every step.
-
-    **Returns:**
-
-    The steps to keep.
-
-    !!! example
-
-        ```python
-        import eqx_ckpt
-
-        assert eqx_ckpt.keep_all({100: None, 200: None}) == [100, 200]
-        ```
-    """
-    return list(steps)
 
 
 def keep_last(n: int) -> Keep:
@@ -55,7 +32,7 @@ def keep_last(n: int) -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+    - `ValueError`: `n` is not a positive integer.
 
     !!! example
 
@@ -83,7 +60,7 @@ def keep_every(n: int) -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+    - `ValueError`: `n` is not a positive integer.
 
     !!! example
 
@@ -116,7 +93,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer, or `mode` is
+    - `ValueError`: `n` is not a positive integer, or `mode` is
         neither of the two.
 
     !!! example
@@ -141,14 +118,16 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
     return keep
 
 
-def checked_keep(keep: Keep | Iterable[Keep]) -> list[Keep]:
-    """Validate `keep`, and return its functions as a list."""
+def checked_keep(keep: Keep | Iterable[Keep] | None) -> list[Keep]:
+    """Validate `keep`, and return its functions as a list; without any, keep all."""
+    if keep is None:
+        return [list]
     found: Any = [keep] if callable(keep) else keep
     found = list(found) if isinstance(found, Iterable) else []
     if not found or not all(map(callable, found)):
-        raise CheckpointError(
+        raise TypeError(
             f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or several "
-            "in a list; `keep_all` keeps all steps."
+            "in a list; `None` keeps all steps."
         )
     return found
 
@@ -172,10 +151,9 @@ def _number(metadata: Any, metric: str) -> int | float | None:
 
 
 def check_mode(mode: str) -> None:
-    if mode not in ("min", "max"):
-        raise CheckpointError(f"`mode` is {mode!r}. Pass 'min' or 'max'.")
+    check_word("mode", mode, get_args(Mode))
 
 
 def _check_positive(n: int) -> None:
     if type(n) is not int or n < 1:
-        raise CheckpointError(f"`n` is {n!r}. Pass an integer of at least 1.")
+        raise wrong(n, int)(f"`n` is {n!r}. Pass an integer of at least 1.")

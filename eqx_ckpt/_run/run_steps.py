@@ -17,7 +17,7 @@ from .._storage.calls.store_path import StorePath
 from .._storage.calls.threads import at_once
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
-from .._types import check_text, PathLike
+from .._types import check_flag, check_text, PathLike
 from .retention import check_mode, Keep, Mode, ranked
 
 
@@ -40,7 +40,7 @@ def as_step(value: Any) -> int:
     except TypeError:
         step = -1
     if not 0 <= step <= MAX_STEP:
-        raise CheckpointError(
+        raise ValueError(
             f"{in_words(value)} is not a step. Pass a non-negative integer below 2**63."
         )
     return step
@@ -263,37 +263,9 @@ class Run:
         return best[0]
 
 
-def orphans(directory: PathLike) -> dict[str, int | None]:
-    """What saves that died have left in a run; changes nothing.
-
-    **Arguments:**
-
-    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
-        an object store.
-
-    **Returns:**
-
-    By path, the bytes of it. In a store, they are `None`, and a save that is going on
-    is listed too: whether it lives is seen over time only, as [`eqx_ckpt.sweep`][]
-    does.
-
-    **Raises:**
-
-    - `OSError`: the file system or the store fails.
-
-    !!! example
-
-        ```python
-        import eqx_ckpt
-
-        for path, nbytes in eqx_ckpt.orphans("runs/a").items():
-            print(path, nbytes)
-        ```
-    """
-    return locate(directory).steps().orphans()
-
-
-def sweep(directory: PathLike) -> dict[str, int | None]:
+def garbage_collect(
+    directory: PathLike, *, dry_run: bool = False
+) -> dict[str, int | None]:
     """Remove what saves that died have left in a run, as a new manager does.
 
     A save that lives is never touched, of whatever process and machine. In an object
@@ -301,11 +273,14 @@ def sweep(directory: PathLike) -> dict[str, int | None]:
 
     **Arguments:**
 
-    - `directory`: as [`eqx_ckpt.orphans`][].
+    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
+        an object store.
+    - `dry_run`: change nothing, and say what is there. In a store, a save that is going
+        on is listed then too, as only time tells whether it lives.
 
     **Returns:**
 
-    What was removed, as [`eqx_ckpt.orphans`][].
+    What was removed: by path, its bytes. In a store, they are `None`.
 
     **Raises:**
 
@@ -316,12 +291,16 @@ def sweep(directory: PathLike) -> dict[str, int | None]:
         ```python
         import eqx_ckpt
 
-        removed = eqx_ckpt.sweep("runs/a")
-        assert eqx_ckpt.orphans("runs/a") == {}
+        for path, nbytes in eqx_ckpt.inspect.garbage_collect("runs/a").items():
+            print(path, nbytes)
+        assert eqx_ckpt.inspect.garbage_collect("runs/a", dry_run=True) == {}
         ```
     """
+    check_flag("dry_run", dry_run)
     steps = locate(directory).steps()
     before = steps.orphans()
+    if dry_run:
+        return before
     steps.sweep_all()
     left = steps.orphans()
     return {path: nbytes for path, nbytes in before.items() if path not in left}
@@ -434,7 +413,7 @@ def _chosen(answer: Any) -> list[int]:
     """Validate the steps that a function of `keep` returned."""
     try:
         return [as_step(step) for step in answer]
-    except (TypeError, CheckpointError) as e:
+    except (TypeError, ValueError) as e:
         raise CheckpointError(
             f"`keep` returned {answer!r}. It has to return steps, as integers. No step "
             "was removed."

@@ -1,5 +1,6 @@
 """Decide when to save: functions of a step and the last saved step; and SIGTERM."""
 
+import numbers
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._errors import CheckpointError
-from .._types import is_real
+from .._types import is_real, wrong
 
 
 When: TypeAlias = Callable[[int, int | None], bool]
@@ -40,24 +41,24 @@ def save_every_steps(n: int) -> When:
 
     **Returns:**
 
-    A function for the `save` of [`eqx_ckpt.CheckpointManager`][].
+    A function for the `when` of [`eqx_ckpt.CheckpointManager`][].
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `n` is not a positive integer.
+    - `ValueError`: `n` is not a positive integer.
 
     !!! example
 
         ```python
         import eqx_ckpt
 
-        save = eqx_ckpt.save_every_steps(1000)
-        assert save(1000, None) and save(2000, 1000)
-        assert not save(1999, 1000)
+        when = eqx_ckpt.save_every_steps(1000)
+        assert when(1000, None) and when(2000, 1000)
+        assert not when(1999, 1000)
         ```
     """
     if type(n) is not int or n < 1:
-        raise CheckpointError(f"`n` is {n!r}. Pass an integer of at least 1.")
+        raise wrong(n, int)(f"`n` is {n!r}. Pass an integer of at least 1.")
     return lambda step, last: step // n > (last or 0) // n
 
 
@@ -70,44 +71,46 @@ def save_every_seconds(seconds: int | float) -> When:
 
     **Returns:**
 
-    A function for the `save` of [`eqx_ckpt.CheckpointManager`][]. It has its own clock:
+    A function for the `when` of [`eqx_ckpt.CheckpointManager`][]. It has its own clock:
     make one for each manager.
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: `seconds` is not a positive number.
+    - `ValueError`: `seconds` is not a positive number.
 
     !!! example
 
         ```python
         import eqx_ckpt
 
-        save = eqx_ckpt.save_every_seconds(600)
-        assert not save(1, None)  # The clock starts here.
+        when = eqx_ckpt.save_every_seconds(600)
+        assert not when(1, None)  # The clock starts here.
         ```
     """
     if not is_real(seconds) or not seconds > 0:
-        raise CheckpointError(
+        raise wrong(seconds, numbers.Real)(
             f"`seconds` is {seconds!r}. Pass a positive number of seconds."
         )
     newest: int | None = None
     start = time.monotonic()
 
-    def save(step: int, last: int | None) -> bool:
+    def when(step: int, last: int | None) -> bool:
         nonlocal newest, start
         if last != newest:
             newest, start = last, time.monotonic()
         return time.monotonic() - start >= seconds
 
-    return save
+    return when
 
 
-def checked_when(save: When | Iterable[When]) -> list[When]:
-    """Validate `save`, and return its functions as a list."""
-    found: Any = [save] if callable(save) else save
+def checked_when(when: When | Iterable[When] | None) -> list[When]:
+    """Validate `when`, and return its functions as a list."""
+    if when is None:
+        return []
+    found: Any = [when] if callable(when) else when
     if not isinstance(found, Iterable) or not all(map(callable, found := [*found])):
-        raise CheckpointError(
-            f"`save` is {save!r}. Pass a function such as `save_every_steps(1000)`, or "
+        raise TypeError(
+            f"`when` is {when!r}. Pass a function such as `save_every_steps(1000)`, or "
             "several in a list; the default is none."
         )
     return found
@@ -119,7 +122,7 @@ def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
     for answer in answers:
         if not isinstance(answer, bool | np.bool_):
             raise CheckpointError(
-                f"A function of `save` returned {answer!r} for step {step}. It has to "
+                f"A function of `when` returned {answer!r} for step {step}. It has to "
                 "return `True` or `False`."
             )
     return any(answers)

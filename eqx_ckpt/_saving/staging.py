@@ -1,5 +1,6 @@
 """Host memory between the caller of a save and its writer thread."""
 
+import numbers
 import os
 import threading
 from collections import deque
@@ -7,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from .._errors import CheckpointError
 from .._format.chunk_grid import Region
 from .._storage.calls.host_memory import copied
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.place import ArrayWrite
 from .._tree.leaves.leaf_kinds import shards, start_transfer
 from .._tree.plans.write_plan import Write
-from .._types import is_real
+from .._types import is_real, wrong
 
 
 # Half of the machine's memory.
@@ -126,7 +126,7 @@ def checked_limit(staging_bytes: int | None) -> int:
     if staging_bytes is None:
         return _DEFAULT_BYTES
     if not is_real(staging_bytes) or not staging_bytes >= 1:
-        raise CheckpointError(
+        raise wrong(staging_bytes, numbers.Real)(
             f"`staging_bytes` is {staging_bytes!r}. Pass a positive number of bytes, "
             "such as `2**30`; the default is half of the machine's memory."
         )

@@ -46,8 +46,8 @@ def _remote(path: PathLike, url: str) -> Storage:
     if not has_slashes:
         raise CheckpointError(
             f"{censored(url)!r} is a URL that has lost a slash; `pathlib` cannot hold "
-            "one. Pass a string such as `s3://bucket/path`, or an `eqx_ckpt.StorePath`; or "
-            "what begins with `./`, if it is a directory."
+            "one. Pass a string such as `s3://bucket/path`, or an "
+            "`eqx_ckpt.StorePath`; or what begins with `./`, if it is a directory."
         )
     if scheme in _BUCKETS:
         store = path if isinstance(path, StorePath) else StorePath(url)

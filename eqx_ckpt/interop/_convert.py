@@ -9,8 +9,8 @@ from jaxtyping import PyTree
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.directory.foreign_paths import SUFFIXES
-from .._types import as_text, PathLike, Target
-from ._open_source import check_format, open_source
+from .._types import as_text, check_word, PathLike, Target
+from ._open_source import open_source
 from ._writers._checkpoint_copy import copy
 from ._writers._eqx_writer import to_eqx
 from ._writers._flax_writer import to_flax
@@ -75,7 +75,7 @@ def convert(
         ```
     """
     format = _target(path) if to is None else to
-    check_format(format, get_args(Target))
+    check_word("to", format, get_args(Target))
     if format == "eqx" and like is None:
         raise CheckpointError(
             "A file of Equinox has no names: its leaves are in the order of a PyTree. "

@@ -13,10 +13,10 @@ from .._sources.checkpoint_source import opened
 from .._storage.directory.foreign_paths import format_at, without_names
 from .._storage.interface.committed_manifest import is_checkpoint
 from .._storage.locate import locate
-from .._types import Format, PathLike
+from .._types import check_word, Format, PathLike
 from ._readers._eqx_reader import open_eqx
 from ._readers._flax_reader import open_flax
-from ._readers._jax_arrays_reader import is_numbered
+from ._readers._jax_arrays_reader import is_numbered, open_jax_arrays
 from ._readers._npz_reader import open_npz
 from ._readers._orbax_reader import open_orbax
 from ._readers._safetensors_reader import open_safetensors
@@ -26,7 +26,7 @@ _OPEN: dict[str, Callable[[Any, PyTree], Source]] = {
     "checkpoint": lambda path, like: opened(path),
     "eqx": open_eqx,
     "flax": lambda path, like: open_flax(path),
-    "jax_arrays": lambda path, like: jax_arrays(
+    "jax_arrays": lambda path, like: open_jax_arrays(
         path, like if is_numbered(path) else None
     ),
     "npz": lambda path, like: open_npz(path),
@@ -73,7 +73,7 @@ def open_source(
         ```
     """
     if format is not None:
-        check_format(format, get_args(Format))
+        check_word("format", format, get_args(Format))
         return _opened(format, path, like)
     try:
         return opened(path)
@@ -111,10 +111,3 @@ def _in_store(path: PathLike, like: PyTree, error: CheckpointNotFoundError) -> S
         except CheckpointNotFoundError:
             continue
     raise error
-
-
-def check_format(format: str, known: tuple[str, ...]) -> None:
-    if format not in known:
-        raise CheckpointError(
-            f"{format!r} is not a format. Choose one of {', '.join(map(repr, known))}."
-        )

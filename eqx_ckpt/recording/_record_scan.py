@@ -20,12 +20,12 @@ from ._writing._sample_leaves import Block, checked_keep, checked_samples, on_ho
 
 
 def record_scan(
-    step: Callable[[Any, Any], tuple[Any, Any]],
-    recording: Recording,
-    state: PyTree,
-    length: int,
-    *,
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: PyTree,
     xs: PyTree = None,
+    length: int | None = None,
+    *,
+    recording: Recording,
     thin: int = 1,
     keep: Callable[[Any, Any], Any] | None = None,
     block: int | None = None,
@@ -34,20 +34,20 @@ def record_scan(
 ) -> PyTree:
     """Scan over a step, record its samples, and commit them with the last state.
 
-    Like `jax.lax.scan`, but the samples go to a recording, one block at a time, while
+    As `jax.lax.scan`, but the samples go to a recording, one block at a time, while
     the device computes the next block. Call it outside `jax.jit`: it compiles blocks of
     steps itself. Inside `jax.jit`, use `recording.recorder()`.
 
     **Arguments:**
 
-    - `step`: `step(state, x) -> state, sample`. If the recording has chains, the leaves
-        of `sample` have a first axis for them.
-    - `recording`: an [`eqx_ckpt.recording.Recording`][].
-    - `state`: the state to start from: that of `recording.resume`, if a state was
+    - `f`: a step: `f(state, x) -> state, sample`. If the recording has chains, the
+        leaves of `sample` have a first axis for them.
+    - `init`: the state to start from: that of `recording.resume`, if a state was
         committed.
-    - `length`: the number of steps to take now. `recording.steps` is the number of
-        steps up to the last commit.
     - `xs`: as in `jax.lax.scan`. With `None`, `x` is `None`.
+    - `length`: the number of steps to take now. `recording.steps` is the number of
+        steps up to the last commit. The default is the length of `xs`.
+    - `recording`: an [`eqx_ckpt.recording.Recording`][].
     - `thin`: record one sample, the last one, of every `thin` steps. It must divide
         `length`.
     - `keep`: a function `keep(state, sample)` that returns whether to record the
@@ -86,20 +86,24 @@ def record_scan(
             return (key, theta), {"theta": theta}
 
         state = (jax.random.key(0), jnp.zeros(3))
-        with eqx_ckpt.recording.Recording("chain", {"theta": jnp.zeros(3)}) as recording:
-            state = eqx_ckpt.recording.record_scan(step, recording, state, 10_000, thin=10)
+        like = {"theta": jnp.zeros(3)}
+        with eqx_ckpt.recording.Recording("chain", like) as recording:
+            state = eqx_ckpt.recording.record_scan(
+                step, state, length=10_000, recording=recording, thin=10
+            )
         assert eqx_ckpt.recording.Samples("chain").committed == 1000
         ```
     """
-    check_function("step", step)
+    check_function("f", f)
     if keep is not None:
         check_function("keep", keep)
     check_kind("recording", recording, Recording, "an `eqx_ckpt.recording.Recording`")
+    length = _length_of(xs) if length is None else length
     rows = _checked_length(length, thin)
     if block is not None:
         check_positive("block", block)
     _check_commits(commit_every, commit_every_seconds)
-    if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, xs))):
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves((init, xs))):
         raise ValueError(
             "`record_scan` was called inside `jax.jit`, or another transformation. "
             "Call it outside; inside, use `recording.recorder()`."
@@ -110,9 +114,9 @@ def record_scan(
                 f"`xs` has a leaf of shape {np.shape(x)}; its first axis is not "
                 f"`length`, {length}."
             )
-    arrays, rest = eqx.partition(state, eqx.is_array_like)
+    arrays, rest = eqx.partition(init, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
-    loop = _Loop(step, keep, thin, recording.chains, recording.log.record.leaves)
+    loop = _Loop(f, keep, thin, recording.chains, recording.log.record.leaves)
     _check_step(loop, eqx.combine(arrays, rest), xs)
     recording.log.check()
     if block is None:
@@ -209,6 +213,16 @@ class _Scan:
         steps = self._pace.committed()
         self._steps += steps
         self._log.commit(eqx.combine(arrays, self._rest), steps)
+
+
+def _length_of(xs: PyTree) -> int:
+    shapes = [np.shape(x) for x in jax.tree.leaves(xs)]
+    if not shapes or not shapes[0]:
+        raise TypeError(
+            "`length` is missing, and `xs` has no leaf with a first axis. Pass the "
+            "number of steps as `length`."
+        )
+    return shapes[0][0]
 
 
 def _checked_length(length: int, thin: int) -> int:

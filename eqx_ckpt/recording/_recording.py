@@ -1,7 +1,6 @@
 """A recording: samples that survive the process that draws them."""
 
 import weakref
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +22,7 @@ from .._tree.plans.write_plan import check_compression, Compression
 from .._types import PathLike
 from ._arguments import check_positive
 from ._recorder import make_recorder, Recorder
-from ._samples import committed_of, open_samples, record_html, Samples
+from ._samples import committed_of, record_html, Samples
 from ._writing._recording_log import Log
 from ._writing._sample_leaves import checked_samples, leaves_of
 from ._writing._sample_receiver import Receiver
@@ -139,25 +138,6 @@ class Recording:
         self.log = Log(path, wanted, differs, max_samples, timeout)
         weakref.finalize(self, self.log.abandon)
 
-    @staticmethod
-    def open(path: PathLike) -> Samples:
-        """Open a recording for reading, also while another process writes to it.
-
-        **Arguments:**
-
-        - `path`: the directory or URL of the recording.
-
-        **Returns:**
-
-        The committed [`eqx_ckpt.recording.Samples`][], as nested dictionaries.
-
-        **Raises:**
-
-        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no recording at `path`.
-        - [`eqx_ckpt.CorruptCheckpointError`][]: its record is damaged.
-        """
-        return open_samples(path)
-
     @property
     def committed(self) -> int | np.ndarray | None:
         """The number of committed draws; an array, one per chain, if these differ.
@@ -168,7 +148,7 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """The number of steps of [`eqx_ckpt.recording.record_scan`][] up to the last commit."""
+        """How many steps of `record_scan` are committed."""
         return self.log.record.steps
 
     @property
@@ -293,24 +273,10 @@ class Recording:
         self.log.must_resume = False
         return state
 
-    def read(
-        self,
-        *,
-        where: Callable[[PyTree], Any] | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        thin: int = 1,
-        chain: int | None = None,
-    ) -> PyTree:
-        """Read committed samples, in the structure of `like`.
-
-        **Arguments:**
-
-        - All: as `read` of [`eqx_ckpt.recording.Samples`][].
-        """
-        recorded = Recorded(self.log.base, self.log.record)
-        samples = Samples(recorded, self._names)
-        return samples.read(where=where, start=start, stop=stop, thin=thin, chain=chain)
+    @property
+    def samples(self) -> Samples:
+        """The committed samples, in the structure of `like`."""
+        return Samples.of(Recorded(self.log.base, self.log.record), self._names)
 
     def close(self) -> None:
         """Commit, and release the recording for other writers.

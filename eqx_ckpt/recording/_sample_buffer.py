@@ -63,7 +63,8 @@ class SampleBuffer(eqx.Module):
 
             return jax.lax.fori_loop(0, 5, step, buffer)
 
-        buffer = run(eqx_ckpt.recording.SampleBuffer({"x": jnp.float32(0)}, capacity=10))
+        like = {"x": jnp.float32(0)}
+        buffer = run(eqx_ckpt.recording.SampleBuffer(like, capacity=10))
         assert buffer.samples["x"][: buffer.count].tolist() == [0, 2, 4]
         ```
     """

@@ -38,9 +38,10 @@ def record_html(head: str, record: Record) -> str:
 
 
 class Samples:
-    """The samples that were committed when `Recording.open` was called.
+    """The committed samples of a recording.
 
-    A writer may continue meanwhile: it only adds samples, and never changes these.
+    They are those of the last commit before this was made. A writer may continue
+    meanwhile: it only adds samples, and never changes these.
 
     !!! example
 
@@ -57,13 +58,32 @@ class Samples:
         ```
     """
 
-    def __init__(self, recorded: Recorded, names: PyTree[str] | None = None) -> None:
+    def __init__(self, path: PathLike) -> None:
+        """**Arguments:**
+
+        - `path`: the directory or URL of the recording. The samples are then nested
+            dictionaries; `samples` of a [`eqx_ckpt.recording.Recording`][] has them in
+            the structure of its `like`.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no recording at `path`.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: its record is damaged.
+        """
+        recorded = _found_at(path)
+        self._open(recorded, nested(recorded.manifest, "", lambda name, _: name))
+
+    @classmethod
+    def of(cls, recorded: Recorded, names: PyTree[str]) -> "Samples":
+        """The samples of a record; `names` has the name of each leaf in its place."""
+        samples = cls.__new__(cls)
+        samples._open(recorded, names)
+        return samples
+
+    def _open(self, recorded: Recorded, names: PyTree[str]) -> None:
         self._recorded = recorded
         self._record = recorded.record
         self._leaves = {leaf.name: leaf for leaf in recorded.record.leaves}
-        # A tree with the name of each leaf in the leaf's place.
-        if names is None:
-            names = nested(recorded.manifest, "", lambda name, _: name)
         self._names = names
 
     @property
@@ -140,7 +160,7 @@ class Samples:
 
     @property
     def source(self) -> Source:
-        """An [`eqx_ckpt.interop.Source`][] of these samples, to pass in place of a path.
+        """A [`eqx_ckpt.interop.Source`][] of these samples, to pass in place of a path.
 
         The source has one array `(chain, draw, ...)` or `(draw, ...)` per leaf, with
         the draws that all chains have.
@@ -261,8 +281,7 @@ class Samples:
         return record_html(repr(self), self._record)
 
 
-def open_samples(path: PathLike) -> Samples:
-    """Open the committed samples at a path."""
+def _found_at(path: PathLike) -> Recorded:
     base = locate(path)
     recorded = find_recorded(base)
     if recorded is None:
@@ -271,7 +290,7 @@ def open_samples(path: PathLike) -> Samples:
             f"No recording at {base}: there is no `{RECORD}`."
             + " It holds a checkpoint, or a Zarr group." * is_checkpoint
         )
-    return Samples(recorded)
+    return recorded
 
 
 def committed_of(record: Record) -> int | np.ndarray | None:

@@ -450,7 +450,7 @@ def test_without_arguments(ask):
 
 
 @pytest.mark.parametrize(
-    "where", ["importlib.util.find_spec", "eqx_ckpt.inspect.read_manifest"]
+    "where", ["importlib.util.find_spec", "eqx_ckpt._cli.run_commands.read_manifest"]
 )
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_ctrl_c(run, ask, monkeypatch, where, options):

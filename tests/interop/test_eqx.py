@@ -176,8 +176,6 @@ def test_lines_alone(tmp_path):
     [
         (9, "has 2 lines, and `header_lines` is 9"),
         (0, r"at byte 0, where `\['w'\]` should begin"),
-        (-1, "`header_lines` is -1"),
-        (True, "`header_lines` is True"),
     ],
 )
 def test_another_number_of_lines(tmp_path, lines, problem):
@@ -186,6 +184,14 @@ def test_another_number_of_lines(tmp_path, lines, problem):
     path = write_with_header(tmp_path / "a.eqx", b"{}\n", tree, write)
     with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
         interop.open_eqx(path, tree, header_lines=lines)
+
+
+def test_numbers_of_lines_that_are_none(tmp_path):
+    tree = {"w": jnp.arange(2)}
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", tree)
+    for lines, error in ((-1, ValueError), (True, TypeError)):
+        with pytest.raises(error, match=f"`header_lines` is {lines}"):
+            interop.open_eqx(tmp_path / "a.eqx", tree, header_lines=lines)
 
 
 @pytest.mark.parametrize(

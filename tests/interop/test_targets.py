@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import interop, Recording
+from eqx_ckpt import interop
 from eqx_ckpt.__main__ import main
+from eqx_ckpt.recording import Recording, Samples
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* does not keep")

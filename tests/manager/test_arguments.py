@@ -19,19 +19,19 @@ import eqx_ckpt as ck
 
 sys.modules["tqdm"] = None
 WRONG = {
-    "keep": [3, [], "ab", {3: 4}, None],
-    "save": [3, "ab", None, [10]],
+    "keep": [3, [], "ab", {3: 4}],
+    "when": [3, "ab", [10]],
     "layout": ["zar", None, 2, ["zarr"]],
     "compression": ["gzip", 3, True, ["zstd"]],
     "staging_bytes": [0, -1, "5", True, float("nan")],
     "progress": [True, "yes", 3],
-    "deadline": [0, -1, "5", None, True, float("inf"), float("nan"), 1e300],
+    "timeout": [0, -1, "5", None, True, float("inf"), float("nan"), 1e300],
 }
 for argument, values in WRONG.items():
     for value in values:
         try:
             ck.CheckpointManager(sys.argv[1], **{argument: value})
-        except ck.CheckpointError as e:
+        except (TypeError, ValueError, ImportError) as e:
             assert f"`{argument}` is {value!r}" in str(e) or "tqdm" in str(e), e
         else:
             raise AssertionError((argument, value))
@@ -39,11 +39,11 @@ for timeout in WRONG["timeout"]:
     saves = ck.tree_serialise_leaves, ck.tree_serialise_leaves_async
     for verb in (*saves, ck.tree_deserialise_leaves):
         try:
-            verb(sys.argv[1], {"w": 1.0}, timeout=deadline)
-        except ck.CheckpointError as e:
+            verb(sys.argv[1], {"w": 1.0}, timeout=timeout)
+        except (TypeError, ValueError, ImportError) as e:
             assert f"`timeout` is {timeout!r}" in str(e), e
         else:
-            raise AssertionError(deadline)
+            raise AssertionError(timeout)
 """
 
 
@@ -57,7 +57,7 @@ def test_wrong_arguments(tmp_path):
 def test_right_arguments(tmp_path):
     CheckpointManager(tmp_path, staging_bytes=1, timeout=0.5, layout="ocdbt")
     CheckpointManager(tmp_path, compression=lambda name, record: None)
-    CheckpointManager(tmp_path, keep=(eqx_ckpt.keep_last(1), eqx_ckpt.keep_all))
+    CheckpointManager(tmp_path, keep=(eqx_ckpt.keep_last(1), list))
 
 
 # Python does not write an integer of more than 4300 digits, in the name of a test too.
@@ -82,7 +82,7 @@ def test_what_is_no_step(tmp_path, method, step):
 def test_a_step_of_too_many_digits_cannot_be_saved(tmp_path):
     with (
         CheckpointManager(tmp_path) as manager,
-        pytest.raises(eqx_ckpt.CheckpointError, match="this `int` is not a step"),
+        pytest.raises(ValueError, match="this `int` is not a step"),
     ):
         manager.should_save(10**5000)
 

@@ -171,9 +171,9 @@ def test_a_mismatch_is_no_damage(run):
 @pytest.mark.parametrize("step", [-1, True])
 def test_a_step_that_is_none(tmp_path, step):
     manager = CheckpointManager(tmp_path)
-    with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
+    with pytest.raises(ValueError, match="is not a step"):
         manager.save(step, state(1))
-    with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
+    with pytest.raises(ValueError, match="is not a step"):
         manager.restore(state(1), step)
     assert not list(tmp_path.iterdir())
 

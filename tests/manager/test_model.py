@@ -88,7 +88,7 @@ class Pair:
         self.manager = CheckpointManager(
             self.run,
             keep=[spoil, keep_last(2), keep_best("loss", 1)],
-            save=[save_every_steps(EVERY), note],
+            when=[save_every_steps(EVERY), note],
             progress=self.held,
             check_finite=True,
         )

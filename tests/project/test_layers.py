@@ -46,7 +46,7 @@ LAYERS = [
     "_report",
     "data interop._readers recording._writing",
     "interop._writers recording",
-    "interop",
+    "interop inspect typing",
     "__init__",
     "_cli",
     "__main__",

@@ -35,7 +35,11 @@ def test_the_wheel_is_the_package(tmp_path, monkeypatch):
         for name in zipfile.ZipFile(tmp_path / wheel).namelist()
         if ".dist-info/" not in name
     }
-    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("eqx_ckpt/**/*.py")}
+    sources = {
+        str(file.relative_to(ROOT))
+        for file in ROOT.glob("eqx_ckpt/**/*.py*")
+        if file.suffix in (".py", ".pyi")
+    }
     assets = {str(f.relative_to(ROOT)) for f in ROOT.glob("eqx_ckpt/_report/assets/*")}
     assert "eqx_ckpt/_report/assets/page.html" in assets
     assert shipped == sources | assets | {"eqx_ckpt/py.typed"}

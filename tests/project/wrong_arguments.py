@@ -69,6 +69,7 @@ ANYTHING = {
     "like",
     "like_state",
     "state",
+    "init",
     "xs",
     "metadata",
     "args",
@@ -130,15 +131,19 @@ def verbs() -> list[Case]:
         ("", ck.tree_like, lambda: c, part),
         ("", ck.inspect.stats, lambda: c, part),
         (
-            "leaves",
+            "iter_leaves",
             lambda **given: list(ck.inspect.iter_leaves(**given)),
             lambda: c,
             part,
         ),
         ("", ck.inspect.verify, lambda: c, one | {"progress": BAR}),
         ("", ck.inspect.read_manifest, lambda: c, one),
-        ("", ck.orphans, lambda: {"directory": "run"}, run),
-        ("", ck.sweep, lambda: {"directory": "run"}, run),
+        (
+            "",
+            ck.inspect.garbage_collect,
+            lambda: {"directory": "run"},
+            run | {"dry_run": FLAG},
+        ),
         (
             "",
             ck.copy,
@@ -180,7 +185,7 @@ def managers() -> list[Case]:
             ck.CheckpointManager,
             lambda: {"directory": "run"},
             {k: WRITE[k] for k in ("layout", "compression", "progress", "timeout")}
-            | {"directory": PATH, "keep": [3, None, "ab"], "save": [3, None, "ab"]}
+            | {"directory": PATH, "keep": [3, "ab"], "when": [3, "ab"]}
             | {"staging_bytes": ["x", True], "check_finite": FLAG},
         ),
         (
@@ -230,11 +235,16 @@ def formats() -> list[Case]:
             for of in ("eqx", "flax", "npz", "orbax", "safetensors")
         ),
         *(
-            (f"interop.{of}", getattr(interop, of), lambda: {"path": "c.npz"}, path)
+            (
+                f"interop.open_{of}",
+                getattr(interop, f"open_{of}"),
+                lambda: {"path": "c.npz"},
+                path,
+            )
             for of in ("npz", "flax", "safetensors", "jax_arrays")
         ),
         (
-            "interop.orbax",
+            "interop.open_orbax",
             interop.open_orbax,
             lambda: {"path": "c.npz"},
             path | {"step": INTEGER, "item": [3, b"x", True]},
@@ -252,7 +262,7 @@ def formats() -> list[Case]:
             path | {"format": [3, "x", b"npz"]},
         ),
         (
-            "interop.eqx",
+            "interop.open_eqx",
             interop.open_eqx,
             lambda: {"path": "c.eqx", "like": TREE},
             path | {"is_leaf": FUNCTION, "filter_spec": [3], "header_lines": INTEGER},
@@ -300,7 +310,7 @@ def sources() -> list[Case]:
 
 def recordings() -> list[Case]:
     read = ck.recording.Samples("samples")
-    steps = {"step": lambda state, _: (state, {"x": np.ones(3)}), "state": 0.0}
+    steps = {"f": lambda state, _: (state, {"x": np.ones(3)}), "init": 0.0}
     path = {"path": PATH, "overwrite": FLAG}
     return [
         (
@@ -311,8 +321,8 @@ def recordings() -> list[Case]:
             | {"compression": FUNCTION, "chunk_bytes": INTEGER, "timeout": SECONDS},
         ),
         (
-            "Recording.open",
-            ck.recording.Recording.open,
+            "",
+            ck.recording.Samples,
             lambda: {"path": "samples"},
             {"path": PATH},
         ),
@@ -346,7 +356,7 @@ def recordings() -> list[Case]:
             "",
             ck.recording.record_scan,
             lambda: steps | {"recording": recording(), "length": 2},
-            {"step": FUNCTION, "recording": [3, "x"], "length": [*INTEGER, None]}
+            {"f": FUNCTION, "recording": [3, "x"], "length": [*INTEGER, None]}
             | {"thin": [*INTEGER, None], "keep": FUNCTION, "block": INTEGER}
             | {"commit_every": [*INTEGER, None]}
             | {"commit_every_seconds": ["x", True]},
@@ -356,7 +366,9 @@ def recordings() -> list[Case]:
 
 def is_clear(error: Exception, argument: str, value: Any) -> bool:
     """Whether an error says which argument is wrong, or shows what was given."""
-    if not isinstance(error, TypeError | ValueError | ck.CheckpointError):
+    if not isinstance(error, TypeError | ValueError):
+        return False
+    if isinstance(error, ck.CheckpointError):  # These are about checkpoints.
         return False
     names = f"`{argument}`", f"`{argument}("
     shown = [f"{value!r} is not a {what}" for what in ("path", "format", "step")]

@@ -412,7 +412,7 @@ def test_what_a_transform_does_wrong(transform, words):
 
 def test_it_has_to_be_a_function(unchecked):
     unchecked.tree_serialise_leaves(PATH, TREE, overwrite=True)
-    with pytest.raises(unchecked.LeafMismatchError) as error:
+    with pytest.raises(TypeError) as error:
         unchecked.tree_match(PATH, LIKE, transform="enc")
     assert "`transform` is 'enc'. Pass a function" in str(error.value)
 

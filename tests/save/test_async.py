@@ -283,7 +283,7 @@ def test_what_is_wrong_with_the_arguments_is_raised_at_once(tmp_path):
         save(tmp_path / "new", {"w": np.array([object()])})
     with pytest.raises(eqx_ckpt.CheckpointError, match="metadata"):
         save(tmp_path / "new", 1, metadata={1, 2})
-    with pytest.raises(eqx_ckpt.CheckpointError, match="`staging_bytes` is 0"):
+    with pytest.raises(ValueError, match="`staging_bytes` is 0"):
         save(tmp_path / "new", 1, staging_bytes=0)
     save(tmp_path / "new", 1).result()
     with pytest.raises(eqx_ckpt.CheckpointExistsError, match="exists already"):

@@ -39,7 +39,8 @@ def work():
     assert manager.restore({"step": 0}) == {"step": 3}
     for path in ("direct", "async", "small", "database"):
         assert eqx_ckpt.inspect.stats(f"{FOLDER}/{path}")["w"].mean == 3.5
-    with eqx_ckpt.recording.Recording(f"{FOLDER}/samples", {"x": np.ones(3)}) as recording:
+    path = f"{FOLDER}/samples"
+    with eqx_ckpt.recording.Recording(path, {"x": np.ones(3)}) as recording:
         recording.append({"x": np.ones(3)})
         recording.commit()
     with eqx_ckpt.CheckpointManager("memory://ending/run") as manager:

@@ -278,7 +278,6 @@ def test_a_leaf_that_the_spec_skipped_is_missing():
         {"a": only_default},
         {"a": [only_default] * 2, "b": only_default},
         [only_default, only_default],
-        {"a": only_default, "b": 5},
     ],
 )
 def test_a_spec_that_is_no_prefix(spec, tmp_path):
@@ -288,6 +287,11 @@ def test_a_spec_that_is_no_prefix(spec, tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree())
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="`filter_spec` does not fit"):
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", like(), spec)
+
+
+def test_a_spec_that_is_no_function(tmp_path):
+    with pytest.raises(TypeError, match=r"`filter_spec` has 5 at `\['b'\]`"):
+        eqx_ckpt.tree_serialise_leaves(tmp_path, tree(), {"a": only_default, "b": 5})
 
 
 def test_an_error_of_the_spec_names_the_leaf():

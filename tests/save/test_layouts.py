@@ -99,7 +99,7 @@ def test_what_a_rule_says_is_in_the_manifest(tmp_path):
 def test_what_is_no_compression(bad, zygote, disk):
     args = (str(disk / "new"), "zarr", bad)
     error = zygote.run(databases.save_compressed, *args).error
-    assert isinstance(error, eqx_ckpt.CheckpointError)
+    assert isinstance(error, TypeError | ValueError)
     for text in ("`compression`", repr(bad), "'zstd'"):
         assert text in str(error)
     assert not list(disk.iterdir())
@@ -108,8 +108,8 @@ def test_what_is_no_compression(bad, zygote, disk):
 @pytest.mark.parametrize("bad", ["n5", None, "", "OCDBT", ["zarr"]])
 def test_what_is_no_layout(bad, zygote, disk):
     error = zygote.run(workloads.save, str(disk / "new"), 1, False, bad).error
-    assert isinstance(error, eqx_ckpt.CheckpointError)
-    assert "'zarr' or 'ocdbt'" in str(error)
+    assert isinstance(error, TypeError | ValueError)
+    assert "'zarr', 'ocdbt'" in str(error)
     assert not list(disk.iterdir())
 
 

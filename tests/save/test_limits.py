@@ -205,7 +205,7 @@ def test_the_name_of_a_directory_that_no_file_system_takes(tmp_path, name):
 @pytest.mark.parametrize("digits", [19, 300])
 def test_a_step_of_too_many_digits(tmp_path, digits):
     with eqx_ckpt.CheckpointManager(tmp_path) as manager:
-        with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
+        with pytest.raises(ValueError, match="is not a step"):
             manager.save(10**digits, {"a": 1})
         (tmp_path / ("9" * 200)).mkdir()
         assert manager.steps() == []
@@ -216,7 +216,7 @@ def test_steps_that_are_numpy_integers(tmp_path):
         manager.save(np.int64(3), {"a": 1}).result()
         assert manager.latest() == 3
         assert manager.restore({"a": 0}, step=np.int32(3)) == {"a": 1}
-        with pytest.raises(eqx_ckpt.CheckpointError, match="is not a step"):
+        with pytest.raises(ValueError, match="is not a step"):
             manager.save(np.int64(-1), {"a": 1})
 
 

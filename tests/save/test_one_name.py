@@ -261,7 +261,7 @@ def test_an_export_of_plain_names_differs_in_nothing(tree, format, tmp_path):
     file = tmp_path / f"file.{format}"
     getattr(eqx_ckpt.interop, f"to_{format}")(place, file)
     assert main(["diff", place, str(file), "--values"]) == 0
-    source = getattr(eqx_ckpt.interop, format)(file)
+    source = getattr(eqx_ckpt.interop, f"open_{format}")(file)
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, arrays), arrays)
 
 

@@ -16,7 +16,7 @@ from ..._format.chunk_grid import Region, whole
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
 from ..._lazy import Array
-from ..._types import Checksums, Layout, LAYOUTS, Report
+from ..._types import check_word, Checksums, Layout, LAYOUTS, Report
 from ..calls.tensorstore_calls import KvSpec
 from .chunk_bytes import check_size, ChunkBytes, chunks_of, Wanted
 
@@ -450,8 +450,7 @@ def has_a_writer(where: str) -> CheckpointError:
 
 
 def check_layout(layout: Layout) -> None:
-    if layout not in LAYOUTS:
-        raise CheckpointError(f"`layout` is {layout!r}. Pass 'zarr' or 'ocdbt'.")
+    check_word("layout", layout, LAYOUTS)
 
 
 def step_name(step: int) -> str:

@@ -11,11 +11,27 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..._format.leaf_record import CannotSave
 from ..._types import KeyPath, Spec
+from .key_paths import key_paths
 from .leaf_kinds import describe, describe_like, Skipped, Written
+
+
+def checked_specs(filter_spec: PyTree) -> list[tuple[KeyPath, Spec]]:
+    """The functions of a `filter_spec`, with their key paths."""
+    specs = key_paths(filter_spec)
+    for path, spec in specs if filter_spec is not None else [((), None)]:
+        if not callable(spec):
+            at = f" at `{jtu.keystr(path)}`" if path else ""
+            raise TypeError(
+                f"`filter_spec` has {spec!r}{at}. Pass a function `(f, leaf)`, or a "
+                "PyTree of such functions."
+            )
+    return specs
 
 
 class LeafWriter(io.BytesIO):

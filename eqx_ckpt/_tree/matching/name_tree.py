@@ -42,7 +42,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 def without_slashes(prefix: Any) -> str:
     """A `prefix` without slashes around it, which mean nothing."""
     if not isinstance(prefix, str):
-        raise LeafMismatchError(
+        raise TypeError(
             f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "
             'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
         )

@@ -58,7 +58,7 @@ def targets_of(
     targets = jtu.tree_leaves(sharding, _is_target)
     for target in targets:
         if not (_is_target(target) or callable(target)):
-            raise LeafMismatchError(
+            raise TypeError(
                 f"`sharding` has {target!r} in it. Pass a `jax.sharding.Sharding` such "
                 "as `NamedSharding(mesh, spec)`, a device, a mesh, a function "
                 "`(name, struct) -> Sharding | None`, or a PyTree prefix of them."

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._errors import LeafMismatchError
-from ..._types import IsLeaf
+from ..._types import check_function, IsLeaf
 
 
 def chosen_by(
@@ -20,6 +20,7 @@ def chosen_by(
 
 def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> PyTree:
     """The nodes that `where` picks, with positions in the place of leaves."""
+    check_function("where", where)
     treedef = jtu.tree_structure(like, is_leaf)
     nodes: list[Any] = []
 

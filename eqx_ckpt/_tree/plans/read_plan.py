@@ -4,7 +4,7 @@ import functools as ft
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.tree_util as jtu
@@ -16,7 +16,7 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_names import below, encode, is_below
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
-from ..._types import IsLeaf
+from ..._types import check_word, IsLeaf
 from ..leaves.casting import Casting, WORDS
 from ..leaves.filter_spec import default_deserialise_filter_spec
 from ..leaves.key_paths import key_paths, typed
@@ -87,18 +87,6 @@ class ReadPlan:
         return self.treedef.unflatten(values[i] for i in range(len(values)))
 
 
-class How(TypedDict, total=False):
-    """What all that restore take alike: see `tree_deserialise_leaves`."""
-
-    where: Callable[[PyTree], Any] | None
-    prefix: str
-    sharding: PyTree
-    casting: Casting
-    missing: Missing
-    unexpected: Unexpected
-    transform: Transform | None
-
-
 @dataclass(frozen=True)
 class Request:
     """What a restore is asked for, apart from where it reads; see there."""
@@ -117,29 +105,21 @@ class Request:
     initialises: bool = False
 
     def __post_init__(self) -> None:
-        _check_word("casting", self.casting, WORDS)
+        check_word("casting", self.casting, WORDS)
         for argument, words in _ANSWERS.items():
             if not callable(getattr(self, argument)):
-                _check_word(argument, getattr(self, argument), words)
+                check_word(argument, getattr(self, argument), words)
 
     def answer(self, argument: Literal["missing", "unexpected"], name: str) -> str:
         """What `missing` or `unexpected` says of a leaf."""
         said: Any = getattr(self, argument)
         if callable(said):
             said = said(name)
-            _check_word(f"{argument}({name!r})", said, _ANSWERS[argument])
+            check_word(f"{argument}({name!r})", said, _ANSWERS[argument])
         return said
 
 
 _ANSWERS = {"missing": ("raise", "keep"), "unexpected": ("raise", "ignore")}
-
-
-def _check_word(argument: str, word: Any, words: Sequence[str]) -> None:
-    if word not in words:
-        raise LeafMismatchError(
-            f"`{argument}` is {word!r}. It has to be one of "
-            f"{', '.join(map(repr, words))}."
-        )
 
 
 def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:

@@ -15,8 +15,9 @@ from ..._errors import CheckpointError, LeafMismatchError
 from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
-from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath
+from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
+    checked_specs,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
     LeafWriter,
@@ -39,7 +40,7 @@ Compression: TypeAlias = Codec | Callable[[str, LeafRecord], Codec]
 
 def check_compression(compression: Compression) -> None:
     if not callable(compression) and compression not in (None, *COMPRESSIONS):
-        raise CheckpointError(
+        raise wrong(compression, str)(
             f"`compression` is {compression!r}. Pass 'zstd', `None`, or a function "
             "`(name, record)` that returns one of them."
         )
@@ -116,11 +117,8 @@ def named_leaves(
     if is_leaf is not None:
         check_function("is_leaf", is_leaf)
     try:
-        specs = key_paths(filter_spec)
+        specs = checked_specs(filter_spec)
         nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
-        for path, spec in specs:
-            if not callable(spec):
-                raise ValueError(f"it has {spec!r} at `{jtu.keystr(path)}`.")
     except ValueError as e:
         raise LeafMismatchError(
             f"`filter_spec` does not fit `{argument}`, or is not a PyTree: {e} Pass "

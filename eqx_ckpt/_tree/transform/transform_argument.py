@@ -150,7 +150,7 @@ def _uncomputable(record: LeafRecord) -> str:
 def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
     """Call a `transform` with the leaves below a prefix, without their data."""
     if not callable(transform):
-        raise LeafMismatchError(
+        raise TypeError(
             f"`transform` is {transform!r}. Pass a function from what `tree_like` "
             "shows of the checkpoint to the tree that `like` is compared with."
         )

@@ -23,9 +23,10 @@ from ..._storage.calls.opening import reading
 from ..._storage.calls.store_path import local_path
 from ..._storage.directory.foreign_paths import file_of_equinox
 from ..._tree.leaves.casting import narrowed
+from ..._tree.leaves.filter_spec import checked_specs
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
-from ..._types import as_text, check_function, IsLeaf, PathLike
+from ..._types import as_text, check_function, IsLeaf, PathLike, wrong
 from ._file_extents import Extent, File, FileSource, read_bytes
 from ._foreign_records import array_record, corrupt, manifest_of, Named
 from ._npy_header import Npy, read_npy
@@ -164,7 +165,7 @@ class _Leaves:
 
     def _end_of(self, lines: int, head: bytes) -> int:
         if type(lines) is not int or lines < 0:
-            raise CheckpointError(
+            raise wrong(lines, int)(
                 f"`header_lines` is {lines!r}. Pass an integer of at least 0."
             )
         *found, _ = head.split(b"\n", lines)
@@ -262,7 +263,7 @@ class _Leaves:
 
 def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
     """Every leaf with its key path, and the function that reads it."""
-    specs = list(key_paths(filter_spec))
+    specs = checked_specs(filter_spec)
     nodes = jtu.tree_structure(filter_spec).flatten_up_to(like)
     for (path, spec), node in zip(specs, nodes, strict=True):
         for rest, leaf in key_paths(node, is_leaf):

@@ -174,7 +174,7 @@ def _lines(found: dict[str, str]) -> str:
 def in_order(
     source: PathLike | Source, names: Sequence[str]
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
-    """The leaves of these names, one by one in this order, as from `leaves`."""
+    """The leaves of these names, one by one in this order, as from `iter_leaves`."""
     return iter_leaves(_Chosen(opened(source), names))
 
 

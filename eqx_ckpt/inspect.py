@@ -1,0 +1,13 @@
+"""What checkpoints and runs hold, and whether they are intact."""
+
+from ._format.leaf_record import LeafRecord as LeafRecord
+from ._format.manifest import Manifest as Manifest
+from ._inspecting.inspect_checkpoint import (
+    iter_leaves as iter_leaves,
+    read_manifest as read_manifest,
+    verify as verify,
+)
+from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
+from ._report.write_report import write_report as write_report
+from ._run.run_steps import garbage_collect as garbage_collect
+from ._tree.matching.leaf_match import LeafMatch as LeafMatch, TreeMatch as TreeMatch
