@@ -16,6 +16,21 @@ from .failing_jobs import caught, state
 from .programs import assert_same, mesh, shared, TIMEOUT
 
 
+# How a restore of any function reads.
+HOW = {
+    "filter_spec": "same",
+    "is_leaf": "own",
+    "where": "same",
+    "prefix": "same",
+    "sharding": "same",
+    "casting": "same",
+    "missing": "same",
+    "unexpected": "same",
+    "transform": "same",
+    "broadcast_replicas": "same",
+}
+RUNS = {"progress": "own", "timeout": "own"}
+
 # What the processes of a job pass to each function. "same": all of them have to pass
 # the same, and all raise if one does not. "first": what the first one passes counts.
 # "own": each may pass another value, and the call succeeds.
@@ -32,27 +47,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "progress": "own",
         "timeout": "own",
     },
-    "tree_deserialise_leaves": {
-        "source": "same",
-        "like": "same",
-        "filter_spec": "same",
-        "is_leaf": "own",
-        "where": "same",
-        "prefix": "same",
-        "sharding": "same",
-        "casting": "same",
-        "missing": "same",
-        "unexpected": "same",
-        "transform": "same",
-        "broadcast_replicas": "same",
-        "progress": "own",
-        "timeout": "own",
-    },
+    "tree_deserialise_leaves": {"source": "same", "like": "same", **HOW, **RUNS},
     "restore_or_init": {
         "source": "same",
         "init": "same",
         "args": "own",
-        "how": "same",
+        **HOW,
+        **RUNS,
     },
     "copy": {
         "source": "same",
@@ -67,7 +68,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "CheckpointManager": {
         "directory": "same",
         "keep": "first",
-        "save": "own",
+        "when": "own",
         "layout": "same",
         "compression": "same",
         "progress": "own",
@@ -85,15 +86,12 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "CheckpointManager.restore": {
         "like": "same",
         "step": "same",
-        "filter_spec": "same",
-        "is_leaf": "own",
-        "broadcast_replicas": "same",
+        **HOW,
         "on_damage": "same",
-        "how": "same",
     },
     "CheckpointManager.delete": {"step": "same"},
     "CheckpointManager.should_save": {"step": "same"},
-    "Recording": {
+    "recording.Recording": {
         "path": "same",
         "like": "same",
         "chains": "same",
@@ -103,13 +101,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "chunk_bytes": "same",
         "timeout": "own",
     },
-    "Recording.commit": {"state": "same"},
-    "record_scan": {
-        "step": "own",
-        "recording": "same",
-        "state": "same",
-        "length": "same",
+    "recording.Recording.commit": {"state": "same"},
+    "recording.record_scan": {
+        "f": "own",
+        "init": "same",
         "xs": "own",
+        "length": "same",
+        "recording": "same",
         "thin": "same",
         "keep": "same",
         "block": "same",
@@ -294,8 +292,8 @@ def _initialised(directory: str) -> Iterator[Case]:
     changes = {
         "source": f"{directory}/other",
         "init": init("int32"),
-        "how: sharding": _Several(sharding=NamedSharding(mesh(), P(None, "x"))),
-        "how: broadcast_replicas": _Several(broadcast_replicas=True),
+        "sharding": NamedSharding(mesh(), P(None, "x")),
+        "broadcast_replicas": True,
     }
     restore = eqx_ckpt.restore_or_init
     yield from _changed("restore_or_init", restore, usual, changes)
@@ -337,11 +335,11 @@ def _runs(directory: str) -> Iterator[Case]:
         run.close()
 
     usual: dict[str, Any] = {"directory": f"{directory}/made", "timeout": TIMEOUT}
-    usual["save"] = eqx_ckpt.save_every_steps(3)
+    usual["when"] = eqx_ckpt.save_every_steps(3)
     changes = {
         "directory": f"{directory}/made elsewhere",
         "keep": eqx_ckpt.keep_last(2),
-        "save": eqx_ckpt.save_every_steps(5),
+        "when": eqx_ckpt.save_every_steps(5),
         "layout": "ocdbt",
         "compression": "zstd",
         "progress": lambda *_: None,
@@ -374,7 +372,7 @@ def _runs(directory: str) -> Iterator[Case]:
         "is_leaf": lambda x: x is like["w"],
         "broadcast_replicas": True,
         "on_damage": "fallback",
-        "how": _Several(sharding=rows),
+        "sharding": rows,
     }
     name = "CheckpointManager.restore"
     yield from _changed(name, manager.restore, {"like": like}, changes)
@@ -407,7 +405,7 @@ def _recordings(directory: str) -> Iterator[Case]:
         "chunk_bytes": 2**18,
         "timeout": TIMEOUT + 1,
     }
-    yield from _changed("Recording", begin, usual, changes)
+    yield from _changed("recording.Recording", begin, usual, changes)
 
     def commit(state: Any) -> None:
         name = f"{directory}/committed {next(numbers)}"
@@ -418,7 +416,7 @@ def _recordings(directory: str) -> Iterator[Case]:
             recording.log.abandon()
 
     yield from _changed(
-        "Recording.commit", commit, {"state": {"a": 1}}, {"state": None}
+        "recording.Recording.commit", commit, {"state": {"a": 1}}, {"state": None}
     )
 
     def scan(**how: Any) -> None:
@@ -435,7 +433,7 @@ def _recordings(directory: str) -> Iterator[Case]:
     def step(state: Any, x: Any) -> Any:
         return state + 1, {"x": state}
 
-    usual = {"step": step, "state": start, "length": 8}
+    usual = {"f": step, "init": start, "length": 8}
     changes = {
         "length": 16,
         "thin": 2,
@@ -444,7 +442,7 @@ def _recordings(directory: str) -> Iterator[Case]:
         "commit_every": 4,
         "commit_every_seconds": 100.0,
     }
-    yield from _changed("record_scan", scan, usual, changes)
+    yield from _changed("recording.record_scan", scan, usual, changes)
 
 
 def _one_of_each() -> list[Any]:

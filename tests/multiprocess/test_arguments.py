@@ -7,14 +7,19 @@ import pytest
 
 import eqx_ckpt
 from faults import arguments, jobs
-from faults.arguments import ARGUMENTS
+from faults.arguments import ARGUMENTS, HOW, RUNS
 from faults.zygote import Zygote
 
 
+PASSED_ON = {"sharding", "broadcast_replicas"}
+OF_LEAVES = {"filter_spec", "is_leaf"}
 # They take part in what is compared, and are not compared themselves.
 NOT_TRIED = {
     ("restore_or_init", "args"),
-    *(("record_scan", name) for name in ("step", "recording", "state", "xs")),
+    *(("recording.record_scan", name) for name in ("f", "recording", "init", "xs")),
+    # They pass these on to `tree_deserialise_leaves`.
+    *(("restore_or_init", name) for name in {*HOW, *RUNS} - PASSED_ON),
+    *(("CheckpointManager.restore", name) for name in {*HOW} - PASSED_ON - OF_LEAVES),
 }
 
 
