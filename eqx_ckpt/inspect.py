@@ -7,6 +7,7 @@ from ._inspecting.inspect_checkpoint import (
     read_manifest as read_manifest,
     verify as verify,
 )
+from ._inspecting.leaf_diff import diff as diff, LeafDiff as LeafDiff
 from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
 from ._report.write_report import write_report as write_report
 from ._run.run_steps import garbage_collect as garbage_collect

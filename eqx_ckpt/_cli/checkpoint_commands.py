@@ -8,9 +8,11 @@ from typing import Any
 
 from .._format.display import in_bytes
 from .._format.source import Source
+from .._inspecting.leaf_diff import Comparison, LeafDiff
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._lazy import Array, np
 from .command_sources import reading
+from .option_words import in_options
 from .terminal import (
     columns,
     columns_of,
@@ -21,7 +23,7 @@ from .terminal import (
     Styled,
     table,
 )
-from .value_diff import differences, part_of, split_index
+from .value_diff import part_of, split_index
 
 
 _MOST_VALUES = 1000
@@ -147,14 +149,26 @@ def _stats_lines(found: dict[str, LeafStats]) -> Iterator[str | Styled]:
                 yield f"{field:>7}  {value}"
 
 
-def diff(a: str, b: str, values: bool, as_json: bool) -> int:
-    found, damage = reading(
-        a, lambda x: reading(b, lambda y: differences(x, y, values))
+def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:
+    entry = {"name": name} | dataclasses.asdict(leaf)
+    if not leaf.count:
+        for field in ("count", "max_abs", "max_rel"):
+            del entry[field]
+    return entry
+
+
+def diff(a: str, b: str, values: bool, kinds: bool, as_json: bool) -> int:
+    compare, damage = Comparison(values, kinds), dict[str, str]()
+    differing = reading(
+        a, lambda first: reading(b, lambda second: compare(first, second, damage))
     )
+    damage = {name: in_options(problem) for name, problem in damage.items()}
+    found = [_as_entry(name, leaf) for name, leaf in differing.items()]
     found.sort(key=lambda entry: -entry.get("max_abs", float("inf")))
     if as_json:
         same = not found and not damage
-        about: dict[str, Any] = {"a": a, "b": b, "compared_values": values}
+        compared = {"compared_values": values, "compared_kinds": kinds}
+        about: dict[str, Any] = {"a": a, "b": b} | compared
         say_json(about | {"same": same, "leaves": found, "damage": damage})
         return 0 if same else 1
     for entry in found:

@@ -114,13 +114,20 @@ def diff(
     a: _Path,
     b: _Path,
     values: Annotated[bool, typer.Option("--values", help="Compare the data.")] = False,
+    only_values: Annotated[
+        bool,
+        typer.Option(
+            "--only-values",
+            help="Compare the data, whether they are of JAX, NumPy or Python.",
+        ),
+    ] = False,
     json: _Json = False,
 ) -> None:
     """Compare two checkpoints. The status is 1 if they differ.
 
     Example: eqx-ckpt diff runs/a/000100 runs/b/000100 --values
     """
-    _finish(_checkpoint.diff(a, b, values, json))
+    _finish(_checkpoint.diff(a, b, values or only_values, not only_values, json))
 
 
 @app.command()

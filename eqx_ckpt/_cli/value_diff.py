@@ -1,22 +1,18 @@
-"""Read parts of leaves, and compare two checkpoints."""
+"""Read parts of leaves."""
 
-import math
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import eqx_ckpt
 
-from .._format.chunk_grid import blocks, Region, whole
+from .._format.chunk_grid import Region
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
 from .._format.manifest import Manifest
 from .._format.source import read_regions, RegionRead, Source
-from .._inspecting.array_statistics import distances, Moments
+from .._inspecting.array_statistics import Moments
 from .._inspecting.leaf_stats import LeafStats, moments_of, stats_of
 from .._lazy import Array, np
-from .._tree.matching.foreign_spelling import respelled
 from .._tree.matching.similar_names import instead_of
-from .option_words import in_options
 
 
 _INDEX = re.compile(r"(?P<name>.*?)(\[(?P<index>[-0-9:, ]*)\])?\Z", re.S)
@@ -98,84 +94,3 @@ def _bounds(
             inside.append(slice(None, None, picked.step))
         region.append(slice(first, last + 1))
     return tuple(region), tuple(inside)
-
-
-def differences(
-    first: Source, second: Source, values: bool
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """How the leaves differ, in the manifests and, if asked for, in the data; and what
-    is damaged."""
-    damage: dict[str, str] = {}
-    return list(_differences(first, second, values, damage)), damage
-
-
-def _differences(
-    first: Source,
-    second: Source,
-    values: bool,
-    damage: dict[str, str],
-) -> Iterator[dict[str, Any]]:
-    left, right = first.manifest.leaves, second.manifest.leaves
-    other = respelled(first.manifest, second.manifest)
-    found = {*other.values()}
-    for name in dict.fromkeys([*left, *(n for n in right if n not in found)]):
-        there = other.get(name, name)
-        x, y = left.get(name), right.get(there)
-        entry: dict[str, Any] = {"name": name, "a": _words(x), "b": _words(y)}
-        if x is None or y is None:
-            yield entry | {"status": "only in a" if y is None else "only in b"}
-        elif (x[:3], x.impl) != (y[:3], y.impl):
-            yield entry | {"status": "another type"}
-        elif x.value is not None:
-            if x.value != y.value:
-                entry |= {"a": x.value, "b": y.value}
-                yield entry | {"status": "another value"}
-        elif values:
-            try:
-                apart = _compare(first, second, (name, there), x, y)
-            except eqx_ckpt.CorruptCheckpointError as e:
-                damage[name] = in_options(e)
-                continue
-            if apart:
-                yield entry | {"status": "other values"} | apart
-
-
-def _words(record: LeafRecord | None) -> str | None:
-    return None if record is None else str(record)
-
-
-def _compare(
-    first: Source,
-    second: Source,
-    names: tuple[str, str],
-    x: LeafRecord,
-    y: LeafRecord,
-) -> dict[str, Any]:
-    """Measure how much the data of two leaves differ; nothing if they are equal."""
-    count, apart = 0, 0.0
-    shares: list[float] = []
-    for piece in blocks(whole(x.data_shape), x.chunk_shape, x.itemsize):
-        (a,) = read_regions(first, [RegionRead(names[0], x, piece)])
-        (b,) = read_regions(second, [RegionRead(names[1], y, piece)])
-        if a.tobytes() == b.tobytes():
-            continue
-        a, b = from_stored(a, x), from_stored(b, y)
-        far = distances(a, b)
-        count += int(np.count_nonzero(far))
-        apart = max(apart, float(np.max(far)))
-        # A date has no size that its distance could be a share of.
-        if a.dtype.kind not in "mM":
-            shares.append(_relative(far, a, b))
-    if not count:
-        return {}
-    return {"count": count, "max_abs": apart, "max_rel": max(shares, default=None)}
-
-
-def _relative(far: Array, a: Array, b: Array) -> float:
-    """The largest of the distances, each as a share of the larger number."""
-    if np.isinf(far).any():
-        return math.inf
-    a, b = a[far > 0], b[far > 0]
-    kind = np.complex128 if a.dtype.kind == "c" else np.float64
-    sizes = np.maximum(np.abs(a.astype(kind)), np.abs(b.astype(kind)))
-    return float(np.max(far[far > 0] / sizes, initial=0))

@@ -136,6 +136,12 @@ def verbs() -> list[Case]:
             lambda: c,
             part,
         ),
+        (
+            "",
+            ck.inspect.diff,
+            lambda: {"a": "c", "b": "c"},
+            {"a": PATH, "b": PATH, "values": FLAG, "kinds": FLAG},
+        ),
         ("", ck.inspect.verify, lambda: c, one | {"progress": BAR}),
         ("", ck.inspect.read_manifest, lambda: c, one),
         (
