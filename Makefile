@@ -21,15 +21,22 @@ OTHERS := $(wordlist 2,9,$(FOUND))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test format lint types pytest model docs docs-serve bench bench-faults clean pythons
+.PHONY: help demo test quick format lint types pytest model docs docs-serve bench bench-faults clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
+	@echo "make quick    a first answer, in a minute"
 	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
+
+# What does not depend on the version of Python or of a package runs on one.
+ONCE := tests/model tests/report tests/project/test_benchmarks.py
+
+# Saves, restores and runs, and the shape of the package.
+QUICK := tests/manager tests/restore tests/save/test_s*.py tests/project/test_layers.py
 
 # The last word is a pytest run's count.
 test: pythons lint types pytest docs $(OTHERS:%=pytest-%) pytest-lowest
@@ -51,6 +58,9 @@ types: .venv/dev
 pytest: .venv/dev
 	.venv/bin/$(PYTEST) -m "not exhaustive"
 
+quick: .venv/dev
+	.venv/bin/$(PYTEST) -m "not slow and not exhaustive" $(QUICK)
+
 exhaustive: .venv/dev
 	.venv/bin/$(PYTEST) -m exhaustive
 
@@ -58,7 +68,7 @@ model: .venv/dev
 	.venv/bin/python -m tests.model
 
 pytest-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive"
+	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive" $(ONCE:%=--ignore=%)
 
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict

@@ -75,7 +75,7 @@ def test_delete(zygote: Zygote, disk: pathlib.Path) -> None:
         assert {name: kind for name, (kind, _) in errors.items()} == {
             "gone": "CheckpointNotFoundError",
             "different": "CheckpointError",
-            "no step": "CheckpointError",
+            "no step": "ValueError",
             "read": "CheckpointError",
         }
         assert "The steps there are 1, 3." in errors["gone"][1]
