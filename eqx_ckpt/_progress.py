@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
-from ._errors import CheckpointError
-
 
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
 
@@ -60,7 +58,7 @@ class _Bar:
         try:
             import tqdm
         except ModuleNotFoundError:
-            raise CheckpointError(
+            raise ImportError(
                 "`progress=True` needs tqdm: `pip install 'eqx-ckpt[progress]'`. Or "
                 "pass a function `(phase, leaf, done, total)`."
             ) from None

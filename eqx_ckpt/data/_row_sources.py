@@ -129,6 +129,13 @@ class ArrayDataSource(Source):
             for name, array in arrays.items()
         }
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled; another process puts the arrays on its own device."""
+        return {name: value for name, value in vars(self).items() if name != "_put"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _put=weakref.WeakValueDictionary())
+
     @property
     def on_device(self) -> dict[str, Array] | None:
         if not self._is_on_device:

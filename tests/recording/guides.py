@@ -32,7 +32,7 @@ def run(page: str, folder: str, log: str) -> None:
     scan = eqx_ckpt.recording.record_scan
 
     @functools.wraps(scan)
-    def watched(step: Any, recording: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(step: Any, *args: Any, recording: Any, **kwargs: Any) -> Any:
         name = pathlib.Path(recording.log.where.strip("'")).name
         every = pathlib.Path(log, f"{name}.every")
         every.write_text(str(kwargs.get("commit_every") or 0))
@@ -45,7 +45,7 @@ def run(page: str, folder: str, log: str) -> None:
             jax.debug.callback(lambda: os.write(steps, b"."))
             return step(state, x)
 
-        return scan(noted, recording, *args, **kwargs)
+        return scan(noted, *args, recording=recording, **kwargs)
 
     eqx_ckpt.recording.record_scan = watched
     namespace: dict[str, Any] = {"__name__": "__main__"}

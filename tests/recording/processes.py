@@ -101,7 +101,12 @@ def scan(path: str) -> None:
     with eqx_ckpt.recording.Recording(path, like, chains=CHAINS) as recording:
         seconds = 1e-9  # Always due.
         eqx_ckpt.recording.record_scan(
-            *(step, recording, n, 2 * BLOCK), block=BLOCK, commit_every_seconds=seconds
+            step,
+            n,
+            length=2 * BLOCK,
+            recording=recording,
+            block=BLOCK,
+            commit_every_seconds=seconds,
         )
 
 

@@ -225,7 +225,10 @@ class Machine(RuleBasedStateMachine):
 
         def call() -> Any:
             return record_scan(
-                *(draws.step, self.recording, state, length),
+                draws.step,
+                state,
+                length=length,
+                recording=self.recording,
                 **options,
                 commit_every_seconds=seconds,
             )

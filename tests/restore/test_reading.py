@@ -63,7 +63,9 @@ def test_a_file_that_is_cut_while_it_is_read(saved, monkeypatch):
             os.truncate(file, offset + 100)
 
     in_preadv(monkeypatch, cut)
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'large': .* was cut to"):
+    with pytest.raises(
+        eqx_ckpt.CorruptCheckpointError, match="'large': .* 4194404 bytes"
+    ):
         eqx_ckpt.tree_deserialise_leaves(path, tree)
 
 
