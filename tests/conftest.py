@@ -36,8 +36,11 @@ pytest_plugins = ["faults.fixtures", "stores.fixtures"]
 # Eight devices, so that one process can save and restore sharded arrays.
 jax.config.update("jax_num_cpu_devices", 8)
 
-# How long a file operation takes says nothing about its correctness.
-hypothesis.settings.register_profile("eqx_ckpt", deadline=None, print_blob=True)
+# How long a file operation takes says nothing about its correctness. The same examples
+# each time: whether a change is right must not depend on chance.
+hypothesis.settings.register_profile(
+    "eqx_ckpt", deadline=None, derandomize=True, print_blob=True
+)
 hypothesis.settings.load_profile("eqx_ckpt")
 
 

@@ -95,7 +95,6 @@ OPERATIONS = st.one_of(
     st.sampled_from(AxisType),
 )
 @settings(
-    derandomize=True,
     max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

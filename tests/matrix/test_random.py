@@ -73,7 +73,7 @@ def restored(saved: Any, like: Any, layout: str, casting: str, way: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in cast")
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=60)
 @given(TREES, LAYOUTS, CASTINGS, WAYS)
 def test_random_trees(tree, layout, casting, way):
     cells, treedef = jtu.tree_flatten(tree, is_cell)
