@@ -20,8 +20,11 @@ def __getattr__(name: str) -> _Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("eqx-ckpt")
-    return _attribute(name)
+        value = version("eqx-ckpt")
+    else:
+        value = _attribute(name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -166,9 +166,11 @@ def _as_wanted(result: jax.Array, read: Read) -> Any:
     if read.becomes.kind in ("jax", "key"):
         sharding = read.place.sharding
         if isinstance(read.place.target, Mesh) and sharding is None:
-            # XLA chose the sharding.
-            chosen: Any = result.sharding
-            sharding = NamedSharding(read.place.target, chosen.spec)
+            # XLA chose the sharding, which JAX 0.9 cannot always say by axes.
+            chosen = result.sharding
+            is_named = isinstance(chosen, NamedSharding)
+            spec = chosen.spec if is_named else PartitionSpec()
+            sharding = NamedSharding(read.place.target, spec)
         if sharding is not None and not _is_on(sharding, result):
             with without_nan_checks():
                 result = jax.device_put(result, sharding)
