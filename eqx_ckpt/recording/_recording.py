@@ -135,8 +135,14 @@ class Recording:
         names = [leaf.name for leaf in leaves]
         self._names = jtu.tree_structure(like).unflatten(names)
         self._receivers: list[Receiver] = []
-        self.log = Log(path, wanted, differs, max_samples, timeout)
-        weakref.finalize(self, self.log.abandon)
+        log = None
+        try:
+            self.log = log = Log(path, wanted, differs, max_samples, timeout)
+            weakref.finalize(self, log.abandon)
+        except BaseException:
+            if log is not None:
+                log.abandon()
+            raise
 
     @property
     def committed(self) -> int | np.ndarray | None:

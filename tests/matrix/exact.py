@@ -42,9 +42,15 @@ def _bits(found: Any, data: np.ndarray) -> str:
     shards = getattr(found, "addressable_shards", None)
     parts = [(..., found)] if shards is None else [(s.index, s.data) for s in shards]
     for index, part in parts:
-        if np.asarray(part).tobytes() != data[index].tobytes():
+        if _content(np.asarray(part)) != _content(data[index]):
             return f"{np.asarray(part)!r}, not {data[index]!r}"
     return ""
+
+
+def _content(array: np.ndarray) -> Any:
+    """The bytes; of long doubles, which have bytes without a meaning, the numbers."""
+    is_long = array.dtype == np.longdouble
+    return [*map(repr, array.ravel())] if is_long else array.tobytes()
 
 
 def _device(found: Any, expected: Value) -> str:

@@ -15,6 +15,10 @@ from .likes import everywhere, LIKES, made, mixed
 from .ways import DIRECT
 
 
+# JAX says so of a NumPy leaf of 64 bits that `restore_or_init` traces.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Explicitly requested dtype .* is not available"
+)
 FEW = ("itself", "same", "jax", "numpy", "scalar", "struct in rows", "evaluated", "int")
 WORDS = ("no", "safe", "same_kind", "unsafe")
 SHARDINGS = {

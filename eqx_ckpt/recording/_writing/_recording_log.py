@@ -72,16 +72,21 @@ class Log(Taker):
         self._commit_failed = False
         self._leaf = ""
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
-        # Last, because it locks the recording.
-        self._place = Place(path, wanted, differs, max_samples, timeout)
-        self.base, self.where = self._place.base, self._place.where
-        self.team = self._place.team
-        self._taken = np.array(self.record.draws, np.int64)
-        # The chains that other processes have recorded since this log began.
-        self._elsewhere = np.zeros(len(self._taken), bool)
-        # Otherwise a sampler that starts afresh would append to the samples of an old
-        # state.
-        self.must_resume = self.record.state is not None
+        place = None
+        try:
+            # Last, because it locks the recording.
+            self._place = place = Place(path, wanted, differs, max_samples, timeout)
+            self.base, self.where, self.team = place.base, place.where, place.team
+            self._taken = np.array(place.record.draws, np.int64)
+            # The chains that other processes have recorded since this log began.
+            self._elsewhere = np.zeros(len(self._taken), bool)
+            # Otherwise a sampler that starts afresh would append to the samples of an
+            # old state.
+            self.must_resume = place.record.state is not None
+        except BaseException:
+            if place is not None:
+                place.files.release()
+            raise
 
     @property
     def record(self) -> Record:
