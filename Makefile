@@ -26,7 +26,7 @@ PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
-	@echo "make quick    a first answer, in a minute"
+	@echo "make quick    saves, restores and runs only: a first answer"
 	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, clean"
 
 demo: .venv/examples
