@@ -76,6 +76,14 @@ def check_word(argument: str, value: Any, words: Collection[str]) -> None:
         raise wrong(value, str)(f"`{argument}` is {value!r}. Pass one of {known}.")
 
 
+def check_integer(argument: str, value: Any, least: int) -> None:
+    """Raise if an argument is not an integer of at least `least`."""
+    if type(value) is not int or value < least:
+        raise wrong(value, int)(
+            f"`{argument}` is {value!r}. Pass an integer of at least {least}."
+        )
+
+
 def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:
     """Raise if an argument is not of a type; the error names the argument."""
     is_flag = isinstance(value, bool) and kind is not bool

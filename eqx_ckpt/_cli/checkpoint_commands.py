@@ -1,6 +1,7 @@
 """Commands for checkpoints."""
 
 import dataclasses
+import functools as ft
 import math
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 
 from .._format.display import in_bytes
 from .._format.source import Source
-from .._inspecting.leaf_diff import Comparison, LeafDiff
+from .._inspecting.leaf_diff import differences, LeafDiff
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._lazy import Array, np
 from .command_sources import reading
@@ -158,11 +159,11 @@ def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:
 
 
 def diff(a: str, b: str, values: bool, kinds: bool, as_json: bool) -> int:
-    compare, damage = Comparison(values, kinds), dict[str, str]()
-    differing = reading(
-        a, lambda first: reading(b, lambda second: compare(first, second, damage))
+    compare = ft.partial(differences, values=values, kinds=kinds)
+    differing, damaged = reading(
+        a, lambda first: reading(b, lambda second: compare(first, second))
     )
-    damage = {name: in_options(problem) for name, problem in damage.items()}
+    damage = {name: in_options(problem) for name, problem in damaged.items()}
     found = [_as_entry(name, leaf) for name, leaf in differing.items()]
     found.sort(key=lambda entry: -entry.get("max_abs", float("inf")))
     if as_json:

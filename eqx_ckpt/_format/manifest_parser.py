@@ -338,8 +338,7 @@ def _checked_leaf(
         if len(text) != 8 * chunks or _HEX.match(text) is None:
             raise _Wrong("it does not have one checksum for each chunk")
         if chunks == 1:
-            # Faster than `_make`, as there may be 100,000.
-            return tuple.__new__(LeafRecord, (*fields, path, None, (text,)))
+            return LeafRecord._make((*fields, path, None, (text,)))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
         return LeafRecord._make((*fields, path, None, crc32c))
     except _MALFORMED as e:

@@ -86,11 +86,9 @@ def diff(
     """
     check_flag("values", values)
     check_flag("kinds", kinds)
-    compare = Comparison(values, kinds)
 
     def compared(first: Source, second: Source) -> dict[str, LeafDiff]:
-        damage: dict[str, str] = {}
-        found = compare(first, second, damage)
+        found, damage = differences(first, second, values=values, kinds=kinds)
         raise_damage(damage, first)
         return found
 
@@ -102,42 +100,44 @@ def diff(
     )
 
 
-class Comparison(NamedTuple):
-    """What to compare: see `diff`."""
+def differences(
+    first: Source, second: Source, *, values: bool, kinds: bool
+) -> tuple[dict[str, LeafDiff], dict[str, str]]:
+    """As `diff`, with what is damaged by name, instead of an error."""
+    found: dict[str, LeafDiff] = {}
+    damage: dict[str, str] = {}
+    for (name, there), x, y in _pairs(first, second):
+        leaves = _Leaf(first, name, x), _Leaf(second, there, y)
+        try:
+            one = _difference(*leaves, values=values, kinds=kinds)
+        except CorruptCheckpointError as e:
+            damage[name] = str(e)
+            continue
+        if one is not None:
+            found[name] = one
+    return found, damage
 
-    values: bool
-    kinds: bool
 
-    def __call__(
-        self, first: Source, second: Source, damage: dict[str, str]
-    ) -> dict[str, LeafDiff]:
-        """As `diff`, but put damaged leaves into `damage` instead of raising."""
-        found: dict[str, LeafDiff] = {}
-        for names, x, y in _pairs(first, second):
-            try:
-                one = self._leaf(_Leaf(first, names[0], x), _Leaf(second, names[1], y))
-            except CorruptCheckpointError as e:
-                damage[names[0]] = str(e)
-                continue
-            if one is not None:
-                found[names[0]] = one
-        return found
-
-    def _leaf(self, x: "_Leaf", y: "_Leaf") -> LeafDiff | None:
-        a, b = x.record, y.record
-        words = (None if a is None else str(a), None if b is None else str(b))
-        if a is None or b is None:
-            return LeafDiff("only in a" if b is None else "only in b", *words)
-        same = (a[:3], a.impl) == (b[:3], b.impl) if self.kinds else _alike(a, b)
-        if not same:
-            return LeafDiff("another type", *words)
-        if a.value is not None and b.value is not None:
-            same = a.value == b.value or (a.kind != b.kind and x.number() == y.number())
-            return None if same else LeafDiff("another value", a.value, b.value)
-        if self.values or a.value is not None or b.value is not None:
-            measured = _measured(x, y, is_stored=not self.kinds)
-            return LeafDiff("other values", *words, *measured) if measured else None
-        return None
+def _difference(
+    x: "_Leaf", y: "_Leaf", *, values: bool, kinds: bool
+) -> LeafDiff | None:
+    a, b = x.record, y.record
+    words = (None if a is None else str(a), None if b is None else str(b))
+    if a is None or b is None:
+        return LeafDiff("only in a" if b is None else "only in b", *words)
+    if kinds:
+        same = (a[:3], a.impl) == (b[:3], b.impl)
+    else:
+        same = _stored_type(a) == _stored_type(b)
+    if not same:
+        return LeafDiff("another type", *words)
+    if a.value is not None and b.value is not None:
+        same = a.value == b.value or (a.kind != b.kind and x.number() == y.number())
+        return None if same else LeafDiff("another value", a.value, b.value)
+    if values or a.value is not None or b.value is not None:
+        measured = _measured(x, y, is_stored=not kinds)
+        return LeafDiff("other values", *words, *measured) if measured else None
+    return None
 
 
 class _Leaf(NamedTuple):
@@ -171,12 +171,8 @@ def _pairs(
         yield (name, there), left.get(name), right.get(there)
 
 
-def _alike(a: LeafRecord, b: LeafRecord) -> bool:
-    """Whether the stored data are of one dtype and shape, whatever made them."""
-    return _stored_type(a) == _stored_type(b)
-
-
 def _stored_type(record: LeafRecord) -> tuple[str, tuple[int, ...]]:
+    """The dtype and shape of the stored data, whatever made them."""
     if record.value is None:
         return record.data_type, record.data_shape
     number = scalar_from_text(record.kind, record.value)

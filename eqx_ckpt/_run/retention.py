@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args, Literal, TypeAlias
 
-from .._types import check_text, check_word, wrong
+from .._types import check_integer, check_text, check_word
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -43,7 +43,7 @@ def keep_last(n: int) -> Keep:
         assert keep({100: None, 200: None, 300: None}) == [200, 300]
         ```
     """
-    _check_positive(n)
+    check_integer("n", n, 1)
     return lambda steps: sorted(steps)[-n:]
 
 
@@ -71,7 +71,7 @@ def keep_every(n: int) -> Keep:
         assert keep({1000: None, 1500: None, 2000: None}) == [1000, 2000]
         ```
     """
-    _check_positive(n)
+    check_integer("n", n, 1)
     return lambda steps: [step for step in steps if step % n == 0]
 
 
@@ -106,7 +106,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
         ```
     """
     check_text("metric", metric)
-    _check_positive(n)
+    check_integer("n", n, 1)
     check_mode(mode)
 
     def keep(steps: Mapping[int, Any]) -> Collection[int]:
@@ -152,8 +152,3 @@ def _number(metadata: Any, metric: str) -> int | float | None:
 
 def check_mode(mode: str) -> None:
     check_word("mode", mode, get_args(Mode))
-
-
-def _check_positive(n: int) -> None:
-    if type(n) is not int or n < 1:
-        raise wrong(n, int)(f"`n` is {n!r}. Pass an integer of at least 1.")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._errors import CheckpointError
-from .._types import is_real, wrong
+from .._types import check_integer, is_real, wrong
 
 
 When: TypeAlias = Callable[[int, int | None], bool]
@@ -57,8 +57,7 @@ def save_every_steps(n: int) -> When:
         assert not when(1999, 1000)
         ```
     """
-    if type(n) is not int or n < 1:
-        raise wrong(n, int)(f"`n` is {n!r}. Pass an integer of at least 1.")
+    check_integer("n", n, 1)
     return lambda step, last: step // n > (last or 0) // n
 
 

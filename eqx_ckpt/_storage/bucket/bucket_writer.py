@@ -18,7 +18,7 @@ from ..._errors import CheckpointError
 from ..calls.send_window import Mark, window_of
 from ..calls.threads import start
 from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
-from ..interface.sure_reads import listed_and_missing, TRIES
+from ..interface.sure_reads import ask_surely
 from .bucket_attempt import check_above, check_conditions, PROBE
 from .heartbeat import clock
 from .keyvalue_place import KeyValues
@@ -95,12 +95,12 @@ class BucketWriter(SoleWriter):
     def read(self, key: str) -> bytes | None:
         while any(write.key == key for write in self._writing):
             self._finish()
-        for _ in range(TRIES):
-            found = self._place.read_version(key)
-            if found.value is not None or not self._place.is_listed(key):
-                self._versions[key] = found.version
-                return found.value
-        raise listed_and_missing(self._place, key)
+        place = self._place
+        found = ask_surely(
+            place, key, lambda: place.read_version(key), lambda found: found.value
+        )
+        self._versions[key] = found.version
+        return found.value
 
     def list(self, folder: str) -> list[str]:
         keys = (self._place / f"{folder}/").list_keys()

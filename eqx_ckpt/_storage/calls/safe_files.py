@@ -1,8 +1,9 @@
 """Files below a directory, as values of keys, and as chunks."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.leaf_names import alike
@@ -65,6 +66,17 @@ def on_full_disk(number: int, then: str) -> str:
     """What to do if an error number is that of a full disk, or of a quota."""
     is_full = number in (errno.ENOSPC, errno.EDQUOT)
     return f"; delete what is no longer needed, and {then}" if is_full else ""
+
+
+@contextlib.contextmanager
+def writing_to(path: str, then: str) -> Generator[None, None, None]:
+    """Let an error of the file system name a path, and say what to do."""
+    try:
+        yield
+    except OSError as e:
+        number = e.errno or 0
+        text = os.strerror(number) + on_full_disk(number, then)
+        raise OSError(number, text, path) from e
 
 
 def check_case(names: Sequence[str], place: str, remedy: str = "") -> None:

@@ -23,10 +23,10 @@ from ..calls.posix_calls import delete, exchange, flush
 from ..calls.safe_files import (
     check_case,
     list_files,
-    on_full_disk,
     read_file,
     read_files,
     write_file,
+    writing_to,
 )
 from ..calls.tensorstore_calls import KvSpec, wait_for
 from ..calls.worker_threads import MAX_IN_FLIGHT
@@ -190,12 +190,8 @@ class _DirectoryAttempt(Attempt):
         return checksums
 
     def commit(self, manifest: bytes) -> None:
-        try:
+        with writing_to(self.target, "save again"):
             write_file(f"{self.temporary}/{MANIFEST}", [manifest])
-        except OSError as e:
-            number = e.errno or 0
-            text = os.strerror(number) + on_full_disk(number, "save again")
-            raise OSError(number, text, self.target) from e
         flush(self.parent, self.temporary)
         replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
         if os.lstat(self.temporary).st_ino != self.inode:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from ..._types import PathLike
 from ..calls.opening import reading
 from ..calls.posix_calls import fsync
-from ..calls.safe_files import on_full_disk
+from ..calls.safe_files import writing_to
 from ..calls.store_path import local_path
 from .attempt_lock import locked_attempt
 from .replacing import already_there, is_replacement, Kind
@@ -100,6 +100,10 @@ class NewFiles:
         fsync(os.path.dirname(path))
 
 
+# What to do when a disk is full no longer.
+_AGAIN = "write the file again"
+
+
 class _NewFile(io.FileIO):
     """A file that does not exist yet, whose errors say where, and what to do."""
 
@@ -108,21 +112,12 @@ class _NewFile(io.FileIO):
         self._folder = folder
 
     def write(self, data: Any) -> int:
-        with self._explained():
+        with writing_to(self._folder, _AGAIN):
             return super().write(data)
 
     def sync(self) -> None:
-        with self._explained():
+        with writing_to(self._folder, _AGAIN):
             os.fsync(self.fileno())
-
-    @contextlib.contextmanager
-    def _explained(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except OSError as e:
-            number = e.errno or 0
-            text = os.strerror(number) + on_full_disk(number, "write the file again")
-            raise OSError(number, text, self._folder) from e
 
 
 def _remove(path: str) -> None:

@@ -25,10 +25,20 @@ _T = TypeVar("_T")
 
 def read_surely(place: Storage, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
     """The value of a key, or its first `most` bytes; `None` if it is surely missing."""
+    return ask_surely(place, key, lambda: place.read(key, most), lambda value: value)
+
+
+def ask_surely(
+    place: Storage,
+    key: str,
+    ask: Callable[[], _T],
+    value_of: Callable[[_T], bytes | None],
+) -> _T:
+    """An answer about a key; that there is no value, only if a listing says so too."""
     for _ in range(TRIES):
-        value = place.read(key, most)
-        if value is not None or not place.is_listed(key):
-            return value
+        answer = ask()
+        if value_of(answer) is not None or not place.is_listed(key):
+            return answer
     raise listed_and_missing(place, key)
 
 

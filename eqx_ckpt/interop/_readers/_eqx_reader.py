@@ -26,7 +26,7 @@ from ..._tree.leaves.casting import narrowed
 from ..._tree.leaves.filter_spec import checked_specs
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
-from ..._types import as_text, check_function, IsLeaf, PathLike, wrong
+from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
 from ._file_extents import Extent, File, FileSource, read_bytes
 from ._foreign_records import array_record, corrupt, manifest_of, Named
 from ._npy_header import Npy, read_npy
@@ -164,10 +164,7 @@ class _Leaves:
         self._position = end
 
     def _end_of(self, lines: int, head: bytes) -> int:
-        if type(lines) is not int or lines < 0:
-            raise wrong(lines, int)(
-                f"`header_lines` is {lines!r}. Pass an integer of at least 0."
-            )
+        check_integer("header_lines", lines, 0)
         *found, _ = head.split(b"\n", lines)
         if len(found) < lines:
             reason = f"it has {len(found)} lines, and `header_lines` is {lines}"

@@ -19,7 +19,7 @@ from ..._storage.calls.store_path import local_path
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import is_replacement, Kind, opened_by
 from ..._tree.transform.transform_argument import Transform
-from ..._types import PathLike, wrong
+from ..._types import check_integer, PathLike
 from .._readers._file_extents import File
 from .._readers._foreign_records import is_unicode
 from .._readers._safetensors_reader import (
@@ -108,12 +108,8 @@ def to_safetensors(
         eqx_ckpt.interop.to_safetensors("ckpt", "model.safetensors")
         ```
     """
-    if max_shard_bytes is not None and (
-        type(max_shard_bytes) is not int or max_shard_bytes < 1
-    ):
-        raise wrong(max_shard_bytes, int)(
-            f"`max_shard_bytes` is {max_shard_bytes!r}. Pass an integer of at least 1."
-        )
+    if max_shard_bytes is not None:
+        check_integer("max_shard_bytes", max_shard_bytes, 1)
     place = Path(local_path(path))
     is_replacement(str(place), _KIND, overwrite=overwrite)
     source = transformed(source, transform)
