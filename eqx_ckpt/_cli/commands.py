@@ -229,7 +229,7 @@ def report(
         bool, typer.Option("--overwrite", help="Replace an older page.")
     ] = False,
 ) -> None:
-    """Write an HTML page to look at. The status is 1 if it has something to shout.
+    """Write an HTML page to look at. The status is 1 if the page shows an alert.
 
     Example: eqx-ckpt report runs/a -o report.html
     """

@@ -34,9 +34,9 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
             status = max(status, status_of(problem))
         found.append(entry)
     newest = found[-1] if found else None
-    for stranger in run.strangers():
-        entry = _described(stranger.step, stranger.path)
-        found.append(entry | {"problem": in_options(stranger.problem)})
+    for unusable in run.unusable():
+        entry = _described(unusable.step, unusable.path)
+        found.append(entry | {"problem": in_options(unusable.problem)})
         status = DAMAGED
     first = _best(found, best, mode) if best else None
     for entry in found:
@@ -145,10 +145,10 @@ def verify(path: str, as_json: bool) -> int:
             results.append(result)
             if not as_json:
                 _say_result(result)
-    for stranger in run.strangers() if steps else ():
+    for unusable in run.unusable() if steps else ():
         status = DAMAGED
-        problem = in_options(stranger.problem)
-        results.append({"path": stranger.path, "ok": False, "problem": problem})
+        problem = in_options(unusable.problem)
+        results.append({"path": unusable.path, "ok": False, "problem": problem})
         if not as_json:
             _say_result(results[-1])
     if as_json:

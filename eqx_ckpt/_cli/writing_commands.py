@@ -67,16 +67,16 @@ def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> in
         facts = written(source, output, compared, **how)
     except ImportError as e:
         raise eqx_ckpt.CheckpointError(str(e)) from None
-    shouts = facts["shouts"]
-    for shout in shouts:
-        say_problem(shout["text"])
+    alerts = facts["alerts"]
+    for alert in alerts:
+        say_problem(alert["text"])
     for column in facts["columns"]:
         if not column["checksums"]:
             say(f"{column['path']}: {NO_CHECKSUMS}")
     say(f"wrote {output}")
-    if any(shout["unreadable"] for shout in shouts):
+    if any(alert["unreadable"] for alert in alerts):
         return TROUBLE
-    return DAMAGED if shouts else 0
+    return DAMAGED if alerts else 0
 
 
 def _found(path: str) -> str | Source:

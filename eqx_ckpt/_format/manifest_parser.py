@@ -386,7 +386,7 @@ def _check_key(record: LeafRecord) -> None:
 _OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")
 
 
-def strangers(
+def unrelated_keys(
     keys: Iterable[str], manifest: bytes | None, where: str, *, on_disk: bool = False
 ) -> list[str]:
     """The keys among `keys` that do not belong to the checkpoint of a manifest.

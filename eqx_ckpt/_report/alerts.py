@@ -16,35 +16,37 @@ _MOST_REASONS = 3
 _MOST_STEPS = 5
 
 
-def shouts(
+def find_alerts(
     columns: Columns,
     leaves: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Sequence[Any]],
 ) -> list[dict[str, Any]]:
-    """Each with its `text`, the `leaves` that it is about, and whether it is of what
-    is `unreadable`, and may be whole."""
-    found = columns.found
-    told = [_shout(text, unreadable=is_so) for text, is_so in columns.problems]
-    for column in found:
+    """Each has its `text`, the `leaves` that it is about, and whether it is about
+    something `unreadable`, which may be intact."""
+    versions = columns.found
+    found = [_alert(text, unreadable=is_so) for text, is_so in columns.problems]
+    for column in versions:
         if column.damage:
-            told.append(_of_leaves("damaged", column, column.damage))
+            found.append(_of_leaves("damaged", column, column.damage))
         if column.unreadable:
-            told.append(_of_leaves("unreadable", column, column.unreadable))
+            found.append(_of_leaves("unreadable", column, column.unreadable))
     bad = [leaf for leaf in leaves if any(leaf["bad"])]
     if bad:
         where = {i for leaf in bad for i, count in enumerate(leaf["bad"]) if count}
         names = [leaf["name"] for leaf in bad]
         has = "leaf has" if len(bad) == 1 else "leaves have"
         text = f"{len(bad):,} {has} NaNs or infinities"
-        told.append(_shout(text + _within([found[i] for i in sorted(where)]), names))
+        found.append(
+            _alert(text + _within([versions[i] for i in sorted(where)]), names)
+        )
     for name, line in metrics.items():
-        where = [c for c, value in zip(found, line, strict=True) if _is_bad(value)]
+        where = [c for c, value in zip(versions, line, strict=True) if _is_bad(value)]
         if where:
-            told.append(_shout(f"The metric {name!r} is not finite{_within(where)}"))
-    return told
+            found.append(_alert(f"The metric {name!r} is not finite{_within(where)}"))
+    return found
 
 
-def _shout(
+def _alert(
     text: str, leaves: Sequence[str] = (), *, unreadable: bool = False
 ) -> dict[str, Any]:
     return {"text": text, "leaves": leaves[:_MOST_NAMED], "unreadable": unreadable}
@@ -56,7 +58,7 @@ def _of_leaves(what: str, column: Column, why: Mapping[str, str]) -> dict[str, A
     are = "leaf is" if len(why) == 1 else "leaves are"
     text = f"{len(why):,} {are} {what}{_within([column])}: "
     text += "; ".join(reasons[:_MOST_REASONS]) + more
-    return _shout(text, [*why], unreadable=what == "unreadable")
+    return _alert(text, [*why], unreadable=what == "unreadable")
 
 
 def _within(columns: Sequence[Column]) -> str:

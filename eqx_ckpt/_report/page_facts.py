@@ -10,7 +10,7 @@ from .._format.leaf_record import scalar_to_text
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
 from .._types import is_real
-from .alerts import shouts
+from .alerts import find_alerts
 from .histogram import Histogram
 from .leaf_series import in_all, Seen
 from .versions import Column, Columns
@@ -35,7 +35,7 @@ def facts_of(columns: Columns) -> dict[str, Any]:
         "kind": columns.kind,
         "title": columns.title,
         "columns": [_column(column) for column in found],
-        "shouts": shouts(columns, leaves, metrics),
+        "alerts": find_alerts(columns, leaves, metrics),
         "metrics": {name: [*map(_number, line)] for name, line in metrics.items()},
         "leaves": leaves,
     }

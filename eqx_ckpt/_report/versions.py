@@ -169,7 +169,7 @@ def _of_run(run: Run, most: int) -> tuple[list[Column], list[Problem]]:
             problems.append(Problem(f"Step {step} is damaged. {e}"))
         except (CheckpointError, OSError) as e:
             problems.append(Problem(f"Step {step} cannot be read. {e}", True))
-    problems += [Problem(stranger.problem) for stranger in run.strangers()]
+    problems += [Problem(entry.problem) for entry in run.unusable()]
     if not found:
         listed = "\n".join(problem.text for problem in problems)
         raise CheckpointError(

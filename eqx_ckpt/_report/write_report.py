@@ -23,11 +23,11 @@ _PACKAGE = __name__.rpartition(".")[0]
 _SCRIPTS = ("basics", "treemap", "table", "leaf", "steps", "main")
 
 
-# Inside of a script, these would end it, or begin a comment.
-# By which a page is recognised, near its beginning.
+# Near its beginning, each page has this text, by which it is recognised.
 GENERATOR = b'<meta name="generator" content="eqx-ckpt report">'
 
 
+# In a script, these characters could end it, or begin a comment.
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -87,8 +87,8 @@ def write_report(
 
     **Returns:**
 
-    What stands in red at the top of the page, as sentences: leaves with NaNs or
-    infinities, and what is damaged or cannot be read. Empty if all is well.
+    The alerts at the top of the page, as sentences: leaves with NaNs or infinities,
+    and what is damaged or cannot be read. Empty if all is well.
 
     **Raises:**
 
@@ -108,12 +108,12 @@ def write_report(
 
         tree = {"w": jnp.array([1.0, 2.0, jnp.nan]), "step": 5}
         eqx_ckpt.tree_serialise_leaves("ckpt", tree)
-        shouts = eqx_ckpt.inspect.write_report("ckpt", "report.html")
-        assert shouts == ["1 leaf has NaNs or infinities"]
+        alerts = eqx_ckpt.inspect.write_report("ckpt", "report.html")
+        assert alerts == ["1 leaf has NaNs or infinities"]
         ```
     """
     facts = written(source, path, other, steps, overwrite)
-    return [shout["text"] for shout in facts["shouts"]]
+    return [alert["text"] for alert in facts["alerts"]]
 
 
 def written(

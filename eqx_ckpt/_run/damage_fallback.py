@@ -60,7 +60,7 @@ def resumed(
 def _steps(run: Run) -> list[int]:
     """The committed steps; raise if there are none."""
     steps = run.readable_or_not()
-    run.check_strangers(steps)
+    run.check_unusable(steps)
     if not steps:
         raise CheckpointNotFoundError(
             f"No committed checkpoint in {run.directory!r}. To start a new run there, "

@@ -55,7 +55,7 @@ def in_words(step: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-class Stranger(NamedTuple):
+class UnusableEntry(NamedTuple):
     """An entry of a run that looks like a step, and is none."""
 
     step: int
@@ -88,15 +88,15 @@ class Run:
     def steps(self) -> list[int]:
         """The saved steps, in order, damaged or not."""
         steps = self._steps.saved()
-        self.check_strangers(steps)
+        self.check_unusable(steps)
         return steps
 
-    def strangers(self) -> list[Stranger]:
+    def unusable(self) -> list[UnusableEntry]:
         """What looked like a step in the last listing, and is none."""
-        found = sorted(self._steps.strangers().items())
-        return [self._stranger(name, is_one) for name, is_one in found]
+        found = sorted(self._steps.unusable().items())
+        return [self._as_unusable(name, is_one) for name, is_one in found]
 
-    def _stranger(self, name: str, is_checkpoint: bool) -> Stranger:
+    def _as_unusable(self, name: str, is_checkpoint: bool) -> UnusableEntry:
         place, step = self._location / f"{name}/", int(name)
         if step > MAX_STEP:
             problem = (
@@ -113,20 +113,20 @@ class Run:
                 f"{place} is not a checkpoint: it has no `{MANIFEST}`. If it was "
                 "copied here in part, copy all of it; otherwise move it out of the run."
             )
-        return Stranger(step, place.url(), problem, is_checkpoint)
+        return UnusableEntry(step, place.url(), problem, is_checkpoint)
 
-    def check_strangers(self, steps: Sequence[int]) -> None:
+    def check_unusable(self, steps: Sequence[int]) -> None:
         """Raise if the newest checkpoint is misnamed: it would be lost. Warn of others.
 
         `steps` are those of the last listing.
         """
         newest = max(steps, default=-1)
-        for stranger in self.strangers():
-            is_newest = newest < stranger.step <= MAX_STEP
-            if is_newest and stranger.is_checkpoint:
-                raise CheckpointError(stranger.problem)
-            if stranger.step > newest or stranger.is_checkpoint:
-                logger.warning("%s", stranger.problem)
+        for entry in self.unusable():
+            is_newest = newest < entry.step <= MAX_STEP
+            if is_newest and entry.is_checkpoint:
+                raise CheckpointError(entry.problem)
+            if entry.step > newest or entry.is_checkpoint:
+                logger.warning("%s", entry.problem)
 
     def check_place(self) -> None:
         """Raise if the run was moved since this process used it first."""
@@ -148,7 +148,7 @@ class Run:
     def latest(self) -> int | None:
         doubtful: dict[int, OSError] = {}
         steps = self._steps.saved(doubtful)
-        self.check_strangers(steps)
+        self.check_unusable(steps)
         newest = max(steps, default=None)
         for step, error in doubtful.items():
             if newest is None or step > newest:

@@ -80,9 +80,9 @@ def sort_by(page, title):
 
 def test_a_run(run, opened):
     page = opened(run)
-    shout = page.locator(".shout")
-    assert "1 leaf has NaNs or infinities, in 3" in shout.inner_text()
-    shout.locator("button").click()
+    alert = page.locator(".alert")
+    assert "1 leaf has NaNs or infinities, in 3" in alert.inner_text()
+    alert.locator("button").click()
     assert page.inner_text("#leaf h2") == "model/b"
     assert page.locator("#metrics .scatterlayer .trace").count() == 2
     assert page.locator("#parts .scatterlayer .trace").count() == 1
@@ -106,7 +106,7 @@ def test_the_table(opened):
         for i in range(12)
     }
     page = opened(InMemory(arrays))
-    assert page.locator(".shout").count() == 0
+    assert page.locator(".alert").count() == 0
     assert len(names(page)) == 12
     sort_by(page, "bytes")
     assert names(page)[0] == "part1/layer10"

@@ -24,17 +24,17 @@ def facts(page):
 
 @pytest.fixture
 def report(tmp_path):
-    """Writes a page: what it shouts, what it knows, and its leaves by name."""
+    """Writes a page: its alerts, what it knows, and its leaves by name."""
 
     def report(*arguments, **keywords):
         page = tmp_path / "out/a page.html"
         source, *other = arguments
-        shouts = eqx_ckpt.inspect.write_report(
+        alerts = eqx_ckpt.inspect.write_report(
             source, page, *other, overwrite=True, **keywords
         )
         found = facts(page)
-        assert shouts == [shout["text"] for shout in found["shouts"]]
-        return shouts, found, {leaf["name"]: leaf for leaf in found["leaves"]}
+        assert alerts == [alert["text"] for alert in found["alerts"]]
+        return alerts, found, {leaf["name"]: leaf for leaf in found["leaves"]}
 
     return report
 
@@ -91,8 +91,8 @@ def run(tmp_path):
 
 
 def test_a_checkpoint(run, report):
-    shouts, found, leaves = report(run / "000002")
-    assert shouts == []
+    alerts, found, leaves = report(run / "000002")
+    assert alerts == []
     assert found["kind"] == "checkpoint"
     assert list(leaves) == ["key", "model/b", "model/w", "step"]
     stats = eqx_ckpt.inspect.stats(run / "000002")["model/w"]
@@ -134,8 +134,8 @@ def test_histograms_of_extremes(report):
         "big": np.array([2**63 - 1, -(2**63)]),
         "dates": np.array(["2026-01-02", "NaT"], "M8[D]"),
     }
-    shouts, _, leaves = report(InMemory(arrays))
-    assert len(shouts) == 1
+    alerts, _, leaves = report(InMemory(arrays))
+    assert len(alerts) == 1
     counted = {
         name: sum(leaf["histogram"]["counts"]) if leaf["histogram"] else None
         for name, leaf in leaves.items()
@@ -145,8 +145,8 @@ def test_histograms_of_extremes(report):
 
 
 def test_a_run(run, report):
-    shouts, found, leaves = report(run)
-    assert shouts == []
+    alerts, found, leaves = report(run)
+    assert alerts == []
     assert [column["label"] for column in found["columns"]] == ["1", "2", "4"]
     assert found["metrics"] == {"loss": [1, 0.5, 0.25], "eval/f1": [1, 2, 4]}
     norm = np.linalg.norm(np.arange(6))
@@ -178,7 +178,7 @@ def test_a_run_whose_leaves_change(tmp_path, report):
     assert leaves["b"]["norms"][1:] == [None, None]
 
 
-def test_what_is_wrong_is_shouted(run, report):
+def test_what_is_wrong_gives_alerts(run, report):
     bad = state(5)
     bad["model"]["b"] = jnp.array([1, jnp.nan, jnp.inf])
     with eqx_ckpt.CheckpointManager(run) as manager:
@@ -187,18 +187,18 @@ def test_what_is_wrong_is_shouted(run, report):
     (run / "000001/model/w/c.0.0").write_bytes(b"\1" * 28)
     manifest = run / "000002/zarr.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
-    shouts, found, leaves = report(run)
-    broken, damaged, numbers, metric = shouts
+    alerts, found, leaves = report(run)
+    broken, damaged, numbers, metric = alerts
     assert broken.startswith("Step 2 is damaged")
     assert damaged.startswith("1 leaf is damaged, in 1: model/w: ")
     assert numbers == "1 leaf has NaNs or infinities, in 5"
     assert metric == "The metric 'loss' is not finite, in 5"
-    assert found["shouts"][2]["leaves"] == ["model/b"]
+    assert found["alerts"][2]["leaves"] == ["model/b"]
     assert leaves["model/b"]["bad"] == [0, 0, 2, 0]
     assert leaves["model/w"]["norms"][0] is None
     assert leaves["model/w"]["changes"][0] is None
     assert leaves["model/w"]["changes"][1] > 0
-    shouts, _, leaves = report(run / "000001")
+    alerts, _, leaves = report(run / "000001")
     assert leaves["model/w"]["status"] == "damaged"
     assert leaves["model/w"]["stats"] is None
     with pytest.raises(eqx_ckpt.CorruptCheckpointError):
@@ -209,8 +209,8 @@ def test_steps_that_vanish(run, report, monkeypatch):
     from eqx_ckpt._run.run_steps import Run
 
     monkeypatch.setattr(Run, "readable_or_not", lambda self: [1, 2, 3, 4])
-    shouts, found, _ = report(run)
-    assert shouts == ["Step 3 is gone, or was never complete."]
+    alerts, found, _ = report(run)
+    assert alerts == ["Step 3 is gone, or was never complete."]
     assert len(found["columns"]) == 3
     monkeypatch.setattr(Run, "readable_or_not", lambda self: [3])
     with pytest.raises(eqx_ckpt.CheckpointError, match="No step of .* can be read"):
@@ -229,8 +229,8 @@ def test_what_is_replaced_meanwhile_is_read_again(tmp_path, report, monkeypatch)
         return facts_of(columns)
 
     monkeypatch.setattr(write, "facts_of", replaced)
-    shouts, _, leaves = report(path)
-    assert shouts == []
+    alerts, _, leaves = report(path)
+    assert alerts == []
     assert leaves["w"]["stats"]["min"] == 1
 
 
@@ -264,10 +264,10 @@ def test_a_file_that_does_not_keep_names(tmp_path, report):
         assert [leaf["status"] for leaf in leaves.values()] == ["equal", "equal"]
     eqx_ckpt.copy(source, tmp_path / "c")
     (tmp_path / "c/a/b/c.0").write_bytes(b"damaged")
-    shouts, _, leaves = report(tmp_path / "c", tmp_path / "a")
+    alerts, _, leaves = report(tmp_path / "c", tmp_path / "a")
     assert leaves["a.b"]["status"] == "damaged in A"
-    assert [shout.split(",")[0] for shout in shouts] == ["1 leaf is damaged"]
-    assert "a.b: " in shouts[0]
+    assert [alert.split(",")[0] for alert in alerts] == ["1 leaf is damaged"]
+    assert "a.b: " in alerts[0]
 
 
 def test_how_far_leaves_are_apart(tmp_path, report):
@@ -315,8 +315,8 @@ def test_each_byte_is_read_once_and_little_at_a_time(report):
 
 def test_a_leaf_that_may_not_be_read(report):
     source = InMemory({"a": np.ones(3), "b": np.ones(3)}, refused=["a"])
-    shouts, _, leaves = report(source)
-    assert shouts == ["1 leaf is unreadable: a: Permission denied"]
+    alerts, _, leaves = report(source)
+    assert alerts == ["1 leaf is unreadable: a: Permission denied"]
     assert leaves["a"]["status"] == "unreadable"
     assert leaves["b"]["stats"]["norm"] > 0
     other = InMemory(source.arrays)
@@ -340,8 +340,8 @@ def test_integers_that_no_float_holds(tmp_path, report, digits):
     number = 10**digits
     metadata = {"n": number} if digits < 4000 else None
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"n": number}, metadata=metadata)
-    shouts, found, leaves = report(tmp_path / "c")
-    assert shouts == []
+    alerts, found, leaves = report(tmp_path / "c")
+    assert alerts == []
     assert leaves["n"]["stats"]["max"] == leaves["n"]["value"]
     if metadata:
         assert found["columns"][0]["metadata"] == {"n": str(number)}

@@ -3,7 +3,7 @@
 function showTexts() {
   byId("title").textContent = facts.title;
   showTiles();
-  showShouts();
+  showAlerts();
   showSteps();
   showCrumbs();
   showColours();
@@ -56,13 +56,13 @@ function showTiles() {
     ...tiles.map(([value, name]) => el("div", {}, el("b", {}, String(value)), el("span", {}, name))));
 }
 
-function showShouts() {
-  const boxes = facts.shouts.map(({ text, leaves: names }) => {
+function showAlerts() {
+  const boxes = facts.alerts.map(({ text, leaves: names }) => {
     const links = names.flatMap((name, i) => [
       i ? ", " : "",
       el("button", { class: "link", onclick: () => choose(leaves.find((leaf) => leaf.name === name)) }, name),
     ]);
-    return el("div", { class: "shout", role: "alert" }, el("b", {}, text), el("div", {}, ...links));
+    return el("div", { class: "alert", role: "alert" }, el("b", {}, text), el("div", {}, ...links));
   });
   const bare = columns.filter((column) => !column.checksums);
   const where = bare.some(({ label }) => label) ? ` in ${bare.map(({ label }) => label).join(", ")}` : "";
@@ -70,7 +70,7 @@ function showShouts() {
     ? `every byte could be read. There are no checksums to compare with${where}.`
     : "every byte agrees with its checksum.";
   const well = el("p", { class: "well" }, `✓ Every number is finite, and ${bytes}`);
-  byId("shouts").append(...(boxes.length ? boxes : [well]));
+  byId("alerts").append(...(boxes.length ? boxes : [well]));
 }
 
 function showAbout() {

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from ..._format.manifest import foreign, MANIFEST
-from ..._format.manifest_parser import from_bytes, HEAD, strangers
+from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Checksums, Layout
 from ..interface.place import Attempt, Share
@@ -85,7 +85,7 @@ class BucketAttempt(Attempt):
         """Raise if there are keys that do not belong to a checkpoint."""
         where = str(self._target)
         keys = [key for key in keys if not PREFIX.match(key)]
-        others = strangers(keys, self._old.value, where)
+        others = unrelated_keys(keys, self._old.value, where)
         if others:
             raise CheckpointExistsError(
                 f"{where} holds something else, such as {others[0]!r}. Nothing was "

@@ -46,7 +46,7 @@ class BucketSteps(Steps):
         self._attempts: dict[int, set[str]] = {}
         self._found: dict[int, Any] = {}
         self._by_root: dict[str, Any] = {}
-        self._strangers: dict[str, bool] = {}
+        self._unusable: dict[str, bool] = {}
         # By step, its attempts when it was seen to be whole.
         self._whole: dict[int, set[str]] = {}
 
@@ -72,7 +72,7 @@ class BucketSteps(Steps):
                 found.append(int(step))
             elif root := PREFIX.match(rest):
                 attempts.setdefault(int(step), set()).add(root[0])
-        self._strangers = dict.fromkeys(misspelled, True)
+        self._unusable = dict.fromkeys(misspelled, True)
         self._attempts = {step: attempts.get(step, set()) for step in found}
         known = self._by_root.copy()
         self._by_root = {
@@ -116,9 +116,9 @@ class BucketSteps(Steps):
         clear = [step for step in named if named[step]]
         return sorted([*clear, *committed_steps(unclear, doubtful)])
 
-    def strangers(self) -> dict[str, bool]:
+    def unusable(self) -> dict[str, bool]:
         """Data without a manifest may be those of a living attempt."""
-        found = self._strangers
+        found = self._unusable
         return {name: True for name in found if is_checkpoint(self._run / f"{name}/")}
 
     def problem(self, step: int) -> str:

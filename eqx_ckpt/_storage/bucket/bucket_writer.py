@@ -87,7 +87,7 @@ class BucketWriter(SoleWriter):
         if lease is not None:
             lease.end()
 
-    def strangers(self) -> list[str]:
+    def unrelated_keys(self) -> list[str]:
         # A writer that was killed may have left them.
         ours = (WRITER_LOCK, PROBE)
         return [key for key in self._place.list_keys() if key not in ours]

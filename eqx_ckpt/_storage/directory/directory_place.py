@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, MAX_BYTES
-from ..._format.manifest_parser import strangers
+from ..._format.manifest_parser import unrelated_keys
 from ..._types import Checksums, Layout
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, exchange, flush
@@ -280,7 +280,7 @@ def _differs(target: str) -> str:
         data = read_file(target + "/", MANIFEST)
     except CorruptCheckpointError as e:
         return f"Its {e}."
-    foreign = strangers(list_files(target), data, repr(target), on_disk=True)
+    foreign = unrelated_keys(list_files(target), data, repr(target), on_disk=True)
     return f"It holds {foreign[0]!r}." if foreign else ""
 
 

@@ -31,7 +31,7 @@ class DirectorySteps(Steps):
         self._path: str = run.spec["path"]
         # By step: the identity and the metadata of its checkpoint.
         self._metadata: dict[int, tuple[object, Any]] = {}
-        self._strangers: dict[str, bool] = {}
+        self._unusable: dict[str, bool] = {}
         # The directory, so that one that was moved can be told from one that is gone.
         self._opened: int | None = None
         self._whole = committed.SeenWhole()
@@ -71,7 +71,7 @@ class DirectorySteps(Steps):
         vanished = len(steps) < len(named) and not {*named} <= {*self.named()}
         if not vanished:
             others = {*named} - {*steps} - {*(doubtful or ())}
-            self._strangers = {
+            self._unusable = {
                 step_name(step): False
                 for step in others
                 if _has_entries(places[step].url())
@@ -79,14 +79,14 @@ class DirectorySteps(Steps):
             for name in filter(is_misspelled_step, names):
                 with contextlib.suppress(OSError):
                     if committed.is_checkpoint(self._run / f"{name}/"):
-                        self._strangers[name] = True
+                        self._unusable[name] = True
             return steps
         if doubtful is not None:
             doubtful.clear()
         return self.saved(doubtful)
 
-    def strangers(self) -> dict[str, bool]:
-        return self._strangers
+    def unusable(self) -> dict[str, bool]:
+        return self._unusable
 
     def metadata(self, step: int) -> Any:
         """Read again only if the step was replaced."""

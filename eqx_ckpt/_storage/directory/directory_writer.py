@@ -64,7 +64,7 @@ class DirectoryWriter(SoleWriter):
                 os.close(fd)
         self._lock = self._directory = -1
 
-    def strangers(self) -> list[str]:
+    def unrelated_keys(self) -> list[str]:
         try:
             names = sorted(os.listdir(self._root))
         except (FileNotFoundError, NotADirectoryError):

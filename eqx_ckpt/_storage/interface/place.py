@@ -328,7 +328,7 @@ class Steps(abc.ABC):
         """
 
     @abc.abstractmethod
-    def strangers(self) -> dict[str, bool]:
+    def unusable(self) -> dict[str, bool]:
         """What looked like a step when `saved` listed it last, and is none.
 
         By name, whether it is a checkpoint, with a number that is not a step's name,
@@ -391,7 +391,7 @@ class SoleWriter(abc.ABC):
         """Let others write; twice is once."""
 
     @abc.abstractmethod
-    def strangers(self) -> list[str]:
+    def unrelated_keys(self) -> list[str]:
         """What is here that is not a writer's, before there is a record."""
 
     @abc.abstractmethod

@@ -12,7 +12,7 @@ from unicodedata import normalize
 from ..._format.leaf_names import encode_component
 
 
-# Suggestions are for a reader, and the names may be a stranger's.
+# Suggestions are for a reader, and the names may be anybody's.
 _MOST_NAMES = 100_000
 
 

@@ -99,11 +99,11 @@ class Place:
     def _found(self) -> bytes | None:
         """The record; raise if there is none, and something else is there."""
         data = self.files.read(RECORD)
-        strangers = self.files.strangers() if data is None else []
-        if strangers:
+        unrelated = self.files.unrelated_keys() if data is None else []
+        if unrelated:
             explanation = self.base.explain()
             raise CheckpointExistsError(
-                f"{self.where} holds {strangers[0]!r}, and is not a recording."
+                f"{self.where} holds {unrelated[0]!r}, and is not a recording."
                 f"{explanation and ' '}{explanation} Choose another path."
             )
         return data
