@@ -64,7 +64,7 @@ def as_text(path: Any) -> str:
 
 
 def wrong(value: Any, *kinds: type) -> type[TypeError | ValueError]:
-    """The error for a wrong argument: of another type, or with a wrong value."""
+    """The error for a wrong argument: its type or its value."""
     is_kind = isinstance(value, kinds) and not isinstance(value, bool)
     return ValueError if is_kind else TypeError
 

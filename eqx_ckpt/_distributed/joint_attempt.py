@@ -252,8 +252,8 @@ def _agree(
             if found != of:
                 raise LeafMismatchError(
                     f"Leaf {name!r} is on the devices of process {found} in process "
-                    f"{index}, and of process {of} in another one. Nothing was saved. "
-                    "Let all processes save the same arrays."
+                    f"{index}, and of process {of} in a different one. Nothing was "
+                    "saved. Let all processes save the same arrays."
                 )
     return places
 

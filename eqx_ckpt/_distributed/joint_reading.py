@@ -116,7 +116,7 @@ class JointReading:
         members = sorted(self.members or ())
         other = next(i for i, v in enumerate(versions) if v != versions[0])
         return CheckpointError(
-            f"Process {members[other]} sees another checkpoint than process "
+            f"Process {members[other]} sees a different checkpoint than process "
             f"{members[0]} in {self._call}. All processes have to restore from one "
             "shared directory, or from one store. Nothing was restored."
         )

@@ -61,7 +61,7 @@ class Circle:
         self.first = members[0]
         self.service = service
         self.prefix = f"eqx_ckpt/{'-'.join(map(str, members))}/"
-        # A process that replaces a dead one has another life.
+        # A process that replaces a dead one has a life of its own.
         self._life = (
             1 if service is None else service.count(f"{self.prefix}{self.index}")
         )
@@ -248,7 +248,7 @@ class Circle:
         known, place = self._failure_of(call.text), self._place(call, "answers")
         failure = None if known in self._known else service.look(known)
         if failure is not None and self._age(call) > failure["age"]:
-            # This process took part in that meeting, with another call.
+            # This process took part in that meeting, with a different call.
             failure = None
         answer = None
         if failure is None:

@@ -46,7 +46,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.+=,-]*\Z")
 _ENCODED = re.compile(r"[A-Za-z0-9_.+=,%@/-]+\Z")
 
 
-# What file systems and Zarr have another use for.
+# What means something else to file systems or to Zarr.
 _RESERVED = re.compile(
     r"zarr\.json\Z|(con|prn|aux|nul|com\d|lpt\d)(\.|\Z)", re.IGNORECASE | re.ASCII
 )

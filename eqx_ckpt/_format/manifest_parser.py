@@ -360,7 +360,7 @@ def _check_array(record: LeafRecord) -> None:
             record.data_type == DATA_TYPES[record.dtype]
             and shape == record.shape
             and (record.kind != "jax" or record.dtype in OF_JAX),
-            "its array has another dtype or shape",
+            "its array has a different dtype or shape",
         )
     _require(
         len(chunk) == len(shape) and 0 not in chunk, "its chunks do not form a grid"
@@ -379,7 +379,7 @@ def _check_key(record: LeafRecord) -> None:
     expected = key_shape(record.impl or "")
     _require(
         expected is None or record.data_shape == record.shape + expected,
-        "it has the shape of another PRNG implementation",
+        "it has the shape of a different PRNG implementation",
     )
 
 

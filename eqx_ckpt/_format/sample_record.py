@@ -222,7 +222,7 @@ def from_bytes(data: bytes, where: str) -> Record:
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise _corrupt(where, f"it cannot be read ({e!r})") from None
     if not is_ours:
-        raise _corrupt(where, "it is of another format")
+        raise _corrupt(where, "it is of a different format")
     if version != _VERSION:
         raise CheckpointError(
             f"{where} is a recording of version {version!r}, and this package reads "

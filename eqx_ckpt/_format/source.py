@@ -173,7 +173,7 @@ class Source(abc.ABC):
     def has_changed(self) -> bool:
         """Whether what was opened has been replaced or removed since.
 
-        What looks damaged then is only of another version, and the error says so.
+        What looks damaged then is only of a different version, and the error says so.
         `False` unless a source overrides it.
         """
         return False

@@ -22,8 +22,8 @@ class LeafDiff:
 
     **Attributes:**
 
-    - `status`: `"only in a"`, `"only in b"`, `"another type"`, `"another value"` (of a
-        Python number), or `"other values"` (of an array).
+    - `status`: `"only in a"`, `"only in b"`, `"different type"`, `"different value"`
+        (of a Python number), or `"different values"` (of an array).
     - `a`, `b`: the type of the leaf in each checkpoint, or the value of a Python
         number; `None` where it is missing.
     - `count`: how many elements of the arrays differ.
@@ -130,13 +130,13 @@ def _difference(
     else:
         same = _stored_type(a) == _stored_type(b)
     if not same:
-        return LeafDiff("another type", *words)
+        return LeafDiff("different type", *words)
     if a.value is not None and b.value is not None:
         same = a.value == b.value or (a.kind != b.kind and x.number() == y.number())
-        return None if same else LeafDiff("another value", a.value, b.value)
+        return None if same else LeafDiff("different value", a.value, b.value)
     if values or a.value is not None or b.value is not None:
         measured = _measured(x, y, is_stored=not kinds)
-        return LeafDiff("other values", *words, *measured) if measured else None
+        return LeafDiff("different values", *words, *measured) if measured else None
     return None
 
 

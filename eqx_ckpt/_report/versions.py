@@ -79,7 +79,7 @@ class Column:
             return None
 
     def problem(self, name: str) -> str:
-        """What a leaf is, in a word; nothing if all of it that was read is whole."""
+        """What a leaf is, in a word; nothing if all of it that was read is intact."""
         if name in self.damage:
             return "damaged"
         return "unreadable" if name in self.unreadable else ""
@@ -97,7 +97,7 @@ class Column:
 
 
 class Problem(NamedTuple):
-    """Why a step is missing, in sentences; and whether it may be whole all the same."""
+    """Why a step is missing, in sentences; and whether it may be intact."""
 
     text: str
     is_unreadable: bool = False

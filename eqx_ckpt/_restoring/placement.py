@@ -83,7 +83,7 @@ def on_devices(host: np.ndarray, record: LeafRecord, sharding: Sharding | None) 
 
 
 def moved(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
-    """The same leaf on another sharding, also on devices of other processes."""
+    """The same leaf with a different sharding, also on devices of other processes."""
     if sharding is None or leaf.sharding == sharding:
         return leaf
     record = describe(leaf)

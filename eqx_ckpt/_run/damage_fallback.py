@@ -82,9 +82,9 @@ def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
 def _fallback_hint(steps: Sequence[int], whole: int | None) -> str:
     """Advice on the newest step, which is damaged."""
     if whole is None:
-        return "None of the older steps is whole."
+        return "None of the older steps is intact."
     return (
-        f"This is step {steps[-1]}, the newest. Step {whole} is whole: pass "
+        f"This is step {steps[-1]}, the newest. Step {whole} is intact: pass "
         f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
         f"when that step is saved again), or `step={whole}` to look at it."
     )

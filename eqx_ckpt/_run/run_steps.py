@@ -229,7 +229,7 @@ class Run:
         self.remove([step])
 
     def problem(self, step: int) -> str:
-        """Why a step is not whole, or `''`; its data are not read."""
+        """Why a step is not intact, or `''`; its data are not read."""
         return self._steps.problem(step)
 
     def remove(self, steps: Sequence[int]) -> None:
@@ -393,12 +393,12 @@ class Candidates(Mapping[int, Any]):
             problem = str(e)
         if problem and step == saved:
             raise CorruptCheckpointError(
-                f"{self._run.location(step)} was saved, and is not whole any more: "
+                f"{self._run.location(step)} was saved, and is not intact any more: "
                 f"{problem}. No older step was removed; save another step."
             )
         if problem:
             logger.warning(
-                "Step %d was not seen whole, and does not count: %s", step, problem
+                "Step %d was not seen intact, and does not count: %s", step, problem
             )
         return not problem
 
@@ -437,7 +437,7 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> lis
 def _steps_to_remove(
     run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
 ) -> list[int]:
-    """The steps that are not kept, if all that are kept have been seen whole.
+    """The steps that are not kept, if all that are kept have been seen intact.
 
     A step that is not whole counts for nothing, and stays.
     """

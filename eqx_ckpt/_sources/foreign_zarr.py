@@ -193,7 +193,7 @@ def _described(
         shape = _sizes(metadata["shape"])
         chunk = _sizes(chunk)
         if len(chunk) != len(shape):
-            raise ValueError("its chunks have another rank")
+            raise ValueError("its chunks have a different rank")
         if not isinstance(name, str) or not _DTYPE.fullmatch(name):
             raise ValueError(f"its dtype is {str(name)[:100]!r}")
         dtype = np.dtype(name).newbyteorder("=")

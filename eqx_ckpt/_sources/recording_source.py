@@ -44,7 +44,7 @@ def decoded(leaf: Leaf, key: str, data: bytes) -> Array:
     check_size(chunk, len(data))
     content = memoryview(data)[:-CHECKSUM_BYTES]
     if crc(content) != data[-CHECKSUM_BYTES:].hex():
-        raise CorruptCheckpointError(f"{key} is damaged: its checksum is another one")
+        raise CorruptCheckpointError(f"{key} is damaged: its checksum differs")
     array = np.empty(record.data_shape, record.data_type)
     if record.compression is None:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
@@ -177,7 +177,7 @@ class Recorded(Source):
         return self._arrays[leaf.name]
 
     def _tail(self, leaf: Leaf, band: int, number: int, damage: dict[str, str]) -> str:
-        """The checksum of a chunk that is not full, whose committed samples are whole.
+        """The checksum of a chunk that is not full, whose committed samples are intact.
 
         What is wrong with them goes into `damage`.
         """

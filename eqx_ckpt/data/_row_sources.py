@@ -157,7 +157,7 @@ class ArrayDataSource(Source):
     def fill(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for array, rows in zip(out, jax.tree.leaves(self._arrays), strict=True):
             if array.dtype == rows.dtype:
-                # With another mode, NumPy would copy the whole of `out`, and back.
+                # With a different mode, NumPy would copy the whole of `out`, and back.
                 rows.take(indices, axis=0, out=array, mode="clip")
             else:
                 array[...] = narrowed(rows.take(indices, axis=0), array.dtype)

@@ -56,7 +56,7 @@ def optax_transform(
 
     What is new has to be in `like`, and is kept with `missing="keep"`. What is left
     over is left out with `unexpected="ignore"`. Fields of the same name are taken to
-    mean the same, though `nu` is another average for `adamax` than for `adam`.
+    mean the same, though `nu` is a different average for `adamax` than for `adam`.
 
     **Arguments:**
 

@@ -227,7 +227,7 @@ class Recorder(eqx.Module):
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
-        - `ValueError`: `keep` has another shape or dtype.
+        - `ValueError`: `keep` has a different shape or dtype.
         """
         lead = self._count.shape
         chains = lead[0] if lead else None

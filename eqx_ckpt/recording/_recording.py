@@ -103,8 +103,8 @@ class Recording:
 
         - [`eqx_ckpt.CheckpointExistsError`][]: `path` holds something else.
         - [`eqx_ckpt.CheckpointError`][]: another process is writing to the recording,
-            the recording was begun with another `like` or `chains`, or `like` cannot be
-            recorded.
+            the recording was begun with a different `like` or `chains`, or `like`
+            cannot be recorded.
         - [`eqx_ckpt.CorruptCheckpointError`][]: the recording is damaged.
         - `OSError`: the disk is full, not writable, or failing.
         """
@@ -178,7 +178,7 @@ class Recording:
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match `like`.
-        - `ValueError`: `keep` has another shape or dtype.
+        - `ValueError`: `keep` has a different shape or dtype.
         - [`eqx_ckpt.CheckpointError`][]: the recording has `max_samples` already, is
             closed, or has a state and was not resumed.
         - `OSError`: earlier samples could not be written.

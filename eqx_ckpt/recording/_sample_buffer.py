@@ -100,7 +100,7 @@ class SampleBuffer(eqx.Module):
         **Raises:**
 
         - [`eqx_ckpt.LeafMismatchError`][]: the sample does not match `like`.
-        - `ValueError`: `keep` has another shape or dtype.
+        - `ValueError`: `keep` has a different shape or dtype.
         """
         check_on_device(self._leaves)
         checked = checked_samples(sample, self._leaves, None, one=True, traced=True)

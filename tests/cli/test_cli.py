@@ -255,7 +255,7 @@ def test_diff(run, tmp_path, ask, data):
     status, text = ask("diff", a, b)
     assert status == 1
     assert "more: only in b: float32[2]" in text
-    assert "model/b: another type: float32[3], float32[4]" in text
+    assert "model/b: different type: float32[3], float32[4]" in text
     assert "model/w" not in text
     status, found = data("diff", a, b, "--values")
     assert not found["same"]
@@ -308,8 +308,8 @@ def test_distances_in_a_diff(tmp_path, ask, data):
         far for _, far, _ in expected.values()
     ]
     text = ask("diff", a, b, "--values")[1]
-    assert "nan: other values: 2 differ, at most inf, relative inf\n" in text
-    assert "year: other values: 1 differ, at most 2\n" in text
+    assert "nan: different values: 2 differ, at most inf, relative inf\n" in text
+    assert "year: different values: 1 differ, at most 2\n" in text
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])
@@ -427,7 +427,7 @@ def test_rm_looks_only_at_the_steps_it_removes(run, ask, refuse):
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("command", ["stats", "verify", "diff", "show", "report"])
 def test_a_chunk_that_cannot_be_read(run, ask, refuse, command, code):
-    """It may be whole: that is trouble, and no damage."""
+    """It may be intact: that is trouble, and no damage."""
     if command == "report":
         pytest.importorskip("plotly")
     refuse("000001/model/w/c", code)

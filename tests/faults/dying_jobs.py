@@ -208,7 +208,7 @@ def be_late(directory: str, who: int, timeout: float) -> dict[str, Any]:
 
 
 def resume(directory: str) -> list[int]:
-    """In one process: every step is whole, and what was left over is gone."""
+    """In one process: every step is intact, and what was left over is gone."""
     with eqx_ckpt.CheckpointManager(directory) as manager:
         for step in manager.steps():
             eqx_ckpt.inspect.verify(f"{directory}/{step:06d}")

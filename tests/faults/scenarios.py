@@ -209,7 +209,7 @@ def kept(found: dict[str, int], keep: int) -> dict[str, int]:
 
 
 def check_resumed(resumed: runs.Resumed, keep: int, where: str) -> None:
-    """A run goes on at the newest step that is whole, and nothing is left behind."""
+    """A run goes on at the newest step that is intact, and nothing is left behind."""
     whole = {k: v for k, v in resumed.found.items() if v != workloads.DAMAGED}
     assert resumed.restored == max(whole.values(), default=0), where
     later = {**whole, **steps(resumed.restored + 1)}

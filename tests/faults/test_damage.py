@@ -130,7 +130,7 @@ def test_every_missing_directory(path: pathlib.Path) -> None:
 
 
 def test_swapped_files(path: pathlib.Path) -> None:
-    """Each file is whole, in another's place: a checksum in the file sees nothing."""
+    """Each file is intact, in another's place: a checksum in the file sees nothing."""
     chunks = [file for file in files(path) if file.name != "zarr.json"]
     swaps = 0
     for i, one in enumerate(chunks):

@@ -109,7 +109,7 @@ def test_files_of_another_checkpoint(path: pathlib.Path) -> None:
 
 
 def test_the_data_of_another_checkpoint(path: pathlib.Path) -> None:
-    """Each name stays, and the files are whole."""
+    """Each name stays, and the files are intact."""
     one, two = (next((p / "d").iterdir()) for p in (path, path.with_name("other")))
     shutil.copyfile(two, one)
     assert report(path)

@@ -126,7 +126,10 @@ def _check_struck(
         assert found in scenario.outcomes, where
     else:
         # A step that cannot be read stays, and counts for nothing; a warning says so.
-        said = ("stays, as it cannot be read", "was not seen whole, and does not count")
+        said = (
+            "stays, as it cannot be read",
+            "was not seen intact, and does not count",
+        )
         is_unread = any(words in "".join(warnings) for words in said)
         assert found == scenario.after or is_unread, where
         assert scenario.after.items() <= found.items(), where

@@ -28,7 +28,7 @@ def save(path: str, seed: int, leave_out: str = "") -> None:
 
 
 def check(directory: pathlib.Path, notes: list[str]) -> None:
-    """What is there is whole, and it is there if the save had returned."""
+    """What is there is intact, and it is there if the save had returned."""
     saved = directory / "new"
     if saved.exists():
         for name in ("a", "b"):

@@ -82,9 +82,9 @@ def test_numbers_are_compared_whatever_their_kind(tmp_path):
     assert eqx_ckpt.inspect.diff(tmp_path / "a", tmp_path / "b").keys() == {*ours}
     found = eqx_ckpt.inspect.diff(tmp_path / "a", tmp_path / "b", kinds=False)
     assert {name: leaf.status for name, leaf in found.items()} == {
-        "other": "other values",
-        "whole": "another type",
-        "huge": "another type",
+        "other": "different values",
+        "whole": "different type",
+        "huge": "different type",
     }
     assert (found["other"].count, found["other"].max_abs) == (1, 1.0)
 

@@ -135,7 +135,7 @@ def check_copies(source: Any, tree: Any, path: Any) -> None:
     for pair in ((source, second), (first, second), (CKPT, second), (second, CKPT)):
         found = eqx_ckpt.inspect.diff(*pair, values=True)
         # A file does not say whether an array is NumPy's.
-        differ = {n: d for n, d in found.items() if d.status != "another type"}
+        differ = {n: d for n, d in found.items() if d.status != "different type"}
         assert not differ, (tree, path)
 
 

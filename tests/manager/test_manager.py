@@ -119,7 +119,7 @@ def test_a_damaged_manifest_does_not_make_a_step_absent(run, manifest):
     (run / "000300/zarr.json").write_bytes(manifest)
     manager = CheckpointManager(run)
     assert manager.steps() == [100, 200, 300]
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="Step 200 is whole"):
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="Step 200 is intact"):
         manager.restore(state(300))
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="000300"):
         manager.best("loss")

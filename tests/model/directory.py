@@ -304,7 +304,7 @@ class Directory(Model):
         if s.problem:
             return s.problem
         if s.target and s.target not in s.whole:
-            return f"The checkpoint of {s.target} is listed, and is not whole."
+            return f"The checkpoint of {s.target} is listed, and is not intact."
         saved = [n for n, at in zip("AB", s.at, strict=False) if at == "saved"]
         if len(saved) == 2 and self.scene == "create":
             return "Two writers were told that they have saved one path."

@@ -35,7 +35,9 @@ def test_one_version_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
     ends = zygote.call(jobs.values, 2, 4, calls.read_two_versions, str(disk))
     for kind, text in ends:
         assert kind == "CheckpointError"
-        assert "Process 1 sees another checkpoint than process 0 in restore(" in text
+        assert (
+            "Process 1 sees a different checkpoint than process 0 in restore(" in text
+        )
         assert "from one shared directory, or from one store" in text
 
 

@@ -181,7 +181,7 @@ def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:
         kind, text = seen["damaged"]
         assert kind == "CorruptCheckpointError"
         assert "'w': w/c.3.0 is damaged" in text
-        assert "Step 3 is whole" in text
+        assert "Step 3 is intact" in text
         (warning,) = seen["fallback"]
         assert warning.startswith("Step 4 is damaged, and step 3 was restored: ")
         kind, text = seen["another tree"]
@@ -209,7 +209,7 @@ def test_several_saves_in_the_background(zygote: Zygote, disk: pathlib.Path) -> 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
-    """The older step is whole, there is no half of the new one, and no debris stays."""
+    """The older step is intact, no half of the new one is seen, and no debris stays."""
     calls = [
         (2, 4, dying_jobs.save_and_die, str(disk / point), who, point, 8.0)
         for point in dying_jobs.POINTS

@@ -167,7 +167,7 @@ def test_python_numbers():
     assert "'x'" in refused(1.5, 1, casting="same_kind")
     assert restored(1.5, 1, casting="unsafe") == 1
     error = refused(2**70, np.int64(0), casting="same_kind")
-    assert "'x': another kind: NumPy scalar int64[] (too small) in `like`" in error
+    assert "'x': different kind: NumPy scalar int64[] (too small) in `like`" in error
     mesh = jax.make_mesh((8,), ("x",))
     like = jax.ShapeDtypeStruct((), F, sharding=NamedSharding(mesh, P()))
     assert "jax.eval_shape" in refused(3, like, casting="unsafe")
@@ -188,7 +188,7 @@ def test_a_changed_number_is_told():
     assert found.ok
     assert found.leaves["p"].status == "value"
     assert found.leaves["q"].status == "same"
-    assert "- 'p': another value: 0.5 in `like`, 0.1 in the checkpoint." in str(found)
+    assert "- 'p': different value: 0.5 in `like`, 0.1 in the checkpoint." in str(found)
 
 
 def test_missing_leaves_are_kept():

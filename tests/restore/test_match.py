@@ -54,9 +54,9 @@ def test_every_difference_in_one_error():
         eqx_ckpt.tree_deserialise_leaves(PATH, like)
     text = str(error.value)
     for line in [
-        "'shape': another shape: float32[16, 4] in `like`, float32[8, 4] in the",
-        "'dtype': another dtype: float32[3] in `like`, bfloat16[3] in the checkpoint",
-        "'kind': another kind: float32[3] in `like`, PRNG key[] of impl ",
+        "'shape': different shape: float32[16, 4] in `like`, float32[8, 4] in the",
+        "'dtype': different dtype: float32[3] in `like`, bfloat16[3] in the checkpoint",
+        "'kind': different kind: float32[3] in `like`, PRNG key[] of impl ",
         "'layers/0/bias': float32[2] in `like`, not in the checkpoint. Did you mean "
         "'layers/0/old_bias'?",
         "'layers/0/old_bias': not in `like`, float32[2] in the checkpoint",
@@ -210,8 +210,8 @@ def test_many_leaves_of_one_kind_do_not_hide_the_others():
     others = {"shape": jnp.ones(4), "wieght": 1}
     text = error_of({name: 1.0 for name in letters} | others)
     assert len(text) < 40
-    assert "- And 1980 more leaves that are of another kind." in text
-    assert any("'shape': another shape" in line for line in text)
+    assert "- And 1980 more leaves that are of a different kind." in text
+    assert any("'shape': different shape" in line for line in text)
     assert any("Did you mean 'weight'?" in line for line in text)
     assert any("'gone': not in `like`" in line for line in text)
 
@@ -224,9 +224,9 @@ def test_leaves_that_differ_in_the_same_way_are_one_line():
     found = eqx_ckpt.tree_match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
     lines = [
         "300 dtype, 300 same, 300 shape; 7200 bytes to read.",
-        "- 300 leaves such as 'layers/0/b': another dtype: bfloat16[2] in `like`, "
+        "- 300 leaves such as 'layers/0/b': different dtype: bfloat16[2] in `like`, "
         "float32[2] in the checkpoint. `casting='same_kind'` allows it.",
-        "- 300 leaves such as 'layers/0/w': another shape: float32[2, 3] in `like`, "
+        "- 300 leaves such as 'layers/0/w': different shape: float32[2, 3] in `like`, "
         "float32[2, 2] in the checkpoint.",
     ]
     assert str(found).splitlines() == lines

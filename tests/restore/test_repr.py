@@ -72,7 +72,7 @@ def test_a_match(manifest, tmp_path):
     like = {"model": {"w": np.ones((300, 2)), "b": jnp.ones(4)}, "<b>": 1}
     match = eqx_ckpt.tree_match(tmp_path / "c", like)
     assert repr(match) == str(match)
-    assert "'model/b': another shape" in repr(match)
+    assert "'model/b': different shape" in repr(match)
     document = Document(match._repr_html_())
     assert document.tags.count("tr") == 4
     assert "b" not in document.tags

@@ -27,7 +27,7 @@ def test_no_chunk_of_a_large_shard_crosses_its_edge(size):
     """Otherwise two processes would write one chunk, and one of them would lose."""
     (chunk,) = chunk_shape((2 * size,), (size,), 4)
     assert size % chunk == 0
-    # A shard of a prime number of rows stays whole: its chunks would be single rows.
+    # A shard of a prime number of rows is not split: its chunks would be single rows.
     assert size < 128 * chunk
     rows, columns = chunk_shape((6, 2 * size), (3, size), 4)
     assert 3 % rows == size % columns == 0

@@ -211,8 +211,8 @@ def test_difference_errors(tmp_path):
     assert "'c'" not in str(error.value)
     with pytest.raises(eqx_ckpt.LeafMismatchError) as mismatch:
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "b", like)
-    assert "- 'b': another dtype" in str(mismatch.value)
-    assert "- 'c': another shape" in str(mismatch.value)
+    assert "- 'b': different dtype" in str(mismatch.value)
+    assert "- 'c': different shape" in str(mismatch.value)
 
 
 def test_difference_skipped(tmp_path):

@@ -19,7 +19,7 @@ class Colour(enum.IntEnum):
 @pytest.mark.parametrize("limit", ["MAX_BYTES", "MAX_TOKENS"])
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_manifest_that_would_be_too_large(tmp_path, monkeypatch, limit, layout):
-    """It used to be committed, and `keep_last(1)` deleted the step that was whole."""
+    """It used to be committed, and `keep_last(1)` deleted the step that was intact."""
     monkeypatch.setattr(manifest, limit, 5000)
     history = [i + 0.1 for i in range(2000)]
     keep = eqx_ckpt.keep_last(1)

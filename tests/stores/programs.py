@@ -105,7 +105,7 @@ def save_what_one_cannot(path: str, layout: eqx_ckpt.typing.Layout) -> tuple[str
 
 
 def resume(run: str, layout: eqx_ckpt.typing.Layout) -> tuple[list[int], list[int]]:
-    """Every step is whole, and the run goes on."""
+    """Every step is intact, and the run goes on."""
     options = {"layout": layout, "timeout": TIMEOUT}
     with eqx_ckpt.CheckpointManager(run, **options) as manager:
         found = manager.steps()

@@ -241,7 +241,7 @@ class Run:
         assert there in expected, there
 
     def _found(self) -> dict[int, int]:
-        """The seed of each step; every step that is listed is whole."""
+        """The seed of each step; every step that is listed is intact."""
         found: dict[int, int] = {}
         for step in CheckpointManager(self.url).steps():
             path = f"{self.url}/{step:06d}"

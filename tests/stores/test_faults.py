@@ -356,7 +356,7 @@ def test_nothing_is_replaced_by_what_is_not_whole(place, layout) -> None:
     method = "POST" if place.url.startswith("gs:") else "PUT"
     place.proxy.add(lose, method, TARGETS["manifest"])
     error = save(place, 2, overwrite=True, layout=layout)
-    assert "is not whole any more: " in said(error)
+    assert "is not intact any more: " in said(error)
     assert found(place) == 1
     assert kept <= keys(place)
 

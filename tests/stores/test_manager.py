@@ -449,7 +449,7 @@ def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
-def test_what_was_seen_whole_is_not_looked_at_again(
+def test_what_was_seen_intact_is_not_looked_at_again(
     place: Place, layout: eqx_ckpt.typing.Layout
 ) -> None:
     keep = [eqx_ckpt.keep_last(1), eqx_ckpt.keep_every(100)]
@@ -676,7 +676,7 @@ def test_damage_names_the_leaf_and_an_older_step_that_is_whole(
     with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
         manager.restore(state(300))
     assert "- 'w': " in str(raised.value)
-    assert "Step 100 is whole: pass `on_damage='fallback'`" in str(raised.value)
+    assert "Step 100 is intact: pass `on_damage='fallback'`" in str(raised.value)
     assert manager.latest() == 300
 
 

@@ -116,7 +116,7 @@ def test_a_run(where: Where) -> None:
             kind, text = seen["damaged"]
             assert kind == "CorruptCheckpointError"
             assert "'w': w/c.3.0 is damaged" in text
-            assert "Step 3 is whole" in text
+            assert "Step 3 is intact" in text
         assert seen["at the end"] == [4, 5]
     assert {key[:6] for key in where.keys} <= {"000004", "000005"} | {"d", "manife"}
 
@@ -140,7 +140,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
 @at("disk ocdbt", slow=("s3 zarr",))
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(where: Where, who: int) -> None:
-    """The older step is whole, no half of the new one is seen, and the run goes on."""
+    """The older step is intact, no half of the new one is seen, and the run goes on."""
     run, seconds = f"{where.url}/{{}}".format, 4.0
     program = ft.partial(programs.at, where.names, dying_jobs.save_and_die)
     calls = [

@@ -39,7 +39,7 @@ function drawCharts() {
 function showTiles() {
   const statuses = new Map();
   for (const { status } of leaves) {
-    const name = status.startsWith("was ") ? "of another type" : status;
+    const name = status.startsWith("was ") ? "of a different type" : status;
     statuses.set(name, (statuses.get(name) || 0) + 1);
   }
   const tiles = [

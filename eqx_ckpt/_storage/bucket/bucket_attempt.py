@@ -140,7 +140,7 @@ class BucketAttempt(Attempt):
     def _remove_old(
         self, old: bytes, publishing: publication.Publication, manifest: bytes
     ) -> None:
-        """Delete what was replaced, if the new data are seen to be whole."""
+        """Delete what was replaced, if the new data are seen to be intact."""
         try:
             leaves = from_bytes(manifest, str(self._target)).leaves
             problem = missing_surely(self.chunks, leaves)
@@ -152,7 +152,7 @@ class BucketAttempt(Attempt):
             return
         publishing.take_back()
         raise CheckpointError(
-            f"What was written below {self._place} is not whole any more: {problem}. "
+            f"What was written below {self._place} is not intact any more: {problem}. "
             f"Nothing was saved, and {self._target} is what it was; save again."
         )
 
@@ -183,7 +183,7 @@ class BucketShare(Share):
 
     def __init__(self, place: KeyValues, layout: Layout) -> None:
         if read_surely(place, SHOWN) is None:
-            # The same URL is another store for each process.
+            # The same URL is a different store for each process.
             raise FileNotFoundError(place.url(SHOWN))
         self.chunks = place.layouts[layout](place)
 

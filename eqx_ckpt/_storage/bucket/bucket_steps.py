@@ -47,7 +47,7 @@ class BucketSteps(Steps):
         self._found: dict[int, Any] = {}
         self._by_root: dict[str, Any] = {}
         self._unusable: dict[str, bool] = {}
-        # By step, its attempts when it was seen to be whole.
+        # By step, its attempts when it was seen to be intact.
         self._whole: dict[int, set[str]] = {}
 
     def named(self) -> list[int]:
@@ -237,7 +237,7 @@ class OrphanSweeper:
     def _is_in_use(self, prefix: str) -> bool:
         """Whether a manifest refers to an attempt, as far as that is not certain.
 
-        Beside a manifest whose own data are not whole, every attempt counts: it may be
+        Beside a manifest whose own data are not intact, every attempt counts: it may be
         the only copy.
         """
         key, root = _manifest_of(prefix), prefix.partition("/")[2]

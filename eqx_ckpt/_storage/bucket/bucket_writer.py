@@ -65,7 +65,7 @@ class BucketWriter(SoleWriter):
         self._writing: deque[_Write] = deque()
         self._nbytes = 0
         self._window = window_of(place.spec, "to")
-        # That of a process that has joined is held by another one.
+        # The process that this one has joined holds it.
         self._lease: _Lease | None = None
 
     def acquire(self) -> None:

@@ -122,12 +122,12 @@ class _Reading:
             self._doubtful[item[0].chunk.key] = item[0]
 
     def take_last(self, item: tuple[Wanted, ChunkBytes]) -> None:
-        """As `take`, for a chunk that is damaged if it is not whole now."""
+        """As `take`, for a chunk that is damaged if it is not intact now."""
         if problem := self._problem(*item):
             self._damage.setdefault(item[0].chunk.name, problem)
 
     def _problem(self, wanted: Wanted, source: ChunkBytes) -> str:
-        """Why a chunk is not whole, or `''`; then it is in place, or in `_packed`."""
+        """Why a chunk is not intact, or `''`; then it is in place, or in `_packed`."""
         chunk = wanted.chunk
         try:
             with source:

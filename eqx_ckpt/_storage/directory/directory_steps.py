@@ -34,7 +34,7 @@ class DirectorySteps(Steps):
         self._unusable: dict[str, bool] = {}
         # The directory, so that one that was moved can be told from one that is gone.
         self._opened: int | None = None
-        self._whole = committed.SeenWhole()
+        self._whole = committed.SeenIntact()
 
     def named(self) -> list[int]:
         return sorted(int(name) for name in self._names() if is_step(name))

@@ -110,7 +110,7 @@ class DirectoryWriter(SoleWriter):
             raise OSError(e.errno, os.strerror(e.errno or 0), path) from e
 
     def _check_is_there(self) -> None:
-        """Raise if the directory was deleted: another one may have another writer."""
+        """Raise if the directory was deleted: a new one may have a new writer."""
         there = os.path.samestat(os.stat(self._root), os.fstat(self._directory))
         if not there:
             raise FileNotFoundError(errno.ENOENT, "", self._root)

@@ -203,7 +203,7 @@ class _Reader:
         tail = bytes(self._tail)
         if self._crc.to_bytes(CHECKSUM_BYTES, "little") != tail:
             raise CorruptCheckpointError(
-                f"{self._chunk.key} is damaged: its checksum is another one"
+                f"{self._chunk.key} is damaged: its checksum differs"
             )
         if tail.hex() != self._chunk.record.crc32c[self._chunk.position]:
             raise CorruptCheckpointError(

@@ -78,9 +78,9 @@ def is_checkpoint(place: Storage) -> bool:
 
 
 def problem_of(place: Storage) -> str:
-    """Why the checkpoint at a place is not whole, or `''`.
+    """Why the checkpoint at a place is not intact, or `''`.
 
-    It is whole if its manifest is, and if each chunk that this names is there, as long
+    It is intact if its manifest is, and if each chunk that this names is there, as long
     as it was written. No data are read: a changed bit is not seen.
     """
     try:
@@ -96,8 +96,8 @@ def problem_of(place: Storage) -> str:
         return str(e)
 
 
-class SeenWhole:
-    """Remembers which checkpoints were seen whole since they were committed."""
+class SeenIntact:
+    """Remembers which checkpoints were seen intact since they were committed."""
 
     def __init__(self) -> None:
         self._seen: dict[str, object] = {}

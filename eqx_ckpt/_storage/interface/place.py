@@ -345,7 +345,7 @@ class Steps(abc.ABC):
 
     @abc.abstractmethod
     def problem(self, step: int) -> str:
-        """Why a step that `saved` listed is not whole, or `''`; see `SeenWhole`.
+        """Why a step that `saved` listed is not intact, or `''`; see `SeenIntact`.
 
         Raises `CheckpointNotFoundError` if it is not there any more, and `OSError` if
         that cannot be seen.

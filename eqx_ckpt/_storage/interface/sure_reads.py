@@ -63,7 +63,7 @@ def parse_surely(
             if value == before:
                 raise
             before = value
-    raise contradicts(place.url(key), "each time it is damaged in another way")
+    raise contradicts(place.url(key), "each time it is damaged in a different way")
 
 
 def missing_surely(chunks: Chunks, leaves: Mapping[str, LeafRecord]) -> str:

@@ -262,7 +262,7 @@ def _is_handed_on(content: bytes, leaf: Any) -> bool:
     expected = _Expected(content)
     try:
         eqx.default_serialise_filter_spec(expected, leaf)
-    except Exception:  # Leaves that it cannot write, or writes in another way.
+    except Exception:  # Leaves that it cannot write, or writes in a different way.
         return False
     if not content or expected.position < len(content):
         return False

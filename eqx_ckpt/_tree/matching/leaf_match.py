@@ -53,13 +53,13 @@ class LeafMatch(NamedTuple):
 
     - `status`: what would become of it. Restored: `"same"`; `"renamed"` or `"computed"`
         by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
-        number whose value in `like` is another one. Not known: `"custom"`, which is
+        number whose value in `like` differs. Not known: `"custom"`, which is
         left to a `filter_spec` of yours. Not restored: `"kept"` as it is in
         `like`, or `"ignored"`, as `missing` and `unexpected` say; or `"changed"`: a
         leaf that is never saved, such as a function, is not the one that was there at
         the save. All others stop a restore: `"missing"` from the checkpoint;
         `"abstract"`: missing, and `like` has no value to keep; `"unexpected"`: in the
-        checkpoint, but not in `like`; another `"kind"` (of leaf), `"shape"` or
+        checkpoint, but not in `like`; a different `"kind"` (of leaf), `"shape"` or
         `"dtype"`; a `"sharding"` that it cannot have; or the position of another
         `"loader"` of data.
     - `expected`: what `like` has; it prints in words.
@@ -237,8 +237,8 @@ def _sentence(leaf: LeafMatch) -> str:
         return f"{leaf.found}: replicated, not sharded, over {axes}."
     if leaf.status == "value":
         values = f"{_value(leaf.expected)} in `like`, {_value(leaf.found)}"
-        return f"another value: {values} in the checkpoint."
-    words = _WORDS.get(leaf.status, f"another {leaf.status}")
+        return f"different value: {values} in the checkpoint."
+    words = _WORDS.get(leaf.status, f"different {leaf.status}")
     differs = leaf.status in ("dtype", "kind")
     way = _allowed_by(leaf.expected, leaf.found) if differs else ""
     return f"{words}: {leaf.expected} in `like`, {_found(leaf)}.{way}"
@@ -306,8 +306,8 @@ WAYS_OUT: Mapping[Status, str] = {
     "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
     "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
     "the saved PartitionSpecs do not fit.",
-    "loader": "To restore the position of another loader, make the cursor in `like` by "
-    "`loader.start(accept_any=True)`.",
+    "loader": "To restore the position of a different loader, make the cursor in "
+    "`like` by `loader.start(accept_any=True)`.",
     "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
     "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "
     "as what they were saved. Bytes of a custom `filter_spec` need the spec that reads "
@@ -318,17 +318,17 @@ WAYS_OUT: Mapping[Status, str] = {
 _STATUS: Mapping[Status, str] = {
     "missing": "missing",
     "unexpected": "not in `like`",
-    "kind": "of another kind",
-    "shape": "of another shape",
-    "dtype": "of another dtype",
+    "kind": "of a different kind",
+    "shape": "of a different shape",
+    "dtype": "of a different dtype",
     "sharding": "not to be sharded so",
-    "loader": "of another loader",
+    "loader": "of a different loader",
     "changed": "not saved, and changed",
     "same": "replicated",
     "renamed": "renamed",
     "computed": "computed",
     "cast": "cast",
-    "value": "of another value",
+    "value": "of a different value",
     "custom": "left to a `filter_spec`",
     "kept": "kept",
     "ignored": "ignored",

@@ -133,7 +133,7 @@ def _asked(
 def _check_fits(sharding: Sharding, shape: tuple[int, ...]) -> None:
     if unreduced := unreduced_axes(sharding):
         raise ValueError(
-            f"is unreduced over {unreduced}: a leaf is whole, and no part of a sum"
+            f"is unreduced over {unreduced}: a leaf is whole, not part of a sum"
         )
     if isinstance(sharding, NamedSharding) and len(split(sharding.spec)) > len(shape):
         raise ValueError("is for more dimensions than it has")

@@ -46,7 +46,7 @@ def never_saved(like: Any, found: str) -> LeafMatch:
 
 
 def check_returned(value: Any, like: Any, name: str) -> None:
-    """Raise if a spec returned another kind of leaf, as Equinox does."""
+    """Raise if a spec returned a different kind of leaf, as Equinox does."""
     same_type = type(value) is type(like)
     expected, found = describe_like(like), describe_like(value)
     if expected is None or found is None:

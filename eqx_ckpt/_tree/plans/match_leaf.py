@@ -66,7 +66,7 @@ def number_like(like: Any, record: LeafRecord, new: LeafRecord) -> Any:
     """What a Python number of the checkpoint becomes; an array is on the host.
 
     A subclass, such as an `IntEnum`, is made again from it. `ValueError` if it cannot
-    be, or would be another number; `OverflowError` if it is too large.
+    be, or would become a different number; `OverflowError` if it is too large.
     """
     value = scalar_from_text(record.kind, record.value or "")
     if new.kind not in SCALAR_KINDS:

@@ -81,7 +81,7 @@ def to_safetensors(
         out. Or if [`eqx_ckpt.interop.open_safetensors`][] would not open the file,
         because the names of two leaves clash once they are split at `.`.
     - `overwrite`: replace existing files of safetensors. What was written to the
-        same `path` in another number of files is removed.
+        same `path` in a different number of files is removed.
 
     **Returns:**
 

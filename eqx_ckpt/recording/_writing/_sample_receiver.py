@@ -30,7 +30,7 @@ class Taker(abc.ABC):
 
     - `lock`: held while samples are taken.
     - `failure`: after it, no samples are taken.
-    - `refusal`: samples that were not taken; those before them are whole.
+    - `refusal`: samples that were not taken; those before them are intact.
     - `has_gap`: whether there ever was a `refusal`.
     """
 

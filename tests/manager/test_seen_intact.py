@@ -1,4 +1,4 @@
-"""No step is removed on the word of another one that is not whole."""
+"""No step is removed on the word of another one that is not intact."""
 
 import itertools
 import pathlib
@@ -109,9 +109,9 @@ def test_a_step_of_an_earlier_manager(
     keep = eqx_ckpt.keep_last(2)
     with eqx_ckpt.CheckpointManager(tmp_path, layout=layout, keep=keep) as manager:
         manager.save(4, tree(4)).result()
-        # Two that are whole, and the one that is not.
+        # Two that are intact, and the one that is not.
         assert manager.steps() == [2, 3, 4]
-        assert "Step 3 was not seen whole" in caplog.text
+        assert "Step 3 was not seen intact" in caplog.text
         assert manager.restore(tree(0), 2)["step"] == 2
 
 
