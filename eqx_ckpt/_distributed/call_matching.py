@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 from .._errors import CheckpointError
 
 
-# The life of a process, which is another one if it replaced a dead process, and the
-# number of a call in that life.
+# The number of a process's life (a process that replaces a dead one begins a new life),
+# and the number of a call in that life.
 Number: TypeAlias = tuple[int, ...]
 
 
-# Of two different calls, the one that is listed first here is out of order.
+# If two processes make different calls, the call whose verb is listed first fails.
 _VERBS = ("latest", "should_save", "restore", "save")
 
 
@@ -61,12 +61,12 @@ class Failure:
 
 
 class Calls:
-    """The calls that wait for those of other processes.
+    """The calls that wait for the same calls of other processes.
 
     In a correct program, a call waits for the same one of a process only while that
     process has called nothing else. If it has, all the calls that differ are out of
-    order, and fail. A process that was not there yet fails later, with its own call of
-    that meeting; so the next call that all make works again.
+    order, and fail. A process that had made no call yet fails later, in its own call of
+    that meeting. So the next call that all processes make succeeds again.
 
     **Attributes:**
 
@@ -210,7 +210,7 @@ class Calls:
         return [failure for failure in self._failures if call.text in failure.answers]
 
     def _has_caught_up(self, process: int, failure: Failure) -> None:
-        """A process is told of a meeting: those before it are over for it, too."""
+        """Note that a process knows how a meeting ended, and all earlier ones."""
         missed = self._missed[process]
         if failure in missed:
             del missed[: missed.index(failure) + 1]
@@ -234,9 +234,10 @@ class Calls:
         return self._answered(lost, answer)
 
     def _strength(self, text: str, calls: list[Call]) -> tuple[int, bool, int]:
-        """Of the calls that exclude each other, the weaker are out of order.
+        """Rank calls that exclude each other: the weaker ones fail.
 
-        First those of processes that are behind: the others have failed since then.
+        The calls of processes that are behind are the strongest: the other processes
+        have failed since then.
         """
         verb = text.partition("(")[0]
         rank = _VERBS.index(verb) if verb in _VERBS else -1
@@ -257,7 +258,7 @@ class Calls:
         answers: dict[str, dict[str, Any]],
         is_over: bool = True,
     ) -> None:
-        """Remember what processes may still call that come too late for it."""
+        """Remember failed calls, for processes that still make them later."""
         of = {call.process: call.text for call in calls}
         age = max(map(self._age, calls))
         missed = [failure for process in of for failure in self._missed[process][:1]]
@@ -314,7 +315,7 @@ def out_of_order(calls: dict[int, str]) -> dict[str, Any]:
 
 
 def nothing_done(*calls: str) -> str:
-    """What these calls, which failed, did not do: a sentence, or nothing."""
+    """A sentence that says what these failed calls did not do, or nothing."""
     verbs = (call.partition("(")[0] for call in calls)
     done = {_DONE[verb]: None for verb in verbs if verb in _DONE}
     return f"Nothing was {' or '.join(done)} by this call. " if done else ""

@@ -44,7 +44,7 @@ class Service:
             except jax.errors.JaxRuntimeError as e:
                 if not str(e).startswith("ALREADY_EXISTS"):
                     raise self._failed(e) from e
-                # Nothing, if it was deleted just now.
+                # Empty, if the value was deleted in the meantime.
                 found = self.look(key)
             else:
                 found = value
@@ -54,7 +54,7 @@ class Service:
         """Wait for the value; `None` if there is none in time."""
         milliseconds = max(1, int(1000 * seconds))
         text = self._ask(self.client.blocking_key_value_get, key, milliseconds)
-        # A process that was waited for after another may have answered long ago.
+        # Processes are awaited in turn, so this one may have answered long ago.
         return self.look(key) if text is None else json.loads(text)
 
     def look(self, key: str) -> Any:

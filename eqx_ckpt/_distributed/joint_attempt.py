@@ -71,7 +71,7 @@ class JointAttempt(Attempt):
         self._target = target
         self._layout: Layout = layout
         self._overwrite = overwrite
-        # What this process has to close; on process 0, the attempt.
+        # What this process has to close; on process 0, this includes the attempt.
         self._stack = contextlib.ExitStack()
         self._arrays: list[str] = []
         self._attempt: Attempt | None = None
@@ -158,7 +158,7 @@ class JointAttempt(Attempt):
         return [item for value in values for item in value["checksums"]]
 
     def _report_failure(self, error: BaseException) -> None:
-        """Report a failure to the others, unless they know it."""
+        """Report a failure to the other processes, unless they know it already."""
         with contextlib.suppress(CheckpointError, type(error)):
             if self._is_awaited:
                 # Wait: nothing may be removed while the others write.
@@ -185,7 +185,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _part(index: int) -> str:
-    """The location of a process, in a layout where each needs its own."""
+    """The location where a process writes, in a layout in which each needs its own."""
     return f"p{index}/"
 
 

@@ -46,11 +46,12 @@ class JointReading:
         self._call = f"restore({place}{option})"
         self._timeout = timeout
         self._guess = guess
-        # What all of them have to ask for alike, line by line, once there is a plan.
+        # What all processes must request in the same way, line by line, once there is a
+        # plan.
         self.outline: list[str] = []
         self._group: Group | None = None
         self._round = 0
-        # What all saw the last time, if that was not the same.
+        # What the processes saw last time, if they did not all see the same.
         self._versions: list[str | None] = []
 
     def agree(
@@ -95,7 +96,8 @@ class JointReading:
         versions = [value["version"] for value in values]
         is_same = len({*versions}) == 1
         if not is_same and versions == self._versions:
-            # Had it been replaced in between, all would see the new one now.
+            # If it had been replaced in between, all processes would see the new one
+            # now.
             raise self._several_places(versions)
         self._versions = [] if is_same else versions
         if is_same and len({value["plan"] for value in values}) > 1:
@@ -143,7 +145,7 @@ class JointReading:
 
 
 def outline_of(plan: ReadPlan) -> list[str]:
-    """A line for all that several processes share, and what they do to get it."""
+    """A line for each array that several processes share, and how they compute it."""
     lines = [
         f"leaf {read.name!r}, {_of(read)}, on {_described(place)}"
         for read in plan.reads

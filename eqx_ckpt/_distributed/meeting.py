@@ -2,7 +2,8 @@
 
 A process announces each of its calls under a number of its own, and waits for the
 answer to it. The first process waits until all have announced the same call as its own,
-and then answers each of them. A call that is out of order is answered with an error.
+and then answers each of them. It answers a call that differs from the others with an
+error.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ TIMEOUT = 300.0  # seconds
 _LONGEST = 1e9
 
 
-# The others wait a little longer than the first process, which says who is late.
+# The other processes wait a little longer than the first one, whose error names the
+# late processes.
 TIMEOUT_MARGIN = 5.0
 
 
@@ -136,7 +138,8 @@ class Circle:
                 self._tell(service, partner, answer)
             service.delete(self._place(call))
             if self._published[1]:
-                # Others may have come before they could find the failure.
+                # Other processes may have made this call before they could find the
+                # failure.
                 self._look(service)
 
     def _withdrawn(self, service: Service, call: Call) -> dict[str, Any] | None:
@@ -179,7 +182,7 @@ class Circle:
             self._tell(service, call, call.answer or {})
 
     def _publish(self, service: Service) -> None:
-        """Let those that come too late find the failures since the last match."""
+        """Publish the failures since the last match, for processes that are late."""
         matches, published = self._published
         failed = self._calls.failed()
         if published and matches != self._calls.matches:
@@ -281,7 +284,7 @@ class Circle:
         return call.number[1] - self._matched
 
     def _failure_of(self, text: str) -> str:
-        """Where it is said that a call has failed."""
+        """The key under which the failure of a call is published."""
         digest = hashlib.sha256(json.dumps(text).encode()).hexdigest()
         return f"{self.prefix}failed/{digest}"
 

@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 _UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk. "
 
 
-# Seconds between two checks of a process that may take any time.
+# Seconds between two checks whether a process that takes long still lives.
 _LONG = 60.0
 
 
-# Who says the outcome of a topic.
+# Stands for the process that creates the outcome of a topic.
 _OUTCOME = "outcome"
 
 

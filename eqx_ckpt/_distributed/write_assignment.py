@@ -1,4 +1,4 @@
-"""Decide which process writes what, so that all write about as many bytes."""
+"""Decide which process writes what; all write about the same number of bytes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

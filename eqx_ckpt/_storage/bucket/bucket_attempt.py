@@ -70,7 +70,7 @@ class BucketAttempt(Attempt):
         self._heartbeat = Heartbeat(self._place)
 
     def _look(self, overwrite: bool) -> tuple[Versioned, list[str]]:
-        """The manifest and the keys that are there; raise if they are to stay."""
+        """The existing manifest and keys; raise if they may not be replaced."""
         for _ in range(TRIES):
             old = self._target.read_version(MANIFEST)
             if old.value is not None and not overwrite:
@@ -165,7 +165,7 @@ class BucketAttempt(Attempt):
         self._clean_up()
         is_missing = isinstance(error, CorruptCheckpointError | ConnectionError)
         if is_missing and self._is_ours and self._heartbeat is not None:
-            # What it missed was removed by a manager.
+            # A manager has removed the data that are missing.
             self._heartbeat.check()
 
     def _clean_up(self) -> None:
@@ -237,7 +237,7 @@ def check_conditions(place: KeyValues, *, replace: bool) -> None:
     if store in _keep_conditions:
         return
     refused: CheckpointError | None = None
-    for _ in range(2):  # One answer may be wrong.
+    for _ in range(2):  # One answer alone may be wrong.
         try:
             if _keeps_conditions(place, replace):
                 _keep_conditions.add(store)

@@ -93,7 +93,7 @@ class GoogleBucket(Bucket):
         TensorStore reports every key in a missing bucket as missing. Google says
         without credentials whether a bucket exists.
         """
-        # They take as long as NumPy.
+        # These imports take as long as that of NumPy.
         import urllib.error
         import urllib.request
 

@@ -123,7 +123,7 @@ class BucketSteps(Steps):
 
     def problem(self, step: int) -> str:
         attempts = self._attempts.get(step, set())
-        # If there is one, it is the one that was seen.
+        # If there is one attempt only, it is the one that was seen.
         if len(attempts) == 1 and self._whole.get(step) == attempts:
             return ""
         problem = problem_of(self._step(step))
@@ -209,7 +209,7 @@ class OrphanSweeper:
         return unknown, contested
 
     def sweep(self) -> None:
-        """Delete attempts that no manifest named, and nothing changed, for so long.
+        """Delete attempts that have been unused and unchanged for long enough.
 
         That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
         is gone: whoever replaced that may have to put it back.
@@ -229,7 +229,7 @@ class OrphanSweeper:
             self._remove(prefix)
 
     def _unused(self, prefixes: Sequence[str]) -> list[str]:
-        """Those that no manifest refers to; the others are remembered."""
+        """The attempts that no manifest refers to; the others are remembered."""
         is_in_use = at_once(self._is_in_use, prefixes)
         self._in_use.update(prefix for prefix in prefixes if is_in_use[prefix])
         return [prefix for prefix in prefixes if not is_in_use[prefix]]

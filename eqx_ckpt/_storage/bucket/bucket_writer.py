@@ -38,7 +38,7 @@ _POLL = 0.5
 _TRIES = 5
 
 
-# In place of a version: write whatever is there.
+# Stands for any version: write without a condition.
 _ANY = b""
 
 
@@ -59,7 +59,8 @@ class BucketWriter(SoleWriter):
     def __init__(self, place: KeyValues) -> None:
         self._place = place
         self._conditions = bool(place.spec.get("use_conditional_write", True))
-        # What a condition calls the value that each key has, as far as that is known.
+        # The version of each key, for the condition of the next write, as far as it is
+        # known.
         self._versions: dict[str, bytes] = {}
         self._absent = _ANY
         self._writing: deque[_Write] = deque()
@@ -153,7 +154,8 @@ class BucketWriter(SoleWriter):
         self._place.delete(keys)
 
     def forget(self) -> None:
-        # What was asked for may arrive; it is waited for, so that it can be deleted.
+        # A request that was sent may still arrive. Wait for it, so that what it wrote
+        # can be deleted.
         while self._writing:
             with contextlib.suppress(OSError, CheckpointError):
                 self._finish()
@@ -216,7 +218,7 @@ class BucketWriter(SoleWriter):
 
 
 class _Lease:
-    """An object that a thread changes; another writer that sees that gives up.
+    """An object that a thread changes, so that a second writer gives up.
 
     **Attributes:**
 

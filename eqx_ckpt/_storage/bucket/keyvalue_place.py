@@ -110,7 +110,7 @@ class KeyValues(Storage):
         except CheckpointError:
             if not is_out_of_range(reading.exception()):
                 raise
-            # It is shorter than that.
+            # The value is shorter than that.
             found = self.wait_for(store.read(key), key)
         return Versioned(value_of(found, self.url(key)), found.stamp.generation)
 

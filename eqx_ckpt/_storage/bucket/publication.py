@@ -105,7 +105,7 @@ class Publication:
             return True
 
     def _is_gone(self, found: bytes | None) -> bool:
-        """Whether a listing and another read say so too."""
+        """Whether a listing and a second read confirm that the manifest is gone."""
         return found is None and read_surely(self._target, MANIFEST) is None
 
     def take_back(self) -> None:

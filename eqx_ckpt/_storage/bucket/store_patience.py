@@ -28,12 +28,12 @@ LAST_PATIENCE = 10.0
 _RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "2s"}
 
 
-# Those that were not there when they were asked last. Whoever cleans up after that, or
-# begins something else, asks first.
+# Stores that did not answer the last probe. Before the next request, such as one that
+# cleans up, they are probed again.
 _silent: set[tuple[object, ...]] = set()
 
 
-# When each of them has answered a request.
+# When each store last answered a request.
 _last_answer: dict[tuple[object, ...], float] = {}
 
 
@@ -57,7 +57,7 @@ def wait_patiently(
             if time.monotonic() - _last_answer.get(place, -math.inf) > PROBE_AFTER:
                 _ask(store, place, where)
     except BaseException:
-        future.cancel()  # Nobody is to try again when its caller has given up.
+        future.cancel()  # Not to be repeated: its caller has given up.
         raise
     found = wait_for(future, where)
     _last_answer[place] = time.monotonic()
@@ -77,7 +77,8 @@ def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
     import tensorstore as ts
 
     own = ts.Context(
-        # Its own queue: in the other one, large objects may be before it.
+        # The probe has a queue of its own: in the other one, it may have to wait for
+        # large objects.
         {
             "s3_request_concurrency": {"limit": 4},
             "gcs_request_concurrency": {"limit": 4},

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 class NotPlain(OSError):
-    """What is at a path is no plain file."""
+    """The path does not lead to a plain file."""
 
 
 def open_plain(
@@ -26,7 +26,7 @@ def open_plain(
     try:
         fd = os.open(path, flags | safe, 0o666)
     except OSError as e:
-        # The path to it may be a loop, too.
+        # The links in the path may form a loop, too.
         is_link = e.errno == errno.ELOOP and os.path.islink(path)
         if not is_link and e.errno != errno.ENXIO:
             raise

@@ -138,10 +138,10 @@ def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
         for part in parts:
             nbytes += len(part)
             left = memoryview(part)
-            while left:  # The system may take less at a time.
+            while left:  # It may write fewer bytes at a time.
                 left = left[os.write(fd, left) :]
         if nbytes >= _LARGE:
-            # Else the disk would be idle until the flush.
+            # Otherwise, the disk would be idle until the flush.
             start_write_back(fd)
     finally:
         os.close(fd)

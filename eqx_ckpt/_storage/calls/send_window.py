@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class Window:
-    """The bytes that may be on their way, by how long others took.
+    """How many bytes may be on their way, from how long earlier ones took.
 
     **Attributes:**
 

@@ -28,7 +28,7 @@ def is_ending() -> bool:
 
 
 def start(thread: threading.Thread) -> bool:
-    """Start a thread that the caller can do without; whether it has started."""
+    """Start a thread that the caller can do without; return whether it has started."""
     try:
         thread.start()
     except RuntimeError:
@@ -37,7 +37,7 @@ def start(thread: threading.Thread) -> bool:
 
 
 class Pool(ThreadPoolExecutor):
-    """Does in the calling thread what no other thread may do any more."""
+    """A pool of threads; without threads, the calling thread does the work."""
 
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
@@ -56,7 +56,7 @@ class Pool(ThreadPoolExecutor):
 
 
 def at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, _T]:
-    """The answers about several items, many of which are asked for at a time."""
+    """Call a function with each item, many of them at a time; return the results."""
     with Pool(_AT_ONCE) as pool:
         asking = {item: pool.submit(ask, item) for item in items}
         try:

@@ -43,7 +43,7 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
             "needed beside it until the end, and file systems take 255."
         )
     stem, lock = "", None
-    # From its first line, as Ctrl-C may come at any.
+    # Registered before anything is opened, as Ctrl-C may come at any line.
     try:
         while lock is None:
             stem = f"{parent}/.{name}.{uuid.uuid4().hex}"
@@ -123,7 +123,7 @@ def _sweep_one(stem: str) -> None:
     try:
         lock = open_plain(stem + ".lock", os.O_RDWR | os.O_CREAT)[0]
     except OSError as e:
-        # Of another user, or a link: of the others, something can be removed.
+        # It belongs to a different user, or is a link. The others can still be removed.
         logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
         return
     try:

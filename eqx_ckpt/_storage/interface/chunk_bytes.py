@@ -101,7 +101,7 @@ class ChunkBytes(Protocol):
 class Problem(NamedTuple):
     """Why a chunk cannot be read.
 
-    It is kept as text: an exception would keep all that it went through.
+    It is kept as text, because an exception would keep its traceback alive.
     """
 
     text: str
@@ -189,7 +189,7 @@ class _Reader:
             self._offset = after
 
     def skip(self, nbytes: int) -> None:
-        """Read what no array wants."""
+        """Read and drop what no array needs."""
         if nbytes:
             spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
             for start in range(0, nbytes, _PIECE_BYTES):

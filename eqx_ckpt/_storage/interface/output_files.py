@@ -17,7 +17,7 @@ from .replacing import already_there, is_replacement, Kind
 
 
 class NewFiles:
-    """Files that come into being together: all of them at the end, or none.
+    """Files that are created together: all of them at the end, or none.
 
     They are written beside their places, and renamed in the order of `paths`. Other
     files that they take the place of, `replaces`, are removed after that, in order.
@@ -66,11 +66,12 @@ class NewFiles:
 
     @contextlib.contextmanager
     def next(self) -> Generator[BinaryIO, None, None]:
-        """The file that is to be the next one of `paths`, flushed at the end."""
+        """The next file of `paths`, to write; it is flushed when the context ends."""
         path = self.paths[len(self._temporary)]
         folder = os.path.dirname(path)
         self._make(folder)
-        # In a run, a manager would remove the file if nobody held its lock.
+        # In the directory of a run, a manager would remove the file if its lock were
+        # not held.
         stem = self._held.enter_context(locked_attempt(path))
         self._temporary.append(f"{stem}.tmp")
         new = _NewFile(self._temporary[-1], folder)

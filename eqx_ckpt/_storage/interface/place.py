@@ -24,7 +24,7 @@ from .chunk_bytes import check_size, ChunkBytes, chunks_of, Wanted
 S = TypeVar("S", bound="Storage")
 
 
-# The key that says who writes.
+# The key of the lock or lease of a writer.
 WRITER_LOCK = "writer.lock"
 
 
@@ -136,7 +136,7 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def writer(self) -> "SoleWriter":
-        """What writes here while nobody else does."""
+        """A writer for this place, which lets no other writer in."""
 
     def database_problem(self) -> str:
         """Why TensorStore must not open an OCDBT database here, or `''`."""
@@ -214,7 +214,7 @@ class Chunks(abc.ABC):
         """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
 
     def listed(self) -> set[str]:
-        """The keys of which a store says that they are there; none on a disk."""
+        """The keys that a store lists; none on a disk."""
         return set()
 
     @abc.abstractmethod
@@ -388,11 +388,11 @@ class SoleWriter(abc.ABC):
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Let others write; twice is once."""
+        """Let others write; a second call does nothing."""
 
     @abc.abstractmethod
     def unrelated_keys(self) -> list[str]:
-        """What is here that is not a writer's, before there is a record."""
+        """Keys that no recording has written, before there is a record."""
 
     @abc.abstractmethod
     def read(self, key: str) -> bytes | None:

@@ -1,6 +1,6 @@
-"""Whether a path may be written to, and what is there replaced: decided here for all.
+"""Decide, for all writers, whether what is at a path may be replaced.
 
-Each writer asks before it begins, and again when it puts its work in place.
+Each writer checks before it begins, and again before it puts its work in place.
 """
 
 import os
@@ -90,7 +90,7 @@ def is_replacement(path: str, kind: Kind, *, overwrite: bool) -> bool:
 
 
 def check_above(path: str, *, is_new: bool) -> None:
-    """Raise if a path is in what nobody else writes in.
+    """Raise if a path is inside a checkpoint or a recording.
 
     A new state of a recording is in the recording.
     """

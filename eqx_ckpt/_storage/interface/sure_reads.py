@@ -1,4 +1,4 @@
-"""What is missing or damaged in a store, of which one answer is not enough.
+"""Decide what is missing or damaged in a store, for which one answer is not enough.
 
 A proxy can answer in place of the store, or cut the store's answer. So a value counts
 as missing only if a listing lacks it too, and as damaged only if it is read twice with
@@ -16,7 +16,7 @@ from ..calls.tensorstore_calls import contradicts
 from .place import Chunks, Storage
 
 
-# How often something is asked for, as long as the answers contradict each other.
+# How often a request is repeated while the answers contradict each other.
 TRIES = 3
 
 
@@ -34,7 +34,7 @@ def ask_surely(
     ask: Callable[[], _T],
     value_of: Callable[[_T], bytes | None],
 ) -> _T:
-    """An answer about a key; that there is no value, only if a listing says so too."""
+    """An answer about a key, which is missing only if a listing lacks it, too."""
     for _ in range(TRIES):
         answer = ask()
         if value_of(answer) is not None or not place.is_listed(key):
@@ -67,7 +67,7 @@ def parse_surely(
 
 
 def missing_surely(chunks: Chunks, leaves: Mapping[str, LeafRecord]) -> str:
-    """As `Chunks.missing`, if it is said twice."""
+    """As `Chunks.missing`; a problem counts only if it is found twice."""
     return chunks.missing(leaves) and chunks.missing(leaves)
 
 
