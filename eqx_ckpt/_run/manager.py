@@ -175,7 +175,7 @@ class CheckpointManager:
                     self._layout,
                     self._progress,
                 )
-                # A restore fell back to an older step, so this damaged one may be
+                # A restore fell back to an older step, so these damaged steps may be
                 # replaced.
                 save.begin(group, overwrite=number in self._known.damaged)
                 save.finite = FiniteCheck() if self._check_finite else None

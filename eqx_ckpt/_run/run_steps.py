@@ -133,12 +133,12 @@ class Run:
         self._steps.check_place()
 
     def readable_or_not(self) -> list[int]:
-        """The saved steps, and those of which it cannot be seen whether they are."""
+        """The saved steps, and those that cannot be read."""
         doubtful: dict[int, OSError] = {}
         return sorted([*self._steps.saved(doubtful), *doubtful])
 
     def removable(self) -> list[int]:
-        """The saved steps; those of which that cannot be seen stay, with a warning."""
+        """The saved steps; a step that cannot be read stays, with a warning."""
         doubtful: dict[int, OSError] = {}
         saved = self._steps.saved(doubtful)
         for step, error in doubtful.items():
@@ -307,7 +307,7 @@ def garbage_collect(
 
 
 class KnownSteps:
-    """The steps of a run, as a manager knows them without listing them each time.
+    """The steps that a manager knows without listing the run each time.
 
     **Attributes:**
 
@@ -338,7 +338,7 @@ class KnownSteps:
 
     def now(self) -> set[int]:
         """The undamaged steps that exist or are being saved."""
-        # Asked first: a save that ends meanwhile is among those that exist.
+        # Read first, because a save that ends meanwhile is then among those that exist.
         running = {step for step, saving in self._running if not saving.done()}
         return running | (self._there - self.damaged)
 
@@ -369,7 +369,7 @@ class Candidates(Mapping[int, Any]):
             return None
 
     def drop_damaged(self, kept: set[int], saved: int) -> bool:
-        """Drop what is not whole among steps; whether there is such a one.
+        """Drop the steps that are not intact; return whether there are any.
 
         Raise if it is the step that was just saved.
         """
@@ -439,7 +439,7 @@ def _steps_to_remove(
 ) -> list[int]:
     """The steps that are not kept, if all that are kept have been seen intact.
 
-    A step that is not whole counts for nothing, and stays.
+    A step that is not intact does not count, and stays.
     """
     steps = Candidates(run, damaged)
     while True:

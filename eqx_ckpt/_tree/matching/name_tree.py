@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
-    """`prefix` as a name of the checkpoint; `is_empty`: nothing is wanted from there.
+    """`prefix` as a name of the checkpoint; `is_empty`: no leaf is wanted from it.
 
     A part without a leaf, such as an `eqx.nn.Identity`, is known by what it is in.
     """
@@ -40,7 +40,7 @@ def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -
 
 
 def without_slashes(prefix: Any) -> str:
-    """A `prefix` without slashes around it, which mean nothing."""
+    """A `prefix` without leading and trailing slashes, which have no meaning."""
     if not isinstance(prefix, str):
         raise TypeError(
             f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "

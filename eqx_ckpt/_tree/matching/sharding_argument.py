@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
     @property
     def left_to_xla(self) -> "Place":
-        """The same for a leaf that is computed: on a mesh, none says "as saved"."""
+        """The same for a leaf that is computed: on a mesh, `None` means "as saved"."""
         return self._replace(sharding=None) if isinstance(self.target, Mesh) else self
 
 
@@ -163,8 +163,8 @@ def _words(sharding: Sharding) -> str:
 def computed_on(devices: Sequence[Any] | None, places: Sequence[Place]) -> Mesh | None:
     """A mesh of the devices that a computation of leaves for these places runs on.
 
-    `None`: one device; then JAX or the only place says which. XLA chooses how what is
-    in between is sharded, so all axes are `Auto`.
+    `None` means one device, which JAX or the only place determines. XLA chooses how
+    what is in between is sharded, so all axes are `Auto`.
     """
     if devices is None or len(devices) < 2:
         return None
@@ -192,7 +192,7 @@ def _auto(devices: np.ndarray) -> tuple[AxisType, ...]:
 
 
 def spread(mesh: Mesh, record: LeafRecord) -> NamedSharding:
-    """How to hold a leaf that others are computed from: as saved, or split somehow."""
+    """The sharding of an input of a computation: as saved, or an even split."""
     sharding, _ = _as_saved(mesh, record._replace(sharding=_in_default(record)))
     is_split = any(entry for entry in sharding.spec)
     if is_split or record.kind == "key" or record.nbytes < _LARGE:
@@ -208,7 +208,7 @@ def spread(mesh: Mesh, record: LeafRecord) -> NamedSharding:
 
 
 def _in_default(record: LeafRecord) -> dict[str, Any] | None:
-    """How a leaf was sharded, in the default memory."""
+    """The saved sharding of a leaf, in the default memory."""
     return record.sharding and record.sharding | {"memory_kind": None}
 
 

@@ -81,7 +81,7 @@ def compressed(writes: list[Write], compression: Compression) -> list[Write]:
     return found
 
 
-# This many numbers in one list take about as long as a large model.
+# This many numbers in one list take about as long to save as a large model.
 _MANY = 10_000
 
 

@@ -1,4 +1,4 @@
-"""What a `transform` makes of a checkpoint, known before anything is read."""
+"""What a `transform` returns for a checkpoint, found before anything is read."""
 
 import dataclasses
 import warnings
@@ -58,11 +58,11 @@ class Origin(NamedTuple):
 
     @property
     def is_made(self) -> bool:
-        """Whether the checkpoint does not have it as it is."""
+        """Whether it is computed, not a leaf of the checkpoint."""
         return self.output is not None or not self.names
 
     def going_to(self, target: Any) -> "Origin":
-        """The same without an `output` if it is read to its place.
+        """The same, without an `output` if it is read directly to its place.
 
         On a mesh, XLA shards what is joined as the leaves that it is computed from.
         """
@@ -89,7 +89,7 @@ class Derived:
 def described(
     derived: Derived, match: LeafMatch, name: str
 ) -> tuple[LeafMatch, Origin | None]:
-    """A match that says where the leaf comes from, and that."""
+    """A match with the origin of the leaf."""
     origin = derived.origins.get(name)
     if origin is None:
         return match, None
@@ -168,14 +168,14 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         returned.extend((path, _Output.of(leaf)) for path, leaf in leaves)
         return [leaf for _, leaf in leaves if isinstance(leaf, Tracer)]
 
-    # Many arrays are alike, and share one type: JAX takes long to make each.
+    # Many arrays share one type, because JAX takes long to create each type.
     seen = {record[:5]: record for record in inputs.values()}
     # Those of 64 bits, too: a cast in a `transform` is a cast while x64 is off.
     with jax.enable_x64(True):
         types = {key: jax.typeof(struct_of(record)) for key, record in seen.items()}
     with warnings.catch_warnings():
         if any(would_narrow(record.dtype) for record in inputs.values()):
-            # What is computed of them is refused, if it is needed.
+            # A leaf that is computed from them is refused, if it is needed.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
         traced = Traced(run, [types[record[:5]] for record in inputs.values()])
     if traced.effects:
@@ -257,7 +257,7 @@ def _made(
     traced: Traced,
     inputs: Mapping[str, LeafRecord],
 ) -> tuple[_Made, dict[str, str]]:
-    """Each leaf with its record and where it comes from, and what is no data."""
+    """Each leaf with its record and its origin, and the leaves that are not data."""
     made: _Made = {}
     unsaved: dict[str, str] = {}
     named: list[tuple[KeyPath, str]] = []

@@ -24,7 +24,7 @@ from .transform_argument import Derived, Origin
 from .transform_trace import Computation
 
 
-# Leaves are computed together that read so much, or a part of what they are.
+# Leaves are computed together if they read at most this much, or the same inputs.
 _TOGETHER = 64 * 2**20
 
 
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 
     @property
     def placed(self) -> list[Sharding]:
-        """The shardings of all that it has."""
+        """The shardings of all inputs and outputs."""
         inputs = [read.place.sharding for read in self.inputs]
         return [x for x in (*self.shardings, *inputs) if x is not None]
 
@@ -95,7 +95,7 @@ _Devices = tuple[Any, ...] | None
 
 
 def parts_of(derived: Derived, reads: Iterable[Read]) -> list[Part]:
-    """How to compute leaves, so that only those are together that read the same.
+    """Group leaves into parts, so that no two parts read the same input.
 
     Small ones are computed together too: each computation is compiled.
     """
@@ -123,7 +123,7 @@ def _names(read: Read) -> tuple[str, ...]:
 
 
 def _connected(reads: Sequence[Read]) -> list[list[Read]]:
-    """Groups of which no two read the same."""
+    """Group leaves, so that no two groups read the same input."""
     root: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -182,7 +182,7 @@ def _part(derived: Derived, outputs: Sequence[Read], devices: _Devices) -> Part:
 
 
 def _as_input(record: LeafRecord) -> LeafRecord:
-    """A leaf of the checkpoint as it is computed with."""
+    """A leaf of the checkpoint, as the computation takes it."""
     if record.kind == "key":
         return record
     tag, data_type = tag_and_data_type(np.dtype(record.dtype).newbyteorder("="))
@@ -207,7 +207,7 @@ def _computed_as(read: Read, devices: _Devices, mesh: Mesh | None) -> Sharding |
 
 
 def _there(value: Any, devices: _Devices, mesh: Mesh | None) -> Any:
-    """An array from elsewhere that a `transform` uses, where it is computed with."""
+    """A constant of a `transform`, on the devices of the computation."""
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value
     if not value.committed or (devices is None and value.devices() == _default()):

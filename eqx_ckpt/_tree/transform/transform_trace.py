@@ -1,4 +1,4 @@
-"""A function of arrays as equations: what each of its outputs is computed from."""
+"""A traced function as equations, and which inputs each of its outputs depends on."""
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ _NO_MESH = Mesh(np.empty((), object), ())
 
 @contextmanager
 def without_nan_checks() -> Generator[None, None, None]:
-    """Take a saved NaN for a value, and not for an error of a computation."""
+    """Treat a saved NaN as a value, not as an error of a computation."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 
 @contextmanager
 def undisturbed() -> Generator[None, None, None]:
-    """Let neither a mesh nor checks of the caller have a say in what is computed."""
+    """Compute without the caller's mesh, and without its checks."""
     with without_nan_checks(), _without_mesh():
         yield
 
@@ -47,7 +47,7 @@ def _without_mesh() -> Generator[None, None, None]:
         yield
 
 
-# Of a function that an equation calls.
+# Parameters that hold a function which an equation calls.
 _ADDRESS = re.compile("0x[0-9a-f]+")
 
 
@@ -154,7 +154,7 @@ class Traced:
         return [i for i, bit in enumerate(reversed(f"{needs:b}")) if bit == "1"]
 
     def part(self, outputs: Iterable[int]) -> "Computation":
-        """What computes some of the outputs."""
+        """The equations that compute some of the outputs."""
         wanted = [self._outputs[output] for output in outputs]
         steps: set[int] = set()
         todo, known = [*wanted], {*wanted}
@@ -214,7 +214,7 @@ class Computation(NamedTuple):
 
 
 def _variables(equation: Any) -> list[Any]:
-    """What an equation depends on, each once, without what is written in it."""
+    """The variables that an equation reads, each once, without literals."""
     atoms = (atom for atom in equation.invars if not isinstance(atom, jex.Literal))
     return [*dict.fromkeys(atoms)]
 
@@ -235,7 +235,7 @@ def _is_concatenation(equation: Any) -> bool:
 
 
 def _is_plain_jit(equation: Any) -> bool:
-    """Whether an equation is a `jax.jit` that says nothing of shardings."""
+    """Whether an equation is a `jax.jit` without shardings of its own."""
     if equation.primitive.name not in ("jit", "pjit"):
         return False
     said = (*equation.params["in_shardings"], *equation.params["out_shardings"])
