@@ -41,4 +41,4 @@ def found_at(path: str) -> str | Source:
 
 def reading(path: str, read: Callable[[Source], _T]) -> _T:
     """Read what is at a path: again from the start if it is replaced meanwhile."""
-    return read_consistently(found_at(path), lambda source: lambda: read(source))
+    return read_consistently(found_at(path), read)

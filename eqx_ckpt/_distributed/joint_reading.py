@@ -1,6 +1,7 @@
 """One checkpoint, restored by several processes that read the same version."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from types import TracebackType
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, Sharding
 from .._errors import CheckpointError, LeafMismatchError
 from .._format.leaf_names import below, encode
 from .._format.source import Source
-from .._sources.consistent_read import OF_TWO_VERSIONS
+from .._sources.consistent_read import OF_TWO_VERSIONS, Reading, Replaced
 from .._tree.leaves.key_paths import key_paths, typed
 from .._tree.leaves.leaf_kinds import describe_like, is_key
 from .._tree.leaves.transient import stop_at_transients
@@ -25,53 +26,93 @@ from .meeting import circle_of, from_json, to_json
 from .process_group import digest_of, Group
 
 
-class JointReading:
-    """The agreement of processes that read parts of the same arrays.
+class JointReading(Reading):
+    """A reading by all processes that read parts of the same arrays, or by one alone.
 
-    `guess` finds these processes while there is no plan, see `readers`.
+    They agree on the version and on their plans before they read, and whether all have
+    read it afterwards. What fails on one of them is raised on all.
     """
 
     def __init__(
         self,
         source: PathLike | Source,
+        request: Request,
         timeout: float,
-        guess: Callable[[], set[int]],
         *,
         broadcast_replicas: bool,
     ) -> None:
-        self.is_alone = is_alone()
-        self.members: set[int] | None = None
+        super().__init__(source)
+        self._is_alone = is_alone()
         place = source if isinstance(source, Source) else as_text(source)
         option = ", broadcast_replicas=True" if broadcast_replicas else ""
         self._call = f"restore({place}{option})"
+        self.request = request
         self._timeout = timeout
-        self._guess = guess
+        self.broadcast_replicas = broadcast_replicas
         # What all processes must request in the same way, line by line, once there is a
         # plan.
-        self.outline: list[str] = []
+        self._outline: list[str] = []
+        self._members: set[int] | None = None
         self._group: Group | None = None
         self._round = 0
         # What the processes saw last time, if they did not all see the same.
         self._versions: list[str | None] = []
+        # Whether all know that this version is not read.
+        self._is_given_up = False
 
-    def agree(
+    def __exit__(
         self,
-        version_here: Callable[[], str],
-        has_changed: bool,
-        error: Exception | None,
-    ) -> bool:
-        """Whether all see the same checkpoint; a failure on one is raised on all."""
-        version = None
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._group is not None:
+            self._group.close()
+
+    def open(self) -> Source:
+        self._is_given_up = False
+        return super().open()
+
+    def agree_on(self, plan: ReadPlan) -> None:
+        """Raise unless all processes read this version, by plans that fit together."""
+        if not self._is_alone:
+            self._outline = outline_of(plan)
+            if not self.broadcast_replicas:
+                self._members = readers(plan.shardings)
+            self.confirm()
+
+    def confirm(self, error: Exception | None = None) -> None:
+        if self._is_alone:
+            super().confirm(error)
+            return
+        if error is not None and self._is_given_up:
+            raise error
+        version, has_changed = None, False
         try:
-            version = version_here() if error is None else None
+            if error is None or type(error) in OF_TWO_VERSIONS:
+                has_changed = self.has_changed()
+            version = self.digest() if error is None else None
         except Exception as e:
             error = e
+        self._agree(version, error, has_changed=has_changed)
+
+    def check_others(self) -> None:
+        """Raise if another process failed, before all of them compute together."""
+        if not self._is_alone:
+            self._agree("", None, has_changed=False)
+
+    def _agree(
+        self, version: str | None, error: Exception | None, *, has_changed: bool
+    ) -> None:
+        """Raise unless all see the same version, and nothing failed on any process."""
+        self._is_given_up = True
         told = None if error is None else to_json(error)
         said: dict[str, Any] = {
             "version": version,
             "has_changed": has_changed,
             "error": told,
-            "plan": digest_of(self.outline),
+            "plan": digest_of(self._outline),
         }
         self._round += 1
         try:
@@ -88,11 +129,11 @@ class JointReading:
             failure["kind"] in [kind.__name__ for kind in OF_TWO_VERSIONS]
             for failure in failures.values()
         ):
-            return False
+            raise Replaced from error
         if error is not None:
             raise error
         for i, failure in failures.items():
-            raise from_json(sorted(self.members or ())[i], failure)
+            raise from_json(self._process(i), failure)
         versions = [value["version"] for value in values]
         is_same = len({*versions}) == 1
         if not is_same and versions == self._versions:
@@ -100,46 +141,46 @@ class JointReading:
             # now.
             raise self._several_places(versions)
         self._versions = [] if is_same else versions
-        if is_same and len({value["plan"] for value in values}) > 1:
+        if not is_same:
+            raise Replaced
+        if len({value["plan"] for value in values}) > 1:
             raise self._different()
-        return is_same
+        self._is_given_up = False
 
     def _different(self) -> LeafMismatchError:
         assert self._group is not None
         return LeafMismatchError(
             "The processes do not restore the same:\n"
-            + "\n".join(self._group.first_difference(self.outline))
+            + "\n".join(self._group.first_difference(self._outline))
             + "\nNothing was restored. All processes have to pass the same dtypes, "
             "shardings, `transform` and `filter_spec` for the arrays that they share, "
             "in trees of the same structure."
         )
 
     def _several_places(self, versions: list[str | None]) -> CheckpointError:
-        members = sorted(self.members or ())
         other = next(i for i, v in enumerate(versions) if v != versions[0])
         return CheckpointError(
-            f"Process {members[other]} sees a different checkpoint than process "
-            f"{members[0]} in {self._call}. All processes have to restore from one "
-            "shared directory, or from one store. Nothing was restored."
+            f"Process {self._process(other)} sees a different checkpoint than process "
+            f"{self._process(0)} in {self._call}. All processes have to restore from "
+            "one shared directory, or from one store. Nothing was restored."
         )
 
-    def check(self, error: Exception | None) -> None:
-        """Raise what failed on any process, before they compute together."""
-        self.agree(lambda: "", False, error)
-
-    def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
+    def _process(self, index: int) -> int:
+        """The number of a process that reads."""
+        assert self._group is not None
+        return self._group.members[index]
 
     def _meet(self) -> Group | None:
-        """The processes that read together, by the plan; `None` if only this one."""
+        """The processes that read together; `None` if only this one."""
         if self._group is None:
-            if self.members is None:
-                self.members = self._guess()
-            is_one = jax.process_index() in self.members and len(self.members) > 1
-            everybody = len(self.members) == jax.process_count()
+            if self.broadcast_replicas:
+                self._members = set(range(jax.process_count()))
+            elif self._members is None:
+                self._members = wanted_by(self.request)
+            is_one = jax.process_index() in self._members and len(self._members) > 1
+            everybody = len(self._members) == jax.process_count()
             if is_one and (everybody or service() is not None):
-                circle = circle_of(tuple(sorted(self.members)))
+                circle = circle_of(tuple(sorted(self._members)))
                 self._group = Group(circle, self._call, self._timeout)
         return self._group
 
@@ -198,10 +239,6 @@ def _described(place: Any) -> str:
     kind = getattr(place, "memory_kind", None)
     devices = crc32(str([device.id for device in mesh.devices.flat]).encode())
     return f"a mesh of {', '.join(axes)} (devices {devices:08x}) as {spec}, {kind}"
-
-
-def everybody() -> set[int]:
-    return set(range(jax.process_count()))
 
 
 def readers(places: Iterable[Any]) -> set[int]:

@@ -113,7 +113,7 @@ def iter_leaves(
 def _one_by_one(
     reading: Reading, source: Source, leaves: Sequence[tuple[str, LeafRecord]]
 ) -> Iterator[tuple[str, LeafRecord, Any]]:
-    with reading.announced():
+    with reading:
         for window in batches(leaves, lambda leaf: leaf[1].nbytes, _WINDOW):
             reads = [
                 RegionRead(name, record, whole(record.data_shape))
@@ -166,7 +166,7 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
         ```
     """
     check_progress(progress)
-    return read_consistently(source, lambda found: ft.partial(_verify, found, progress))
+    return read_consistently(source, lambda found: _verify(found, progress))
 
 
 def _verify(source: Source, progress: Progress) -> bool:

@@ -93,10 +93,7 @@ def diff(
         return found
 
     return read_consistently(
-        a,
-        lambda first: (
-            lambda: read_consistently(b, lambda second: lambda: compared(first, second))
-        ),
+        a, lambda first: read_consistently(b, lambda second: compared(first, second))
     )
 
 

@@ -1,6 +1,5 @@
 """Statistics of the leaves of a checkpoint."""
 
-import functools as ft
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -90,7 +89,7 @@ def stats(source: PathLike | Source, prefix: str = "") -> dict[str, LeafStats]:
         assert found["step"].max == 5
         ```
     """
-    return read_consistently(source, lambda found: ft.partial(_stats, found, prefix))
+    return read_consistently(source, lambda found: _stats(found, prefix))
 
 
 def _stats(source: Source, prefix: str) -> dict[str, LeafStats]:

@@ -86,7 +86,7 @@ class Column:
 
     def announced(self) -> contextlib.AbstractContextManager[None]:
         """Keep other threads of this process from removing it."""
-        return self._reading.announced()
+        return self._reading
 
     def has_changed(self) -> bool:
         """Whether it was replaced or removed since it was opened."""

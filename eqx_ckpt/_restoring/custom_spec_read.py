@@ -16,12 +16,11 @@ from .._tree.matching.sharding_argument import place
 from .._tree.plans.custom_match import check_returned
 from .._tree.plans.match_leaf import match_leaf
 from .._tree.transform.transform_parts import Read
-from .._types import Spec
 from .placement import moved
 from .transform_compute import Leaves
 
 
-def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) -> Any:
+def restore_through(leaves: Leaves, read: Read, casting: Casting) -> Any:
     """Call a custom `filter_spec` for a leaf, which it may or may not read."""
 
     def content() -> bytes:
@@ -47,7 +46,7 @@ def restore_through(spec: Spec, leaves: Leaves, read: Read, casting: Casting) ->
 
     f = LeafReader(read.name, read.path, content, restore)
     assert read.spec is not None
-    value = restored_by(spec, f, read.like)
+    value = restored_by(read.spec, f, read.like)
     check_returned(value, read.like, read.name)
     if value is read.like or not isinstance(value, jax.Array):
         return value

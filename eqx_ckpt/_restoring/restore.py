@@ -1,6 +1,5 @@
 """Restore the leaves of a PyTree from a checkpoint."""
 
-import functools as ft
 from collections.abc import Callable
 from typing import Any
 
@@ -8,17 +7,10 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from .._distributed.joint_reading import (
-    everybody,
-    JointReading,
-    outline_of,
-    readers,
-    wanted_by,
-)
+from .._distributed.joint_reading import JointReading
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.source import Source
 from .._progress import Progress, reporting
-from .._sources.consistent_read import read_consistently
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
@@ -34,7 +26,7 @@ from .._types import check_flag, check_function, IsLeaf, PathLike
 from .custom_spec_read import restore_through
 from .leaf_reader import Arrived, assembled
 from .missing_leaves import initialised
-from .transform_compute import Check, Leaves
+from .transform_compute import Leaves
 
 
 def tree_deserialise_leaves(
@@ -162,31 +154,44 @@ def _restored(
     progress: Progress = False,
     timeout: float = TIMEOUT,
 ) -> PyTree:
-    def plan_of(found: Source) -> Callable[[], tuple[ReadPlan, Arrived]]:
-        plan = plan_reads(found.manifest, request)
-        plan.check()
-        joint.outline = [] if joint.is_alone else outline_of(plan)
-        if not broadcast_replicas:
-            joint.members = readers(plan.shardings)
-        return lambda: (
-            plan,
-            _carry_out(found, plan, joint.check, progress, broadcast_replicas),
-        )
-
     check_timeout(timeout)
     check_flag("broadcast_replicas", broadcast_replicas)
-    guess = ft.partial(wanted_by, request)
-    guess = everybody if broadcast_replicas else guess
-    joint = JointReading(source, timeout, guess, broadcast_replicas=broadcast_replicas)
+    reading = JointReading(
+        source, request, timeout, broadcast_replicas=broadcast_replicas
+    )
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
-        try:
-            plan, arrived = read_consistently(
-                source, plan_of, None if joint.is_alone else joint.agree
-            )
-        finally:
-            joint.close()
+        plan, arrived = _read(reading, progress)
         return plan.filled(assembled(arrived))
+
+
+def _read(reading: JointReading, progress: Progress) -> tuple[ReadPlan, Arrived]:
+    with reading:
+        while True:
+            with reading.version():
+                return _read_version(reading, progress)
+
+
+def _read_version(
+    reading: JointReading, progress: Progress
+) -> tuple[ReadPlan, Arrived]:
+    source = reading.open()
+    plan = plan_reads(source.manifest, reading.request)
+    plan.check()
+    reading.agree_on(plan)
+    with reporting(progress, plan.match.nbytes) as report:
+        leaves = Leaves(source, plan.derived, report)
+        arrived = leaves.read(plan.direct, reading.broadcast_replicas)
+        for part in plan.parts:
+            inputs = leaves.read_inputs(part, reading.broadcast_replicas)
+            if part.is_shared:
+                reading.check_others()
+            arrived.values.update(leaves.computed(part, inputs))
+        for read in plan.custom:
+            value = restore_through(leaves, read, plan.request.casting)
+            arrived.values[read.position] = value
+    reading.confirm()
+    return plan, arrived
 
 
 def restore_or_init(
@@ -270,20 +275,3 @@ def restore_or_init(
     )
     tree = _restored(source, request, broadcast_replicas, progress, timeout)
     return initialised(tree, stop_at_transients(request.is_leaf), init, args)
-
-
-def _carry_out(
-    source: Source,
-    plan: ReadPlan,
-    check: Check,
-    progress: Progress,
-    broadcast_replicas: bool,
-) -> Arrived:
-    with reporting(progress, plan.match.nbytes) as report:
-        leaves = Leaves(source, plan.derived, report)
-        arrived = leaves.arrived(plan, broadcast_replicas, check)
-        for read in plan.reads:
-            if read.spec is not None:
-                value = restore_through(read.spec, leaves, read, plan.request.casting)
-                arrived.values[read.position] = value
-    return arrived

@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,16 +14,12 @@ from .._format.source import read_regions, RegionRead, Source
 from .._tree.leaves.leaf_kinds import is_key
 from .._tree.matching.sharding_argument import Place
 from .._tree.plans.match_leaf import of_type
-from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_argument import Derived
 from .._tree.transform.transform_parts import Part, parts_of, Read
 from .._tree.transform.transform_trace import undisturbed, without_nan_checks
 from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
 from .placement import dtype_of, finished
 from .transform_source import Transformed
-
-
-Check: TypeAlias = Callable[[Exception | None], None]
 
 
 class Leaves:
@@ -37,41 +33,22 @@ class Leaves:
         self._derived = derived
         self._report = report
 
-    def arrived(
-        self, plan: ReadPlan, broadcast_replicas: bool, check: Check
-    ) -> Arrived:
-        """Read all leaves but those of a custom `filter_spec`, and compute part by
-        part.
-
-        Processes compute a part together only if each of them has read its inputs. So
-        `check` is called with the error of this process, and raises if any process has
-        one.
-        """
-        direct = [r for r in plan.reads if r.spec is None and not r.is_computed]
-        held = {r.position: x for r in direct if (x := self._held(r)) is not None}
-        direct = [read for read in direct if read.position not in held]
-        arrived, error = Arrived({}, []), None
-        try:
-            arrived = read_leaves(self._shown, direct, self._report, broadcast_replicas)
-            arrived.values.update(held)
-        except Exception as e:
-            error = e
-        for part in plan.parts:
-            inputs = Arrived({}, [])
-            try:
-                if error is None:
-                    inputs = read_leaves(
-                        self._source, part.inputs, self._report, broadcast_replicas
-                    )
-            except Exception as e:
-                error = e
-            if part.is_shared:
-                check(error)
-            if error is None:
-                arrived.values.update(self._computed(part, inputs))
-        if error is not None:
-            raise error
+    def read(self, reads: Sequence[Read], broadcast_replicas: bool) -> Arrived:
+        """Read leaves that are not computed."""
+        held = {r.position: x for r in reads if (x := self._held(r)) is not None}
+        reads = [read for read in reads if read.position not in held]
+        arrived = read_leaves(self._shown, reads, self._report, broadcast_replicas)
+        arrived.values.update(held)
         return arrived
+
+    def read_inputs(self, part: Part, broadcast_replicas: bool = False) -> Arrived:
+        return read_leaves(self._source, part.inputs, self._report, broadcast_replicas)
+
+    def computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
+        """The leaves of a part, by position."""
+        if self._report:
+            self._report("compute")
+        return compute(part, assembled(inputs))
 
     def _held(self, read: Read) -> jax.Array | None:
         """The array of a leaf that the source has in memory, on its new devices."""
@@ -91,19 +68,13 @@ class Leaves:
         with without_nan_checks():
             return jax.device_put(array, sharding)
 
-    def _computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
-        if self._report:
-            self._report("compute")
-        return compute(part, assembled(inputs))
-
     def value(self, read: Read) -> Any:
         """Read or compute one leaf, for a custom `filter_spec`."""
         if self._derived is None or not read.is_computed:
             arrived = read_leaves(self._shown, [read], self._report)
             return assembled(arrived)[read.position]
         (part,) = parts_of(self._derived, [read])
-        inputs = read_leaves(self._source, part.inputs, self._report)
-        return self._computed(part, inputs)[read.position]
+        return self.computed(part, self.read_inputs(part))[read.position]
 
     def on_host(self, read: Read) -> np.ndarray:
         """The data of one leaf in host memory; key data for PRNG keys."""

@@ -4,7 +4,8 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import MANIFEST
@@ -34,15 +35,15 @@ _TRIES = 10
 _T = TypeVar("_T")
 
 
-# From the version that was planned for, whether that was replaced meanwhile, and what
-# failed: whether to go on. If not, it is read again, or an error is raised.
-Agree: TypeAlias = Callable[[Callable[[], str], bool, Exception | None], bool]
+class Replaced(Exception):
+    """Another version is there now: begin again."""
 
 
-class Reading:
+class Reading(contextlib.AbstractContextManager[Any]):
     """A source of which one version is read; a checkpoint may be replaced meanwhile.
 
-    Other sources never change; a recording only grows.
+    Other sources never change; a recording only grows. In its context, other threads of
+    this process do not remove what is read.
     """
 
     def __init__(self, source: PathLike | Source) -> None:
@@ -50,6 +51,39 @@ class Reading:
         self._place = None if isinstance(source, Source) else locate(source)
         self._before: object = None
         self._recorded: Recorded | None = None
+        self._tries = 0
+
+    def __enter__(self) -> Self:
+        if self._place is not None:
+            being_read.append(str(self._place))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._place is not None:
+            being_read.remove(str(self._place))
+
+    @contextlib.contextmanager
+    def version(self) -> Generator[None, None, None]:
+        """Read one version: `open` it, and `confirm` that it is there still.
+
+        If it was replaced, the block ends without an error: enter it again.
+        """
+        if self._tries == _TRIES:
+            raise CheckpointError(
+                f"{self} was replaced {_TRIES} times while it was read. Restore a "
+                "checkpoint that nobody overwrites."
+            )
+        self._tries += 1
+        with contextlib.suppress(Replaced), collector_paused():
+            try:
+                yield
+            except Exception as e:
+                self.confirm(e)
 
     def open(self) -> Source:
         """The version that is there now."""
@@ -71,17 +105,13 @@ class Reading:
         head = self._place.read(MANIFEST, HEAD_BYTES)
         return "" if head is None else hashlib.sha256(head).hexdigest()
 
-    @contextlib.contextmanager
-    def announced(self) -> Generator[None, None, None]:
-        """Keep other threads of this process from removing what is read."""
-        if self._place is None:
-            yield
-            return
-        being_read.append(str(self._place))
-        try:
-            yield
-        finally:
-            being_read.remove(str(self._place))
+    def confirm(self, error: Exception | None = None) -> None:
+        """Raise `Replaced` if the version was; otherwise what failed, if anything."""
+        may_be_of_two = error is None or type(error) in OF_TWO_VERSIONS
+        if may_be_of_two and self.has_changed():
+            raise Replaced from error
+        if error is not None:
+            raise error
 
     @contextlib.contextmanager
     def unless_replaced(self) -> Generator[None, None, None]:
@@ -103,49 +133,15 @@ class Reading:
         return str(self._source if self._place is None else self._place)
 
 
-def read_consistently(
-    source: PathLike | Source,
-    plan: Callable[[Source], Callable[[], _T]],
-    agree: Agree | None = None,
-) -> _T:
-    """Read a checkpoint, all of it from before or all of it from after a replacement.
-
-    `plan` looks at the manifest, and returns the function that reads. If another
-    process saves with `overwrite=True` meanwhile, both start again. Processes that read
-    together `agree` on that, before and after they read.
-    """
-    reading = Reading(source)
-    with reading.announced():
-        for _ in range(_TRIES):
-            with collector_paused():
-                result = _try_to_read(reading, plan, agree)
-            if result:
-                return result[0]
-    raise CheckpointError(
-        f"{reading} was replaced {_TRIES} times while it was read. Restore a "
-        "checkpoint that nobody overwrites."
-    )
+def read_consistently(source: PathLike | Source, read: Callable[[Source], _T]) -> _T:
+    """What `read` returns of one version of a source, before or after a replacement."""
+    with Reading(source) as reading:
+        while True:
+            with reading.version():
+                return _read(reading, read)
 
 
-def _try_to_read(
-    reading: Reading, plan: Callable[[Source], Callable[[], _T]], agree: Agree | None
-) -> list[_T]:
-    """What is read; nothing if the checkpoint was replaced meanwhile."""
-    result, read, error = [], None, None
-    try:
-        read = plan(reading.open())
-    except Exception as e:
-        error = e
-    if agree is not None and not agree(reading.digest, reading.has_changed(), error):
-        return []
-    try:
-        result = [] if read is None else [read()]
-    except Exception as e:
-        error = e
-    has_changed = error is None or type(error) in OF_TWO_VERSIONS
-    has_changed = has_changed and reading.has_changed()
-    if agree is not None:
-        return result if agree(reading.digest, has_changed, error) else []
-    if error is not None and not has_changed:
-        raise error
-    return [] if has_changed else result
+def _read(reading: Reading, read: Callable[[Source], _T]) -> _T:
+    result = read(reading.open())
+    reading.confirm()
+    return result

@@ -74,6 +74,16 @@ class ReadPlan:
             raise LeafMismatchError(explain(self.match, self.derived is not None))
 
     @property
+    def direct(self) -> list[Read]:
+        """What is read as it is, or joined: all but what is computed, or custom."""
+        return [r for r in self.reads if r.spec is None and not r.is_computed]
+
+    @property
+    def custom(self) -> list[Read]:
+        """What a custom `filter_spec` may read."""
+        return [read for read in self.reads if read.spec is not None]
+
+    @property
     def shardings(self) -> list[Sharding | None]:
         """The shardings of all leaves, and of what they are computed from."""
         placed = [sharding for part in self.parts for sharding in part.placed]

@@ -82,7 +82,7 @@ def copy(
         check_leaves(found.manifest, form, strict=strict, loses_metadata=False)
         return found
 
-    with reading.announced():
+    with reading:
         opened, error = gather_errors(call, checked, timeout)
         if error is not None:
             raise error
