@@ -226,7 +226,14 @@ class Run:
                 f"Step {step} in {self.directory!r} was not deleted: it belongs to the "
                 f"{what} {above!r}, which needs it."
             )
-        self.remove([step])
+        try:
+            self.remove([step])
+        except OSError as e:
+            e.add_note(
+                f"Whether step {step} was deleted is not known: `steps()` says what is "
+                "there. What is left of it goes when a manager starts."
+            )
+            raise
 
     def problem(self, step: int) -> str:
         """Why a step is not intact, or `''`; its data are not read."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import eqx_ckpt
 from eqx_ckpt import interop
+from helpers import assert_same
 
 from . import shim, workloads
 from .shim import Fault
@@ -31,6 +32,7 @@ WRITERS: dict[str, Callable[[str, str], None]] = {
     "new.npz": _named(interop.to_npz),
     "new.safetensors": _named(interop.to_safetensors),
     "new.msgpack": _named(interop.to_flax),
+    "orbax": _named(interop.to_orbax),
     "copy": _named(eqx_ckpt.copy),
 }
 
@@ -39,6 +41,9 @@ def digest(path: str) -> str:
     """What is at a path, in a few bytes; nothing if that is missing."""
     if not os.path.lexists(path):
         return ""
+    if path.endswith("orbax"):
+        # Orbax writes when it began, and where.
+        return str(seed_of(interop.open_orbax(path)))
     files = [path]
     if os.path.isdir(path):
         files = [str(p) for p in sorted(pathlib.Path(path).rglob("*")) if p.is_file()]
@@ -51,24 +56,51 @@ def digest(path: str) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def seed_of(source: str | interop.Source) -> int:
+    """Of the tree that a source holds, every value of it."""
+    restored = eqx_ckpt.tree_deserialise_leaves(source, workloads.tree(0))
+    assert_same(restored, workloads.tree(restored["step"]))
+    return restored["step"]
+
+
+def _prepare(directory: str, name: str) -> tuple[pathlib.Path, ...]:
+    """Save two checkpoints, and export each of them to a folder of its own."""
+    place = pathlib.Path(directory)
+    folders = place / "first", place / "second"
+    for seed, folder in enumerate(folders, 1):
+        eqx_ckpt.tree_serialise_leaves(place / f"{seed}", workloads.tree(seed))
+        folder.mkdir()
+        WRITERS[name](f"{place}/{seed}", f"{folder}/{name}")
+    return place, *folders
+
+
+def digests(directory: str, name: str) -> list[str]:
+    """As `_prepare`: of what was exported."""
+    return [digest(f"{folder}/{name}") for folder in _prepare(directory, name)[1:]]
+
+
+def replace(directory: str, name: str) -> None:
+    """Export the second checkpoint to where the first one is."""
+    place = pathlib.Path(directory)
+    WRITERS[name](f"{place.parent}/2", f"{place}/{name}")
+    shim.note("saved")
+
+
 Struck = tuple[list[str], Exception | None, str, list[str]]
 
 
-def strike(directory: str, name: str, old: bool, fault: Fault) -> tuple[str, str, list]:
-    """Let each operation of an export fail, one after the other.
+def strike(
+    directory: str, name: str, old: bool, fault: Fault, distance: int
+) -> tuple[str, str, list]:
+    """Let each operation of an export fail, or each at a distance, one after the other.
 
     Return the digest of the old file, of the new one, and for each operation that was
     hit: it, the error, the digest of what is there, and what was left over.
     """
-    place, write = pathlib.Path(directory), WRITERS[name]
-    for seed in (1, 2):
-        eqx_ckpt.tree_serialise_leaves(place / f"{seed}", workloads.tree(seed))
-    first, second = place / "first", place / "second"
-    for folder, seed in ((first, 1), (second, 2)):
-        folder.mkdir()
-        write(f"{place}/{seed}", f"{folder}/{name}")
+    write = WRITERS[name]
+    place, first, second = _prepare(directory, name)
     found: list[Struck] = []
-    for n in range(1, 200):
+    for n in range(1, 1000, distance):
         folder = place / f"struck {n}"
         shutil.copytree(first, folder) if old else folder.mkdir()
         read, report = os.pipe()

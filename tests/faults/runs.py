@@ -35,6 +35,13 @@ def save(
         shim.note("saved")
 
 
+def delete(directory: str, step: int) -> None:
+    """Delete a step."""
+    with eqx_ckpt.CheckpointManager(directory) as manager:
+        manager.delete(step)
+    shim.note("deleted")
+
+
 def start(directory: str) -> None:
     """Start a manager, which cleans up."""
     shim.note("starting")

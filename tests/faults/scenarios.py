@@ -46,16 +46,24 @@ class Place:
             yield n, shutil.copytree(disk / "scenario", disk / f"scenario {n}")
         raise AssertionError("Nothing here needs a thousand operations.")
 
-    def _strikes(
-        self,
-        zygote: Zygote,
-        disk: pathlib.Path,
-        function: Callable[..., None],
-        *args: Any,
+    @property
+    def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """What a process does there: a function of a directory, and its arguments."""
+        raise NotImplementedError
+
+    def perform(
+        self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
+    ) -> Outcome:
+        function, args = self.call
+        return zygote.run(function, str(directory), *args, fault=fault)
+
+    def strikes(
+        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
     ) -> list[runs.Struck]:
-        """What a function does in copies of such a directory: see `runs`."""
+        """What it does in copies, in each of which another operation is hit."""
         self.prepare(zygote, disk / "scenario")
-        call = (function, str(disk / "scenario"), *args)
+        function, args = self.call
+        call = (function, str(disk / "scenario"), fault, *args)
         return zygote.call(runs.strike_each, *call, timeout=OF_MANY)
 
 
@@ -87,24 +95,15 @@ class Scenario(Place):
         """Kill a save before its last rename: all of it is there but its name."""
         trial = directory.with_name("trial")
         shutil.copytree(directory, trial)
-        count = self.save(zygote, trial, Fault(str(trial), kinds=("rename",))).count
+        count = self.perform(zygote, trial, Fault(str(trial), kinds=("rename",))).count
         shutil.rmtree(trial)
         fault = Fault(str(directory), count, kinds=("rename",))
-        assert self.save(zygote, directory, fault).signal
+        assert self.perform(zygote, directory, fault).signal
         assert len(list(directory.iterdir())) > len(self.before)
 
-    def save(
-        self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
-    ) -> Outcome:
-        args = (str(directory / "new"), WRITTEN, self.overwrite, self.layout)
-        return zygote.run(workloads.save, *args, fault=fault)
-
-    def strikes(
-        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
-    ) -> list[runs.Struck]:
-        """What a save does, of which another operation is hit each time."""
-        args = (fault, WRITTEN, self.overwrite, self.layout)
-        return self._strikes(zygote, disk, workloads.save_new, *args)
+    @property
+    def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return workloads.save_new, (WRITTEN, self.overwrite, self.layout)
 
 
 AnyPlace = TypeVar("AnyPlace", bound=Place)
@@ -174,29 +173,39 @@ class RunScenario(Place):
             *({k: v for k, v in self.saved.items() if k not in g} for g in gone),
         ]
 
-    def save(
-        self, zygote: Zygote, directory: pathlib.Path, fault: Fault | None = None
-    ) -> Outcome:
-        args = (str(directory), self.step, self.keep, None, self.layout)
-        return zygote.run(runs.save, *args, fault=fault)
+    @property
+    def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return runs.save, (self.step, self.keep, None, self.layout)
 
-    def strikes(
-        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
-    ) -> list[runs.Struck]:
-        """As those of a `Scenario`."""
-        args = (fault, self.step, self.keep, None, self.layout)
-        return self._strikes(zygote, disk, runs.save, *args)
+
+@dataclass(frozen=True)
+class Deletion(RunScenario):
+    """A run, of which a manager deletes a step."""
+
+    keep: int = 3
+
+    @property
+    def after(self) -> dict[str, int]:
+        return {k: v for k, v in self.before.items() if k not in steps(self.step)}
+
+    @property
+    def outcomes(self) -> list[dict[str, int]]:
+        return [self.before, self.after]
+
+    @property
+    def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return runs.delete, (self.step,)
 
 
 def kills(
     scenario: Scenario | RunScenario, zygote: Zygote, disk: pathlib.Path
 ) -> Iterator[tuple[int, str, Outcome]]:
-    """A save that is killed before its first operation, its second, ..., and none.
+    """A process that is killed before its first operation, its second, ..., and none.
 
     Each time in another directory, which stays.
     """
     for n, directory in scenario.copies(zygote, disk):
-        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
+        outcome = scenario.perform(zygote, directory, Fault(str(directory), n))
         assert outcome.error is None
         yield n, str(directory), outcome
         if not outcome.signal:
@@ -224,6 +233,8 @@ KEEP_TWO = RunScenario("keep two", steps(1, 2, 3), step=4)
 REPAIR = RunScenario(
     "a damaged step", {**steps(1, 2), "000003": workloads.DAMAGED}, step=3, keep=1
 )
+DELETE = Deletion("delete", steps(1, 2, 3), step=2)
+DELETE_DAMAGED = Deletion("delete a damaged one", REPAIR.before, step=3)
 KEEP_ONE_DATABASES = of_databases(KEEP_ONE)
 REPAIR_DATABASE = of_databases(REPAIR)
 
@@ -244,7 +255,7 @@ class Death:
         place = directory.with_name("death")
         self.scenario.prepare(zygote, place)
         fault = Fault(str(place), self.nth, kinds=(self.kind,))
-        assert self.scenario.save(zygote, place, fault).signal
+        assert self.scenario.perform(zygote, place, fault).signal
         for name in runs.hidden(str(place)):
             shutil.move(place / name, directory / name)
         shutil.rmtree(place)
@@ -277,11 +288,9 @@ class Debris(Place):
         for death in self.deaths:
             death.leave(zygote, directory)
 
-    def strikes(
-        self, zygote: Zygote, disk: pathlib.Path, fault: Fault
-    ) -> list[runs.Struck]:
-        """What a clean-up does, of which another operation is hit each time."""
-        return self._strikes(zygote, disk, runs.start, fault)
+    @property
+    def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return runs.start, ()
 
 
 DEBRIS = Debris("debris", steps(1, 2))

@@ -1,10 +1,11 @@
 """Exports and copies on a disk that fails: a clear error, and the old file is there."""
 
 import pathlib
+import shutil
 
 import pytest
 
-from faults import exports
+from faults import exports, replay
 from faults.failures import assert_says_why, ERRORS
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
@@ -12,12 +13,22 @@ from faults.zygote import OF_MANY, Zygote
 
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("name", exports.WRITERS)
+@pytest.mark.parametrize(
+    ("name", "distance"),
+    [
+        *((name, 1) for name in exports.WRITERS if name != "orbax"),
+        pytest.param("orbax", 17, marks=pytest.mark.slow),
+        pytest.param("orbax", 1, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_each_operation_fails(
-    zygote: Zygote, disk: pathlib.Path, name: str, error: str, old: bool
+    zygote: Zygote, disk: pathlib.Path, name: str, distance: int, error: str, old: bool
 ) -> None:
+    """Orbax needs many, and is imported for each test."""
+    if name == "orbax":
+        pytest.importorskip("orbax.checkpoint")
     fault = Fault("", 0, error, ERRORS[error])
-    call = (exports.strike, str(disk), name, old, fault)
+    call = (exports.strike, str(disk), name, old, fault, distance)
     before, after, strikes = zygote.call(*call, timeout=OF_MANY)
     for hits, raised, found, left in strikes:
         where = f"{error} at {hits}: {raised!r}"
@@ -35,3 +46,28 @@ def test_each_operation_fails(
         if not hits[0].startswith(("sync", "unlink", "open")):
             assert found == before, where
     assert len(strikes) > 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "orbax" else [])
+        for name in exports.WRITERS
+    ],
+)
+def test_every_crash_state(zygote: Zygote, disk: pathlib.Path, name: str) -> None:
+    """The old one is there, or the new one, which stays once the call has returned."""
+    if name == "orbax":
+        pytest.importorskip("orbax.checkpoint")
+    old, new = zygote.call(exports.digests, str(disk), name)
+    root, log = shutil.copytree(disk / "first", disk / "root"), disk / "log"
+    fault = Fault(str(root), log=str(log))
+    assert zygote.run(exports.replace, str(root), name, fault=fault).error is None
+
+    def check(directory: pathlib.Path, notes: list[str]) -> None:
+        there = exports.digest(f"{directory}/{name}")
+        assert there in ([new] if "saved" in notes else [old, new]), notes
+
+    result = replay.explore(log, root, disk / "first", disk, check)
+    assert result.states > 3
+    assert not result.bad, str(result)

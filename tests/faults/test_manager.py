@@ -23,6 +23,8 @@ SCENARIOS = [
     scenarios.REPAIR,
     scenarios.KEEP_ONE_DATABASES,
     scenarios.REPAIR_DATABASE,
+    scenarios.DELETE,
+    scenarios.DELETE_DAMAGED,
 ]
 
 
@@ -42,7 +44,7 @@ def test_kill_at_every_operation(
         assert resumed.found in scenario.outcomes, where
         scenarios.check_resumed(resumed, scenario.keep, where)
         assert resumed.found == scenario.after or outcome.signal
-    assert len(outcomes) > 20
+    assert len(outcomes) > 12
 
 
 def _resume_each(
@@ -144,6 +146,33 @@ def _check_struck(
     if debris and not for_ever:
         assert saved, where
         assert struck.kind in ("unlink", "open", "sync"), where
+
+
+@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
+@pytest.mark.parametrize("name", ERRORS)
+def test_fail_at_every_operation_of_a_deletion(
+    zygote: Zygote, disk: pathlib.Path, name: str, for_ever: bool
+) -> None:
+    """A step is there, whole, or it is not; the next manager removes what is left."""
+    scenario = scenarios.DELETE
+    fault = Fault("", 0, name, ERRORS[name], for_ever)
+    strikes = scenario.strikes(zygote, disk, fault)
+    for struck in strikes:
+        where = f"{name} at {struck.hits[:1]}: {struck.error!r}"
+        if struck.error is None:
+            assert struck.found == scenario.after, where
+            assert struck.kind != "sync", f"a failed sync is no success: {where}"
+            continue
+        assert_says_why(struck.error, name)
+        if struck.found != scenario.before:
+            assert struck.found == scenario.after, where
+            assert "is not known: " in "".join(struck.error.__notes__), where
+    directories = [struck.directory for struck in strikes]
+    found = _resume_each(zygote, directories, scenario.keep)
+    for struck, resumed in zip(strikes, found, strict=True):
+        assert resumed.found == struck.found
+        scenarios.check_resumed(resumed, scenario.keep, f"{struck.hits[:1]}")
+    assert sum(struck.error is not None for struck in strikes) > 1
 
 
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])

@@ -92,18 +92,6 @@ def _overtaken(
         yield *answers, directory
 
 
-def test_a_clean_up_is_overtaken(zygote: Zygote, disk: pathlib.Path) -> None:
-    call = (runs.start, ())
-    kinds = (*CHANGES, "open", "lock")
-    for one, two, directory in _overtaken(
-        zygote, disk, scenarios.DEBRIS, call, call, kinds
-    ):
-        assert one is None
-        assert two is None
-        assert not runs.hidden(str(directory))
-        assert workloads.load_all(str(directory)) == scenarios.DEBRIS.before
-
-
 def test_a_clean_up_goes_on_behind_a_save_that_ended(
     zygote: Zygote, disk: pathlib.Path
 ) -> None:
@@ -134,21 +122,6 @@ def test_a_fork_of_a_dead_process_does_not_keep_its_save_alive(
     assert runs.hidden(str(disk / "run"))
     zygote.call(runs.start, str(disk / "run"))
     assert not runs.hidden(str(disk / "run"))
-
-
-def test_a_save_is_overtaken_by_one_of_the_next_step(
-    zygote: Zygote, disk: pathlib.Path
-) -> None:
-    first, second = (runs.save, (4, 1)), (runs.save, (5, 1))
-    kinds = ("lock", "rename", "sync", "read")
-    for one, two, directory in _overtaken(
-        zygote, disk, scenarios.KEEP_TWO, first, second, kinds
-    ):
-        assert one is None
-        assert two is None
-        found = workloads.load_all(str(directory))
-        assert found in (steps(5), steps(4, 5))
-        assert not runs.hidden(str(directory))
 
 
 @pytest.mark.parametrize("scenario", READ, ids=str)

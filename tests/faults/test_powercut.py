@@ -41,7 +41,7 @@ def test_what_was_acknowledged_survives(
 ) -> None:
     directory = power.disk / f"acknowledged {scenario.name} {commit}"
     scenario.prepare(zygote, directory)
-    assert scenario.save(zygote, directory).error is None
+    assert scenario.perform(zygote, directory).error is None
     if commit:
         power.commit_journal()
     power.cut()
@@ -64,11 +64,11 @@ def test_a_cut_in_the_middle_of_a_save(
     """Killed and cut at places across the save, and at each step of its commit."""
     trial = power.disk / f"trial {scenario.name}"
     scenario.prepare(zygote, trial)
-    count = scenario.save(zygote, trial, Fault(str(trial))).count
+    count = scenario.perform(zygote, trial, Fault(str(trial))).count
     for n in [*range(1, count - 8, 9), *range(count - 8, count + 1)]:
         directory = power.disk / f"cut {scenario.name} {n}"
         scenario.prepare(zygote, directory)
-        outcome = scenario.save(zygote, directory, Fault(str(directory), n))
+        outcome = scenario.perform(zygote, directory, Fault(str(directory), n))
         if n % 2:
             power.commit_journal()
         power.cut()
@@ -82,7 +82,7 @@ def test_a_cut_after_a_clean_up(zygote: Zygote, power: PowerCut, death: Death) -
     directory = power.disk / f"clean-up {death}"
     death.scenario.prepare(zygote, directory)
     fault = Fault(str(directory), death.nth, kinds=(death.kind,))
-    assert death.scenario.save(zygote, directory, fault).signal
+    assert death.scenario.perform(zygote, directory, fault).signal
     zygote.call(runs.start, str(directory))
     power.commit_journal()
     power.cut()

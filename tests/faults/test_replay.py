@@ -49,6 +49,7 @@ SCENARIOS = [
     pytest.param(scenarios.KEEP_TWO, marks=pytest.mark.slow),
     scenarios.REPAIR,
     scenarios.KEEP_ONE_DATABASES,
+    scenarios.DELETE,
 ]
 
 
@@ -59,10 +60,10 @@ def test_every_crash_state_of_a_save(
     scenario.prepare(zygote, disk / "initial")
     shutil.copytree(disk / "initial", disk / "root")
     fault = Fault(str(disk / "root"), log=str(disk / "log"))
-    assert scenario.save(zygote, disk / "root", fault).error is None
+    assert scenario.perform(zygote, disk / "root", fault).error is None
     check = functools.partial(_check, scenario)
     result = replay.explore(disk / "log", disk / "root", disk / "initial", disk, check)
-    assert result.states > 50
+    assert result.states > 40
     assert not result.bad, str(result)
 
 
@@ -70,7 +71,8 @@ def _check(
     scenario: Scenario | RunScenario, directory: pathlib.Path, notes: list[str]
 ) -> None:
     there = workloads.load_all(str(directory))
-    allowed = [scenario.after] if "saved" in notes else scenario.outcomes
+    has_ended = not {"saved", "deleted"}.isdisjoint(notes)
+    allowed = [scenario.after] if has_ended else scenario.outcomes
     assert there in allowed, f"{there} is there, and the notes are {notes}"
 
 
@@ -83,7 +85,7 @@ def test_every_crash_state_of_a_clean_up(
     death.scenario.prepare(zygote, disk / "initial")
     shutil.copytree(disk / "initial", root)
     fault = Fault(str(root), death.nth, kinds=(death.kind,), log=log)
-    assert death.scenario.save(zygote, root, fault).signal
+    assert death.scenario.perform(zygote, root, fault).signal
     outcome = zygote.run(runs.start, str(root), fault=Fault(str(root), log=log))
     assert outcome.error is None
     check = functools.partial(_check, death.scenario)

@@ -195,8 +195,7 @@ def translated(error: Exception, name: str) -> Exception:
     whole = str(error)
     # It repeats what it cannot read, which may be all of a file.
     text = censored(_DETAILS.sub("", whole))[:_MOST_SHOWN]
-    if code := re.search(r"\[os_error_code='(\d+)'", whole):
-        number = int(code[1])
+    if number := os_error_of(error):
         return OSError(number, f"{os.strerror(number)} ({name!r}: {text})")
     if text.startswith("DATA_LOSS"):
         return CorruptCheckpointError(text)
@@ -248,6 +247,12 @@ def translated(error: Exception, name: str) -> Exception:
     if _DAMAGED.search(text):
         return CorruptCheckpointError(text if name in text else f"{text} ({name})")
     return CheckpointError(f"TensorStore failed at {name!r}: {text}")
+
+
+def os_error_of(error: BaseException) -> int:
+    """The number of the system's error in TensorStore's, or 0."""
+    found = re.search(r"\[os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else 0
 
 
 def status_of(error: BaseException | None) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import errno
+import os
 import re
-import shutil
 from collections.abc import Callable, Container, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,9 +18,11 @@ from ..._format.leaf_record import LeafRecord, scalar_from_text, SCALAR_KINDS
 from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._sources.checkpoint_source import opened
-from ..._storage.calls.posix_calls import exchange
-from ..._storage.calls.safe_files import list_files
+from ..._storage.calls.opening import open_folder
+from ..._storage.calls.posix_calls import delete, exchange, flush
+from ..._storage.calls.safe_files import list_files, writing_to
 from ..._storage.calls.store_path import local_path
+from ..._storage.calls.tensorstore_calls import os_error_of, translated
 from ..._storage.interface.attempt_lock import locked_attempt
 from ..._storage.interface.replacing import already_there, is_replacement, Kind
 from ..._tree.matching.name_tree import nested, sortable
@@ -123,9 +125,23 @@ def to_orbax(
     )
     with _beside(place, overwrite=overwrite) as new, _registry(tree) as registry:
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-        with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
+        saver = contextlib.closing(ocp.Checkpointer(handler))
+        with saver as checkpointer, _errors_of_the_disk(place):
             checkpointer.save(new, args=ocp.args.PyTreeSave(tree))
     return place
+
+
+@contextlib.contextmanager
+def _errors_of_the_disk(place: Path) -> Generator[None, None, None]:
+    """Let Orbax's errors be those of the system, and say where, and what to do."""
+    try:
+        with writing_to(str(place), "write it again"):
+            yield
+    except ValueError as e:
+        if not os_error_of(e):
+            raise
+        with writing_to(str(place), "write it again"):
+            raise translated(e, str(place)) from e
 
 
 def _differs(path: str) -> str:
@@ -144,21 +160,30 @@ _KIND = Kind("a checkpoint of Orbax", _differs, is_folder=True)
 def _beside(place: Path, *, overwrite: bool) -> Generator[Path, None, None]:
     """A path to write to, which becomes `place` if nothing fails."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with locked_attempt(str(place)) as stem:
-        hidden = Path(f"{stem}.tmp")
+    with contextlib.ExitStack() as stack:
+        # Opened before the first write: it reports the errors of writes since then.
+        parent = open_folder(str(place.parent))
+        stack.callback(os.close, parent)
+        hidden = Path(f"{stack.enter_context(locked_attempt(str(place)))}.tmp")
         hidden.mkdir()
+        stack.callback(delete, str(hidden))
+        new = hidden / "new"
+        yield new
+        flush(parent, str(hidden))
+        replaced = _move(new, place, overwrite=overwrite)
         try:
-            yield hidden / "new"
-            _move(hidden / "new", place, overwrite=overwrite)
-        finally:
-            shutil.rmtree(hidden)
+            os.fsync(parent)
+        except OSError:
+            if replaced:
+                exchange(str(new), str(place))
+            raise
 
 
-def _move(new: Path, place: Path, *, overwrite: bool) -> None:
-    """Move a directory to `place`, or exchange it with what it replaces."""
+def _move(new: Path, place: Path, *, overwrite: bool) -> bool:
+    """Move a directory to `place`, or exchange it with what it replaces: is that so?"""
     if is_replacement(str(place), _KIND, overwrite=overwrite):
         exchange(str(new), str(place))
-        return
+        return True
     try:
         # Fails unless `place` is missing or an empty directory.
         new.rename(place)
@@ -166,6 +191,7 @@ def _move(new: Path, place: Path, *, overwrite: bool) -> None:
         if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise already_there(repr(str(place))) from None
         raise
+    return False
 
 
 class _Later:

@@ -1,0 +1,50 @@
+"""A process stops at any file operation, for as long as others like, and goes on."""
+
+import itertools
+import pathlib
+import random
+import shutil
+
+import pytest
+
+from faults import races, scenarios, stopped
+from faults.shim import Fault
+from faults.zygote import Zygote
+
+
+KINDS = ("create", "open", "mkdir", "sync", "rename", "link", "unlink", "lock")
+
+
+@pytest.mark.parametrize(
+    "distance", [17, pytest.param(1, marks=pytest.mark.exhaustive)], ids=["few", "all"]
+)
+def test_another_works_meanwhile(
+    zygote: Zygote, disk: pathlib.Path, distance: int
+) -> None:
+    """Nothing acknowledged is lost, and all is as if one had come after the other."""
+    draw = random.Random(distance)
+    scenarios.DEBRIS.prepare(zygote, disk / "run")
+    names = [*stopped.OPERATIONS]
+    for first in names:
+        for n in itertools.count(1 + draw.randrange(distance), distance):
+            seconds = names if distance == 1 else [draw.choice(names)]
+            if not all([_is_stopped(zygote, disk, first, s, n) for s in seconds]):
+                break
+
+
+def _is_stopped(
+    zygote: Zygote, disk: pathlib.Path, first: str, second: str, n: int
+) -> bool:
+    """Stop at the nth operation; whether there is one."""
+    directory = str(shutil.copytree(disk / "run", disk / "copy"))
+    one, two = (stopped.OPERATIONS[name].perform for name in (first, second))
+    fault = Fault(directory, n, "STOP", KINDS)
+    calls = (one, (directory, 0)), (two, (directory, stopped.OTHER))
+    look = stopped.look, (directory,)
+    answers = zygote.call(races.overtake_and_look, fault, *calls, look)
+    shutil.rmtree(directory)
+    if answers is None:
+        return False
+    problem = stopped.problem(scenarios.DEBRIS.before, first, second, answers)
+    assert not problem, f"{first} stops at {n}: {problem}"
+    return True
