@@ -121,11 +121,16 @@ def resume(run: str, layout: eqx_ckpt.typing.Layout) -> tuple[list[int], list[in
 
 
 def stopping(
-    operation: Callable[..., None], pid_file: pathlib.Path, run: str, layout: str
+    operation: Callable[..., None],
+    pid_file: pathlib.Path,
+    clock: Callable[[], float] | None,
+    run: str,
+    layout: str,
 ) -> None:
     """Say which process this is, which will be stopped for longer than it may be."""
     pid_file.write_text(str(os.getpid()))
     heartbeat.FAIL_AFTER = FAIL_AFTER
+    heartbeat.clock = clock or heartbeat.clock
     publication.PAUSES = (0.01,) * 3
     kvstore._RETRIES |= {"initial_delay": "1ms", "max_delay": "1ms"}
     operation(run, layout)

@@ -90,15 +90,35 @@ def export(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     eqx_ckpt.copy(f"{run}/000002", f"{run}/000003", layout=layout)
 
 
-# What each of them makes: a step, and the seed of its tree.
-OPERATIONS: dict[Callable[..., None], dict[int, int]] = {
+def delete(run: str, layout: eqx_ckpt.typing.Layout) -> None:
+    with CheckpointManager(run) as manager:
+        manager.delete(2)
+
+
+# What each of them changes: a step, and the seed of its tree, if it is there then.
+OPERATIONS: dict[Callable[..., None], dict[int, int | None]] = {
     save: {3: NEW},
     overwrite: {2: NEW},
-    retain: {3: NEW},
+    retain: {1: None, 2: None, 3: NEW},
     export: {3: 2},
+    delete: {2: None},
     sweep: {},
     restore: {},
 }
+# The request of each of them that changes what is there, for others.
+DECIDE = {
+    save: ("PUT POST", r"000003(?:/|%2F)zarr\.json"),
+    overwrite: ("PUT POST", r"000002(?:/|%2F)zarr\.json"),
+    retain: ("PUT POST", r"000003(?:/|%2F)zarr\.json"),
+    export: ("PUT POST", r"000003(?:/|%2F)zarr\.json"),
+    delete: ("DELETE", r"000002(?:/|%2F)zarr\.json"),
+    sweep: ("PUT POST", r"f{32}(?:/|%2F)swept"),
+}
+
+
+def changed(there: dict[int, int], by: Callable[..., None]) -> dict[int, int]:
+    found = there | OPERATIONS[by]
+    return {step: seed for step, seed in found.items() if seed is not None}
 
 
 class Run:
@@ -188,7 +208,7 @@ class Run:
         self.place.proxy.requests.clear()
         operation(self.url, self.layout)
         number = len(self.place.proxy.requests)
-        self._check(OPERATIONS[operation], None, is_retained=operation is retain)
+        self._check(operation, None)
         return number
 
     def strike(
@@ -210,7 +230,7 @@ class Run:
         finally:
             self.place.proxy.rules.clear()
         try:
-            self._check(OPERATIONS[operation], error, is_retained=operation is retain)
+            self._check(operation, error)
             if len(faults) == 1:
                 assert not isinstance(error, CONCLUSIONS), error
         except BaseException as e:
@@ -222,22 +242,18 @@ class Run:
             raise
         return error
 
-    def _check(
-        self, new: dict[int, int], error: Exception | None, *, is_retained: bool
-    ) -> None:
-        there = self._found()
-        before = {step: seed for step, seed in BEFORE.items() if step not in new}
-        old = {step: seed for step, seed in BEFORE.items() if step in new}
+    def _check(self, operation: Callable[..., None], error: Exception | None) -> None:
+        there, after = self._found(), changed(BEFORE, operation)
         if error is None:
-            expected = [new] if is_retained else [before | new]
+            expected = [after]
         elif f"Step {NEW} was saved." in said(error):
             # Some of the older ones were removed.
-            assert new.items() <= there.items() <= (before | new).items(), there
+            assert after.items() <= there.items() <= (BEFORE | after).items(), there
             return
         elif "is not known" in said(error):
-            expected = [before | old, before | new]
+            expected = [BEFORE, BEFORE | after, after]
         else:
-            expected = [before | old]
+            expected = [BEFORE]
         assert there in expected, there
 
     def _found(self) -> dict[int, int]:
@@ -301,11 +317,13 @@ def test_two_faults(run: Run, pairs: int) -> None:
 
 
 @LAYOUTS
+@pytest.mark.parametrize("operation", DECIDE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
-    "operation", [save, overwrite, retain], ids=lambda f: f.__name__
-)
-@pytest.mark.parametrize(
-    "which", ["manifest", pytest.param("all", marks=pytest.mark.exhaustive)]
+    "which",
+    [
+        pytest.param("decides", marks=pytest.mark.slow),
+        pytest.param("all", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_process_that_is_stopped(
     run: Run,
@@ -316,22 +334,23 @@ def test_a_process_that_is_stopped(
 ) -> None:
     """For longer than a manager waits, while a request is on its way."""
     run.pid_file = tmp_path / "pid"
+    # A sweeper waits for ten minutes between two looks.
+    clock = Clock() if operation is sweep else None
 
     def perform(url: str, layout: eqx_ckpt.typing.Layout) -> None:
-        program = ft.partial(programs.stopping, operation, run.pid_file)
+        program = ft.partial(programs.stopping, operation, run.pid_file, clock)
         zygote.call(programs.at, programs.environment(run.place), program, url, layout)
 
     last = run.count(operation)
     numbers = range(1, last + 1)
-    if which == "manifest":
-        step = max(OPERATIONS[operation])
+    if which == "decides":
+        methods, path = DECIDE[operation]
         requests = enumerate(run.place.proxy.requests[:last], 1)
-        path = rf"{step:06d}(?:/|%2F)zarr\.json"
         numbers = [
             number
             for number, request in requests
-            if request.method in ("PUT", "POST") and re.search(path, request.path)
-        ]
-        assert len(numbers) == 1
+            if request.method in methods.split() and re.search(path, request.path)
+        ][:1]
+        assert numbers
     for number, when in itertools.product(numbers, STOPPED):
         run.strike(operation, {number: f"stopped {when}"}, perform)
