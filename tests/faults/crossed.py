@@ -1,13 +1,15 @@
 """Each meeting of each call of a job, with faulty processes; run in all of them.
 
 One job makes many calls. In each, some processes are late at one of its meetings, or
-leave the call there with an error of their own, or call something else.
+leave the call there with an error of their own, or call something else. Where one dies,
+the job makes this call only, and another job makes it again.
 """
 
 import functools as ft
 import random
+import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +22,9 @@ from eqx_ckpt._distributed import jax_service, meeting, process_group as group
 from eqx_ckpt._distributed.meeting import Circle
 from eqx_ckpt._distributed.process_group import Group
 
+from .dying_jobs import die
 from .failing_jobs import caught
+from .jobs import End
 from .programs import assert_same, shared, TIMEOUT
 
 
@@ -49,17 +53,19 @@ class Call(NamedTuple):
     make: Callable[[int], Any]
 
 
-def cases(processes: int, count: int | None, seed: int) -> list[Case]:
+def cases(
+    processes: int, count: int | None, seed: int, faults: Sequence[str] = FAULTS
+) -> list[Case]:
     """So many of all cases with one or two faulty processes, or all with one."""
     chance = random.Random(seed)
     single = [
         Case(call, {who: (fault, nth)})
         for call in CALLS
         for who in range(processes)
-        for fault in FAULTS
+        for fault in faults
         for nth in range(1, MEETINGS[call] + 1)
         # One that leaves before the first meeting is late for that.
-        if {"late": True, "gone": nth > 1, "differs": nth == 1}[fault]
+        if {"gone": nth > 1, "differs": nth == 1}.get(fault, True)
     ]
     if count is None:
         return single
@@ -69,8 +75,13 @@ def cases(processes: int, count: int | None, seed: int) -> list[Case]:
         for one in chosen[: count // 3]
         for other in chance.sample([c for c in single if c.call == one.call], 3)
         if not one.faults.keys() & other.faults.keys()
+        if _is_anybody_left(processes, {**one.faults, **other.faults})
     ]
     return chosen + pairs
+
+
+def _is_anybody_left(processes: int, faults: Mapping[int, tuple[str, int]]) -> bool:
+    return sum(fault == "dies" for fault, _ in faults.values()) < processes
 
 
 def state(seed: int) -> dict[str, Any]:
@@ -110,6 +121,17 @@ def run(where: str, chosen: list[Case]) -> list[tuple[list[str], str]]:
     return [job.play(number, case) for number, case in enumerate(chosen)]
 
 
+def end(where: str, case: Case) -> str:
+    """What the call raises in a process that does not die."""
+    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.5
+    return _Job(where).make(0, case)
+
+
+def resume(ended: Sequence[tuple[str, Case]]) -> list[str]:
+    """What the same call raises in a new job, in each of these places."""
+    return [_Job(where, is_new=False).again(1, case.call) for where, case in ended]
+
+
 def count_meetings(where: str) -> dict[str, int]:
     """How many meetings each call has in this process."""
     job = _Job(where)
@@ -121,7 +143,7 @@ def count_meetings(where: str) -> dict[str, int]:
 
 
 class _Job:
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, is_new: bool = True) -> None:
         self._where = where
         self._index = jax.process_index()
         self._client = jax_service._client()
@@ -129,9 +151,10 @@ class _Job:
         self.passed = 0
         self._act: Callable[[bool], None] = lambda slow: None
         self._nth = 0
-        eqx_ckpt.tree_serialise_leaves(f"{where}/there", state(1), timeout=TIMEOUT)
         self._manager = eqx_ckpt.CheckpointManager(f"{where}/run", timeout=TIMEOUT)
-        self._manager.save(1, state(1)).result()
+        if is_new:
+            eqx_ckpt.tree_serialise_leaves(f"{where}/there", state(1), timeout=TIMEOUT)
+            self._manager.save(1, state(1)).result()
         self._timeout = TIMEOUT
         self._calls = self._all_calls()
         for owner, name in (
@@ -155,6 +178,13 @@ class _Job:
         return watched
 
     def play(self, number: int, case: Case) -> tuple[list[str], str]:
+        text = self.make(number, case)
+        self._client.key_value_set(f"crossed/{number}/{self._index}", "ended")
+        self._barrier(f"{number} ends")
+        return [text], self.again(2 * number + 1, case.call)
+
+    def make(self, number: int, case: Case) -> str:
+        """The call, with its faults; what it raises."""
         call = self._calls[case.call]
         fault, nth = case.faults.get(self._index, ("", 0))
         self._set(TIMEOUT, 0)
@@ -168,6 +198,9 @@ class _Job:
         elif fault == "gone":
             self._act = self._leave
             self._set(SHORT, nth)
+        elif fault == "dies":
+            self._act = lambda slow: die()
+            self._set(SHORT, nth)
         else:
             self._set(SHORT, 0)
         made = call.make
@@ -175,10 +208,7 @@ class _Job:
             made = self._calls[
                 "latest" if case.call != "latest" else "should_save"
             ].make
-        text = caught(made, 2 * number)[1]
-        self._client.key_value_set(f"crossed/{number}/{self._index}", "ended")
-        self._barrier(f"{number} ends")
-        return [text], self.again(2 * number + 1, case.call)
+        return caught(made, 2 * number)[1]
 
     def again(self, number: int, name: str) -> str:
         """The call without a fault."""
@@ -204,7 +234,7 @@ class _Job:
             self._client.blocking_key_value_get(f"crossed/{number}/{i}", _BARRIER)
 
     def _barrier(self, name: str) -> None:
-        self._client.wait_at_barrier(f"crossed {name}", _BARRIER)
+        self._client.wait_at_barrier(f"{self._where} {name}", _BARRIER)
 
     def _all_calls(self) -> dict[str, Call]:
         where, run = self._where, self._manager
@@ -265,7 +295,45 @@ class _Job:
         }
 
 
-def check(chosen: list[Case], ends: list[list[tuple[list[str], str]]]) -> Iterator[str]:
+# What calls make, by their number, which is there if they succeed.
+MADE: dict[str, Callable[[int], str]] = {
+    "save": "save {}".format,
+    "async": "async {}".format,
+    "copy": "copy {}".format,
+    "manager.save": lambda number: f"run/{10 + number:06d}",
+}
+
+
+def check_made(where: str, number: int, call: str) -> Iterator[str]:
+    """Whether what a call has made is there, and whole."""
+    if call in MADE:
+        path = f"{where}/{MADE[call](number)}"
+        try:
+            eqx_ckpt.inspect.verify(path)
+        except (OSError, eqx_ckpt.CheckpointError) as e:
+            yield f"{call} was acknowledged, and {path} is not there: {e!r}"
+
+
+def check_deaths(where: str, case: Case, ends: Sequence[End]) -> Iterator[str]:
+    """What is wrong with the ends of a job in which some die."""
+    living = [end for i, end in enumerate(ends) if i not in case.faults]
+    if 0 not in case.faults:
+        # With process 0, JAX's coordination service ends, and JAX ends its clients.
+        if any(end.error or end.signal for end in living):
+            yield f"{case}: a process died or hangs beside the others: {living}"
+        elif len({bool(end.value) for end in living}) > 1:
+            yield f"{case} has several outcomes: {living}"
+    for i in case.faults:
+        # On a busy machine, its call may fail before.
+        if ends[i].signal != signal.SIGKILL and not (ends[i].value or ends[i].error):
+            yield f"{case}: process {i} did not die: {ends}"
+    if any(end.value == "" for end in living):
+        yield from check_made(where, 0, case.call)
+
+
+def check(
+    where: str, chosen: list[Case], ends: list[list[tuple[list[str], str]]]
+) -> Iterator[str]:
     """What is wrong with the ends of each process: one outcome, and then no error."""
     for number, case in enumerate(chosen):
         texts = [end[number][0][0] for end in ends]
@@ -277,6 +345,8 @@ def check(chosen: list[Case], ends: list[list[tuple[list[str], str]]]) -> Iterat
         ]
         if len({bool(text) for text in involved}) > 1:
             yield f"{case} has several outcomes: {texts}"
+        if "" in involved:
+            yield from check_made(where, 2 * number, case.call)
         if any("Nothing was saved" in t for t in texts) and "restore" in case.call:
             yield f"{case} speaks of a save: {texts}"
         if any(afterwards):

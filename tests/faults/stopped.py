@@ -119,7 +119,8 @@ def problem(
 ) -> str:
     """What is wrong with what two calls returned or raised, and with what is there.
 
-    It has to be as if one of them had come after the other.
+    It has to be as if one of them had come after the other; but the first may give up if
+    the second replaces what it reads.
     """
     one, two = (OPERATIONS[name].expected for name in (first, second))
     *ends, there = answers
@@ -129,6 +130,8 @@ def problem(
     between, error = two(before, OTHER)
     after, last = one(between, 0)
     possible.append((after, last, error))
+    if "was replaced or removed while its leaves were read" in str(ends[0]):
+        possible.append((between, type(ends[0]), error))
     for after, *errors in possible:
         if there == after and all(map(_is_told, errors, ends)):
             return ""
