@@ -69,8 +69,10 @@ class Circle:
         )
         self._numbers = itertools.count(1)
         self._calls = Calls(self.first, members[1:])
-        # On the first process: after how many matches it has published which failures.
+        # On the first process: after how many matches it has published which failures,
+        # and whether others have published theirs since the last one.
         self._published: tuple[int, set[str]] = (0, set())
+        self._others_have = False
         # On the others: where failures since the last match are that this one knows,
         # or whose meetings were those of a dead process.
         self._known: set[str] = set()
@@ -185,9 +187,9 @@ class Circle:
         """Publish the failures since the last match, for processes that are late."""
         matches, published = self._published
         failed = self._calls.failed()
-        if published and matches != self._calls.matches:
+        if (published or self._others_have) and matches != self._calls.matches:
             service.delete(f"{self.prefix}failed/")
-            published = set[str]()
+            published, self._others_have = set[str](), False
         for text in failed.keys() - published:
             failure = failed[text]
             said = {"error": failure.answers[text]["error"], "age": failure.age}
@@ -200,6 +202,7 @@ class Circle:
         call = Call(process, number, said["text"], said.get("value"))
         if "withdrawn" in said:
             self._forget(process, said["ended"])
+            self._others_have = True
             assert self.service is not None
             # If it has partners, these are about to find out.
             if number > self._seen[process] or self._calls.is_waiting(call):

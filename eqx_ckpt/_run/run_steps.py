@@ -228,7 +228,7 @@ class Run:
             )
         try:
             self.remove([step])
-        except OSError as e:
+        except (OSError, CheckpointError) as e:
             e.add_note(
                 f"Whether step {step} was deleted is not known: `steps()` says what is "
                 "there. What is left of it goes when a manager starts."

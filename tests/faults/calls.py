@@ -221,6 +221,26 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
     return errors, [len(keys), *manager.steps()]
 
 
+def call_once_more(directory: str) -> list[int | None]:
+    """Process 1 calls what the other one does not; then all make that call."""
+    index, client = jax.process_index(), coordination._client()
+    manager = eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT)
+    manager.save(1, {"step": 1}).result()
+    if index == 1:
+        manager._timeout, meeting.TIMEOUT_MARGIN = 0.1, 0.1
+        assert "No answer from process 0" in caught(manager.latest)[1]
+        manager._timeout, meeting.TIMEOUT_MARGIN = TIMEOUT, 5.0
+    # Process 0 hears of the two calls of process 1 at once.
+    while index == 0 and not any(
+        "save(2)" in said for _, said in client.key_value_dir_get("eqx_ckpt/")
+    ):
+        time.sleep(0.01)
+    manager.save(2, {"step": 2}).result()
+    found = [manager.latest(), manager.latest()]
+    manager.close()
+    return found
+
+
 def replaced(directory: str, index: int, life: int) -> tuple[int, list[int]]:
     """Process 1 of two ends without a word, and another one takes its place.
 

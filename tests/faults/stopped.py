@@ -119,8 +119,8 @@ def problem(
 ) -> str:
     """What is wrong with what two calls returned or raised, and with what is there.
 
-    It has to be as if one of them had come after the other; but the first may give up if
-    the second replaces what it reads.
+    It has to be as if one of them had come after the other; but the first may give up
+    if the second replaces what it reads.
     """
     one, two = (OPERATIONS[name].expected for name in (first, second))
     *ends, there = answers

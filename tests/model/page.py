@@ -9,6 +9,7 @@ from .checker import check, Found, Model
 from .directory import Directory
 from .links import Links
 from .meeting import Meeting
+from .outcome import Outcome
 from .recording import Recording
 from .references import References
 from .tiers import Tiers
@@ -19,6 +20,7 @@ MODELS: tuple[type[Model], ...] = (
     Bucket,
     Recording,
     Meeting,
+    Outcome,
     Links,
     References,
     Tiers,

@@ -108,6 +108,13 @@ def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
             assert "-1 is not a step" in errors["wrong"][1]
 
 
+def test_what_failed_before_a_match_is_forgotten(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    ends = zygote.call(jobs.values, 2, 1, calls.call_once_more, str(disk / "run"))
+    assert ends == [[2, 2], [2, 2]]
+
+
 def test_a_process_is_replaced(zygote: Zygote, disk: pathlib.Path) -> None:
     programs = [
         (1, 1, calls.replaced, str(disk), index, life)

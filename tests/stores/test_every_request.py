@@ -316,6 +316,18 @@ def test_two_faults(run: Run, pairs: int) -> None:
             run.strike(operation, {n: draw.choice(actions(run)) for n in numbers})
 
 
+@pytest.mark.parametrize("run", ["zarr"], indirect=True)
+def test_what_came_of_a_deletion_is_not_seen(run: Run) -> None:
+    """The answers are wrong that say whether the manifest is gone."""
+    last = run.count(delete)
+    requests = enumerate(run.place.proxy.requests[:last], 1)
+    (number,) = [n for n, r in requests if r.method == "DELETE" and "zarr" in r.path][
+        :1
+    ]
+    error = run.strike(delete, dict.fromkeys(range(number + 1, number + 9), "halved"))
+    assert "Whether step 2 was deleted is not known" in said(error)
+
+
 @LAYOUTS
 @pytest.mark.parametrize("operation", DECIDE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
