@@ -7,10 +7,10 @@ The encoding is injective, readable, and safe on every file system and object st
 import functools as ft
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
-from .._types import TypedPath
+from .._types import KeyPath, TypedPath
 
 
 ROOT = "@root"
@@ -35,6 +35,10 @@ _LETTERS = {"a": "attr", "i": "index", "k": "key"}
 
 
 _MAX_COMPONENT = 200
+
+
+# More than JAX takes apart, and than Python's recursion limit.
+_MAX_LEVELS = 1000
 
 
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
@@ -150,6 +154,27 @@ def folders(names: Iterable[str]) -> set[str]:
             found.add(folder)
             folder = folder.rpartition("/")[0]
     return found
+
+
+def inside_others(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pairs: a name, and one inside of it, for which it is the closest.
+
+    Unlike `folders`, this makes no text for each level of a name.
+    """
+    above: list[str] = []
+    for folder in sorted(f"{name}/" for name in names):
+        while above and not folder.startswith(above[-1]):
+            above.pop()
+        if above:
+            yield above[-1][:-1], folder[:-1]
+        above.append(folder)
+
+
+def level_problem(path: TypedPath | KeyPath) -> str:
+    """Why no leaf can have so many keys, or `''`."""
+    if len(path) <= _MAX_LEVELS:
+        return ""
+    return f"it is nested {len(path)} levels deep, and {_MAX_LEVELS} is the limit"
 
 
 def alike(names: Sequence[str]) -> list[tuple[str, str]]:

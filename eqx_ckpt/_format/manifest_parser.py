@@ -15,7 +15,14 @@ from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpoin
 from .._types import LAYOUTS
 from .chunk_grid import chunk_count
 from .dtype_names import DATA_TYPES, OF_JAX
-from .leaf_names import decode, Decoder, encode, folders, is_encoded
+from .leaf_names import (
+    decode,
+    Decoder,
+    encode,
+    inside_others,
+    is_encoded,
+    level_problem,
+)
 from .leaf_record import (
     ARRAY_KINDS,
     CannotSave,
@@ -218,7 +225,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
     path_of = Decoder()
     for name, entry in leaves.items():
         leaves[name] = _checked_leaf(name, entry, types, path_of)
-    _require(not folders(leaves) & leaves.keys(), "a leaf is inside another one")
+    _require(not any(inside_others(leaves)), "a leaf is inside another one")
     return Manifest(
         leaves=leaves,
         unsaved=unsaved,
@@ -239,7 +246,7 @@ def check_source(source: Manifest, where: str) -> None:
             _check_record(name, record)
         except (*_MALFORMED, CannotSave) as e:
             problems[name] = str(e)
-    for name in folders(leaves) & leaves.keys():
+    for name, _ in inside_others(leaves):
         problems[name] = "another leaf is inside it"
     if not is_separators(source.separators):
         raise CheckpointError(
@@ -256,6 +263,7 @@ def check_source(source: Manifest, where: str) -> None:
 def _check_record(name: str, record: LeafRecord) -> None:
     expected = encode(record.path)
     _require(expected == name, f"its `path` has the name {expected!r}")
+    _require(not level_problem(record.path), level_problem(record.path))
     initials = "".join([kind[0] for kind, _ in record.path])
     _require(
         decode(encode(record.path, uncut=True), initials) == record.path,
@@ -331,6 +339,7 @@ def _checked_leaf(
         path = path_of(uncut or name, kinds)
         if uncut and encode(path) != name:
             raise _Wrong("its path is another leaf's")
+        _require(not level_problem(path), level_problem(path))
         if chunks is None:
             _require(type(text) is str, "its value is not text")
             scalar_from_text(fields[0], text)

@@ -1,11 +1,13 @@
 """Other programs' Zarr arrays, in directories or in OCDBT databases."""
 
+import bisect
 import functools as ft
+import itertools
 import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -16,6 +18,7 @@ from .._storage.calls.host_memory import memory
 from .._storage.calls.tensorstore_calls import context, KvSpec, own_context, wait_for
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.chunks.ocdbt_database import Database
+from .._storage.chunks.ocdbt_tree import DatabaseTree
 from .._storage.locate import locate
 from .._types import PathLike, Report
 
@@ -73,6 +76,7 @@ class Place:
     **Attributes:**
 
     - `is_database`: whether its keys are in a database.
+    - `keys`: all keys; those of a database in order.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -110,11 +114,24 @@ class Place:
     def array_keys(self) -> list[str]:
         """The keys of all arrays."""
         endings = tuple("/" + name for name in _DRIVERS)
-        return [
-            key.rpartition("/")[0]
-            for key in self._base.list_keys()
-            if key.endswith(endings)
-        ]
+        return [key.rpartition("/")[0] for key in self.keys if key.endswith(endings)]
+
+    @ft.cached_property
+    def keys(self) -> list[str]:
+        return sorted(self._sizes) if self.is_database else self._outer.list_keys()
+
+    @ft.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """The size of each value of a database, by its key.
+
+        TensorStore would list what has no end, and allocate what a value is said to
+        have.
+        """
+        try:
+            sizes = DatabaseTree(self._outer).sizes()
+        except CorruptCheckpointError as e:
+            raise CorruptCheckpointError(f"{self} is damaged: {e}.") from None
+        return {key.decode(errors="replace"): size for key, size in sizes.items()}
 
     def describe(
         self, keys: Sequence[str], damage: dict[str, str]
@@ -122,9 +139,9 @@ class Place:
         """The arrays that exist; the problem with one is put into `damage`."""
         found: dict[str, ZarrArray] = {}
         todo = list(keys)
-        list_keys = ft.cache(self._base.list_keys)
         for name, driver in _DRIVERS.items():
             names = [_folder(key) + name for key in todo]
+            self._check_metadata(names)
             for key, data in zip(todo, self._base.read_all(names), strict=True):
                 if data is None:
                     continue
@@ -133,7 +150,7 @@ class Place:
                         raise data
                     described = _described(data, driver)
                     array = ZarrArray(*described, self._base.spec, key, driver)
-                    _check_size(array, list_keys)
+                    _check_size(array, self)
                     self._check_files(array)
                     found[key] = array
                 except (CorruptCheckpointError, ValueError) as e:
@@ -142,20 +159,59 @@ class Place:
         damage.update({key: "there is no such array" for key in todo})
         return found
 
+    def _check_metadata(self, names: Iterable[str]) -> None:
+        """Raise `CorruptCheckpointError` for metadata that do not fit in memory."""
+        for name in names if self.is_database else ():
+            if self._sizes.get(name, 0) > _MAX_METADATA:
+                reason = f"{name} has {self._sizes[name]} bytes"
+                raise CorruptCheckpointError(f"{self} is damaged: {reason}.")
+
     def _check_files(self, array: ZarrArray) -> None:
         """Raise `CorruptCheckpointError` for files that TensorStore must not open.
 
         It would follow a link out of the directory, wait for ever for a pipe, and end
         the process for a file that does not fit in memory.
         """
-        if self.is_database:
-            return
+        folder = _folder(array.key)
         most = array.chunk_nbytes * _MOST_OVERHEAD + _MAX_METADATA
-        if problem := self._outer.folder_problem(_folder(array.key), most):
+        if self.is_database:
+            problem = self._value_problem(folder, most)
+        else:
+            problem = self._outer.folder_problem(folder, most)
+        if problem:
             raise CorruptCheckpointError(problem)
 
+    def _value_problem(self, folder: str, most: int) -> str:
+        """The first value below a folder that has more than `most` bytes, or `''`."""
+        first = bisect.bisect_left(self.keys, folder)
+        for key in itertools.islice(self.keys, first, None):
+            if not key.startswith(folder):
+                break
+            if (size := self._sizes[key]) > most:
+                return f"{key} has {size} bytes, and {most} would be too many"
+        return ""
 
-def _check_size(array: ZarrArray, list_keys: Callable[[], list[str]]) -> None:
+    def rows(self, driver: str) -> "ts.TensorStore":
+        """Open the array that is here, to read rows of it; its files may be links."""
+        import tensorstore as ts
+
+        spec = {"driver": driver, "kvstore": self._outer.spec}
+        opening = ts.open(spec, read=True, open=True, context=context())
+        array = wait_for(opening, str(self))
+        itemsize = array.dtype.numpy_dtype.itemsize
+        chunk = array.chunk_layout.write_chunk.shape or ()
+        if (nbytes := math.prod(chunk) * itemsize) > memory():
+            raise CheckpointError(
+                f"{self} has chunks of {in_bytes(nbytes)}, and this machine has "
+                f"{in_bytes(memory())}: write it anew, in smaller chunks."
+            )
+        most = nbytes * _MOST_OVERHEAD + _MAX_METADATA
+        if problem := self._outer.folder_problem("", most, links=True):
+            raise CorruptCheckpointError(f"{self} is damaged: {problem}.")
+        return array
+
+
+def _check_size(array: ZarrArray, place: Place) -> None:
     """Raise `ValueError` for an array that claims far more than is there.
 
     TensorStore ends the process if memory is short.
@@ -169,7 +225,7 @@ def _check_size(array: ZarrArray, list_keys: Callable[[], list[str]]) -> None:
     if array.nbytes <= most:
         return
     folder = _folder(array.key)
-    there = sum(key.startswith(folder) for key in list_keys()) - 1
+    there = sum(key.startswith(folder) for key in place.keys) - 1
     if array.nbytes - there * array.chunk_nbytes > most:
         raise ValueError(
             f"its shape {str(array.shape)[:100]} is that of {in_bytes(array.nbytes)}, "
@@ -320,14 +376,10 @@ class _Failed:
 
 def open_zarr(path: PathLike) -> "ts.TensorStore":
     """A Zarr array of version 3 or 2."""
-    import tensorstore as ts
-
-    place = locate(path)
-    for key, driver in (("zarr.json", "zarr3"), (".zarray", "zarr")):
-        if place.read(key) is not None:
-            spec = {"driver": driver, "kvstore": place.spec}
-            opening = ts.open(spec, read=True, open=True, context=context())
-            return wait_for(opening, str(place))
+    place = Place(path)
+    for name, driver in _DRIVERS.items():
+        if place.file(name, _MAX_METADATA) is not None:
+            return place.rows(driver)
     raise CheckpointNotFoundError(
         f"There is no Zarr array at {place}: no `zarr.json`, and no `.zarray`."
     )

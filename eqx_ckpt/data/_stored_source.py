@@ -1,5 +1,6 @@
 """Rows of stored arrays: of a checkpoint, or of any Zarr arrays."""
 
+import math
 import threading
 from collections import OrderedDict
 
@@ -7,11 +8,14 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from .._errors import CheckpointError
+from .._format.display import in_bytes
 from .._format.leaf_names import is_below
 from .._sources.checkpoint_source import opened
 from .._sources.foreign_zarr import open_zarr
 from .._sources.recording_source import Recorded
 from .._sources.stored_rows import CheckpointRows, SampleRows, ZarrRows
+from .._storage.calls.host_memory import memory
 from .._tree.matching.name_tree import checked_prefix, nested
 from .._types import PathLike
 from ._order import Rows
@@ -64,6 +68,8 @@ class StoredDataSource(Source):
 
         - `ValueError`: the first axes of the arrays differ, or there are no arrays.
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint, or no array.
+        - [`eqx_ckpt.CheckpointError`][]: the rows that are stored together, or a chunk,
+            do not fit in memory.
         """
         if (path is None) == (not arrays):
             raise ValueError(
@@ -83,10 +89,21 @@ class StoredDataSource(Source):
             for n in self._names
         )
         self._chunk = max(1, min(count, reader.chunk))
+        self._check_fits(", ".join(map(str, arrays.values() or [path])))
         self.rows = Rows(count, self._chunk, min(window, -(-count // self._chunk)))
         self._capacity = 2 * self.rows.window
         self._kept: OrderedDict[int, list[np.ndarray]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def _check_fits(self, where: str) -> None:
+        rows = jax.tree.leaves(self.like)
+        nbytes = self._chunk * sum(math.prod(r.shape) * r.dtype.itemsize for r in rows)
+        if nbytes > memory():
+            raise CheckpointError(
+                f"{where}: {self._chunk} rows are read together, which take "
+                f"{in_bytes(nbytes)}, and this machine has {in_bytes(memory())}. Write "
+                "smaller rows, or in smaller chunks."
+            )
 
     def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
         chunks = indices // self._chunk

@@ -131,15 +131,11 @@ class ChunkValues(Chunks):
         return found or Problem(f"{key} is missing", is_missing=True)
 
     def listed(self) -> set[str]:
-        return {*self.list_keys()}
-
-    def list_keys(self) -> list[str]:
-        """All keys, relative to this location."""
-        return self.place.list_keys()
+        return {*self.place.list_keys()}
 
     def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
         """One listing: a request for a chunk would transfer it."""
-        there = {*self.list_keys()}
+        there = self.listed()
         keys = (one.chunk.key for one in every_chunk(leaves))
         lost = next((key for key in keys if key not in there), "")
         return f"{lost} is missing" if lost else ""

@@ -77,11 +77,6 @@ class Database(ChunkValues):
         # One that has lost chunks may not be one that can be listed.
         return set()
 
-    def list_keys(self) -> list[str]:
-        """All keys in the database."""
-        keys = self.place.wait_for(open_kvstore(self.spec).list())
-        return [key.decode(errors="replace") for key in keys]
-
     def problem(self) -> str:
         return self.place.database_problem()
 

@@ -115,11 +115,11 @@ def database_problem(path: str) -> str:
     return ""
 
 
-def folder_problem(path: str, folder: str, most: int) -> str:
+def folder_problem(path: str, folder: str, most: int, *, links: bool) -> str:
     """The first entry below a folder that TensorStore must not open, or ''.
 
-    It must not have links, as a database; and no file has more than `most` bytes, which
-    TensorStore would allocate.
+    It must not have links, as a database, but for files where `links` may be; and no
+    file has more than `most` bytes, which TensorStore would allocate.
     """
     parts = itertools.accumulate(filter(None, folder.split("/")), "{}/{}".format)
     if link := next((part for part in parts if os.path.islink(path + part)), None):
@@ -129,7 +129,7 @@ def folder_problem(path: str, folder: str, most: int) -> str:
         with os.scandir(todo.pop()) as entries:
             for entry in entries:
                 name = os.path.relpath(entry.path, path)
-                if entry.is_symlink():
+                if entry.is_symlink() and not (links and entry.is_file()):
                     return f"{name} is a symbolic link"
                 if entry.is_dir():
                     todo.append(entry.path)

@@ -13,7 +13,16 @@ from ..interface.place import Storage
 
 # Where a value is, such as `value:p0/:d/6f...e1:0:812`, or a node: its kind, the folder
 # and the file in it, its offset, and its number of bytes.
-_TEXT = re.compile(r"\w+:((?:p\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII)
+_TEXT = re.compile(
+    r"\w+:((?:(?:p|ocdbt\.process_)\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII
+)
+
+
+# Far more than TensorStore writes; it would allocate what a node is said to have.
+_MAX_NODE = 2**26
+
+
+_MAX_KEYS = 2**22
 
 
 # A value, its location, or the problem with it.
@@ -40,13 +49,42 @@ class DatabaseTree:
             self._known.update(self._below_root(unknown))
         return self._known
 
+    def sizes(self) -> dict[bytes, int]:
+        """The number of bytes of each value, by its key.
+
+        Raises `CorruptCheckpointError` for a tree that is larger than its nodes.
+        """
+        found: dict[bytes, int] = {}
+        seen: set[str] = set()
+        root, height = self._root()
+        todo = [] if root is None else [(root, height, b"")]
+        while todo:
+            location, height, prefix = todo.pop()
+            if location in seen:
+                raise CorruptCheckpointError(f"{location} is twice in the database")
+            seen.add(location)
+            for entry in self._node(location, height):
+                if height:
+                    below = prefix + entry["subtree_common_prefix"]
+                    todo.append((entry["location"], height - 1, below))
+                    continue
+                found[prefix + entry["key"]] = _nbytes(entry)
+            if len(found) > _MAX_KEYS:
+                reason = f"the database has more than {_MAX_KEYS} keys"
+                raise CorruptCheckpointError(reason)
+        return found
+
     def _below_root(self, keys: Sequence[bytes]) -> Iterable[tuple[bytes, Entry]]:
         try:
-            version = self._dump("manifest.ocdbt")["versions"][-1]
+            root, height = self._root()
         except CorruptCheckpointError as e:
             return dict.fromkeys(keys, Problem(str(e))).items()
-        root, height = version["root"].get("location"), version["root_height"]
         return [] if root is None else self._below(root, height, b"", keys)
+
+    def _root(self) -> tuple[str | None, int]:
+        """The location of the newest root, if there is any key, and its height."""
+        version = self._dump("manifest.ocdbt")["versions"][-1]
+        return version["root"].get("location"), version["root_height"]
 
     def _below(
         self, location: str, height: int, prefix: bytes, keys: Sequence[bytes]
@@ -73,7 +111,10 @@ class DatabaseTree:
     def _node(self, location: str, height: int) -> list[dict[str, Any]]:
         """The entries of a node."""
         # TensorStore would follow any path.
-        node = self._dump(parsed(location).file, location)
+        place = parsed(location)
+        if place.nbytes > _MAX_NODE:
+            raise CorruptCheckpointError(f"{location} of the database is too large")
+        node = self._dump(place.file, location)
         if node["height"] != height:
             raise CorruptCheckpointError(f"{location} of the database is damaged")
         return node["entries"]
@@ -85,6 +126,12 @@ class DatabaseTree:
         base, context = open_kvstore(self._place.spec), own_context()
         dumping = ts.ocdbt.dump(base, location, context=context)
         return self._place.wait_for(dumping, file)
+
+
+def _nbytes(entry: Mapping[str, Any]) -> int:
+    """The size of the value of an entry."""
+    inline = entry.get("inline_value")
+    return parsed(entry["indirect_value"]).nbytes if inline is None else len(inline)
 
 
 class Location(NamedTuple):

@@ -159,8 +159,8 @@ class Directory(Storage):
     def database_problem(self) -> str:
         return database_problem(self.spec["path"])
 
-    def folder_problem(self, folder: str, most: int) -> str:
-        return folder_problem(self.spec["path"], folder, most)
+    def folder_problem(self, folder: str, most: int, *, links: bool = False) -> str:
+        return folder_problem(self.spec["path"], folder, most, links=links)
 
     def whole_above(self) -> tuple[str, str]:
         return whole_above(os.path.realpath(self.url()))

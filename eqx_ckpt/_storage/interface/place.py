@@ -142,10 +142,11 @@ class Storage(abc.ABC):
         """Why TensorStore must not open an OCDBT database here, or `''`."""
         return ""
 
-    def folder_problem(self, folder: str, most: int) -> str:
+    def folder_problem(self, folder: str, most: int, *, links: bool = False) -> str:
         """Why TensorStore must not open an array in a folder here, or `''`.
 
-        No file of it has more than `most` bytes.
+        No file of it has more than `most` bytes, or is a link, unless these may be
+        there.
         """
         return ""
 

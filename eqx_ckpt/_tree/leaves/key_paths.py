@@ -8,7 +8,13 @@ from operator import is_
 from typing import Any, TYPE_CHECKING
 
 from ..._errors import LeafNameError
-from ..._format.leaf_names import encode_component, folders, KEY_KINDS, ROOT
+from ..._format.leaf_names import (
+    encode_component,
+    inside_others,
+    KEY_KINDS,
+    level_problem,
+    ROOT,
+)
 from ..._lazy import eqx, jtu, np
 from ..._types import IsLeaf, KeyPath, TypedPath
 from .transient import is_transient
@@ -113,15 +119,19 @@ def _plain(token: Any, path: KeyPath) -> str | int:
 
 
 def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
-    """Raise `LeafNameError` if two names are equal, or one is inside the other."""
+    """Raise `LeafNameError` if two names are equal, or one is inside the other.
+
+    Also if a leaf is at a level that no reader takes.
+    """
     leaves: dict[str, tuple[KeyPath, str]] = {}
     clashes: list[str] = []
     for path, name in named:
         first = leaves.setdefault(name, (path, name))
         if first[0] is not path:
             clashes.append(_clash(first, (path, name)))
-    for folder in leaves.keys() & folders(leaves):
-        inside = next(leaf for leaf in leaves if leaf.startswith(folder + "/"))
+        if problem := level_problem(path):
+            raise LeafNameError(f"Leaf {name[:200]!r}: {problem}. Nest it less.")
+    for folder, inside in inside_others(leaves):
         clashes.append(_clash(leaves[folder], leaves[inside]))
     if clashes:
         raise LeafNameError(

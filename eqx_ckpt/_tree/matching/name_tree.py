@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TYPE_CHECKING
 
-from ..._errors import LeafMismatchError
+from ..._errors import CheckpointError, LeafMismatchError
 from ..._format.leaf_names import folders, is_below
 from ..._format.leaf_record import (
     dtype_from_tag,
@@ -19,6 +19,10 @@ from .similar_names import instead_of
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree
+
+
+# Nested deeper, Python and JAX reach the recursion limit.
+_MAX_LEVELS = 200
 
 
 def checked_prefix(prefix: Any, manifest: Manifest, *, is_empty: bool = False) -> str:
@@ -61,6 +65,12 @@ def nested(
         keys = [token for _, token in record.path[skip:]]
         if not keys:
             return leaf(name, record)
+        if len(keys) > _MAX_LEVELS:
+            raise CheckpointError(
+                f"Leaf {name[:200]!r} would be in {len(keys)} nested dictionaries, and "
+                f"{_MAX_LEVELS} is the limit. Restore into a `like` of your own, or a "
+                "part, with a longer `prefix`."
+            )
         node = tree
         for key in keys[:-1]:
             node = node.setdefault(key, {})

@@ -10,8 +10,8 @@ import numpy as np
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import chunk_shape
 from ..._format.dtype_names import OF_JAX
-from ..._format.leaf_names import encode, folders, joined
-from ..._format.leaf_record import LeafRecord, tag_and_data_type
+from ..._format.leaf_names import encode, inside_others, joined, level_problem
+from ..._format.leaf_record import CannotSave, LeafRecord, tag_and_data_type
 from ..._format.manifest import check_array, Manifest
 from ..._types import TypedPath
 
@@ -102,12 +102,7 @@ def clashes(named: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         if name in texts:
             found.append((texts[name], text))
         texts.setdefault(name, text)
-    above = folders(texts) & texts.keys()
-    for name, text in texts.items() if above else ():
-        parts = name.split("/")
-        inside_of = {"/".join(parts[:i]) for i in range(1, len(parts))} & above
-        found += [(texts[folder], text) for folder in inside_of]
-    return found
+    return found + [(texts[a], texts[b]) for a, b in inside_others(texts)]
 
 
 def array_record(
@@ -118,6 +113,8 @@ def array_record(
     It is a JAX array, unless JAX would narrow it without x64, or lacks its dtype.
     `CannotSave` for what this package cannot represent.
     """
+    if problem := level_problem(path):
+        raise CannotSave(f"has too long a name: {problem}")
     tag, data_type = tag_and_data_type(dtype)
     is_numpy = tag in NARROWED or tag not in OF_JAX
     record = LeafRecord(

@@ -10,7 +10,8 @@ from ._file_extents import read_bytes
 _MAX_DEPTH = 200
 
 
-_MAX_OBJECTS = 4_000_000
+# A leaf of each would take a kB.
+_MAX_OBJECTS = 500_000
 
 
 _MAX_TEXT = 2**20
