@@ -390,11 +390,31 @@ def without_etag(exchange: proxy.Exchange) -> None:
     exchange.reply(reply._replace(headers=headers))
 
 
+def page(exchange: proxy.Exchange) -> None:
+    """That of a login, for whatever is asked."""
+    headers = {"Content-Type": "text/html", "ETag": '"page"'}
+    exchange.reply(proxy.Reply(200, headers, b"<!DOCTYPE html><p>Log in</p>", None))
+
+
+def without_ranges(exchange: proxy.Exchange) -> None:
+    """A cache that knows whole objects only."""
+    del exchange.headers["Range"]
+    proxy.passed(exchange)
+
+
+def partial(exchange: proxy.Exchange) -> None:
+    """The status of a part, without a word about which one it is."""
+    exchange.reply(exchange.forward()._replace(status=206))
+
+
 @pytest.mark.parametrize(
     ("action", "path", "words"),
     [
         (redirected, "", "sends requests for .* elsewhere"),
-        (without_etag, r"run/zarr\.json$", "without an ETag"),
+        (without_etag, r"run/zarr\.json$", "as no store does.*proxy"),
+        (page, proxy.LIST, "as no store does.*login"),
+        (proxy.answered(407), "", "asks for a login"),
+        (partial, r"run/zarr\.json$", "as no store does.*proxy"),
         (proxy.answered(416), "", "The store refuses"),
         (proxy.answered(404, "NoSuchKey"), proxy.LIST, "knows nothing at"),
         (proxy.answered(412), proxy.LIST, "contradict each other"),
@@ -414,6 +434,31 @@ def test_no_answer_of_a_store_is_damage(s3, action, path, words, layout):
         with pytest.raises((eqx_ckpt.CheckpointError, OSError), match=words) as raised:
             ask()
         assert not isinstance(raised.value, eqx_ckpt.CorruptCheckpointError)
+
+
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_cache_that_ignores_ranges_is_no_damage(s3, layout):
+    """Whole objects are read: some readers need no parts, and others say so."""
+    eqx_ckpt.tree_serialise_leaves(s3.url, TREE, layout=layout)
+    s3.proxy.add(without_ranges)
+    for ask in readers(s3.url)[1:]:
+        try:
+            ask()
+        except eqx_ckpt.CorruptCheckpointError as e:
+            pytest.fail(f"It is called damage: {e}")
+        except eqx_ckpt.CheckpointError:
+            pass
+
+
+def test_a_page_of_a_login_is_no_object_of_gcs(gcs):
+    """S3 is known by its ETags."""
+    eqx_ckpt.tree_serialise_leaves(gcs.url, TREE)
+    gcs.proxy.add(page)
+    for ask in readers(gcs.url):
+        with pytest.raises(eqx_ckpt.CheckpointError, match="as no store does.*login"):
+            ask()
+    gcs.proxy.rules.clear()
+    eqx_ckpt.inspect.verify(gcs.url)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,11 @@ def value_of(found: Any, name: str) -> bytes | None:
     """The value that was read; `None` if there is none."""
     if found.state == "unspecified":
         raise contradicts(name)
+    # In GCS, zero is that of an object that is not there: a page of HTML has no other.
+    is_of_gcs = name.startswith("gs://")
+    has_generation = found.stamp.generation.strip(b"\0") != b""
+    if found.state == "value" and is_of_gcs and not has_generation:
+        raise no_store(name, "a value without a generation")
     return found.value if found.state == "value" else None
 
 
@@ -190,6 +195,18 @@ _STATUS = re.compile(r"\[http_response_code='(\d+)'")
 _NO_REFUSALS = {"404", "410", "412"}
 
 
+# Of a proxy that wants a login, and of a network that does.
+_LOGIN = {"407", "511"}
+
+
+# Of answers that no store gives: lists of S3 and of GCS, and replies for parts.
+_NO_STORE = re.compile(
+    "etag not found|Malformed List response|Failed to parse response metadata|"
+    '^Expected object, but received|object member "items"|'
+    "Content-Range header|byte range .* was ignored by server"
+)
+
+
 def translated(error: Exception, name: str) -> Exception:
     """The error to raise instead of TensorStore's; `name` is a leaf or a location."""
     whole = str(error)
@@ -224,8 +241,13 @@ def translated(error: Exception, name: str) -> Exception:
             f"The store of {name} does not answer, or is too busy: {text}"
         )
     status = status_of(error)
+    if status in _LOGIN:
+        return CheckpointError(
+            f"A proxy or a network asks for a login before it passes requests for "
+            f"{name} on (status {status}). Log in, or set `https_proxy` or `no_proxy`."
+        )
     if status.startswith("4") and status not in _NO_REFUSALS:
-        return CheckpointError(f"The store refuses {name}: {text}")
+        return CheckpointError(f"The store refuses {name} (status {status}): {text}")
     # An object that is missing is a value, and no error.
     if status in ("404", "410"):
         return CheckpointError(
@@ -239,11 +261,8 @@ def translated(error: Exception, name: str) -> Exception:
             f"The store sends requests for {name} elsewhere (status {status}), which "
             "are not followed. Look at the endpoint and the region."
         )
-    if "etag not found" in text:
-        return CheckpointError(
-            f"The server of {name} answers without an ETag, as no store does: {text}. "
-            "Look at the endpoint, and for a proxy in between."
-        )
+    if _NO_STORE.search(text):
+        return no_store(name, text)
     if _DAMAGED.search(text):
         return CorruptCheckpointError(text if name in text else f"{text} ({name})")
     return CheckpointError(f"TensorStore failed at {name!r}: {text}")
@@ -272,6 +291,13 @@ def contradicts(name: str, what: str = _NO_CONDITION) -> ConnectionError:
         f"The answers of the store about {name} contradict each other: {what}. Nothing "
         "is concluded from that. Try again; if it stays so, look at what is between "
         "this machine and the store."
+    )
+
+
+def no_store(name: str, answer: str) -> CheckpointError:
+    return CheckpointError(
+        f"The server of {name} answers as no store does: {answer}. Look at the "
+        "endpoint, for a proxy in between, and for the page of a login."
     )
 
 
