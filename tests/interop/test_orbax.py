@@ -290,7 +290,7 @@ def test_metadata_that_lie(saved, tmp_path, file, text, problem):
         ("shape", [3, True], "its shape is"),
         ("shape", [1] * 40, "its shape is"),
         ("chunks", [2**50, 1], "its chunks"),
-        ("chunks", [3], "another rank"),
+        ("chunks", [3], "a different rank"),
         ("dtype", "|O", "its dtype is"),
         ("dtype", [["a", "<f4"]], "its dtype is"),
     ],
