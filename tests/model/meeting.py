@@ -1,53 +1,21 @@
 """How the processes of a job meet: each announces its call, and the first one decides.
 
-Beside the code: in `_distributed`, `meeting.py` (announce, wait, withdraw, look) and
-`call_matching.py` (what the first process decides when it looks). Process 0 is the
-first.
+Beside the code: `_distributed/meeting.py` (announce, find out, wait, withdraw, look,
+publish). What the first process decides when it looks is in `matching.py`. Process 0 is
+the first.
 
 A call of one process is a text and its position in that process's program; nobody sends
 positions, and the model uses them only to tell whether the processes stay in step.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from .checker import Model, Step
+from .matching import Board, Call, end, FAILED, OK, Process, put, State, UNKNOWN
 
 
-# Of two different calls, the one that is listed first here is given up.
-VERBS = ("latest", "restore", "save")
-OK, FAILED, UNKNOWN = "+", "-", "?"
-
-
-class Process(NamedTuple):
-    at: int = 0  # The position of its next call, or of the one in which it waits.
-    is_waiting: bool = False
-    outcomes: str = ""
-    life: int = 1
-    is_dead: bool = False
-
-
-class Call(NamedTuple):
-    """An announcement, as the first process finds it."""
-
-    process: int
-    at: int
-    text: str
-    life: int
-    is_withdrawn: bool = False
-    has_survived: bool = False
-
-
-class State(NamedTuple):
-    processes: tuple[Process, ...]
-    calls: frozenset[Call] = frozenset()
-    # How many meetings have failed without each process: it is told at its next calls.
-    owed: tuple[int, ...] = ()
-    faults: tuple[int, int] = (
-        0,
-        0,
-    )  # Deadlines that pass although nobody died; deaths.
-    problem: str = ""
+# Who gives up its first call, and nobody else does.
+_GIVES_UP = {"alone": 1, "outlives": 0}
 
 
 class Meeting(Model):
@@ -58,27 +26,34 @@ class Meeting(Model):
         "two": "2 processes restore twice; one is late or dies",
         "behind": "3 processes; one of them calls `latest()` once less",
         "ahead": "3 processes; one of them makes a save that the others do not make",
+        "apart": "3 processes make two calls that differ, and then the same one",
+        "save over": "2 processes; one of them makes a query before its save",
+        "missed": "3 processes; two save, and one makes two queries meanwhile",
+        "twice": "3 processes; one makes the same save twice, and the others do not",
+        "alone": "2 processes; one of them gives up a call that only it makes",
+        "outlives": "3 processes; one gives up a save that outlived other calls",
         "replaced": "3 processes; one dies in a save, and is replaced",
     }
     guards = {
         "same text": ("replaced", "two calls are the same if they have the same text"),
-        "tell the late": (
-            "differ",
-            "who missed a failure is told of it at its next call",
-        ),
+        "tell the late": ("missed", "who missed a failure is told of it when it comes"),
+        "behind first": ("apart", "who has made fewer calls is given up first"),
         "a query first": (
-            "behind",
+            "save over",
             "of different calls, a query is given up before a save",
         ),
         "survive once": (
-            "ahead",
-            "a call that survived others is given up the next time",
+            "save over",
+            "a call that outlived others is given up the next time",
         ),
-        "withdraw": ("replaced", "a process that waits no longer withdraws its call"),
+        "known": ("twice", "who knows of a failure does not look for it again"),
+        "withdraw": ("two", "a process that waits no longer withdraws its call"),
         "a withdrawn call fails": (
             "two",
             "all others fail the call that one has withdrawn",
         ),
+        "age": ("outlives", "a call that is newer than a failure is not told of it"),
+        "forget": ("alone", "what failed is forgotten at the next match"),
         "lives": (
             "replaced",
             "the calls of a dead process are dropped when it is replaced",
@@ -95,15 +70,35 @@ class Meeting(Model):
             "ahead": ("save(5)", "latest()", "save(9)")
             if i == 1
             else ("latest()", "latest()", "save(9)"),
+            "apart": (
+                ("latest()", "restore()", "save(9)"),
+                ("save(1)", "latest()", "save(9)"),
+                ("save(1)", "save(2)", "save(9)"),
+            )[i],
+            "save over": (("save(1)",) if not i else ("restore()", "save(2)"))
+            + ("save(9)",),
+            "missed": (("latest()", "restore()") if i == 1 else (f"save({i})",))
+            + ("save(9)",),
+            "twice": (
+                ("restore()", "save(1)", "save(9)"),
+                ("latest()", "save(2)", "save(9)"),
+                ("save(2)", "save(2)", "save(9)"),
+            )[i],
+            "alone": (("latest()",) if i else ()) + ("save(1)", "latest()"),
+            "outlives": ("latest()" if i else "save(1)", "latest()"),
             "replaced": ("save(1)", "restore()"),
         }[self.scene]
 
     def start(self) -> State:
-        count = 2 if self.scene == "two" else 3
+        count = 2 if self.scene in ("two", "save over", "alone") else 3
         faults = {"late": (2, 0), "two": (1, 1), "replaced": (0, 1)}
+        if self.scene in _GIVES_UP:
+            faults[self.scene] = (1, 0)
         return State(
             (Process(),) * count,
-            owed=(0,) * count,
+            missed=((),) * count,
+            matched=((1, 0),) * count,
+            lives=(1,) * count,
             faults=faults.get(self.scene, (0, 0)),
         )
 
@@ -112,22 +107,52 @@ class Meeting(Model):
             name = f"process {i}"
             if p.is_dead:
                 if self.scene == "replaced" and p.life == 1:
-                    new = Process(1, outcomes=UNKNOWN, life=2)
-                    yield Step(f"{name} is replaced by a new one", _set(s, i, new))
+                    # It knows what has failed so far: see `Circle`.
+                    known = frozenset(text for text, _ in s.published)
+                    new = Process(1, outcomes=UNKNOWN, life=2, known=known)
+                    yield Step(f"{name} is replaced by a new one", put(s, i, new))
                 continue
             if s.faults[1] and i and p.is_waiting and not p.at:
-                now = _set(s, i, p._replace(is_dead=True, is_waiting=False))
+                now = put(s, i, p._replace(is_dead=True, is_waiting=False))
                 yield Step(f"{name} dies", now._replace(faults=(s.faults[0], 0)))
             if not p.is_waiting and p.at < len(self.program(i)):
-                text = self.program(i)[p.at]
-                call = Call(i, p.at, text, p.life)
-                now = _set(s, i, p._replace(is_waiting=True))
-                now = now._replace(calls=s.calls | {call})
-                yield Step(f"{name} announces {text}", now)
+                yield self._announces(s, i)
+            if p.is_new:
+                yield self._finds_out(s, i)
+                continue
             if p.is_waiting and i == 0 and (after := self._look(s)) != s:
                 yield Step(_words(s, after), after)
-            if p.is_waiting and (s.faults[0] or self._is_in_vain(s)):
+            if p.is_waiting and (self._may_be_late(s, i) or self._is_in_vain(s)):
                 yield from self._stops_waiting(s, i)
+
+    def _announces(self, s: State, i: int) -> Step:
+        p, text = s.processes[i], self.program(i)[s.processes[i].at]
+        now = p._replace(is_waiting=True, is_new=i > 0, number=p.number + 1)
+        call = Call(i, p.life, now.number, p.at, text)
+        after = put(s, i, now)._replace(calls=s.calls | {call})
+        return Step(f"process {i} announces {text}", after)
+
+    def _finds_out(self, s: State, i: int) -> Step:
+        """Once, a process looks for a failure of its call that is published."""
+        p = s.processes[i]
+        text, age = self.program(i)[p.at], p.number - p.matched
+        ages = [found for of, found in s.published if of == text]
+        is_known = text in p.known and self.keeps("known")
+        is_late = not is_known and any(
+            age <= found or not self.keeps("age") for found in ages
+        )
+        after = put(s, i, p._replace(is_new=False))
+        if not is_late:
+            return Step(f"process {i} finds no failure of its call", after)
+        words = f"process {i} finds that its call has failed, and withdraws it"
+        return Step(words, self._withdraws(after, i))
+
+    def _may_be_late(self, s: State, i: int) -> bool:
+        if self.scene not in _GIVES_UP:
+            return bool(s.faults[0])
+        is_time = i == 1 or all(p.outcomes for p in s.processes[1:])
+        is_first = i == _GIVES_UP[self.scene] and not s.processes[i].at
+        return bool(s.faults[0]) and is_first and is_time
 
     def _is_in_vain(self, s: State) -> bool:
         """Whether somebody will never come: it is dead, or has no more calls."""
@@ -138,107 +163,31 @@ class Meeting(Model):
 
     def _stops_waiting(self, s: State, i: int) -> Iterator[Step]:
         words = f"the deadline of process {i} passes"
-        p = s.processes[i]
         left = s.faults[0] - (not self._is_in_vain(s))
         s = s._replace(faults=(left, s.faults[1]))
-        mine = Call(i, p.at, self.program(i)[p.at], p.life)
-        if i == 0:
-            s = self._look(s)
-            if s.processes[0] == p:
-                same = [c for c in s.calls if c.text == mine.text]
-                s = self._fail(s, same)
-        else:
-            now = mine._replace(is_withdrawn=True)
-            calls = frozenset(c for c in s.calls if not _is_of(c, i, s))
-            if self.keeps("withdraw"):
-                calls |= {now}
-                words += ", and it withdraws its call"
-            else:
-                calls |= {mine}
-            s = _end(s._replace(calls=calls), i, FAILED)
-        yield Step(words, s)
+        if i:
+            yield Step(f"{words}, and it withdraws its call", self._withdraws(s, i))
+            return
+        board = Board(self.keeps, self._look(s))
+        if board.mine is not None:
+            board.fail(board.mine)
+        yield Step(words, board.state())
 
-    # What the first process decides.
+    def _withdraws(self, s: State, i: int) -> State:
+        p = s.processes[i]
+        text, age = self.program(i)[p.at], p.number - p.matched
+        now = Call(i, p.life, p.number, p.at, text, is_withdrawn=True)
+        if self.keeps("withdraw"):
+            s = s._replace(calls=frozenset(c for c in s.calls if c[:3] != now[:3]))
+            s = s._replace(calls=s.calls | {now})
+        if text not in {of for of, _ in s.published}:
+            s = s._replace(published=s.published | {(text, age)})
+        return end(s, i, FAILED, text)
 
     def _look(self, s: State) -> State:
-        if self.keeps("lives"):
-            calls = [c for c in s.calls if c.life == s.processes[c.process].life]
-            s = s._replace(calls=frozenset(calls))
-        s = self._tell_the_late(s)
-        withdrawn = [c for c in s.calls if c.is_withdrawn]
-        if withdrawn:
-            s = s._replace(calls=s.calls.difference(withdrawn))
-            if self.keeps("a withdrawn call fails"):
-                # They have failed it already; all others do so now, or when they come.
-                known = {c.process for c in withdrawn}
-                return self._fail(
-                    s, [c for c in s.calls if c.process not in known], known
-                )
-        return self._compare(s)
-
-    def _tell_the_late(self, s: State) -> State:
-        for i, owed in enumerate(s.owed):
-            for call in sorted(c for c in s.calls if c.process == i)[:owed]:
-                if self.keeps("tell the late"):
-                    s = s._replace(
-                        calls=s.calls - {call}, owed=_put(s.owed, i, owed - 1)
-                    )
-                    if not call.is_withdrawn:
-                        s = _end(s, i, FAILED)
-        return s
-
-    def _compare(self, s: State) -> State:
-        calls = sorted(s.calls)
-        texts = {c.text for c in calls}
-        there = {c.process for c in calls}
-        is_full = len(there) == len(s.processes)
-        if 0 not in there:
-            return s
-        if is_full and (len(texts) == 1 or not self.keeps("same text")):
-            return self._match(s, calls)
-        return self._separate(s, calls) if len(texts) > 1 else s
-
-    def _match(self, s: State, calls: list[Call]) -> State:
-        problem = ""
-        if any(c.life != s.processes[c.process].life for c in calls):
-            problem = "A call is answered in the name of a process that was replaced."
-        if len({c.text for c in calls}) > 1:
-            problem = "Different calls are taken for the same."
-        s = s._replace(calls=frozenset(), problem=problem)
-        for call in calls:
-            if _is_of(call, call.process, s):
-                s = _end(s, call.process, OK)
-        return s
-
-    def _separate(self, s: State, calls: list[Call]) -> State:
-        def strength(text: str) -> tuple[bool, int]:
-            same = [c for c in calls if c.text == text]
-            rank = VERBS.index(text.partition("(")[0])
-            is_old = any(c.has_survived for c in same) and self.keeps("survive once")
-            return not is_old, rank if self.keeps("a query first") else 0
-
-        best = max(strength(c.text) for c in calls)
-        strongest = {c.text for c in calls if strength(c.text) == best}
-        survivors = [c for c in calls if strongest == {c.text}]
-        calls = [c for c in calls if c not in survivors]
-        s = s._replace(calls=s.calls.difference(survivors))
-        again = {c._replace(has_survived=True) for c in survivors}
-        s = s._replace(calls=s.calls | again)
-        return self._fail(s, calls, {c.process for c in survivors})
-
-    def _fail(
-        self, s: State, calls: list[Call], known: set[int] = frozenset()
-    ) -> State:
-        """These calls fail; who is neither among them nor knows it is told later."""
-        told = {c.process for c in calls} | known
-        s = s._replace(calls=s.calls.difference(calls))
-        for i in range(len(s.processes)):
-            if i in told - known:
-                if s.processes[i].is_waiting:
-                    s = _end(s, i, FAILED)
-            elif i not in told:
-                s = s._replace(owed=_put(s.owed, i, s.owed[i] + 1))
-        return s
+        board = Board(self.keeps, s)
+        board.settle()
+        return board.state()
 
     # What must be true.
 
@@ -254,16 +203,9 @@ class Meeting(Model):
             not p.is_dead and p.at == len(self.program(i))
             for i, p in enumerate(s.processes)
         )
-        differed = self.scene in ("differ", "behind", "ahead")
+        differed = self.scene not in ("late", "two", "replaced")
         if has_ended and differed and not all(of.endswith(OK) for of in outcomes):
             return "A call fails that all processes make, after they had differed."
-        if (
-            has_ended
-            and self.scene == "late"
-            and s.faults == (2, 0)
-            and FAILED in outcomes
-        ):
-            return "A call fails, and nobody was late."
         return ""
 
     def alone(self, s: State) -> Iterator[tuple[str, State]]:
@@ -277,27 +219,6 @@ class Meeting(Model):
 
     def has_ended(self, actor: str, s: State) -> bool:
         return not s.processes[int(actor[-1])].is_waiting
-
-
-def _is_of(call: Call, i: int, s: State) -> bool:
-    """Whether a call is the one in which a process waits."""
-    p = s.processes[i]
-    return (call.process, call.at, call.life) == (i, p.at, p.life) and p.is_waiting
-
-
-def _put(values: tuple[int, ...], i: int, value: int) -> tuple[int, ...]:
-    return (*values[:i], value, *values[i + 1 :])
-
-
-def _set(s: State, i: int, process: Process) -> State:
-    processes = (*s.processes[:i], process, *s.processes[i + 1 :])
-    return s._replace(processes=processes)
-
-
-def _end(s: State, i: int, outcome: str) -> State:
-    p = s.processes[i]
-    ended = p._replace(at=p.at + 1, is_waiting=False, outcomes=p.outcomes + outcome)
-    return _set(s, i, ended)
 
 
 def _words(before: State, after: State) -> str:
