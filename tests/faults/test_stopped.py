@@ -32,6 +32,13 @@ def test_another_works_meanwhile(
                 break
 
 
+def test_what_is_to_be_replaced_is_removed(zygote: Zygote, disk: pathlib.Path) -> None:
+    """While it is looked at."""
+    scenarios.DEBRIS.prepare(zygote, disk / "run")
+    for n in (1, 2, 3):
+        assert _is_stopped(zygote, disk, "overwrite", "retain", n)
+
+
 def _is_stopped(
     zygote: Zygote, disk: pathlib.Path, first: str, second: str, n: int
 ) -> bool:

@@ -63,12 +63,21 @@ def is_replacement(path: str, kind: Kind, *, overwrite: bool) -> bool:
         raise CheckpointError(f"{path!r} is not a path: it has a NUL.")
     check_above(path, is_new=not overwrite)
     try:
-        is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+        return _is_replaced(path, kind, overwrite)
     except FileNotFoundError:
+        # Nothing is there, or another process removes it meanwhile.
+        if os.path.lexists(path):
+            raise
         return False
+
+
+def _is_replaced(path: str, kind: Kind, overwrite: bool) -> bool:
+    is_link = stat.S_ISLNK(os.lstat(path).st_mode)
     try:
         mode = os.stat(path).st_mode
     except OSError:
+        if not is_link:
+            raise
         mode = 0  # A link that leads nowhere.
     if not (stat.S_ISDIR if kind.is_folder else stat.S_ISREG)(mode):
         raise CheckpointExistsError(
