@@ -37,6 +37,7 @@ from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .retention import checked_keep, Keep, Mode
 from .run_steps import as_step, in_words, KnownSteps, retain, Run
+from .run_sweeps import RunSweeps
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 
 
@@ -120,6 +121,7 @@ class CheckpointManager:
         self._one_at_a_time = threading.RLock()
         self._known = KnownSteps()
         self._closed = self._told = False
+        self._sweeps = RunSweeps(self._run)
         if is_first():
             self._run.clean_up()
 
@@ -163,7 +165,7 @@ class CheckpointManager:
             group = stack.enter_context(together(call, self._timeout) or Alone())
             number = as_step(step)
             self._check_open()
-            self.wait()
+            self._wait_for_save()
             self._run.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
@@ -383,8 +385,14 @@ class CheckpointManager:
     def wait(self) -> None:
         """Wait for the running save; raise if it, or an earlier one, failed.
 
-        A failure that the future of the save has raised is not raised again.
+        A failure that the future of the save has raised is not raised again. In an
+        object store, this also waits for the clean-up that follows a save, for ten
+        seconds at most.
         """
+        self._wait_for_save()
+        self._sweeps.wait()
+
+    def _wait_for_save(self) -> None:
         self._check_thread()
         self._settle()
         raise_pending_failure(self)
@@ -395,13 +403,17 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait for the running save, as `wait` does, and refuse further saves.
 
-        This restores the signal handler of SIGTERM. A closed manager can still restore.
+        A clean-up that goes on is stopped; the next manager does the rest. This
+        restores the signal handler of SIGTERM. A closed manager can still restore.
         """
         self._check_thread()
         with self._one_at_a_time:
             self._closed = True
             stop_watching(self)
-            self.wait()
+            try:
+                self._wait_for_save()
+            finally:
+                self._sweeps.end()
 
     def __enter__(self) -> "CheckpointManager":
         return self
@@ -423,3 +435,5 @@ class CheckpointManager:
         self._known.add(saved)
         tidy_up = ft.partial(retain, self._run, self._keep, self._known.damaged, saved)
         self._known.remove(group.from_first("retained", tidy_up, slow=True))
+        if is_first():
+            self._sweeps.begin()

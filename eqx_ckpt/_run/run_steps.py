@@ -243,14 +243,22 @@ class Run:
         """Remove steps; none is ever visible in part."""
         self._steps.remove(steps)
 
-    def sweep(self, *, starting: bool) -> None:
+    @property
+    def only_time_tells(self) -> bool:
+        """Whether only time tells which attempts are dead: see `Steps`."""
+        return self._steps.only_time_tells
+
+    def sweep(self) -> None:
         """Remove the remains of dead attempts."""
-        self._steps.sweep(starting=starting)
+        self._steps.sweep()
+
+    def end_sweeps(self) -> None:
+        self._steps.end_sweeps()
 
     def clean_up(self) -> None:
         """Remove the remains of dead attempts, as far as this process is allowed to."""
         try:
-            self.sweep(starting=True)
+            self.sweep()
         except (OSError, CheckpointError) as e:
             # A process with read-only access, or without locks, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
@@ -432,7 +440,6 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> lis
     try:
         removed = _steps_to_remove(run, keep, damaged, saved)
         run.remove(removed)
-        run.sweep(starting=False)
     except Exception as e:
         e.add_note(f"Step {saved} was saved. Removing older steps failed.")
         raise

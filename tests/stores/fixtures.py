@@ -32,6 +32,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("eqx_ckpt._storage.bucket.heartbeat.clock", clock)
+    # What a sweep has done is looked at when it has ended.
+    monkeypatch.setattr("eqx_ckpt._run.run_sweeps.PATIENCE", 600.0)
     return clock
 
 

@@ -70,13 +70,14 @@ def overwrite(run: str, layout: eqx_ckpt.typing.Layout) -> None:
 def retain(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     with CheckpointManager(run, keep=keep_last(1), layout=layout) as manager:
         manager.save(3, tree(NEW)).result()
+        manager.wait()
 
 
 def sweep(run: str, layout: eqx_ckpt.typing.Layout) -> None:
     steps = locate(run).steps()
     clock: Any = heartbeat.clock
     for _ in range(2):
-        steps.sweep(starting=False)
+        steps.sweep()
         clock.now += heartbeat.ORPHANED_AFTER + 1
 
 
@@ -143,14 +144,14 @@ class Run:
         for future in writing:
             future.result(timeout=60)
         self._manager = locate(self.url).steps()
-        self._manager.sweep(starting=True)
+        self._manager.sweep()
         bucket_attempt._keep_conditions.clear()
 
     def late(self, exchange: proxy.Exchange) -> None:
         """Another manager takes what it sees for dead while a request is on its way."""
         rules, exchange.server.rules = exchange.server.rules, []
         for _ in range(2):
-            self._manager.sweep(starting=False)
+            self._manager.sweep()
             self._clock.now += heartbeat.ORPHANED_AFTER + 1
         exchange.server.rules = rules
         proxy.passed(exchange)
@@ -160,7 +161,7 @@ class Run:
         reply = exchange.forward()
         rules, exchange.server.rules = exchange.server.rules, []
         for _ in range(2):
-            self._manager.sweep(starting=False)
+            self._manager.sweep()
             self._clock.now += heartbeat.ORPHANED_AFTER + 1
         exchange.server.rules = rules
         exchange.reply(reply)
@@ -176,7 +177,7 @@ class Run:
             if when == "busy":
                 proxy.answered(503)(exchange)
             for _ in range(2):
-                self._manager.sweep(starting=False)
+                self._manager.sweep()
                 self._clock.now += heartbeat.ORPHANED_AFTER + 1
             time.sleep(programs.FAIL_AFTER * 1.1)
             os.kill(pid, signal.SIGCONT)

@@ -72,6 +72,12 @@ def objects() -> dict[str, bytes]:
     return {key: bucket_at(run).read(key) or b"" for key in keys(run)}
 
 
+def save_step(manager: CheckpointManager, step: int) -> None:
+    """Save a step, and let the sweep that follows end."""
+    manager.save(step, state(step)).result(TIMEOUT)
+    manager.wait()
+
+
 def save_steps(run: str) -> str:
     with CheckpointManager(run) as manager:
         for step in STEPS:
@@ -257,12 +263,12 @@ def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
     reader.start()
     assert reading.wait(TIMEOUT)
     with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
         assert manager.steps() == [100, 400]
         go_on.set()
         reader.join(TIMEOUT)
         assert_same(restored, [state(100)])
-        manager.save(500, state(500)).result(TIMEOUT)
+        save_step(manager, 500)
         assert manager.steps() == [500]
 
 
@@ -361,7 +367,7 @@ def test_many_objects_are_deleted_at_a_time(behind: Place) -> None:
     write_all(behind.url, {f"{key_of_data(behind.url)}{i}": b"" for i in range(20)})
     behind.proxy.add(together(16), "DELETE", r"000100(?:/|%2F)(?:@|%40)")
     with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3)) as manager:
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
     assert not keys(behind.url, "000100")
 
 
@@ -378,7 +384,7 @@ def deleted(place: Place) -> list[str]:
 
 def test_the_manifest_is_deleted_first(behind: Place) -> None:
     with CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(2)) as manager:
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
     for step in ("000100", "000200"):
         of_step = [key for key in deleted(behind) if key.startswith(step)]
         assert of_step[0].split("?")[0] == f"{step}/zarr.json"
@@ -394,7 +400,7 @@ def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
     )
     manager = CheckpointManager(behind.url, keep=eqx_ckpt.keep_last(3))
     with pytest.raises(PermissionError) as raised:
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
     assert "Step 400 was saved. Removing older steps failed." in raised.value.__notes__
     listed = [100, 200, 300, 400] if which == 1 else [200, 300, 400]
     assert refused.struck
@@ -403,11 +409,11 @@ def test_an_interrupted_delete(behind: Place, clock: Clock, which: int) -> None:
         eqx_ckpt.inspect.verify(f"{behind.url}/{step:06d}")
     assert_same(manager.restore(state(400)), state(400))
     behind.proxy.rules.clear()
-    manager.save(500, state(500)).result(TIMEOUT)
+    save_step(manager, 500)
     clock.now += heartbeat.ORPHANED_AFTER + 1
-    manager.save(600, state(600)).result(TIMEOUT)
+    save_step(manager, 600)
     clock.now += heartbeat.ORPHANED_AFTER + 1
-    manager.save(700, state(700)).result(TIMEOUT)
+    save_step(manager, 700)
     assert {key[:6] for key in keys(behind.url)} == {"000500", "000600", "000700"}
     manager.close()
 
@@ -417,11 +423,11 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
     flip(run, "000100/zarr.json")
     with CheckpointManager(run, keep=eqx_ckpt.keep_last(2)) as manager:
         assert manager.steps() == [100, 200, 300]
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
         assert manager.steps() == [300, 400]
         for step in (500, 600):
             clock.now += heartbeat.ORPHANED_AFTER + 1
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
         assert not keys(run, "0001")
 
 
@@ -435,7 +441,7 @@ def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
     """Whether it is this manager's or another's, it is not one of those to keep."""
     lose(run_anywhere, r"000300/.*w/c\.0")
     with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(2)) as manager:
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
         assert manager.steps() == [200, 300, 400]
 
         def lose_and_keep(steps) -> list[int]:
@@ -444,7 +450,7 @@ def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
 
     with CheckpointManager(run_anywhere, keep=lose_and_keep) as manager:
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="No older step was"):
-            manager.save(500, state(500)).result(TIMEOUT)
+            save_step(manager, 500)
         assert manager.steps() == [200, 300, 400, 500]
 
 
@@ -455,9 +461,9 @@ def test_what_was_seen_intact_is_not_looked_at_again(
     keep = [eqx_ckpt.keep_last(1), eqx_ckpt.keep_every(100)]
     with CheckpointManager(place.url, keep=keep, layout=layout) as manager:
         for step in (100, 101, 102):
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
         place.proxy.requests.clear()
-        manager.save(103, state(103)).result(TIMEOUT)
+        save_step(manager, 103)
         assert manager.steps() == [100, 103]
     assert not place.proxy.found(path="000100")
 
@@ -468,7 +474,7 @@ def test_a_manifest_that_a_sweep_does_not_find(behind: Place, clock: Clock) -> N
         clock.now += heartbeat.ORPHANED_AFTER + 1
         lost = proxy.answered(404, "NoSuchKey")
         rule = behind.proxy.add(lost, "GET", r"^[^?]*000100(?:/|%2F)zarr")
-        manager.save(400, state(400)).result(TIMEOUT)
+        save_step(manager, 400)
         assert rule.struck
         behind.proxy.rules.clear()
         assert manager.steps() == [*STEPS, 400]
@@ -482,11 +488,11 @@ def test_a_sweep_reads_many_manifests_at_a_time_and_once(
         clock.now += heartbeat.ORPHANED_AFTER + 1
         behind.proxy.requests.clear()
         behind.proxy.add(together(len(STEPS)), "GET", r"00(?:/|%2F)zarr\.json")
-        manager.save(401, state(401)).result(TIMEOUT)
+        save_step(manager, 401)
         assert len(behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")) == len(STEPS)
         clock.now += heartbeat.ORPHANED_AFTER + 1
         behind.proxy.requests.clear()
-        manager.save(402, state(402)).result(TIMEOUT)
+        save_step(manager, 402)
         assert not behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")
 
 
@@ -502,17 +508,17 @@ def test_the_time_of_an_attempt_begins_when_no_manifest_names_it(
     with CheckpointManager(run) as manager:
         for key, other in copies.items():
             base.write(other, base.read(key) or b"")
-        manager.save(401, state(401)).result(TIMEOUT)
+        save_step(manager, 401)
         clock.now += heartbeat.ORPHANED_AFTER - 1
-        manager.save(402, state(402)).result(TIMEOUT)
+        save_step(manager, 402)
         new = re.sub(rb"@[0-9a-f]{32}", prefix.split("/")[1].encode(), old)
         base.write("000100/zarr.json", sealed(new))
         clock.now += 2
         for step in (403, 404):
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
         assert {*data} <= {*keys(run, "000100/@")}
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(405, state(405)).result(TIMEOUT)
+        save_step(manager, 405)
         assert {*copies.values()} == {*keys(run, "000100/@")}
 
 
@@ -527,7 +533,7 @@ def test_nothing_is_removed_beside_a_manifest_without_data(
     base.delete([key for key in keys(run, f"000100/{named}")])
     with CheckpointManager(run) as manager:
         for step in (401, 402, 403):
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
             clock.now += heartbeat.ORPHANED_AFTER + 1
     assert left in keys(run)
 
@@ -604,7 +610,7 @@ def test_foreign_objects_are_left_alone(run: str) -> None:
         assert manager.steps() == [100, 200, 300]
         assert manager.latest() == 300
         assert_same(manager.restore(state(300)), state(300))
-        manager.save(301, state(301)).result(TIMEOUT)
+        save_step(manager, 301)
         for step, words in ((500, "exists already"), (700, "something else")):
             with pytest.raises(eqx_ckpt.CheckpointExistsError, match=words):
                 manager.save(step, state(step))
@@ -624,7 +630,7 @@ def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
     with CheckpointManager(empty, keep=eqx_ckpt.keep_last(1)) as manager:
         assert manager.steps() == [1]
         assert_same(manager.restore(state(1)), state(1))
-        manager.save(2, state(2)).result(TIMEOUT)
+        save_step(manager, 2)
         assert manager.steps() == [2]
     assert keys(empty, "000001") == ["000001/notes.txt"]
 
@@ -691,14 +697,14 @@ def test_a_fallback_warns_and_the_run_goes_on(run_anywhere: str) -> None:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             restored = manager.restore(state(200), on_damage="fallback")
         assert_same(restored, state(200))
-        manager.save(250, state(250)).result(TIMEOUT)
+        save_step(manager, 250)
         # What is damaged is not taken for the newest one that is to be kept.
         assert manager.steps() == [250, 300]
         if not is_replaceable(run_anywhere):
             with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
                 manager.save(300, state(300))
             return
-        manager.save(300, state(300)).result(TIMEOUT)
+        save_step(manager, 300)
         assert manager.steps() == [300]
         assert_same(manager.restore(state(300)), state(300))
         eqx_ckpt.inspect.verify(f"{run_anywhere}/000300")
@@ -724,7 +730,7 @@ def test_a_fallback_with_a_single_writer(s3: Place) -> None:
     with CheckpointManager(store) as manager:
         with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
             manager.restore(state(200), on_damage="fallback")
-        manager.save(300, state(300)).result(TIMEOUT)
+        save_step(manager, 300)
         assert_same(manager.restore(state(300)), state(300))
 
 
@@ -741,18 +747,18 @@ def test_an_unreachable_step_is_no_damage(behind: Place) -> None:
 def test_debris_is_removed_after_a_while(run: str, clock: Clock) -> None:
     with CheckpointManager(run) as manager:
         debris = [leave_debris(run, 400), leave_debris(run, 300)]
-        manager.save(301, state(301)).result(TIMEOUT)
+        save_step(manager, 301)
         clock.now += heartbeat.ORPHANED_AFTER - 1
-        manager.save(302, state(302)).result(TIMEOUT)
+        save_step(manager, 302)
         assert all(keys(run, prefix) for prefix in debris)
         # One of them changes.
         bucket_at(run).write(debris[0] + "w/c.1", b"")
         clock.now += 2
-        manager.save(303, state(303)).result(TIMEOUT)
+        save_step(manager, 303)
         assert keys(run, debris[0])
         assert not keys(run, debris[1])
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(304, state(304)).result(TIMEOUT)
+        save_step(manager, 304)
         assert not keys(run, debris[0])
         assert manager.steps() == [*STEPS, 301, 302, 303, 304]
     for step in manager.steps():
@@ -784,7 +790,7 @@ def test_another_manager_looks_for_itself(run: str, clock: Clock) -> None:
     debris = leave_debris(run, 400)
     clock.now += 10 * heartbeat.ORPHANED_AFTER
     with CheckpointManager(run) as manager:
-        manager.save(401, state(401)).result(TIMEOUT)
+        save_step(manager, 401)
         assert keys(run, debris)
 
 
@@ -794,7 +800,7 @@ def test_a_manifest_that_is_damaged_keeps_its_data(run: str, clock: Clock) -> No
     with CheckpointManager(run) as manager:
         for step in (400, 500):
             clock.now += heartbeat.ORPHANED_AFTER + 1
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
     assert data_of(run, 300) == before
 
 
@@ -820,7 +826,7 @@ def test_who_gives_signs_of_life_is_no_debris(
             for _ in range(3):
                 clock.now += heartbeat.ORPHANED_AFTER / 3 + 1
                 beat(run, slow)
-            manager.save(step, state(step)).result(TIMEOUT)
+            save_step(manager, step)
         slow.go_on()
         slow.saving.result(TIMEOUT)
         assert manager.steps() == [*STEPS, 400, 500, 600, 700]
@@ -860,7 +866,7 @@ def test_whose_data_were_removed_does_not_commit(
     slow = slowly(run, 400)
     with CheckpointManager(run) as manager:
         clock.now += heartbeat.ORPHANED_AFTER + 1
-        manager.save(500, state(500)).result(TIMEOUT)
+        save_step(manager, 500)
         assert not keys(run, slow.prefix)
         slow.go_on()
         with pytest.raises(eqx_ckpt.CheckpointError, match="may have removed its data"):
@@ -879,10 +885,12 @@ def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) 
         assert manager.steps() == [1]
         assert_same(manager.restore(programs.small(1)), programs.small(1))
         manager.save(2, programs.small(2)).result(TIMEOUT)
+        manager.wait()
         assert manager.steps() == [1, 2]
         assert {*left} < {*keys(place.url)}
         clock.now += heartbeat.ORPHANED_AFTER + 1
         manager.save(3, programs.small(3)).result(TIMEOUT)
+        manager.wait()
         assert not {*left} & {*keys(place.url)}
         for step in (1, 2, 3):
             assert_same(manager.restore(programs.small(0), step), programs.small(step))

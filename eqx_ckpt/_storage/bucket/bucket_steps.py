@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ _STEP_ATTEMPT = re.compile(r"([0-9]+)/@[0-9a-f]{32}/")
 
 class BucketSteps(Steps):
     """The steps of a run in a bucket, found in one listing of all keys."""
+
+    only_time_tells = True
 
     def __init__(self, run: KeyValues) -> None:
         self._run = run
@@ -139,8 +142,11 @@ class BucketSteps(Steps):
                 # The step is removed, and a sweep will find its data.
                 logger.warning("Could not delete all of step %d: %s", step, e)
 
-    def sweep(self, *, starting: bool) -> None:
+    def sweep(self) -> None:
         self._orphans.sweep()
+
+    def end_sweeps(self) -> None:
+        self._orphans.end()
 
     def orphans(self) -> dict[str, int | None]:
         return dict.fromkeys(map(self._run.url, self._orphans.candidates()))
@@ -176,6 +182,11 @@ class OrphanSweeper:
         # By prefix: its keys, and since when they have not changed.
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
+        self._is_ended = threading.Event()
+
+    def end(self) -> None:
+        """Ask nothing more, and take every attempt for one that is in use."""
+        self._is_ended.set()
 
     def candidates(self) -> list[str]:
         """The prefixes of attempts that no manifest refers to, alive or not."""
@@ -226,7 +237,8 @@ class OrphanSweeper:
             if state == before and now - since >= heartbeat.ORPHANED_AFTER:
                 silent.append(prefix)
         for prefix in self._unused(silent):
-            self._remove(prefix)
+            if not self._is_ended.is_set():
+                self._remove(prefix)
 
     def _unused(self, prefixes: Sequence[str]) -> list[str]:
         """The attempts that no manifest refers to; the others are remembered."""
@@ -240,6 +252,8 @@ class OrphanSweeper:
         Beside a manifest whose own data are not intact, every attempt counts: it may be
         the only copy.
         """
+        if self._is_ended.is_set():
+            return True
         key, root = _manifest_of(prefix), prefix.partition("/")[2]
         head = self._run.read(key, HEAD_BYTES)
         if head is None:

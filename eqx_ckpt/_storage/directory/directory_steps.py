@@ -102,10 +102,8 @@ class DirectorySteps(Steps):
     def remove(self, steps: Sequence[int]) -> None:
         _remove(self._step(step).url() for step in steps)
 
-    def sweep(self, *, starting: bool) -> None:
-        """On a disk, sweeping once is enough."""
-        if starting:
-            sweep_attempts(self._path)
+    def sweep(self) -> None:
+        sweep_attempts(self._path)
 
     def orphans(self) -> dict[str, int | None]:
         stems = [os.path.join(self._path, name) for name in attempts_in(self._path)]
@@ -113,7 +111,7 @@ class DirectorySteps(Steps):
         return {path: _nbytes(path) for path in dead}
 
     def sweep_all(self) -> None:
-        self.sweep(starting=True)
+        self.sweep()
 
     def _step(self, step: int) -> Storage:
         return self._run / f"{step_name(step)}/"

@@ -314,7 +314,14 @@ class Share(contextlib.AbstractContextManager[Any]):
 
 
 class Steps(abc.ABC):
-    """The steps of a run."""
+    """The steps of a run.
+
+    **Attributes:**
+
+    - `only_time_tells`: which attempt is dead, so that it is swept again and again.
+    """
+
+    only_time_tells: ClassVar[bool] = False
 
     @abc.abstractmethod
     def named(self) -> list[int]:
@@ -357,8 +364,11 @@ class Steps(abc.ABC):
         """Remove steps; none is ever visible in part."""
 
     @abc.abstractmethod
-    def sweep(self, *, starting: bool) -> None:
-        """Remove what dead attempts left; `starting`: called by a new manager."""
+    def sweep(self) -> None:
+        """Remove what attempts left that are known to be dead; one sweep at a time."""
+
+    def end_sweeps(self) -> None:  # noqa: B027
+        """Let a sweep in another thread end soon, and each later one do nothing."""
 
     @abc.abstractmethod
     def orphans(self) -> dict[str, int | None]:

@@ -66,7 +66,7 @@ class Place:
         trim(self.files, self.record)
         show(self.files, self.record)
         self.files.flush()
-        self.states.sweep(starting=True)
+        self.states.sweep()
         self._forget_states()
 
     def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
