@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from stores.values import bucket_at
 
 
 HEX = "0123456789abcdef" * 2
@@ -179,6 +180,48 @@ def test_arrays_of_other_programs(
     error = in_time(read)
     assert isinstance(error, eqx_ckpt.CheckpointError), error
     assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("folder", ["", "above", "above/run"])
+def test_a_pipe_in_place_of_a_manifest_above(
+    tmp_path: pathlib.Path, folder: str
+) -> None:
+    """Whoever looks for a checkpoint above a path does not wait for it."""
+    run = tmp_path / "above" / "run"
+    run.mkdir(parents=True)
+    os.mkfifo(tmp_path / folder / "zarr.json")
+    step = run / "000001"
+    for function in (
+        lambda: eqx_ckpt.tree_deserialise_leaves(step, TREE),
+        lambda: eqx_ckpt.interop.open_source(run),
+        lambda: eqx_ckpt.CheckpointManager(run).latest(),
+        lambda: eqx_ckpt.tree_serialise_leaves(step, TREE),
+        lambda: eqx_ckpt.inspect.verify(step),
+    ):
+        error = in_time(function)
+        assert error is None or isinstance(error, eqx_ckpt.CheckpointError), error
+
+
+def test_data_elsewhere_are_not_read(tmp_path: pathlib.Path) -> None:
+    """The manifest of a copy from a store names a folder, which may be no link."""
+    url, path = f"memory://{tmp_path.name}", tmp_path / "copy"
+    eqx_ckpt.tree_serialise_leaves(url, TREE)
+    base = bucket_at(url)
+    for key in base.list_keys():
+        (path / key).parent.mkdir(parents=True, exist_ok=True)
+        (path / key).write_bytes(base.read(key) or b"")
+    assert eqx_ckpt.inspect.verify(path)
+    (data,) = path.glob("@*")
+    data.rename(tmp_path / "elsewhere")
+    data.symlink_to(tmp_path / "elsewhere")
+    for function in (
+        lambda: eqx_ckpt.tree_deserialise_leaves(path, TREE),
+        lambda: eqx_ckpt.inspect.verify(path),
+        lambda: list(eqx_ckpt.inspect.iter_leaves(path)),
+        lambda: eqx_ckpt.copy(path, tmp_path / "other"),
+    ):
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="symbolic link"):
+            function()
 
 
 def test_a_save_whose_directory_was_swapped(

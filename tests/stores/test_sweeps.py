@@ -18,7 +18,6 @@ from stores.place import Place
 from stores.values import bucket_at
 
 
-pytest_plugins = ["stores.fixtures"]
 # Seconds; longer than anything here takes.
 TIMEOUT = 120.0
 LEFT = "000009/@" + "f" * 32
