@@ -1,11 +1,12 @@
 """Collect samples in device memory."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, PyTree
 
 from .._format.sample_record import Leaf
@@ -35,6 +36,22 @@ def gathered(tree: Any) -> Any:
         return jax.sharding.reshard(array, NamedSharding(sharding.mesh, P()))
 
     return jax.tree.map(whole, tree)
+
+
+def _as_typed(*trees: Any) -> Any:
+    """The same arrays, on `Explicit` axes each as a function of all of them.
+
+    Inside `vmap`, they are then all sharded alike: it broadcasts an array that is not
+    mapped to one that is not sharded, which a scatter cannot combine with others.
+    """
+    arrays = jax.tree.leaves(trees)
+    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
+    if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
+        return trees
+    never = functools.reduce(
+        lambda never, array: never & jnp.any(array == array), arrays, jnp.bool(False)
+    )
+    return jax.tree.map(lambda array: jnp.where(never, array, array), trees)
 
 
 class SampleBuffer(eqx.Module):
@@ -105,20 +122,23 @@ class SampleBuffer(eqx.Module):
         check_on_device(self._leaves)
         checked = checked_samples(sample, self._leaves, None, one=True, traced=True)
         capacity = jax.tree.leaves(self.samples)[0].shape[0]
+        arrays = gathered([jnp.asarray(x) for x in checked.arrays])
         keep = gathered(checked_keep(keep, (), ()))
-        index = jnp.where(keep, self.count, capacity)
-        is_full = self.count == capacity
         buffers, structure = jax.tree.flatten(self.samples)
+        buffers, count, overflow, keep, arrays = _as_typed(
+            buffers, self.count, self.overflow, keep, arrays
+        )
+        index = jnp.where(keep, count, capacity)
+        is_full = count == capacity
         samples = structure.unflatten(
-            put(buffer, gathered(jnp.asarray(x)), index)
-            for buffer, x in zip(buffers, checked.arrays, strict=True)
+            put(buffer, x, index) for buffer, x in zip(buffers, arrays, strict=True)
         )
         return eqx.tree_at(
             lambda b: (b.samples, b.count, b.overflow),
             self,
             (
                 samples,
-                self.count + (keep & ~is_full),
-                self.overflow + (keep & is_full),
+                count + (keep & ~is_full),
+                overflow + (keep & is_full),
             ),
         )

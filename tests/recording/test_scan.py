@@ -265,6 +265,51 @@ def test_a_buffer_of_sharded_samples(kind):
     np.testing.assert_array_equal(buffer.samples["theta"], [theta, theta, 0 * theta])
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="`where` of JAX 0.9 refuses such axes."
+)
+def test_a_buffer_for_each_chain_of_a_mesh():
+    explicit = (AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("d",), explicit, devices=jax.devices()[:4])
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    theta = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    keep = np.arange(8) % 2 == 0
+    given = jax.device_put((theta, keep), place)
+    buffer = SampleBuffer({"theta": jnp.zeros(3), "key": jr.key(0)}, 3)
+
+    def save(buffer, theta, keep):
+        return buffer.save({"theta": theta, "key": jr.key(7)}, keep=keep)
+
+    def of_all(theta, keep):
+        some = jax.vmap(lambda keep: save(buffer, jnp.ones(3), keep))(keep)
+        return jax.vmap(lambda b, t: save(b, t, jnp.bool(True)))(some, theta)
+
+    def in_a_loop(theta, keep):
+        def step(i, some):
+            return save(some, i * theta, jnp.bool(True))
+
+        return jax.lax.fori_loop(1, 5, step, save(buffer, jnp.ones(3), keep))
+
+    with jax.set_mesh(mesh):
+        found = jax.jit(of_all)(*given)
+        looped = jax.jit(jax.vmap(in_a_loop))(*given)
+    saved = np.asarray(found.samples["theta"])
+    saved_in_a_loop = np.asarray(looped.samples["theta"])
+    for i, first in enumerate(keep.tolist()):
+        begun = [np.ones(3)] if first else []
+        rows = [*begun, theta[i], *np.zeros((2 - len(begun), 3))]
+        np.testing.assert_array_equal(saved[i], rows)
+        rows = [*begun, theta[i], 2 * theta[i], 3 * theta[i]][:3]
+        np.testing.assert_array_equal(saved_in_a_loop[i], rows)
+    assert found.count.tolist() == [2, 1] * 4
+    assert looped.overflow.tolist() == [2, 1] * 4
+    assert jax.typeof(found.count).sharding.spec[0] == "d"
+    # Without a mesh in the context, JAX has no such loops.
+    alone = jax.vmap(lambda theta: save(buffer, theta, jnp.bool(True)))(given[0])
+    again = jax.vmap(lambda b, theta: save(b, theta, jnp.bool(True)))(alone, given[0])
+    np.testing.assert_array_equal(np.asarray(again.samples["theta"])[:, 1], theta)
+
+
 def test_a_buffer_of_keys():
     buffer = SampleBuffer({"key": jr.key(0)}, 2)
     buffer = jax.jit(lambda b: b.save({"key": jr.key(7)}))(buffer)
