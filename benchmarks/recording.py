@@ -82,7 +82,7 @@ def many(path: Path, chains: int, draws: int, repeats: int) -> str:
         for _ in range(repeats):
             theta = random((chains, draws, 10), np.float32)
             recording.extend({"theta": theta, "energy": theta[..., 0]})
-            recording.log._writer.drain()  # pyright: ignore[reportPrivateUsage]
+            recording._log._writer.drain()  # pyright: ignore[reportPrivateUsage]
             start = time.process_time()
             wall.append(timed(lambda: recording.commit({"step": 1})))
             cpu.append(time.process_time() - start)
@@ -164,7 +164,7 @@ def once(scratch: Path, draws: int, repeats: int) -> dict[str, list[float]]:
     with Recording(scratch / "commits", LIKE) as recording:
         for _ in range(4 * repeats):
             recording.extend({"x": np.zeros((BLOCK, WIDTH), np.float32)})
-            recording.log._writer.drain()  # pyright: ignore[reportPrivateUsage]
+            recording._log._writer.drain()  # pyright: ignore[reportPrivateUsage]
             found["commit"].append(timed(lambda: recording.commit(state)))
     return found
 

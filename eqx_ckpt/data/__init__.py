@@ -1,7 +1,8 @@
 """Batches of data whose position is a value, saved with the model."""
 
 from ._cursor import Cursor as Cursor
-from ._loader import BatchInfo as BatchInfo, Loader as Loader
+from ._drawing import BatchInfo as BatchInfo
+from ._loader import Loader as Loader
 from ._row_sources import (
     ArrayDataSource as ArrayDataSource,
     RandomAccessDataSource as RandomAccessDataSource,

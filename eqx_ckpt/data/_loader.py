@@ -1,39 +1,20 @@
 """Batches of a source, in an order that is a function of the cursor alone."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, get_args, NamedTuple
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, PyTree
 
 from ._batching import Batching
-from ._cursor import Block, Cursor, NOT_FETCHED
-from ._host_callback import DeviceRows, gather, Host
+from ._cursor import Block, Cursor
+from ._drawing import draw_block, draw_next, Drawing, map_rows
+from ._host_callback import DeviceRows, Host
 from ._order import Order
 from ._prefetch import batches, checked_sharding
 from ._row_sources import check_count, is_a, is_integer, Source
-
-
-class BatchInfo(NamedTuple):
-    """The mask and counts of a batch.
-
-    **Attributes:**
-
-    - `mask`: which rows count; `bool[batch_size]`. In the order `"epochs"`, those that
-        pad the last batch of an epoch do not; in the others, all do. For a block:
-        `bool[k, batch_size]`.
-    - `count`: how many rows of the batch count; `int32[]`. For a block: `int32[k]`.
-    - `batch_size`: how many rows the batch has.
-    - `total`: how many rows the source has.
-    """
-
-    mask: Bool[Array | np.ndarray, "*k batch_size"]
-    count: Any
-    batch_size: int
-    total: int
 
 
 class Loader(eqx.Module):
@@ -69,10 +50,7 @@ class Loader(eqx.Module):
         ```
     """
 
-    host: Host
-    arrays: DeviceRows | None
-    batching: Batching = eqx.field(static=True)
-    cache: int = eqx.field(static=True)
+    _drawing: Drawing
 
     def __init__(
         self,
@@ -118,21 +96,23 @@ class Loader(eqx.Module):
             )
         if max(count, batch_size * (cache + 1)) >= 2**31:
             raise ValueError("A loader numbers its rows with 31 bits.")
-        self.host = Host(source)
         arrays = source.on_device
-        self.arrays = None if arrays is None else DeviceRows(arrays)
-        self.batching = Batching(source.rows, int(batch_size), order)
-        self.cache = int(cache)
+        self._drawing = Drawing(
+            Host(source),
+            None if arrays is None else DeviceRows(arrays),
+            Batching(source.rows, int(batch_size), order),
+            int(cache),
+        )
 
     @property
     def make_up(self) -> str:
         """What determines the order of the rows. A cursor belongs to one make-up."""
-        return self.batching.make_up
+        return self._drawing.batching.make_up
 
     @property
     def batches_per_epoch(self) -> int:
         """The number of batches in an epoch."""
-        return self.batching.per_epoch
+        return self._drawing.batching.per_epoch
 
     def start(self, seed: int = 0, *, accept_any: bool = False) -> Cursor:
         """The cursor of the first batch.
@@ -154,19 +134,11 @@ class Loader(eqx.Module):
         empty = Block(None, None, None, self.make_up, accept_any)
         # Separate arrays, since a step may donate the cursor.
         return Cursor(
-            jnp.uint32(int(seed)), jnp.uint32(0), jnp.uint32(0), self._cached(empty)
+            jnp.uint32(int(seed)),
+            jnp.uint32(0),
+            jnp.uint32(0),
+            self._drawing.cached(empty),
         )
-
-    def _cached(self, block: Block) -> Block:
-        """A block with room for as many batches as this loader fetches at a time."""
-        if self.arrays is not None or self.cache == 1:
-            return block
-        size = self.batching.batch_size
-        rows = jax.tree.map(
-            lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype), self.host.like
-        )
-        at, used = jnp.zeros(5, jnp.uint32), jnp.uint32(NOT_FETCHED)
-        return Block(rows, at, used, block.make_up, block.accept_any)
 
     def next(self, cursor: Cursor, *, info: bool = False) -> tuple[Any, ...]:
         """The next batch. Inside `jit`, `scan`, `vmap` and `grad`, or outside.
@@ -195,8 +167,8 @@ class Loader(eqx.Module):
             and later ones.
         """
         self._check(cursor)
-        cursor, batch, mask = _next(self, cursor)
-        return (cursor, batch, self.info_of(mask)) if info else (cursor, batch)
+        cursor, batch, mask = draw_next(self._drawing, cursor)
+        return (cursor, batch, self._drawing.info_of(mask)) if info else (cursor, batch)
 
     def block(self, cursor: Cursor, k: int, *, info: bool = False) -> tuple[Any, ...]:
         """The next `k` batches in one fetch, to scan over. Faster than `next`.
@@ -212,10 +184,11 @@ class Loader(eqx.Module):
         """
         self._check(cursor)
         check_count("k", k)
-        if self.batching.batch_size * (k + 1) + self.batching.rows.total >= 2**32:
+        batching = self._drawing.batching
+        if batching.batch_size * (k + 1) + batching.rows.total >= 2**32:
             raise ValueError(f"`k` is {k}: more rows than a loader can number.")
-        cursor, rows, mask = _block(self, cursor, k)
-        return (cursor, rows, self.info_of(mask)) if info else (cursor, rows)
+        cursor, rows, mask = draw_block(self._drawing, cursor, k)
+        return (cursor, rows, self._drawing.info_of(mask)) if info else (cursor, rows)
 
     def iterate(
         self,
@@ -258,8 +231,10 @@ class Loader(eqx.Module):
         self._check(cursor)
         if not is_integer(prefetch) or prefetch < 0:
             raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
-        placed = checked_sharding(sharding, self.batching.batch_size, self.host.like)
-        return batches(self, cursor, prefetch, placed, info)
+        placed = checked_sharding(
+            sharding, self._drawing.batching.batch_size, self._drawing.host.like
+        )
+        return batches(self._drawing, cursor, prefetch, placed, info)
 
     def map(
         self, fn: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any
@@ -276,14 +251,14 @@ class Loader(eqx.Module):
 
         The last carry, and the results, stacked along a new first axis.
         """
-        self._check_rows(jnp.zeros(()))
-        return _map(self, fn, carry)
+        self._drawing.check(jnp.zeros(()))
+        return map_rows(self._drawing, fn, carry)
 
     def zeros(self) -> PyTree[Array]:
         """A batch of zeros, of the shapes and dtypes that `next` gives."""
         return jax.tree.map(
-            lambda s: jnp.zeros((self.batching.batch_size, *s.shape), s.dtype),
-            self.host.like,
+            lambda s: jnp.zeros((self._drawing.batching.batch_size, *s.shape), s.dtype),
+            self._drawing.host.like,
         )
 
     def close(self) -> None:
@@ -292,30 +267,10 @@ class Loader(eqx.Module):
         After that, drawing is an error, also in compiled programs. May be called twice.
         A loader that nobody uses any more is released without it.
         """
-        self.host.close()
-        if self.arrays is not None:
-            self.arrays.release()
-
-    def fetch(self, numbers: Array) -> PyTree[Array]:
-        """Rows by their numbers; inside `jit`."""
-        if self.arrays is None:
-            return gather(self.host, numbers)
-        return self.arrays.take(numbers)
-
-    def info_of(self, mask: Any) -> BatchInfo:
-        """The `BatchInfo` of batches with a mask."""
-        count = mask.sum(-1, dtype=np.int32)
-        return BatchInfo(
-            mask, count, self.batching.batch_size, self.batching.rows.total
-        )
-
-    def _check_rows(self, other: PyTree) -> None:
-        self.host.check_open()
-        if self.arrays is not None:
-            self.arrays.check_are_arguments(other)
+        self._drawing.close()
 
     def _check(self, cursor: Cursor) -> None:
-        self._check_rows(cursor)
+        self._drawing.check(cursor)
         if not is_a(Cursor, cursor):
             raise TypeError(
                 f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
@@ -325,86 +280,3 @@ class Loader(eqx.Module):
                 f"It is the cursor of another loader: {cursor.block.make_up}; this one "
                 f"is {self.make_up}."
             )
-
-    def has_room_in(self, block: Block) -> bool:
-        """Whether a block is one that `start` makes."""
-        own = eqx.filter_eval_shape(self._cached, block.without_batches())
-        return jax.tree.map(_type_of, own) == jax.tree.map(_type_of, block)
-
-
-@eqx.filter_jit
-def _next(loader: Loader, cursor: Cursor) -> tuple[Cursor, PyTree[Array], Array]:
-    at = loader.batching.positions(cursor.epoch, cursor.position, 1)
-    epoch, position = at.next_epoch[0], at.next_position[0]
-    block = jax.lax.stop_gradient(cursor.block)
-    if block.used is None or not loader.has_room_in(block):
-        rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
-        batch = jax.tree.map(lambda x: x[0], rows)
-        return cursor.moved(epoch, position), batch, at.mask[0]
-
-    def is_used_up(state: tuple[Any, Array, Any]) -> Array:
-        return state[1] >= loader.cache
-
-    def refill(state: tuple[Any, Array, Any]) -> tuple[Any, Array, Any]:
-        (seed, epoch, position), used, _ = state
-        ahead = loader.batching.positions(epoch, position, loader.cache)
-        rows = loader.fetch(loader.batching.numbers(seed, ahead))
-        at = (seed, ahead.next_epoch[-1], ahead.next_position[-1])
-        return at, 0 * used, rows
-
-    # A loop of one iteration or none: `cond` would copy the rows that a scan carries.
-    # The fetch depends on the loop's state, or XLA would move it before the loop.
-    # Products, not constants: so `vmap` on a mesh shards them as the cursor.
-    words = [word + 0 * cursor.seed for word in loader.host.words]
-    now = cursor.seed, cursor.epoch, cursor.position
-    is_here = jnp.all(block.at == jnp.stack([*words, *now]))
-    used = jnp.where(is_here, block.used, jnp.uint32(NOT_FETCHED))
-    _, used, rows = jax.lax.while_loop(is_used_up, refill, (now, used, block.rows))
-    batch = jax.tree.map(lambda x: x[used], rows)
-    after = jnp.stack([*words, cursor.seed, epoch, position])
-    block = eqx.tree_at(
-        lambda b: (b.rows, b.at, b.used), block, (rows, after, used + 1)
-    )
-    return cursor.moved(epoch, position, block), batch, at.mask[0]
-
-
-@eqx.filter_jit
-def _block(loader: Loader, cursor: Cursor, k: int) -> tuple[Cursor, Any, Array]:
-    at = loader.batching.positions(cursor.epoch, cursor.position, k)
-    rows = loader.fetch(loader.batching.numbers(cursor.seed, at))
-    return cursor.moved(at.next_epoch[-1], at.next_position[-1]), rows, at.mask
-
-
-@eqx.filter_jit
-def _map(loader: Loader, fn: Callable, carry: Any) -> tuple[Any, Any]:
-    count, size = loader.batching.rows.total, loader.batching.batch_size
-    total = loader.batches_per_epoch
-
-    def some(start: Array, k: int, carry: Any) -> tuple[Any, Any]:
-        """Run over `k` batches, fetched together, from the one numbered `start`."""
-
-        def one(carry: Any, xs: tuple[Any, Array]) -> tuple[Any, Any]:
-            return fn(carry, *xs)
-
-        numbers = start * size + jnp.arange(k * size, dtype=jnp.uint32)
-        numbers = numbers.reshape(k, size)
-        rows = loader.fetch(numbers % count)
-        return jax.lax.scan(one, carry, (rows, numbers < count))
-
-    def full(carry: Any, block: Array) -> tuple[Any, Any]:
-        return some(block * loader.cache, loader.cache, carry)
-
-    blocks, rest = divmod(total, loader.cache)
-    found: list[Any] = []
-    if blocks:
-        turns = jnp.arange(blocks, dtype=jnp.uint32)
-        carry, results = jax.lax.scan(full, carry, turns)
-        found.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results))
-    if rest:
-        carry, results = some(jnp.uint32(total - rest), rest, carry)
-        found.append(results)
-    return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs), *found)
-
-
-def _type_of(array: Any) -> tuple[Any, Any]:
-    return array.shape, array.dtype

@@ -1,4 +1,4 @@
-"""Batches outside `jit`, fetched ahead; `loader` is an `eqx_ckpt.data.Loader`."""
+"""Batches outside `jit`, fetched ahead."""
 
 import functools as ft
 from collections import deque
@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from .._storage.calls.threads import Pool
 from ._batching import Batching
 from ._cursor import Cursor
+from ._drawing import Drawing
 from ._row_sources import name_of, narrowed
 
 
@@ -56,13 +57,13 @@ def checked_sharding(
 
 
 def batches(
-    loader: Any,
+    drawing: Drawing,
     cursor: Cursor,
     prefetch: int,
     sharding: Sharding | None,
     info: bool,
 ) -> Iterator[tuple[Any, ...]]:
-    groups = _Groups(loader, cursor, sharding, info)
+    groups = _Groups(drawing, cursor, sharding, info)
     ahead = -(-prefetch // groups.size)
     if not ahead:
         while True:
@@ -89,12 +90,12 @@ class _Groups:
 
     def __init__(
         self,
-        loader: Any,
+        drawing: Drawing,
         cursor: Cursor,
         sharding: Sharding | None,
         info: bool,
     ) -> None:
-        self._loader = loader
+        self._drawing = drawing
         self._info = info
         self._place = sharding
         # Unflattened, which takes a fifteenth of the time of `Cursor(...)`.
@@ -104,17 +105,17 @@ class _Groups:
         self._block = block.without_batches()
         # A step may donate the cursor.
         self._seed = jnp.copy(seed)
-        self.size = loader.cache
-        host = loader.host
+        self.size = drawing.cache
+        host = drawing.host
         if host.source.is_quick and sharding is None:
             structs = jax.tree.leaves(host.source.like)
             row = sum(s.dtype.itemsize * s.size for s in structs)
-            fitting = _GROUP_BYTES // max(1, row * loader.batching.batch_size)
-            self.size = max(loader.cache, min(_MOST, fitting))
+            fitting = _GROUP_BYTES // max(1, row * drawing.batching.batch_size)
+            self.size = max(drawing.cache, min(_MOST, fitting))
 
     def begin(self) -> "_Order":
         """Start computing the order of the next group."""
-        order = _order(self._loader.batching, self.size, self._seed, *self._begun)
+        order = _order(self._drawing.batching, self.size, self._seed, *self._begun)
         self._begun = order.last
         return order
 
@@ -133,11 +134,11 @@ class _Groups:
         )
         if not self._info:
             return zip(cursors, rows, strict=True)
-        infos = map(self._loader.info_of, np.asarray(order.masks))
+        infos = map(self._drawing.info_of, np.asarray(order.masks))
         return zip(cursors, rows, infos, strict=True)
 
     def _in_memory(self, numbers: np.ndarray) -> list[PyTree[np.ndarray]]:
-        leaves, treedef = jax.tree.flatten(self._loader.host.take(numbers))
+        leaves, treedef = jax.tree.flatten(self._drawing.host.take(numbers))
         return [treedef.unflatten(leaf) for leaf in zip(*leaves, strict=True)]
 
     def _global(self, numbers: np.ndarray, place: Sharding) -> PyTree[jax.Array]:
@@ -147,10 +148,10 @@ class _Groups:
         def rows_of(index: tuple[slice, ...]) -> PyTree[np.ndarray]:
             start, stop, _ = index[0].indices(len(numbers))
             if (start, stop) not in known:
-                known[start, stop] = self._loader.host.take(numbers[start:stop])
+                known[start, stop] = self._drawing.host.take(numbers[start:stop])
             return known[start, stop]
 
-        leaves, treedef = jax.tree.flatten(self._loader.host.like)
+        leaves, treedef = jax.tree.flatten(self._drawing.host.like)
 
         def array(position: int, struct: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: Any) -> np.ndarray:

@@ -14,8 +14,9 @@ from .._format.sample_record import Leaf
 from .._types import check_function, check_kind, is_real
 from ._arguments import check_positive
 from ._recorder import default_block
-from ._recording import Recording
+from ._recording import log_of, Recording
 from ._writing._commit_pace import Every, Pace
+from ._writing._recording_log import Log
 from ._writing._sample_leaves import Block, checked_keep, checked_samples, on_host
 
 
@@ -116,21 +117,21 @@ def record_scan(
             )
     arrays, rest = eqx.partition(init, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
-    loop = _Loop(f, keep, thin, recording.chains, recording.log.record.leaves)
+    log = log_of(recording)
+    loop = _Loop(f, keep, thin, recording.chains, log.record.leaves)
     _check_step(loop, eqx.combine(arrays, rest), xs)
-    recording.log.check()
+    log.check()
     if block is None:
         block = default_block(loop.leaves, loop.chains)
     every = Every(commit_every, commit_every_seconds)
-    team = recording.log.team
-    team.from_first(
+    log.team.from_first(
         f"record_scan(length={length}, thin={thin}, keep={keep is not None}, "
         f"block={block}, commit_every={commit_every}, "
         f"commit_every_seconds={commit_every_seconds})",
         lambda: None,
     )
-    pace = Pace(team, min(block, max(1, rows)), thin, every)
-    return _Scan(loop, recording, pace, rest, xs).run(arrays, rows)
+    pace = Pace(log.team, min(block, max(1, rows)), thin, every)
+    return _Scan(loop, log, pace, rest, xs).run(arrays, rows)
 
 
 class _Made(NamedTuple):
@@ -147,10 +148,10 @@ class _Scan:
     """One call of `record_scan`, whose arguments are valid."""
 
     def __init__(
-        self, loop: "_Loop", recording: Recording, pace: Pace, rest: PyTree, xs: PyTree
+        self, loop: "_Loop", log: Log, pace: Pace, rest: PyTree, xs: PyTree
     ) -> None:
         self._loop = loop
-        self._log = recording.log
+        self._log = log
         self._pace = pace
         self._rest = rest
         self._xs = xs

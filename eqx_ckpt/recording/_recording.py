@@ -137,7 +137,7 @@ class Recording:
         self._receivers: list[Receiver] = []
         log = None
         try:
-            self.log = log = Log(path, wanted, differs, max_samples, timeout)
+            self._log = log = Log(path, wanted, differs, max_samples, timeout)
             weakref.finalize(self, log.abandon)
         except BaseException:
             if log is not None:
@@ -150,17 +150,17 @@ class Recording:
 
         `None` before the first commit.
         """
-        return committed_of(self.log.record)
+        return committed_of(self._log.record)
 
     @property
     def steps(self) -> int:
         """How many steps of `record_scan` are committed."""
-        return self.log.record.steps
+        return self._log.record.steps
 
     @property
     def chains(self) -> int | None:
         """The number of chains, or `None`."""
-        return self.log.record.chains
+        return self._log.record.chains
 
     def extend(self, samples: PyTree, keep: Any = None) -> None:
         """Add samples; they are written in the background.
@@ -183,16 +183,16 @@ class Recording:
             closed, or has a state and was not resumed.
         - `OSError`: earlier samples could not be written.
         """
-        record = self.log.record
-        self.log.extend(checked_samples(samples, record.leaves, record.chains), keep)
+        record = self._log.record
+        self._log.extend(checked_samples(samples, record.leaves, record.chains), keep)
 
     def append(self, sample: PyTree) -> None:
         """Add one sample: as `extend`, with arrays without an axis for draws."""
-        record = self.log.record
+        record = self._log.record
         block = checked_samples(sample, record.leaves, record.chains, one=True)
         axis = 0 if record.chains is None else 1
         arrays = [_with_axis(array, axis) for array in block.arrays]
-        self.log.extend(block._replace(arrays=arrays))
+        self._log.extend(block._replace(arrays=arrays))
 
     def recorder(
         self, *, block: int | None = None, sharding: NamedSharding | None = None
@@ -210,18 +210,18 @@ class Recording:
 
         An [`eqx_ckpt.recording.Recorder`][] to carry through the loop.
         """
-        self.log.check()
-        if not self.log.team.is_alone:
+        self._log.check()
+        if not self._log.team.is_alone:
             raise CheckpointError(
                 "A recorder works in jobs of one process, and this job has several. "
                 "Use `record_scan`, or `extend` with arrays that are sharded "
                 "over the chains."
             )
         receiver, recorder = make_recorder(
-            self.log, self.log.record.leaves, self.chains, block, sharding
+            self._log, self._log.record.leaves, self.chains, block, sharding
         )
         self._receivers.append(receiver)
-        self.log.has_recorder = True
+        self._log.has_recorder = True
         return recorder
 
     def commit(self, state: PyTree = None) -> None:
@@ -244,7 +244,7 @@ class Recording:
         - The errors of `extend`, and those of [`eqx_ckpt.tree_serialise_leaves`][] for
             `state`.
         """
-        self.log.commit(state)
+        self._log.commit(state)
 
     @property
     def state_path(self) -> PathLike:
@@ -254,7 +254,7 @@ class Recording:
 
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no state was committed last.
         """
-        return self.log.state_path()
+        return self._log.state_path()
 
     def resume(self, like_state: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         """Restore the state that follows the committed samples.
@@ -276,13 +276,13 @@ class Recording:
         if kinds <= {"jax", "key"}:
             like_state = jtu.tree_map(_as_carried, like_state, is_leaf=is_transient)
         state = tree_deserialise_leaves(path, like_state, *args, **kwargs)
-        self.log.must_resume = False
+        self._log.must_resume = False
         return state
 
     @property
     def samples(self) -> Samples:
         """The committed samples, in the structure of `like`."""
-        return Samples.of(Recorded(self.log.base, self.log.record), self._names)
+        return Samples.of(Recorded(self._log.base, self._log.record), self._names)
 
     def close(self) -> None:
         """Commit, and release the recording for other writers.
@@ -291,7 +291,7 @@ class Recording:
         warning, because no program could resume after them; with an error if the last
         `commit` had failed. Closing twice is harmless.
         """
-        self.log.close()
+        self._log.close()
 
     def __enter__(self) -> "Recording":
         return self
@@ -303,17 +303,21 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.log.close(error)
+            self._log.close(error)
         except Exception as e:
             if error is None:
                 raise
             error.add_note(f"Besides, the recording failed: {e!r}")
 
     def __repr__(self) -> str:
-        return f"Recording({self.log.where}, chains={self.chains})"
+        return f"Recording({self._log.where}, chains={self.chains})"
 
     def _repr_html_(self) -> str:
-        return record_html(repr(self), self.log.record)
+        return record_html(repr(self), self._log.record)
+
+
+def log_of(recording: Recording) -> Log:
+    return recording._log  # pyright: ignore[reportPrivateUsage]
 
 
 def _as_carried(leaf: Any) -> Any:

@@ -388,7 +388,7 @@ def _recordings(directory: str) -> Iterator[Case]:
 
     def begin(path: str, like: Any, **how: Any) -> None:
         path = path.replace("?", str(next(numbers)))
-        eqx_ckpt.recording.Recording(path, like, **how).log.abandon()
+        eqx_ckpt.recording.Recording(path, like, **how)._log.abandon()
 
     like = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     path = f"{directory}/recording ?"
@@ -413,7 +413,7 @@ def _recordings(directory: str) -> Iterator[Case]:
         try:
             recording.commit(state)
         finally:
-            recording.log.abandon()
+            recording._log.abandon()
 
     yield from _changed(
         "recording.Recording.commit", commit, {"state": {"a": 1}}, {"state": None}
@@ -425,7 +425,7 @@ def _recordings(directory: str) -> Iterator[Case]:
         try:
             eqx_ckpt.recording.record_scan(recording=recording, **how)
         finally:
-            recording.log.abandon()
+            recording._log.abandon()
 
     chains = NamedSharding(jax.make_mesh((2,), ("c",), devices=_one_of_each()), P("c"))
     start = shared(np.zeros((2, 3), np.float32), chains)

@@ -271,7 +271,7 @@ class _Job:
             try:
                 recording.commit({"a": 1})
             finally:
-                recording.log.abandon()
+                recording._log.abandon()
 
         return {
             "save": Call(nothing, save),

@@ -33,7 +33,7 @@ def run(page: str, folder: str, log: str) -> None:
 
     @functools.wraps(scan)
     def watched(step: Any, *args: Any, recording: Any, **kwargs: Any) -> Any:
-        name = pathlib.Path(recording.log.where.strip("'")).name
+        name = pathlib.Path(recording._log.where.strip("'")).name
         every = pathlib.Path(log, f"{name}.every")
         every.write_text(str(kwargs.get("commit_every") or 0))
         steps = os.open(f"{log}/{name}.steps", os.O_CREAT | os.O_APPEND | os.O_WRONLY)

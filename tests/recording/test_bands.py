@@ -94,7 +94,7 @@ class Chains:
         self.open()
 
     def die(self) -> None:
-        self.recording.log.abandon()
+        self.recording._log.abandon()
         self.open()
 
     def open(self) -> None:

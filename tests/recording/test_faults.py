@@ -164,7 +164,7 @@ def fail_and_go_on(path: str, other: str) -> tuple[int, str]:
         for count in range(100):  # noqa: B007
             state, samples, _ = chains.block(state)
             recording.extend(samples)
-            recording.log._writer.drain()
+            recording._log._writer.drain()
     except OSError as e:
         message = str(e)
     else:

@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(most=mosts)
     def die_and_continue(self, most):
-        self.recording.log.abandon()
+        self.recording._log.abandon()
         self.open(most)
 
     def record_and_end(self, way: str, first: int, count: int) -> None:
@@ -381,7 +381,7 @@ class Machine(RuleBasedStateMachine):
             with full_disk(0):
                 self.recording.extend(self.block(some))
                 # Until the thread has tried to write what fills chunks.
-                self.recording.log._writer.drain()
+                self.recording._log._writer.drain()
             self.recording.commit()
         except OSError as e:
             (safe,) = _SAFE.findall(str(e))
@@ -440,7 +440,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "recording"):
-            self.recording.log.abandon()
+            self.recording._log.abandon()
             jax.effects_barrier()
             self.stack.close()
             shutil.rmtree(self.directory)

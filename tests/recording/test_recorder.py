@@ -172,7 +172,7 @@ def test_one_program_serves_all_recordings(tmp_path):
     for name in "ab":
         with Recording(tmp_path / name, LIKE) as recording:
             run(recording.recorder(block=5))
-        dead.append(weakref.ref(recording.log))
+        dead.append(weakref.ref(recording._log))
         del recording
     gc.collect()
     assert len(traced) == 1

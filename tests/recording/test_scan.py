@@ -338,7 +338,7 @@ def test_each_sample_can_be_committed(tmp_path):
         record_scan(
             step, start(), length=5, recording=recording, commit_every_seconds=0.0
         )
-        assert recording.log.record.commit == 5
+        assert recording._log.record.commit == 5
     found = Samples(tmp_path).read()["theta"]
     np.testing.assert_allclose(found, expected(5)[1]["theta"], rtol=1e-5)
 

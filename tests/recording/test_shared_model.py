@@ -89,10 +89,10 @@ class Shared(Machine):
         """Go on from one of these, which others have left."""
         recording = Recording(self.path, LIKE, chains=self.chains, chunk_bytes=48)
         committed, state = recording.committed, None
-        if committed is not None and recording.log.record.state is not None:
+        if committed is not None and recording._log.record.state is not None:
             path = recording.state_path
             state = eqx_ckpt.tree_deserialise_leaves(path, eqx_ckpt.tree_like(path))
-        recording.log.abandon()
+        recording._log.abandon()
         self.expected = Expected()
         (found,) = {
             str(one): one

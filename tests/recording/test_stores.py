@@ -79,7 +79,7 @@ def test_tensorstore_reads_the_arrays_while_they_are_written(url):
         for start in range(0, 30, 10):
             recording.extend(samples(10, start))
             recording.commit()
-            recording.log._place.files.flush()
+            recording._log._place.files.flush()
             spec = {"driver": "zarr3", "kvstore": (base / "samples/in/theta/").spec}
             array = ts.open(spec, read=True, context=_context()).result()
             expected = samples(start + 10)["in"]["theta"]
@@ -149,7 +149,7 @@ def test_a_writer_that_was_suspended_changes_nothing(url):
     first.extend(samples(5))
     first.commit({"step": 5})
     # As if its machine had slept, and woke up when another one had taken over.
-    first.log._place.files._lease._ended.set()
+    first._log._place.files._lease._ended.set()
     with Recording(url, LIKE, chains=2, chunk_bytes=480) as second:
         second.resume({"step": 0})
         first.extend(samples(50, 5))
