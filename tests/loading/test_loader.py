@@ -528,8 +528,13 @@ def test_bad_uses():
     for sharding in (jax.P("d"), jax.make_mesh((1,), ("d",)), "d"):
         with pytest.raises(TypeError, match=r"NamedSharding\(mesh, "):
             loader.iterate(loader.start(), sharding=sharding)
-    with pytest.raises(ValueError, match="`k`"):
-        loader.block(loader.start(), 0)
+    for k in (0, 2**31):
+        with pytest.raises(ValueError, match=f"`k` is {k}"):
+            loader.block(loader.start(), k)
+    huge = data.ArrayDataSource(x=np.broadcast_to(np.uint8(0), 2**31))
+    for source, how in ((huge, {}), (small(), {"cache": 2**30})):
+        with pytest.raises(ValueError, match="31 bits"):
+            data.Loader(source, 2, **how)
     with pytest.raises(Exception, match="Cursor"):
         loader.next(0)
     cursor = loader.start()
