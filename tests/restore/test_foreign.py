@@ -1,6 +1,7 @@
 """A path at which there is something else: what it is, and what to do."""
 
 import json
+import re
 import zipfile
 
 import equinox as eqx
@@ -54,19 +55,19 @@ def place(tmp_path):
     [
         (
             "model.eqx",
-            "file of Equinox: pass `eqx_ckpt.interop.eqx\\('.*model.eqx', like\\)`",
+            "of Equinox: pass `eqx_ckpt.interop.open_eqx\\('.*model.eqx', like\\)`",
         ),
         ("model", "There is '.*model.eqx'. It is a file of Equinox"),
-        ("text", "file of Equinox: pass `eqx_ckpt.interop.eqx"),
+        ("text", "file of Equinox: pass `eqx_ckpt.interop.open_eqx"),
         ("runs", "holds 'last.eqx'. It is a file of Equinox"),
-        ("runs/last.eqx", "file of Equinox: pass `eqx_ckpt.interop.eqx"),
-        ("model.safetensors", "file of safetensors: pass `eqx_ckpt.interop.safet"),
+        ("runs/last.eqx", "file of Equinox: pass `eqx_ckpt.interop.open_eqx"),
+        ("model.safetensors", "file of safetensors: pass `eqx_ckpt.interop.open_safet"),
         ("notes.txt", "It is a file, and a checkpoint is a directory"),
         ("hub", "holds 'w.safetensors'.*file of safetensors"),
-        ("orbax", "is of Orbax: pass `eqx_ckpt.interop.orbax"),
-        ("a.npz", "pass `eqx_ckpt.interop.npz"),
-        ("a.msgpack", "pass `eqx_ckpt.interop.flax"),
-        ("levanter", "pass `eqx_ckpt.interop.jax_arrays"),
+        ("orbax", "is of Orbax: pass `eqx_ckpt.interop.open_orbax"),
+        ("a.npz", "pass `eqx_ckpt.interop.open_npz"),
+        ("a.msgpack", "pass `eqx_ckpt.interop.open_flax"),
+        ("levanter", "pass `eqx_ckpt.interop.open_jax_arrays"),
         ("orbax_run", "is of Orbax"),
         ("orbax_run/100", "is of Orbax"),
         ("run", "holds the checkpoints '000100': pass one of them"),
@@ -77,8 +78,10 @@ def place(tmp_path):
     ],
 )
 def test_what_it_is_and_what_to_do(place, name, what):
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what) as error:
         eqx_ckpt.tree_deserialise_leaves(place / name, TREE)
+    for function in re.findall(r"interop\.(\w+)\(", str(error.value)):
+        assert callable(getattr(eqx_ckpt.interop, function))
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=what):
         eqx_ckpt.inspect.read_manifest(place / name)
 
@@ -100,7 +103,7 @@ def test_a_file_whose_content_does_not_say_what_it_is_is_damaged(tmp_path, name,
         ("missing/too", "That path does not exist"),
         ("others", "It holds 'a.txt', and no checkpoint"),
         ("model.pt", "It is a file.* Its format is not known"),
-        ("array.npy", "It is an array of NumPy: pass `eqx_ckpt.interop.eqx\\("),
+        ("array.npy", "It is an array of NumPy: pass `eqx_ckpt.interop.open_eqx\\("),
     ],
 )
 def test_what_is_no_checkpoint_of_anybody(place, name, what):

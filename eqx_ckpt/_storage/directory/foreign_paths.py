@@ -207,7 +207,7 @@ def _explained(format: str, path: str) -> str:
         return ""
     words = _WORDS["npy" if _is_npy(path) else format]
     like = ", like" if format == "eqx" else ""
-    opened = f"eqx_ckpt.interop.{format}({path!r}{like})"
+    opened = f"eqx_ckpt.interop.open_{format}({path!r}{like})"
     return f"{words}: pass `{opened}` in place of the path."
 
 
