@@ -10,7 +10,7 @@ from .._errors import CheckpointError
 from .._lazy import Array, DType, jax, np
 from .chunk_grid import chunk_shape
 from .display import escape, in_bytes, table_html
-from .dtype_names import DATA_TYPES, OF_JAX, SIZES
+from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS, SIZES
 
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LeafRecord(NamedTuple):
         """
         try:
             record = array_record(kind, tuple(shape), np.dtype(dtype))
-            if kind == "jax" and record.dtype not in OF_JAX:
+            if kind == "jax" and record.dtype not in OF_JAX | SIX_BITS:
                 raise CannotSave(f"of `{dtype}` cannot be JAX's: pass `kind='numpy'`")
         except CannotSave as e:
             raise CheckpointError(f"An array {e}.") from None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._types import LAYOUTS
 from .chunk_grid import chunk_count
-from .dtype_names import DATA_TYPES, OF_JAX
+from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS
 from .leaf_names import (
     decode,
     Decoder,
@@ -368,7 +368,7 @@ def _check_array(record: LeafRecord) -> None:
         _require(
             record.data_type == DATA_TYPES[record.dtype]
             and shape == record.shape
-            and (record.kind != "jax" or record.dtype in OF_JAX),
+            and (record.kind != "jax" or record.dtype in OF_JAX | SIX_BITS),
             "its array has a different dtype or shape",
         )
     _require(

@@ -149,6 +149,12 @@ JAX: dict[str, Callable[[], Any]] = {
 if jax.__version_info__ >= (0, 10):
     # Before, its programs cannot shard an array without elements.
     JAX.update({"weak_empty": lambda: jnp.full((0, 3), 1.0)})
+# Only the newest JAX has arrays of these.
+OF_SIX_BITS: Makers = (
+    {"jax_float6": lambda: on(numbers("float6_e2m3fn"), None)}
+    if jax.__version_info__ >= (0, 12)
+    else {}
+)
 OF_64_BITS: Makers = {
     **{f"jax_{d}": wide(lambda d=d: jnp.asarray(numbers(d))) for d in WIDE},
     "jax_0-d_float64": wide(lambda: jnp.float64(0.1)),
@@ -222,12 +228,12 @@ PYTHON: Makers = {
     "phase": lambda: Phase.DECAY,
     "metres": lambda: Metres(2.5),
 }
-LEAVES: Makers = {**JAX, **OF_64_BITS, **KEYS, **NUMPY, **PYTHON}
+LEAVES: Makers = {**JAX, **OF_SIX_BITS, **OF_64_BITS, **KEYS, **NUMPY, **PYTHON}
 # One of many dtypes is enough where the way is what matters.
 _SOME = (
     "bool int4 bfloat16 float8_e5m2 float32 float64 complex64 date swapped_f4".split()
 )
-_MANY = {
+_MANY = OF_SIX_BITS.keys() | {
     f"{kind}_{dtype}"
     for kind in ("jax", "numpy", "scalar")
     for dtype in (*NARROW, *WIDE)

@@ -388,9 +388,19 @@ def test_any_tree_comes_back(tmp_path_factory, tree):
     eqx_ckpt.inspect.verify(path)
 
 
-def test_ml_dtypes_that_jax_lacks():
-    array = np.arange(4).astype(ml_dtypes.float6_e2m3fn)
+@pytest.mark.parametrize("dtype", [ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn])
+def test_six_bit_floats(dtype, tmp_path):
+    array = np.arange(4).astype(dtype)
     assert_same(roundtrip({"x": array}), {"x": array})
+    try:
+        on_device = jax.device_put(array)
+    except (TypeError, RuntimeError):
+        pytest.skip("This JAX has no arrays of six-bit floats.")
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", {"x": on_device})
+    eqx_ckpt.inspect.verify(tmp_path / "new")
+    for like in (on_device, array, jax.ShapeDtypeStruct((4,), dtype)):
+        found = eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", {"x": like})
+        assert_same(found, {"x": array if like is array else on_device})
 
 
 class Raising:

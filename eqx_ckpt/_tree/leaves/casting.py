@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._format.dtype_names import is_numpys, OF_JAX
+from ..._format.dtype_names import is_numpys, OF_JAX, SIX_BITS
 from ..._format.leaf_record import LeafRecord, SCALAR_KINDS, tag_and_data_type
 
 
@@ -145,7 +145,20 @@ def would_narrow(dtype: str) -> bool:
 
 def is_jaxs(dtype: str) -> bool:
     """Whether a JAX array can have this dtype now."""
-    return dtype in OF_JAX and not would_narrow(dtype)
+    if dtype in OF_JAX:
+        return not would_narrow(dtype)
+    return dtype in SIX_BITS and _has_arrays_of(dtype)
+
+
+@ft.cache
+def _has_arrays_of(dtype: str) -> bool:
+    """Ask JAX itself, because it depends on its version and on the device."""
+    try:
+        with jax.ensure_compile_time_eval():
+            jax.device_put(np.zeros((), dtype))
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def cast_dtype(old: LeafRecord, new: LeafRecord) -> np.dtype | None:
