@@ -22,7 +22,7 @@ LIKES = (
     "struct in rows",
 )
 MORE = (*LIKES, "numpy swapped", "scalar", "struct larger", "evaluated", "int", "texts")
-CALLED = ("prefix", "missing", "renamed")
+CALLED = ("prefix", "missing", "renamed", "filter_spec", "filter_spec of Equinox")
 COMPUTED = ("stacked", "negated", "sliced")
 
 

@@ -1,17 +1,23 @@
 """Every kind of leaf by every way in: no way changes what comes back."""
 
 import functools as ft
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
 import eqx_ckpt
 
 from . import leaves
-from .check import all_differences, assert_none, differences, Route
+from .check import all_differences, assert_none, differences, Route, Tree
 from .contexts import CONTEXTS, THAT_MATTER
+from .leaves import SHAPE
 from .likes import everywhere, LIKES, made, mixed
+from .operations import through
+from .oracle import outcome, Value
 from .ways import DIRECT
 
 
@@ -21,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 FEW = ("itself", "same", "jax", "numpy", "scalar", "struct in rows", "evaluated", "int")
 WORDS = ("no", "safe", "same_kind", "unsafe")
+REFUSED = "`jax.jit` under `jax.set_mesh`"
 SHARDINGS = {
     "device": lambda: jax.devices()[6],
     "everywhere": lambda: everywhere(AxisType.Auto),
@@ -72,6 +79,35 @@ def test_contexts(direct, name):
 def test_shardings(direct, name):
     likes = {like: made(like, direct.seen) for like in LIKES}
     assert_none(all_differences(direct, likes, sharding=SHARDINGS[name]()))
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_jit_under_a_mesh(direct, axes):
+    """What has to be computed is refused, and all else is as it is elsewhere."""
+
+    def check(likes: Mapping[str, Tree]) -> dict[str, list[str]]:
+        problems = {}
+        for name, like in likes.items():
+            computed = {
+                n: x for n, x in like.items() if becomes_weak(direct.seen[n], x)
+            }
+            rest = {n: x for n, x in like.items() if n not in computed}
+            problems[name] = differences(direct, rest)
+            for leaf, one in computed.items():
+                with pytest.raises(eqx_ckpt.CheckpointError, match=REFUSED):
+                    direct.call.restore(direct.source, {leaf: one})
+        with pytest.raises(eqx_ckpt.CheckpointError, match=REFUSED):
+            through("negated").restore(direct.source, {"jax_float32": jnp.zeros(SHAPE)})
+        return problems
+
+    make = lambda: {name: made(name, direct.seen) for name in LIKES}  # noqa: E731
+    with jax.set_mesh(leaves.mesh(axes)):
+        assert_none(CONTEXTS["jit"](make, check))
+
+
+def becomes_weak(saved: Any, like: Any) -> bool:
+    value = outcome(saved, like)
+    return isinstance(value, Value) and value.weak
 
 
 def test_a_store(some, s3):
