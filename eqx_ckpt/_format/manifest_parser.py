@@ -5,10 +5,11 @@ hostile metadata can make TensorStore abort the process.
 """
 
 import contextlib
+import functools as ft
 import hashlib
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -83,10 +84,14 @@ _TAIL = b"\n}}}\n"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
-_HEX = re.compile(r"[0-9a-f]*\Z")
+_HEX = "0123456789abcdef"
 
 
 _TYPE_FIELDS = LeafRecord._fields[:10]
+
+
+# As `LeafRecord._make`, which is a function of Python, and called for each leaf.
+_record: Callable[[tuple[Any, ...]], LeafRecord] = ft.partial(tuple.__new__, LeafRecord)
 
 
 def from_bytes(data: bytes, where: str) -> Manifest:
@@ -339,17 +344,18 @@ def _checked_leaf(
         path = path_of(uncut or name, kinds)
         if uncut and encode(path) != name:
             raise _Wrong("its path is another leaf's")
-        _require(not level_problem(path), level_problem(path))
+        if problem := level_problem(path):
+            raise _Wrong(problem)
         if chunks is None:
             _require(type(text) is str, "its value is not text")
             scalar_from_text(fields[0], text)
-            return LeafRecord._make((*fields, path, text, ()))
-        if len(text) != 8 * chunks or _HEX.match(text) is None:
+            return _record((*fields, path, text, ()))
+        if len(text) != 8 * chunks or text.strip(_HEX):
             raise _Wrong("it does not have one checksum for each chunk")
         if chunks == 1:
-            return LeafRecord._make((*fields, path, None, (text,)))
+            return _record((*fields, path, None, (text,)))
         crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
-        return LeafRecord._make((*fields, path, None, crc32c))
+        return _record((*fields, path, None, crc32c))
     except _MALFORMED as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
 

@@ -1,10 +1,8 @@
 """Name the leaves of a PyTree by their key paths."""
 
 import functools as ft
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from operator import is_
 from typing import Any, TYPE_CHECKING
 
 from ..._errors import LeafNameError
@@ -37,14 +35,11 @@ def key_paths(tree: "PyTree", is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any
     """
     # Called for each node: a builtin is several times faster than a function.
     is_state = ft.partial(type.__instancecheck__, eqx.nn.State)
-    is_plain = is_leaf in (None, is_transient) and not any(
-        any(map(is_one, jtu.tree_leaves(tree, is_one)))
-        for is_one in (is_state, is_transient)
-    )
-    if is_plain:
-        # Twice as fast without a function that is called on every node.
-        return jtu.tree_flatten_with_path(tree)[0]
-    return list(_key_paths(tree, is_leaf))
+    if is_leaf not in (None, is_transient) or any(
+        map(is_state, jtu.tree_leaves(tree, is_state))
+    ):
+        return list(_key_paths(tree, is_leaf))
+    return jtu.tree_flatten_with_path(tree, is_transient)[0]
 
 
 def _key_paths(tree: "PyTree", is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
@@ -81,28 +76,31 @@ class Namer:
     """Names the leaves of one tree; fast if many leaves are in one folder."""
 
     def __init__(self) -> None:
-        # The keys of the last leaf's folder, each with the node below it.
-        self._keys: KeyPath = ()
-        self._folders: list[tuple[str, TypedPath]] = [("", ())]
+        # The folders that the last leaf is in: their keys, names, and keys as data.
+        self._folders: list[tuple[KeyPath, str, TypedPath]] = [((), "", ())]
 
     def __call__(self, path: KeyPath) -> tuple[str, TypedPath]:
         """The name of a leaf, and its key path as data."""
         if not path:
             return ROOT, ()
-        if len(path) - 1 != len(self._keys) or not all(map(is_, self._keys, path)):
-            same = map(is_, self._keys, path[:-1])
-            depth = len([*itertools.takewhile(bool, same)])
-            del self._folders[depth + 1 :]
-            folder, above = self._folders[-1]
-            for key in path[depth:-1]:
-                token = _typed(key, path)
-                folder = f"{folder}{encode_component(token[1], False)}/"
-                above = (*above, token)
-                self._folders.append((folder, above))
-            self._keys = path[:-1]
-        folder, above = self._folders[-1]
+        keys, folder, above = self._folders[-1]
+        if keys != path[:-1]:
+            folder, above = self._enter(path)
         last = _typed(path[-1], path)
         return folder + encode_component(last[1], False), (*above, last)
+
+    def _enter(self, path: KeyPath) -> tuple[str, TypedPath]:
+        """Go to the folder of another leaf, from the innermost one that has both."""
+        folders, keys = self._folders, path[:-1]
+        while folders[-1][0] != keys[: len(folders) - 1]:
+            folders.pop()
+        above, folder, data = folders[-1]
+        for key in keys[len(above) :]:
+            token = _typed(key, path)
+            folder = f"{folder}{encode_component(token[1], False)}/"
+            above, data = (*above, key), (*data, token)
+            folders.append((above, folder, data))
+        return folder, data
 
 
 def _plain(token: Any, path: KeyPath) -> str | int:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args, Literal, NamedTuple, TypeAlias
 
@@ -211,7 +211,7 @@ def _renamed(
             f"- {len(names)} leaves seem to be renamed: {name!r} in `like`, {other!r} "
             f"in {place}, and so on. {way}"
         )
-        told |= names.keys() | {*names.values()}
+        told.update(names, names.values())
     return lines, {n: leaf for n, leaf in leaves.items() if n not in told}
 
 
@@ -359,36 +359,33 @@ def explain(match: TreeMatch, is_transformed: bool = False) -> str:
     return "\n".join(
         [f"{subject} does not match `like`:", *describe(problems)]
         + [way for status, way in WAYS_OUT.items() if status in ways]
-        + sorted(_hints(problems.values()))
+        + [*_hints(problems.values())]
     )
 
 
-def _hints(leaves: Iterable[LeafMatch]) -> set[str]:
+def _hints(leaves: Collection[LeafMatch]) -> Iterator[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
     # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
-    found: set[tuple[str, str, str]] = {
-        (
-            status,
-            e if isinstance(e, str) else e.kind,
-            f if isinstance(f, str) else f.kind,
-        )
-        for status, e, f, *_ in leaves
+    expected = {
+        (leaf[0], e if isinstance(e := leaf[1], str) else e.kind) for leaf in leaves
     }
-    return {hint for some in found for hint in _hints_of(*some)}
-
-
-def _hints_of(status: str, expected: str, found: str) -> Iterator[str]:
-    if status == "kind" and expected == "struct" and found in SCALAR_KINDS:
-        yield (
-            "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
-            "`equinox.filter_eval_shape`, which leaves it as it is."
-        )
-    if (status == "unexpected" and expected == "`None`") or (
-        status == "missing" and expected in ("float", "bool")
-    ):
+    if not expected.isdisjoint(_PARTITIONED):
         yield (
             "Python numbers such as `Dropout.p` are leaves too, and have `None` "
             "in their place after `equinox.partition`. Restore a whole model, and "
             "partition it then; if only its parameters were saved, restore them, and "
             "`equinox.combine` them with the rest."
         )
+    if ("kind", "struct") in expected and any(map(_is_number_for_struct, leaves)):
+        yield (
+            "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
+            "`equinox.filter_eval_shape`, which leaves it as it is."
+        )
+
+
+_PARTITIONED = {("unexpected", "`None`"), ("missing", "float"), ("missing", "bool")}
+
+
+def _is_number_for_struct(leaf: LeafMatch) -> bool:
+    kinds = [x if isinstance(x, str) else x.kind for x in (leaf.expected, leaf.found)]
+    return leaf.status == "kind" and kinds[0] == "struct" and kinds[1] in SCALAR_KINDS

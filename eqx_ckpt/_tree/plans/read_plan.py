@@ -283,14 +283,14 @@ def _unexpected(
     if names and any(map(_is_none, jtu.tree_leaves(request.like, _is_none))):
         nodes = key_paths(request.like, _is_none)
         absent = {below(prefix, encode(typed(path))) for path, x in nodes if x is None}
+    refuses, leaves = request.unexpected == "raise", manifest.leaves
     return {
         name: LeafMatch(
             "unexpected"
-            if request.unexpected == "raise"
-            or request.answer("unexpected", name) == "raise"
+            if refuses or request.answer("unexpected", name) == "raise"
             else "ignored",
             "`None`" if name in absent else "nothing",
-            manifest.leaves[name],
+            leaves[name],
         )
         for name in names
     }
