@@ -12,9 +12,13 @@ from .._format.manifest import Manifest
 from .._format.sample_record import FOLDER, from_bytes, Leaf, RECORD, Record
 from .._format.source import RegionRead, Source
 from .._lazy import Array, np
-from .._storage.chunks.chunk_codec import ChunkCodec
 from .._storage.chunks.chunk_reads import read_chunks
-from .._storage.interface.chunk_bytes import check_size, CHECKSUM_BYTES, Chunk
+from .._storage.interface.chunk_bytes import (
+    check_size,
+    CHECKSUM_BYTES,
+    Chunk,
+    content,
+)
 from .._storage.interface.place import Storage
 from .._storage.interface.sure_reads import parse_surely
 from .._types import Report
@@ -42,19 +46,10 @@ def decoded(leaf: Leaf, key: str, data: bytes) -> Array:
     record = leaf.array(leaf.chains, leaf.rows)
     chunk = Chunk(leaf.name, record, 0, (0,) * len(record.data_shape), key)
     check_size(chunk, len(data))
-    content = memoryview(data)[:-CHECKSUM_BYTES]
-    if crc(content) != data[-CHECKSUM_BYTES:].hex():
+    stored = memoryview(data)[:-CHECKSUM_BYTES]
+    if crc(stored) != data[-CHECKSUM_BYTES:].hex():
         raise CorruptCheckpointError(f"{key} is damaged: its checksum differs")
-    array = np.empty(record.data_shape, record.data_type)
-    if record.compression is None:
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
-        return array
-    damage: dict[str, str] = {}
-    chunk = chunk._replace(key=f"{leaf.name}/{chunk_key(chunk.at)}")
-    ChunkCodec().decode([(chunk, data, [(whole(array.shape), array)])], damage)
-    if damage:
-        raise CorruptCheckpointError(f"{key} is damaged: {damage[leaf.name]}")
-    return array
+    return content(chunk, stored).view(record.data_type)
 
 
 def recorded_part(chunk: Array, counts: Array) -> Array:

@@ -150,7 +150,7 @@ def save_large_pieces(path: str) -> None:
     staging.MAX_IN_FLIGHT = 48 * 2**10
     options = Directory.database._replace(max_transaction=staging.MAX_IN_FLIGHT)
     Directory.database = options
-    chunk_values._BATCH, chunk_values._LEAST = 32 * 2**10, 64
+    chunk_values._MAX_IN_FLIGHT, chunk_values._LEAST = 32 * 2**10, 64
     mesh = jax.make_mesh((8,), ("x",))
     rows = np.arange(64 * 20011, dtype=np.float32).reshape(64, 20011)
     saved = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("x")))

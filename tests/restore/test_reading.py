@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt._format import chunk_grid as chunks
-from eqx_ckpt._storage.chunks import chunk_reads
+from eqx_ckpt._storage.interface import chunk_bytes
 from eqx_ckpt._storage.locate import locate
 from faults.workloads import small_chunks
 from helpers import assert_same
@@ -191,21 +191,26 @@ def test_a_replacement_is_seen_where_inode_numbers_are_used_again(
 
 def test_compressed_chunks_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
     """Otherwise all of a checkpoint would be in memory twice."""
-    decoded = []
-    decode = chunk_reads.ChunkCodec.decode
+    living, counts = set(), []
 
-    def spied(self, parts, damage):
-        decoded.append(len(parts))
-        decode(self, parts, damage)
+    class Content(bytes):
+        def __del__(self):
+            living.discard(id(self))
 
-    monkeypatch.setattr(chunk_reads.ChunkCodec, "decode", spied)
-    monkeypatch.setattr(chunk_reads, "_BATCH", 2000)
-    monkeypatch.setattr(chunk_reads, "MAX_IN_FLIGHT", 2000)
-    tree = {str(i): np.full(250, i) for i in range(16)}
+    def spied(data, nbytes):
+        content = Content(decompressed(data, nbytes))
+        living.add(id(content))
+        counts.append(len(living))
+        return content
+
+    decompressed = chunk_bytes.decompressed
+    monkeypatch.setattr(chunk_bytes, "decompressed", spied)
+    monkeypatch.setattr("eqx_ckpt._storage.calls.worker_threads.SMALL", 0)
+    tree = {str(i): np.full(250, i) for i in range(64)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, compression="zstd")
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)
-    assert sum(decoded) == 16
-    assert max(decoded) <= 3
+    assert len(counts) == 64
+    assert max(counts) <= 9  # Eight threads, and the calling one.
 
 
 def test_nothing_stays_of_a_restore_that_failed():

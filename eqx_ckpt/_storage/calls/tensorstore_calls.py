@@ -1,14 +1,11 @@
 """TensorStore's contexts, specs and futures."""
 
 import errno
-import json
 import os
 import re
 from typing import Any, TYPE_CHECKING, TypeAlias
 
 from ..._errors import CheckpointError, CorruptCheckpointError
-from ..._format.leaf_record import LeafRecord
-from ..._format.manifest import zarr_json
 from .send_window import STALLED
 from .store_path import censored
 
@@ -63,27 +60,6 @@ def context() -> "ts.Context":
             }
         )
     return _contexts[pid]
-
-
-def array_spec(
-    record: LeafRecord, known: dict[tuple[Any, ...], "ts.Spec"]
-) -> "ts.Spec":
-    """The spec to open an array, parsed once for all arrays of one type."""
-    import tensorstore as ts
-
-    key = record[:9]
-    if key not in known:
-        # Without the last two, TensorStore skips all-zero chunks and reads a lost chunk
-        # as zeros. See tests/faults/test_damage.py.
-        known[key] = ts.Spec(
-            {
-                "driver": "zarr3",
-                "metadata": json.loads(zarr_json(key)),
-                "store_data_equal_to_fill_value": True,
-                "fill_missing_data_reads": False,
-            }
-        )
-    return known[key]
 
 
 def own_context() -> "ts.Context":

@@ -28,36 +28,43 @@ _MOST = 8
 _WAITS = 3
 
 
+# A disk that keeps the calling thread waiting so long gets several that wait.
+_PATIENCE = 0.2  # seconds
+
+
 _T = TypeVar("_T")
 
 
-class _Done(NamedTuple, Generic[_T]):
+_R = TypeVar("_R")
+
+
+class _Done(NamedTuple, Generic[_T, _R]):
     item: _T
     nbytes: int
-    error: BaseException | None
+    result: _R | BaseException
     waited: bool
 
 
-class Crew(Generic[_T]):
+class Crew(Generic[_T, _R]):
     """Does items of work, in the calling thread and in others.
 
     Large items are spread over the cores, and over more threads while they wait for the
     disk. The calling thread does small ones itself, unless they wait too. At most
     `limit` bytes of items are pending; `heard` is called, in the calling thread, with
-    those that are done.
+    those that are done, and their results.
     """
 
     def __init__(
         self,
-        do: Callable[[_T], None],
+        do: Callable[[_T], _R],
         limit: int,
-        heard: Callable[[_T], Any] = lambda _: None,
+        heard: Callable[[_T, _R], Any],
     ) -> None:
         self._do = do
         self._limit = limit
         self._heard = heard
         self._todo: SimpleQueue[tuple[_T, int] | None] = SimpleQueue()
-        self._done: SimpleQueue[_Done[_T]] = SimpleQueue()
+        self._done: SimpleQueue[_Done[_T, _R]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._cores = min(len(os.sched_getaffinity(0)), _MOST)
         # Also if Ctrl-C comes between the end of the work and `__exit__`.
@@ -67,7 +74,7 @@ class Crew(Generic[_T]):
         self._nbytes = 0
         self._wall = self._cpu = 0.0
 
-    def __enter__(self) -> "Crew[_T]":
+    def __enter__(self) -> "Crew[_T, _R]":
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -84,7 +91,7 @@ class Crew(Generic[_T]):
                 thread.join()
 
     def put(self, item: _T, nbytes: int) -> None:
-        if nbytes < SMALL and self._wall <= _WAITS * self._cpu:
+        if nbytes < SMALL and self._wall <= _WAITS * self._cpu + _PATIENCE:
             self._do_here(item)
             return
         self._open += 1
@@ -114,21 +121,21 @@ class Crew(Generic[_T]):
         self._nbytes -= task[1]
 
     def _take(self) -> None:
-        item, nbytes, error, waited = self._done.get()
+        item, nbytes, result, waited = self._done.get()
         self._open -= 1
         self._nbytes -= nbytes
-        if error is not None:
-            raise error
+        if isinstance(result, BaseException):
+            raise result
         if waited and len(self._threads) < _MOST:
             self._hire()
-        self._heard(item)
+        self._heard(item, result)
 
     def _do_here(self, item: _T) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
-        self._do(item)
+        result = self._do(item)
         self._cpu += time.thread_time() - cpu
         self._wall += time.perf_counter() - wall
-        self._heard(item)
+        self._heard(item, result)
 
     def _hire(self) -> None:
         what = (self._todo, self._done, self._do)
@@ -142,18 +149,17 @@ class Crew(Generic[_T]):
 
 def _work(
     todo: SimpleQueue[tuple[_T, int] | None],
-    done: SimpleQueue[_Done[_T]],
-    do: Callable[[_T], None],
+    done: SimpleQueue[_Done[_T, _R]],
+    do: Callable[[_T], _R],
 ) -> None:
     """What a thread does, without a reference to the crew."""
     while (task := todo.get()) is not None:
-        error: BaseException | None = None
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
-            do(task[0])
+            result = do(task[0])
         except BaseException as e:
-            error = e
+            result = e
         cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
-        done.put(_Done(*task, error, wall > _WAITS * cpu))
-        del task
+        done.put(_Done(*task, result, wall > _WAITS * cpu))
+        del task, result
     todo.put(None)  # For the others, however many there are.

@@ -3,11 +3,8 @@
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from fastcrc import crc32
 
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import chunk_keys
@@ -15,10 +12,10 @@ from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.safe_files import fill, of_leaf, open_existing, write_file
-from ..calls.worker_threads import Crew, MAX_IN_FLIGHT, SMALL
+from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
 from ..interface.chunk_bytes import CHECKSUM_BYTES, Chunk, Wanted
 from ..interface.place import ArrayWrite, Chunks, Storage
-from .chunk_codec import Piece, stored
+from .chunk_pieces import Piece, pieces_of, stored
 
 
 # What comes around the name of a leaf in a path: `/`, and the name of an attempt.
@@ -26,10 +23,6 @@ _AROUND = 39 + 16
 
 
 _MAX_PATH = 4095
-
-
-# A disk that keeps one thread waiting so long gets several that wait.
-_PATIENCE = 1.0  # seconds
 
 
 class _Folders:
@@ -107,35 +100,17 @@ class ChunkFiles(Chunks):
             # Process 0 may have removed it, if it did not wait; `gather` will say so.
             os.makedirs(self.place.spec["path"], exist_ok=True)
 
-        def write_piece(piece: Piece) -> None:
-            self._write(piece, checksums[piece.name])
-
-        def heard(piece: Piece) -> None:
+        def heard(piece: Piece, found: dict[int, str]) -> None:
+            checksums[piece.name] |= found
             if written:
                 written(piece.name, piece.array.nbytes)
 
-        crew: Crew[Piece] | None = None
-        wall, cpu = time.perf_counter(), time.thread_time()
-        with contextlib.ExitStack() as stack:
-            for name, record, shards in writes:
-                self._begin(name, record, create)
-                for region, array in shards:
-                    if array.size == 0:
-                        continue
-                    piece = Piece(name, record, region, array)
-                    waited = time.perf_counter() - wall - (time.thread_time() - cpu)
-                    if array.nbytes < SMALL and waited <= _PATIENCE:
-                        self._write(piece, checksums[name])
-                        if written:
-                            written(name, array.nbytes)
-                        continue
-                    if crew is None:
-                        crew = stack.enter_context(
-                            Crew(write_piece, MAX_IN_FLIGHT, heard)
-                        )
-                    crew.put(piece, array.nbytes)
-            if crew:
-                crew.finish()
+        with Crew(self._write, MAX_IN_FLIGHT, heard) as crew:
+            for write in writes:
+                self._begin(write.name, write.record, create)
+                for piece in pieces_of(write):
+                    crew.put(piece, piece.array.nbytes)
+            crew.finish()
         return checksums
 
     def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
@@ -156,25 +131,18 @@ class ChunkFiles(Chunks):
         except OSError as e:
             raise of_leaf(e, name) from None
 
-    def _write(self, piece: Piece, checksums: dict[int, str]) -> None:
-        """Write the chunks of a piece, and add their checksums, by position."""
-        name, record, _, array = piece
+    def _write(self, piece: Piece) -> dict[int, str]:
+        """Write the chunks of a piece; return their checksums, by position."""
         root = self.place.spec["path"]
-        is_plain = record.compression is None and array.nbytes < SMALL
         try:
-            if is_plain and array.shape == record.data_shape == record.chunk_shape:
-                # In one step, as there may be thousands of them.
-                (key,) = chunk_keys(record.data_shape, record.chunk_shape)
-                data = array.tobytes()
-                checksum = crc32.iscsi(data).to_bytes(CHECKSUM_BYTES, "little")
-                write_file(f"{root}{name}/{key}", [data + checksum])
-                checksums[0] = checksum.hex()
-                return
-            for chunk, parts in stored([piece]):
-                checksum = write_file(root + chunk.key, parts)
-                checksums[chunk.position] = checksum.hex()
+            return {
+                chunk.position: write_file(root + chunk.key, parts)[
+                    -CHECKSUM_BYTES:
+                ].hex()
+                for chunk, parts in stored(piece)
+            }
         except OSError as e:
-            raise of_leaf(e, name) from None
+            raise of_leaf(e, piece.name) from None
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
         return files_of(self.place.spec["path"], wanted)

@@ -19,16 +19,10 @@ from ..interface.chunk_bytes import (
     place,
     Target,
     Value,
-    verified,
     Wanted,
 )
 from ..interface.place import Chunks
 from ..interface.sure_reads import listed_and_missing
-from .chunk_codec import ChunkCodec
-
-
-# Bytes decompressed at a time.
-_BATCH = 32 * 2**20
 
 
 def read_chunks(
@@ -50,28 +44,28 @@ def read_chunks(
         damage.update({read.name: problem for read in reads})
         return reading.arrays
 
-    def heard(item: tuple[Wanted, ChunkBytes]) -> None:
-        if arrived:
+    def heard(item: tuple[Wanted, ChunkBytes], problem: str) -> None:
+        if problem:
+            doubtful.append(item[0])
+        elif arrived:
             reading.tell(item[0], arrived)
 
+    doubtful: list[Wanted] = []
     with Crew(reading.take, MAX_IN_FLIGHT, heard) as crew:
         for wanted, source in chunks.fetch(reading.wanted):
             crew.put((wanted, source), wanted.chunk.nbytes)
-            if reading.nbytes_packed > _BATCH:
-                crew.finish()
-                reading.unpack()
         crew.finish()
-        reading.unpack()
-    if doubtful := reading.doubtful():
+    if doubtful:
         # One answer is not enough to call a chunk damaged.
         listed = chunks.listed()
         for wanted, source in chunks.fetch(doubtful):
             key = wanted.chunk.key
             if isinstance(source, Value) and source.is_missing and key in listed:
                 raise listed_and_missing(chunks.place, key)
-            reading.take_last((wanted, source))
-            heard((wanted, source))
-        reading.unpack()
+            if problem := reading.take((wanted, source)):
+                damage.setdefault(wanted.chunk.name, problem)
+            elif arrived:
+                reading.tell(wanted, arrived)
     return reading.arrays
 
 
@@ -81,7 +75,6 @@ class _Reading:
     **Attributes:**
 
     - `wanted`: all chunks, each of them once, however many regions contain it.
-    - `nbytes_packed`: about how many bytes `unpack` has to decode.
     """
 
     def __init__(
@@ -94,9 +87,6 @@ class _Reading:
         self._damage = damage
         self._arrays = [*targets]
         self._lock = threading.Lock()
-        self._packed: list[tuple[Wanted, bytes]] = []
-        self._doubtful: dict[str, Wanted] = {}
-        self.nbytes_packed = 0
         wanted: dict[str, Wanted] = {}
         for i, (name, record, region) in enumerate(reads):
             shape = shape_of(region)
@@ -111,46 +101,25 @@ class _Reading:
     def arrays(self) -> list[Array]:
         return [np.empty(0) if array is None else array for array in self._arrays]
 
-    def doubtful(self) -> Sequence[Wanted]:
-        """The chunks to read once more."""
-        doubtful, self._doubtful = self._doubtful, {}
-        return [*doubtful.values()]
+    def take(self, item: tuple[Wanted, ChunkBytes]) -> str:
+        """Read a chunk into place; return why it is not intact, or `""`.
 
-    def take(self, item: tuple[Wanted, ChunkBytes]) -> None:
-        """Read a chunk into place, or keep it for `unpack`; called by any thread."""
-        if self._problem(*item):
-            self._doubtful[item[0].chunk.key] = item[0]
-
-    def take_last(self, item: tuple[Wanted, ChunkBytes]) -> None:
-        """As `take`, for a chunk that is damaged if it is not intact now."""
-        if problem := self._problem(*item):
-            self._damage.setdefault(item[0].chunk.name, problem)
-
-    def _problem(self, wanted: Wanted, source: ChunkBytes) -> str:
-        """Why a chunk is not intact, or `''`; then it is in place, or in `_packed`."""
+        Called by any thread.
+        """
+        wanted, source = item
         chunk = wanted.chunk
         try:
             with source:
                 check_size(chunk, source.nbytes)
-                if chunk.record.compression is None:
-                    place(chunk, source, self._targets(wanted))
-                else:
-                    self._packed.append((wanted, verified(chunk, source)))
-                    self.nbytes_packed += chunk.nbytes
+                place(chunk, source, self._targets(wanted))
         except CorruptCheckpointError as e:
             return str(e)
         except OSError as e:
             raise of_leaf(e, chunk.name) from None
         return ""
 
-    def unpack(self) -> None:
-        packed, self._packed, self.nbytes_packed = self._packed, [], 0
-        if packed:
-            parts = [(w.chunk, value, self._targets(w)) for w, value in packed]
-            ChunkCodec().decode(parts, self._damage)
-
     def tell(self, wanted: Wanted, arrived: Report) -> None:
-        if wanted.chunk.name in self._damage or wanted.chunk.key in self._doubtful:
+        if wanted.chunk.name in self._damage:
             return
         for region, array in self._targets(wanted):
             common = shape_of(overlap(wanted.chunk.region, region))

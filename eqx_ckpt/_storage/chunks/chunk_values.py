@@ -5,6 +5,7 @@ for it.
 """
 
 import abc
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,17 @@ from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.send_window import Mark, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
-from ..interface.chunk_bytes import CHECKSUM_BYTES, ChunkBytes, Problem, Value, Wanted
+from ..calls.worker_threads import Crew
+from ..interface.chunk_bytes import (
+    CHECKSUM_BYTES,
+    Chunk,
+    ChunkBytes,
+    Problem,
+    Value,
+    Wanted,
+)
 from ..interface.place import ArrayWrite, Chunks, every_chunk, Storage
-from .chunk_codec import Piece, stored
+from .chunk_pieces import Piece, pieces_of, stored
 
 
 # Maximum length of a key without the path and the leaf name, such as
@@ -27,11 +36,12 @@ from .chunk_codec import Piece, stored
 _OWN_KEY = 80
 
 
-# Bytes, or chunks, encoded or decoded at a time.
-_BATCH = 32 * 2**20
+# Bytes of pieces that are compressed at a time.
+_MAX_IN_FLIGHT = 32 * 2**20
 
 
-_LEAST = _BATCH // 512
+# A request counts as so many bytes, at least.
+_LEAST = 2**16
 
 
 # Written if there are no arrays, so that each attempt leaves a key.
@@ -83,20 +93,27 @@ class ChunkValues(Chunks):
     ) -> Checksums:
         target = self.target()
         checksums: Checksums = {write.name: {} for write in writes}
+
+        def put(piece: Piece, values: Iterable[tuple[Chunk, bytes]]) -> None:
+            for chunk, value in values:
+                checksum = value[-CHECKSUM_BYTES:].hex()
+                checksums[chunk.name][chunk.position] = checksum
+                target.put(chunk.key, value)
+            if written:
+                written(piece.name, piece.array.nbytes)
+
         try:
             if create and not writes:
                 target.put(MANIFEST, _EMPTY)
             for name, record, _ in writes if create else ():
                 target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
-            for pieces in _batches_of_pieces(writes):
-                for chunk, parts in stored(pieces):
-                    value = b"".join(parts)
-                    checksum = value[-CHECKSUM_BYTES:].hex()
-                    checksums[chunk.name][chunk.position] = checksum
-                    target.put(chunk.key, value)
-                if written:
-                    for piece in pieces:
-                        written(piece.name, piece.array.nbytes)
+            with Crew(_compressed, _MAX_IN_FLIGHT, put) as crew:
+                for piece in itertools.chain.from_iterable(map(pieces_of, writes)):
+                    if piece.record.compression is None:
+                        put(piece, _values(piece))
+                    else:
+                        crew.put(piece, piece.array.nbytes)
+                crew.finish()
             target.finish()
         except BaseException:
             target.cancel()
@@ -183,14 +200,12 @@ def check_limits(
         )
 
 
-def _batches_of_pieces(writes: Sequence[ArrayWrite]) -> Iterator[list[Piece]]:
-    pieces = (
-        Piece(name, record, region, array)
-        for name, record, shards in writes
-        for region, array in shards
-        if array.size
-    )
-    return batches(pieces, lambda piece: max(piece.array.nbytes, _LEAST), _BATCH)
+def _values(piece: Piece) -> Iterator[tuple[Chunk, bytes]]:
+    return ((chunk, b"".join(parts)) for chunk, parts in stored(piece))
+
+
+def _compressed(piece: Piece) -> list[tuple[Chunk, bytes]]:
+    return [*_values(piece)]
 
 
 def _weight(wanted: Wanted) -> int:

@@ -1,4 +1,4 @@
-"""The bytes of uncompressed chunks: their content, and their places in arrays.
+"""The bytes of chunks: their content, and their places in arrays.
 
 Pieces are read and written that are still in a cache for their checksum, and so large
 that threads seldom wait for each other in Python.
@@ -25,6 +25,7 @@ from ..._format.chunk_grid import (
 )
 from ..._format.leaf_record import LeafRecord
 from ..._lazy import Array, np
+from ..calls.zstd_codec import compressed, decompressed
 
 
 CHECKSUM_BYTES = 4
@@ -36,6 +37,10 @@ _MAX_RATIO = 2**15
 
 # The page cache of a file that is written in smaller parts has smaller pages.
 _PIECE_BYTES = 2**21
+
+
+# Chunks of fewer bytes are written in one step, as there may be thousands of them.
+_SMALL = 2**17
 
 
 # Copy bits, whatever they mean; the types of `ml_dtypes` are slower.
@@ -148,6 +153,9 @@ def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
 
     The whole chunk is read and compared with its checksum.
     """
+    if chunk.record.compression is not None:
+        _place_content(chunk, content(chunk, _verified(chunk, source)), targets)
+        return
     reader = _Reader(chunk, source)
     run = _run(chunk, *targets[0]) if len(targets) == 1 else None
     if run is None:
@@ -160,13 +168,32 @@ def place(chunk: Chunk, source: ChunkBytes, targets: Sequence[Target]) -> None:
     reader.compare()
 
 
-def verified(chunk: Chunk, source: ChunkBytes) -> bytes:
-    """A stored chunk, verified, for a decoder."""
-    value = bytearray(source.nbytes)
+def content(chunk: Chunk, stored: memoryview) -> Array:
+    """The array of a chunk, padding included, from what precedes its checksum."""
+    data = stored
+    if chunk.record.compression is not None:
+        try:
+            data = decompressed(stored, chunk.nbytes)
+        except CorruptCheckpointError as e:
+            raise CorruptCheckpointError(f"{chunk.key} is damaged: {e}") from None
+    flat = np.frombuffer(data, _BITS[chunk.record.itemsize])
+    return flat.reshape(chunk.record.chunk_shape)
+
+
+def _verified(chunk: Chunk, source: ChunkBytes) -> memoryview:
+    """What precedes the checksum of a chunk, compared with that."""
+    stored = memoryview(bytearray(source.nbytes - CHECKSUM_BYTES))
     reader = _Reader(chunk, source)
-    reader.read(memoryview(value)[:-CHECKSUM_BYTES])
-    value[-CHECKSUM_BYTES:] = reader.compare()
-    return bytes(value)
+    reader.read(stored)
+    reader.compare()
+    return stored
+
+
+def _place_content(chunk: Chunk, found: Array, targets: Sequence[Target]) -> None:
+    for region, array in targets:
+        common = overlap(chunk.region, region)
+        target = array.view(found.dtype)
+        target[relative(common, region)] = found[relative(common, chunk.region)]
 
 
 class _Reader:
@@ -195,13 +222,13 @@ class _Reader:
             for start in range(0, nbytes, _PIECE_BYTES):
                 self.read(spare[: nbytes - start])
 
-    def compare(self) -> bytes:
+    def compare(self) -> None:
         """Compare the checksum with those at the chunk's end and in the manifest.
 
         Chunks that changed places are intact, but differ from the manifest.
         """
         tail = bytes(self._tail)
-        if self._crc.to_bytes(CHECKSUM_BYTES, "little") != tail:
+        if _checksum(self._crc) != tail:
             raise CorruptCheckpointError(
                 f"{self._chunk.key} is damaged: its checksum differs"
             )
@@ -209,7 +236,6 @@ class _Reader:
             raise CorruptCheckpointError(
                 f"{self._chunk.key} is not the chunk that was saved"
             )
-        return tail
 
 
 def _run(chunk: Chunk, region: Region, array: Array) -> tuple[int, memoryview] | None:
@@ -261,15 +287,26 @@ def _blocks(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[Region
 
 
 def encoded(chunk: Chunk, array: Array) -> Iterator[memoryview | bytes]:
-    """The parts of a chunk as it is stored; the last one is the checksum.
+    """The parts of a chunk as it is stored; the last four bytes are the checksum.
 
     `array` is the content of the chunk without padding.
     """
     crc = 0
-    for piece in _pieces(chunk, array):
+    plain = _pieces(chunk, array)
+    is_plain = chunk.record.compression is None
+    pieces = plain if is_plain else compressed(plain, chunk.nbytes)
+    if chunk.nbytes < _SMALL:
+        data = b"".join(pieces)
+        yield data + _checksum(crc32.iscsi(data))
+        return
+    for piece in pieces:
         crc = crc32.iscsi(piece, crc)
         yield piece
-    yield crc.to_bytes(CHECKSUM_BYTES, "little")
+    yield _checksum(crc)
+
+
+def _checksum(crc: int) -> bytes:
+    return crc.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:

@@ -172,7 +172,7 @@ class FileSource(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[np.ndarray]:
-        def heard(task: _Task) -> None:
+        def heard(task: _Task, _: None) -> None:
             if report is not None:
                 report(task.name, sum(run.target.nbytes for run in task.runs))
 

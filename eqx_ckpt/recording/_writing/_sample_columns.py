@@ -5,15 +5,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from fastcrc import crc32
 
 from ..._errors import CorruptCheckpointError
-from ..._format.chunk_grid import chunk_key, whole
+from ..._format.chunk_grid import chunk_key
 from ..._format.leaf_names import folders
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._format.sample_record import dimension_names, FOLDER, Leaf, Record
 from ..._sources.recording_source import crc, decoded, memory, recorded_part
-from ..._storage.chunks.chunk_codec import ChunkCodec, Piece
+from ..._storage.interface.chunk_bytes import Chunk, encoded
 from ..._storage.interface.place import SoleWriter
 
 
@@ -233,16 +232,9 @@ class Column:
         self._changed.discard(number)
 
     def _encoded(self, chunk: np.ndarray) -> list[memoryview | bytes]:
-        leaf = self.leaf
-        if leaf.record.compression is None:
-            data = memory(chunk)
-            return [data, crc32.iscsi(data).to_bytes(4, "little")]
-        record = leaf.array(leaf.chains, leaf.rows)
-        piece = Piece(
-            "0", record, whole(record.data_shape), np.ascontiguousarray(chunk)
-        )
-        ((_, value),) = ChunkCodec().encoded([piece])
-        return [value]
+        record = self.leaf.array(self.leaf.chains, self.leaf.rows)
+        one = Chunk("", record, 0, (0,) * len(record.data_shape), "")
+        return [*encoded(one, np.ascontiguousarray(chunk))]
 
 
 def columns_of(files: SoleWriter, record: Record) -> list[list[Column]]:
