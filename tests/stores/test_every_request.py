@@ -329,6 +329,20 @@ def test_what_came_of_a_deletion_is_not_seen(run: Run) -> None:
     assert "Whether step 2 was deleted is not known" in said(error)
 
 
+@pytest.mark.parametrize("run", ["zarr"], indirect=True)
+def test_whether_the_data_were_swept_is_not_seen_at_once(run: Run) -> None:
+    """A manager sweeps before the commit, and the answer after it is wrong."""
+    methods, path = DECIDE[save]
+    last = run.count(save)
+    requests = enumerate(run.place.proxy.requests[:last], 1)
+    (number,) = [
+        n
+        for n, r in requests
+        if r.method in methods.split() and re.search(path, r.path)
+    ]
+    assert run.strike(save, {number: "late", number + 1: "halved"})
+
+
 @LAYOUTS
 @pytest.mark.parametrize("operation", DECIDE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(

@@ -127,15 +127,21 @@ class BucketAttempt(Attempt):
         """
         assert self._heartbeat is not None
         leaves = from_bytes(manifest, str(self._target)).leaves
+        problem: Exception = CheckpointError(f"A manager is removing {self._place}.")
         for pause in (0.0, *publication.PAUSES):
             time.sleep(pause)
-            is_marked = SWEPT in self._place.list_keys()
-            if missing_surely(self.chunks, leaves):
+            try:
+                is_marked = SWEPT in self._place.list_keys()
+                is_missing = bool(missing_surely(self.chunks, leaves))
+            except (OSError, CheckpointError) as e:
+                problem = e
+                continue
+            if is_missing:
                 publishing.take_back()
                 self._heartbeat.check()
             if not is_marked:
                 return
-        raise CheckpointError(f"A manager is removing {self._place}.")
+        raise problem
 
     def _remove_old(
         self, old: bytes, publishing: publication.Publication, manifest: bytes
