@@ -2,7 +2,6 @@
 
 import contextlib
 import functools as ft
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
@@ -19,11 +18,16 @@ from .._format.manifest import Manifest
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._progress import check_progress, Progress
 from .._restoring.restore import tree_deserialise_leaves
-from .._saving.background_save import raise_pending_failure, saves_of
+from .._saving.background_save import (
+    pending_saves,
+    raise_pending_failure,
+    saves_of,
+)
 from .._saving.finite_check import FiniteCheck
 from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
 from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.threads import ForkedLock
 from .._storage.interface.place import check_layout
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import (
@@ -118,7 +122,7 @@ class CheckpointManager:
         self._staging_bytes = staging_bytes
         self._timeout = timeout
         self._check_finite = check_finite
-        self._one_at_a_time = threading.RLock()
+        self._one_at_a_time = ForkedLock()
         self._known = KnownSteps()
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
@@ -149,7 +153,8 @@ class CheckpointManager:
 
         A `concurrent.futures.Future`. When its `result()` returns, the step survives a
         power cut, and the steps that `keep` does not keep are deleted. You can ignore
-        it: if the save fails, the next `save`, `wait` or `close` raises.
+        it: if the save fails, the next `save`, `wait` or `close` raises, or the next
+        `save` of another manager of the run in this process.
 
         **Raises:**
 
@@ -159,13 +164,14 @@ class CheckpointManager:
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
         self._check_thread()
-        with self._one_at_a_time, contextlib.ExitStack() as stack:
+        with self._one_at_a_time.own, contextlib.ExitStack() as stack:
             finite = ", check_finite=True" if self._check_finite else ""
             call = self._call(f"save({in_words(step)}{finite})")
             group = stack.enter_context(together(call, self._timeout) or Alone())
             number = as_step(step)
             self._check_open()
             self._wait_for_save()
+            self._raise_of_others()
             self._run.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
@@ -316,7 +322,7 @@ class CheckpointManager:
         """
         self._check_thread()
         call = self._call(f"delete({in_words(step)})")
-        with self._one_at_a_time:
+        with self._one_at_a_time.own:
             self._settle()
             number, problem = gather_errors(
                 call, lambda: self._run.idle(as_step(step)), self._timeout
@@ -397,6 +403,18 @@ class CheckpointManager:
         self._settle()
         raise_pending_failure(self)
 
+    def _raise_of_others(self) -> None:
+        """Raise a failure that other managers of the run have not raised.
+
+        They may be lost, as after a cell of a notebook that made one was run again.
+        """
+        for saving in sorted(pending_saves, key=lambda saving: saving.what):
+            other = saving.owner
+            if isinstance(other, CheckpointManager) and (
+                other._run.directory == self._run.directory
+            ):
+                raise_pending_failure(other)
+
     def _settle(self) -> None:
         wait([saving for saving in saves_of(self) if not saving.is_run_here()])
 
@@ -407,7 +425,7 @@ class CheckpointManager:
         restores the signal handler of SIGTERM. A closed manager can still restore.
         """
         self._check_thread()
-        with self._one_at_a_time:
+        with self._one_at_a_time.own:
             self._closed = True
             stop_watching(self)
             try:

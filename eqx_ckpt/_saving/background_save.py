@@ -48,6 +48,7 @@ class Saving(Future[None]):
         self._run: Callable[[], None] | None = run
         self._thread: threading.Thread | None = None
         self._runner: threading.Thread | None = None
+        self._pid = os.getpid()
         # A running future cannot be cancelled.
         self.set_running_or_notify_cancel()
         pending_saves.add(self)
@@ -97,6 +98,11 @@ class Saving(Future[None]):
         return self._runner is threading.current_thread()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        if self._pid != os.getpid() and not self.done():
+            raise CheckpointError(
+                f"The save of {self.what} goes on in the process that began it, of "
+                "which this one is a fork. Ask its future there."
+            )
         error = super().exception(timeout)
         pending_saves.discard(self)
         return error

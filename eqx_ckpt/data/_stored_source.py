@@ -1,7 +1,6 @@
 """Rows of stored arrays: of a checkpoint, or of any Zarr arrays."""
 
 import math
-import threading
 from collections import OrderedDict
 
 import jax
@@ -16,6 +15,7 @@ from .._sources.foreign_zarr import open_zarr
 from .._sources.recording_source import Recorded
 from .._sources.stored_rows import CheckpointRows, SampleRows, ZarrRows
 from .._storage.calls.host_memory import memory
+from .._storage.calls.threads import ForkedLock
 from .._tree.matching.name_tree import checked_prefix, nested
 from .._types import PathLike
 from ._order import Rows
@@ -93,7 +93,7 @@ class StoredDataSource(Source):
         self.rows = Rows(count, self._chunk, min(window, -(-count // self._chunk)))
         self._capacity = 2 * self.rows.window
         self._kept: OrderedDict[int, list[np.ndarray]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def _check_fits(self, where: str) -> None:
         rows = jax.tree.leaves(self.like)
@@ -111,7 +111,7 @@ class StoredDataSource(Source):
             np.empty((len(indices), *s.shape), s.dtype)
             for s in jax.tree.leaves(self.like)
         ]
-        with self._lock:
+        with self._lock.own:
             for chunk in np.unique(chunks):
                 here = chunks == chunk
                 inside = indices[here] - chunk * self._chunk
@@ -132,7 +132,7 @@ class StoredDataSource(Source):
         return self._kept[chunk]
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock.own:
             self._kept.clear()
 
 

@@ -1,5 +1,6 @@
 """A training run through its manager."""
 
+import concurrent.futures
 import os
 import shutil
 import signal
@@ -291,6 +292,21 @@ def test_a_failure_of_one_manager_is_not_anothers(tmp_path):
     eqx_ckpt.tree_serialise_leaves_async(tmp_path / "plain", state(1)).result()
     with pytest.raises(FileNotFoundError):
         failing.manager.close()
+
+
+def test_a_failure_of_a_lost_manager_is_raised_by_the_next_of_its_run(tmp_path):
+    """As in a notebook, whose cell that makes the manager is run again."""
+    failing = Failing(tmp_path / "run")
+    saving = failing.manager.save(1, state(1))
+    failing.break_disk()
+    concurrent.futures.wait([saving])
+    del failing
+    with CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(FileNotFoundError) as raised:
+            manager.save(2, state(2))
+        manager.save(2, state(2))
+    assert "000001" in raised.value.__notes__[0]
+    assert manager.steps() == [2]
 
 
 def test_an_error_in_the_loop_comes_first(tmp_path):

@@ -1,6 +1,8 @@
-"""Threads, as far as the interpreter still lets them start."""
+"""Threads, as far as the interpreter still lets them start, and their locks."""
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -34,6 +36,39 @@ def start(thread: threading.Thread) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class ForkedLock:
+    """A re-entrant lock that a forked child finds free.
+
+    There, a thread of the parent that held it would never release it.
+
+    **Attributes:**
+
+    - `own`: the lock of this process, for `with`.
+    """
+
+    def __init__(self) -> None:
+        self.own = threading.RLock()
+        _locks.add(self)
+
+    def free(self) -> None:
+        """Free it, unless the calling thread holds it."""
+        if self.own.acquire(blocking=False):
+            self.own.release()
+        else:
+            self.own = threading.RLock()
+
+
+_locks: "weakref.WeakSet[ForkedLock]" = weakref.WeakSet()
+
+
+def _free_all() -> None:
+    for lock in list(_locks):
+        lock.free()
+
+
+os.register_at_fork(after_in_child=_free_all)
 
 
 class Pool(ThreadPoolExecutor):

@@ -2,7 +2,6 @@
 
 import stat
 import struct
-import threading
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from ..._errors import CorruptCheckpointError
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave
 from ..._storage.calls.opening import reading
+from ..._storage.calls.threads import ForkedLock
 from ..._types import PathLike
 from ._file_extents import Extent, File, FileSource, read_exactly, ReadInto
 from ._foreign_records import array_record, corrupt, manifest_of, Named, split
@@ -191,7 +191,7 @@ class _Readers:
     """Readers that stopped before the end of a member; a copy begins with none."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
         self._readers: list[_Reader] = []
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -199,7 +199,7 @@ class _Readers:
 
     def take(self, position: int) -> _Reader | None:
         """The one that has the least to skip."""
-        with self._lock:
+        with self._lock.own:
             usable = [r for r in self._readers if r.position <= position]
             if not usable:
                 return None
@@ -208,7 +208,7 @@ class _Readers:
             return closest
 
     def keep(self, reader: _Reader) -> None:
-        with self._lock:
+        with self._lock.own:
             self._readers.append(reader)
             del self._readers[:-_MOST_READERS]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -71,6 +72,7 @@ class Log(Taker):
         self._has_overflowed = False
         self._commit_failed = False
         self._leaf = ""
+        self._pid = os.getpid()
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
         place = None
         try:
@@ -228,6 +230,7 @@ class Log(Taker):
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
         """Commit the samples so far together with the state."""
+        self._check_process()
         self._wait_for(state)
 
         def ready() -> None:
@@ -315,8 +318,11 @@ class Log(Taker):
     def close(self, error: BaseException | None = None) -> None:
         """Commit samples that need no state, delete uncommitted files, and release.
 
-        After an `error`, do not wait for the other processes of a job.
+        After an `error`, do not wait for the other processes of a job. A forked child
+        leaves the recording to its parent.
         """
+        if self._is_forked():
+            return
         self._wait_for()
         with self.lock:
             if self._is_closed:
@@ -361,13 +367,25 @@ class Log(Taker):
 
     def abandon(self) -> None:
         """Release the recording, without a commit and without an error."""
-        if not self._is_closed:
+        if not self._is_closed and not self._is_forked():
             self._is_closed = True
             self._writer.stop()
             self._place.files.release()
 
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the process that records: it has no writer."""
+        return self._pid != os.getpid()
+
+    def _check_process(self) -> None:
+        if self._is_forked():
+            raise CheckpointError(
+                f"The recording {self.where} was opened by another process, of which "
+                "this one is a fork. Record there, or open a recording at another path."
+            )
+
     def check(self) -> None:
         """Raise if no more samples can be recorded, or if earlier ones were lost."""
+        self._check_process()
         if self._is_closed:
             raise CheckpointError(
                 f"The recording {self.where} is closed. Open it again with "

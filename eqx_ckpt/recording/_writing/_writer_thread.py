@@ -1,6 +1,5 @@
 """A thread that writes samples while the device computes the next ones."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +24,6 @@ class Writer:
         self._busy = self._stopped = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         self.failure: BaseException | None = None
 
     def put(self, job: Any, nbytes: int) -> None:
@@ -67,8 +65,7 @@ class Writer:
             self._jobs.clear()
             self._changed.notify_all()
         thread = self._thread
-        is_ours = self._pid == os.getpid()
-        if thread is not None and is_ours and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _run(self) -> None:
