@@ -10,6 +10,7 @@ from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from .._types import IsLeaf
+from .placement import for_xla, sharded
 
 
 def initialised(
@@ -53,4 +54,5 @@ def _computed(
             )
             for struct in structs
         ]
-    return jax.jit(make, out_shardings=shardings)(dynamic)
+    out = [for_xla(struct.sharding, struct.shape) for struct in structs]
+    return [*map(sharded, jax.jit(make, out_shardings=out)(dynamic), shardings)]

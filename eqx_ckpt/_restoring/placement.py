@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from .._format.chunk_grid import distinct_regions, Region, whole
@@ -89,9 +90,24 @@ def moved(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
     record = describe(leaf)
     if record is None or not leaf.is_fully_addressable:
         with without_nan_checks():
-            return jax.device_put(leaf, sharding)
+            return sharded(jax.device_put(leaf, sharding), sharding)
     data = jax.random.key_data(leaf) if record.kind == "key" else leaf
     return on_devices(np.asarray(data), record, sharding)
+
+
+def for_xla(sharding: Sharding | None, shape: Sequence[int]) -> Sharding | None:
+    """The sharding to ask XLA for: some versions do not shard what has no elements."""
+    return None if 0 in shape else sharding
+
+
+def sharded(leaf: jax.Array, sharding: Sharding | None) -> jax.Array:
+    """A leaf that XLA has computed or moved; made anew if it did not shard it."""
+    if sharding is None or 0 not in leaf.shape or isinstance(leaf, Tracer):
+        return leaf
+    record = describe(leaf)
+    if record is None:
+        return leaf
+    return on_devices(np.empty(record.data_shape, dtype_of(record)), record, sharding)
 
 
 def dtype_of(record: LeafRecord) -> np.dtype:
@@ -141,6 +157,5 @@ def _to_weak(
     """
     sharding = on if isinstance(on, Sharding) else None
     weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
-    # Some versions of XLA do not shard an array without elements.
-    out = None if 0 in shape else sharding
+    out = for_xla(sharding, shape)
     return jax.jit(lambda x: x, out_shardings=out).lower(weak).compile()

@@ -104,6 +104,7 @@ def stack_of(target: Sharding | None, record: LeafRecord) -> Stack | None:
         or target.is_fully_addressable
         or record.data_type not in _SENT
         or record.dtype not in ("key", record.data_type)
+        or 0 in record.data_shape
     ):
         return None
     entries = [e if isinstance(e, tuple) else (e,) for e in target.spec]

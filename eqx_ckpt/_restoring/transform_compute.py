@@ -18,7 +18,7 @@ from .._tree.transform.transform_argument import Derived
 from .._tree.transform.transform_parts import Part, parts_of, Read
 from .._tree.transform.transform_trace import undisturbed, without_nan_checks
 from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
-from .placement import dtype_of, finished
+from .placement import dtype_of, finished, for_xla, sharded
 from .transform_source import Transformed
 
 
@@ -66,7 +66,7 @@ class Leaves:
         if sharding is None or is_there:
             return array
         with without_nan_checks():
-            return jax.device_put(array, sharding)
+            return sharded(jax.device_put(array, sharding), sharding)
 
     def value(self, read: Read) -> Any:
         """Read or compute one leaf, for a custom `filter_spec`."""
@@ -118,9 +118,13 @@ def _compiled(part: Part) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]
             for read, result in zip(part.outputs, results, strict=True)
         ]
 
-    if all(sharding is None for sharding in part.shardings):
+    shardings = [
+        for_xla(sharding, read.becomes.shape)
+        for sharding, read in zip(part.shardings, part.outputs, strict=True)
+    ]
+    if all(sharding is None for sharding in shardings):
         return jax.jit(run)
-    return jax.jit(run, out_shardings=[*part.shardings])
+    return jax.jit(run, out_shardings=shardings)
 
 
 def _nothing_here(read: Read) -> jax.Array:
@@ -142,6 +146,7 @@ def _as_wanted(result: jax.Array, read: Read) -> Any:
             is_named = isinstance(chosen, NamedSharding)
             spec = chosen.spec if is_named else PartitionSpec()
             sharding = NamedSharding(read.place.target, spec)
+        result = sharded(result, sharding)
         if sharding is not None and not _is_on(sharding, result):
             with without_nan_checks():
                 result = jax.device_put(result, sharding)

@@ -479,6 +479,22 @@ def test_onto_a_mesh_as_xla_likes():
     assert found["new"].sharding == on()
 
 
+def test_what_has_no_elements_is_sharded_too():
+    """Some versions of XLA do not shard it."""
+    place, shape = on(None, "x"), (0, 8)
+    like = {"none": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)}
+    doubled = restored(
+        {"none": jnp.zeros(shape)}, like, lambda old: {"none": old["none"] * 2}
+    )
+    made = eqx_ckpt.restore_or_init(
+        PATH, lambda: {"none": jnp.ones(shape), "new": jnp.ones(shape)}, sharding=place
+    )
+    for array in (doubled["none"], made["none"], made["new"]):
+        assert array.sharding == place
+        assert {shard.data.shape for shard in array.addressable_shards} == {(0, 2)}
+        assert np.asarray(array).shape == shape
+
+
 def test_onto_other_devices():
     like = {"blocks": {"w": jnp.zeros((4, 8, 4))}, "w": jnp.zeros((8, 4))}
     device = jax.devices()[3]
