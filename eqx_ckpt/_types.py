@@ -43,8 +43,8 @@ Spec: TypeAlias = Callable[[Any, Any], Any]
 Report: TypeAlias = Callable[[str, int], None]
 
 
-# The checksums of each leaf's chunks, by chunk position.
-Checksums: TypeAlias = dict[str, dict[int, str]]
+# The checksums of each leaf's chunks, in C order; "" if another process writes a chunk.
+Checksums: TypeAlias = dict[str, list[str]]
 
 
 def is_real(value: Any) -> bool:

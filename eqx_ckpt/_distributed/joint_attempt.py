@@ -127,14 +127,14 @@ class JointAttempt(Attempt):
             ) from None
         return self._stack.enter_context(self._share)
 
-    def gather(self, checksums: Checksums) -> Checksums:
+    def gather(self, checksums: Checksums) -> None:
         if self._share is not None:
             self._share.flush()
-        known = {name: dict(of_leaf) for name, of_leaf in checksums.items()}
-        for name, position, checksum in self._exchange(None, checksums):
-            known.setdefault(name, {})[position] = checksum
+        written = self._exchange(None, checksums)
+        if self.is_first:  # It has room for all of them.
+            for name, position, checksum in written:
+                checksums[name][position] = checksum
         self._is_to_commit = self.is_first
-        return known
 
     def commit(self, manifest: bytes) -> None:
         self._is_to_commit = False
@@ -195,7 +195,8 @@ def _written(error: BaseException | None, checksums: Checksums) -> dict[str, Any
         "checksums": [
             (name, position, checksum)
             for name, of_leaf in checksums.items()
-            for position, checksum in of_leaf.items()
+            for position, checksum in enumerate(of_leaf)
+            if checksum
         ],
     }
 

@@ -2,16 +2,15 @@
 
 import functools as ft
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from .._errors import CheckpointError
-from .._format.chunk_grid import Region
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
-from .._storage.interface.place import ArrayWrite
+from .._storage.interface.chunk_bytes import Piece
 
 
 _MOST_LINES = 20
@@ -26,18 +25,14 @@ class FiniteCheck:
     def __init__(self) -> None:
         self._found: dict[str, list[int]] = {}
 
-    def watch(self, arrays: Sequence[ArrayWrite]) -> list[ArrayWrite]:
-        """Wrap the arrays so that their data are checked when they are written."""
-        return [write._replace(shards=self._watched(write)) for write in arrays]
-
-    def _watched(self, write: ArrayWrite) -> Iterable[tuple[Region, np.ndarray]]:
-        has_numbers = write.record.kind not in ("key", "bytes")
-        for region, stored in write.shards:
-            if has_numbers:
-                array = from_stored(stored, write.record)
+    def watch(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The same pieces, each checked when it is about to be written."""
+        for piece in pieces:
+            if piece.record.kind not in ("key", "bytes"):
+                array = from_stored(piece.array, piece.record)
                 if not _is_finite(array):
-                    self._count(write.name, array)
-            yield region, stored
+                    self._count(piece.name, array)
+            yield piece
 
     def _count(self, name: str, array: np.ndarray) -> None:
         if (kind := array.dtype.kind) not in "mM":

@@ -2,10 +2,11 @@
 
 import contextlib
 import importlib.metadata
+import itertools
 import logging
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,16 +18,15 @@ from jaxtyping import PyTree
 
 from .._distributed.joint_attempt import all_saving, Together
 from .._distributed.meeting import check_timeout, TIMEOUT
-from .._format.chunk_grid import chunk_keys
 from .._format.manifest import Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
 from .._storage.calls.host_memory import collector_paused
 from .._storage.calls.threads import is_ending
-from .._storage.interface.place import ArrayWrite, Attempt, check_layout, Storage
+from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.place import Attempt, check_layout, Storage
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
-from .._tree.leaves.leaf_kinds import shards
 from .._tree.plans.write_plan import (
     compressed,
     Compression,
@@ -218,12 +218,12 @@ def save_in_background(
     """
     if is_ending():
         return _save_here(save, held, owner, afterwards)
-    staging = Staging(save.arrays, limit)
+    staging = Staging(limit)
 
     def run() -> None:
         with held:
             try:
-                save.run(staging.arrays, staging.release)
+                save.run(staging.pieces, staging.release)
             finally:
                 staging.end()
             afterwards()
@@ -336,22 +336,20 @@ class Save:
         self._attempt, self.arrays = group.begin(
             self._target, self._manifest.layout, overwrite, writes
         )
+        self._records = {write.name: write.record for write in self.arrays}
 
     def run(
         self,
-        arrays: Sequence[ArrayWrite] | None = None,
+        pieces: Iterable[Piece] | None = None,
         release: Callable[[int], None] | None = None,
     ) -> None:
-        """Write the data of all leaves, straight from the tree by default, and commit.
+        """Write the pieces of all arrays, by default from the tree, and commit.
 
         Call `release` with the size of each piece that has been written.
         """
         attempt, report = self._attempt, self._report
-        if arrays is None:
-            arrays = [
-                ArrayWrite(w.name, w.record, shards(w.leaf, w.record, owned=w.owned))
-                for w in self.arrays
-            ]
+        if pieces is None:
+            pieces = itertools.chain.from_iterable(map(Write.pieces, self.arrays))
 
         def written(name: str, nbytes: int) -> None:
             if release:
@@ -362,20 +360,22 @@ class Save:
         try:
             with attempt:
                 if self.finite:
-                    arrays = self.finite.watch(arrays)
+                    pieces = self.finite.watch(pieces)
                 checksums = attempt.chunks.write(
-                    arrays,
+                    self._records,
+                    pieces,
                     written if release or report else None,
                     create=attempt.is_first,
                 )
                 if self.finite:
                     self.finite.raise_for_found(self.path, self._leaves)
-                known, manifest = attempt.gather(checksums), b""
+                attempt.gather(checksums)
+                manifest = b""
                 if attempt.is_first:
-                    for name, record, _ in arrays:
-                        keys = chunk_keys(record.data_shape, record.chunk_shape)
-                        found = tuple(known[name][i] for i in range(len(keys)))
-                        self._leaves[name] = record._replace(crc32c=found)
+                    for name, found in checksums.items():
+                        assert all(found), name
+                        record = self._records[name]
+                        self._leaves[name] = record._replace(crc32c=tuple(found))
                     if report:
                         report("commit")
                     manifest = to_bytes(replace(self._manifest, root=attempt.root))

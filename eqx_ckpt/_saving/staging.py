@@ -6,22 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from .._format.chunk_grid import Region
 from .._storage.calls.host_memory import copied
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
-from .._storage.interface.place import ArrayWrite
-from .._tree.leaves.leaf_kinds import shards, start_transfer
+from .._storage.interface.chunk_bytes import Piece
+from .._tree.leaves.leaf_kinds import start_transfer
 from .._tree.plans.write_plan import Write
 from .._types import is_real, wrong
 
 
 # Half of the machine's memory.
 _DEFAULT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-Piece = tuple[Region, np.ndarray]
 
 
 class _Held:
@@ -40,15 +34,12 @@ _held = _Held()
 class Staging:
     """A bounded queue of copied pieces of arrays, which only the save uses.
 
-    The caller of the save fills it. The writer takes the pieces through `arrays`, calls
+    The caller of the save fills it. The writer takes the pieces through `pieces`, calls
     `release` for what it has written, and `end` when it takes no more.
     """
 
-    def __init__(self, writes: Sequence[Write], limit: int) -> None:
-        self.arrays = [
-            ArrayWrite(write.name, write.record, iter(self._take, None))
-            for write in writes
-        ]
+    def __init__(self, limit: int) -> None:
+        self.pieces = iter(self._take, None)
         self._limit = limit
         self._pieces: deque[Piece | None] = deque()
         self._nbytes = 0
@@ -68,16 +59,16 @@ class Staging:
                 # JAX arrays are immutable, and JAX does not reuse their memory while a
                 # view of it exists. See tests/save/test_async.py.
                 changes = write.record.kind == "numpy"
-                for region, array in shards(
-                    write.leaf, write.record, owned=write.owned
-                ):
-                    if not self._has_room(array.nbytes):
+                for piece in write.pieces():
+                    nbytes = piece.array.nbytes
+                    if not self._has_room(nbytes):
                         before_waiting()
-                    piece = region, copied(array) if changes else array
-                    self._put(piece, array.nbytes)
+                    if changes:
+                        piece = piece._replace(array=copied(piece.array))
+                    self._put(piece, nbytes)
                     if self._ended:
                         return
-                self._put(None, 0)
+            self._put(None, 0)
 
     def _has_room(self, nbytes: int) -> bool:
         # The writer may hold `MAX_IN_FLIGHT` bytes until it gets more.
@@ -85,7 +76,7 @@ class Staging:
         return nbytes == 0 or _held.nbytes + nbytes <= limit
 
     def _put(self, piece: Piece | None, nbytes: int) -> None:
-        """Add a piece when there is room, or `None` after the last piece of a leaf."""
+        """Add a piece when there is room, or `None` after the last one."""
         with _held.changed:
             _held.changed.wait_for(lambda: self._ended or self._has_room(nbytes))
             if not self._ended:

@@ -70,23 +70,29 @@ def _amid(act: Callable[[], Any]) -> None:
     """Act once some of the pieces are on the disk, or some of the objects there."""
     write_files, write_values = ChunkFiles.write, ChunkValues.write
 
-    def acting(shards: Iterator[Any]) -> Iterator[Any]:
-        yield from itertools.islice(shards, 1)
+    def acting(pieces: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(pieces, 1)
         time.sleep(0.1)
         act()
-        yield from shards
+        yield from pieces
 
-    def write(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+    def write(chunks: Any, arrays: Any, pieces: Any, *args: Any, **kwargs: Any) -> Any:
         ChunkFiles.write = write_files
-        head = arrays[0]
-        head = head._replace(shards=acting(iter(head.shards)))
-        return write_files(chunks, [head, *arrays[1:]], *args, **kwargs)
+        return write_files(chunks, arrays, acting(iter(pieces)), *args, **kwargs)
 
-    def write_some(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
+    def write_some(
+        chunks: Any, arrays: Any, pieces: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         ChunkValues.write = write_values
-        known = write_values(chunks, arrays[:1], *args, **kwargs)
-        act()
-        return known | write_values(chunks, arrays[1:], *args, **kwargs)
+        pieces, name = [*pieces], next(iter(arrays))
+        known: dict[str, Any] = {}
+        for is_now in (True, False):
+            some = {n: record for n, record in arrays.items() if (n == name) is is_now}
+            of_some = [piece for piece in pieces if piece.name in some]
+            known |= write_values(chunks, some, of_some, *args, **kwargs)
+            if is_now:
+                act()
+        return known
 
     ChunkFiles.write, ChunkValues.write = write, write_some
 

@@ -4,7 +4,7 @@ import functools as ft
 import hashlib
 import pathlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -222,14 +222,13 @@ def spy_on_writes() -> list[tuple[str, str, int]]:
     seen: list[tuple[str, str, int]] = []
     write = ChunkFiles.write
 
-    def watched(name: str, shards: Iterator[Any]) -> Iterator[Any]:
-        for region, array in shards:
-            seen.append((name, str(region), array.nbytes))
-            yield region, array
+    def watched(pieces: Iterable[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            seen.append((piece.name, str(piece.region), piece.array.nbytes))
+            yield piece
 
-    def spy(chunks: Any, arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        arrays = [a._replace(shards=watched(a.name, a.shards)) for a in arrays]
-        return write(chunks, arrays, *args, **kwargs)
+    def spy(chunks: Any, arrays: Any, pieces: Any, *args: Any, **kwargs: Any) -> Any:
+        return write(chunks, arrays, watched(pieces), *args, **kwargs)
 
     ChunkFiles.write = spy
     return seen

@@ -11,6 +11,7 @@ import eqx_ckpt
 from eqx_ckpt._saving import background_save as _futures, staging
 from eqx_ckpt._storage.chunks import chunk_files
 from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
+from eqx_ckpt._tree.plans import write_plan
 
 
 PIECE = 2**18
@@ -96,14 +97,14 @@ def test_the_limit_is_one_of_all_saves_together(tmp_path, gate):
 def staged(monkeypatch):
     """The pieces that were made for the staging."""
     made = []
-    shards = staging.shards
+    shards = write_plan.shards
 
     def watched(*args, **kwargs):
         for region, array in shards(*args, **kwargs):
             made.append(array)
             yield region, array
 
-    monkeypatch.setattr(staging, "shards", watched)
+    monkeypatch.setattr(write_plan, "shards", watched)
     return made
 
 
@@ -119,7 +120,7 @@ def test_bytes_count_until_they_are_written(tmp_path, gate, staged):
 
 
 def test_one_save_at_a_time_is_staged(tmp_path, monkeypatch):
-    shards, inside, most = staging.shards, [], []
+    shards, inside, most = write_plan.shards, [], []
     together = threading.Event()
 
     def watched(*args, **kwargs):
@@ -131,7 +132,7 @@ def test_one_save_at_a_time_is_staged(tmp_path, monkeypatch):
         yield from shards(*args, **kwargs)
         inside.pop()
 
-    monkeypatch.setattr(staging, "shards", watched)
+    monkeypatch.setattr(write_plan, "shards", watched)
     callers = [begin(tmp_path / name, pieces(1)) for name in "ab"]
     for caller in callers:
         caller.join(60)
@@ -141,14 +142,13 @@ def test_one_save_at_a_time_is_staged(tmp_path, monkeypatch):
 def test_what_is_copied(tmp_path, monkeypatch):
     write, written = ChunkFiles.write, {}
 
-    def watched(chunks, writes, *args, **kwargs):
-        written.update((w.name, list(w.shards)) for w in writes)
-        writes = [w._replace(shards=iter(written[w.name])) for w in writes]
-        return write(chunks, writes, *args, **kwargs)
+    def watched(chunks, arrays, pieces, *args, **kwargs):
+        pieces = [*pieces]
+        written.update((piece.name, piece.array) for piece in pieces)
+        return write(chunks, arrays, pieces, *args, **kwargs)
 
     monkeypatch.setattr(ChunkFiles, "write", watched)
     tree = {"jax": jnp.arange(1000), "numpy": np.arange(1000)}
     eqx_ckpt.tree_serialise_leaves_async(tmp_path / "new", tree).result()
-    arrays = {name: array for name, [(_, array)] in written.items()}
-    assert np.shares_memory(arrays["jax"], np.asarray(tree["jax"]))
-    assert not np.shares_memory(arrays["numpy"], tree["numpy"])
+    assert np.shares_memory(written["jax"], np.asarray(tree["jax"]))
+    assert not np.shares_memory(written["numpy"], tree["numpy"])

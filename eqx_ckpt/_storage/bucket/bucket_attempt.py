@@ -16,7 +16,7 @@ from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpoint
 from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.sample_record import is_state, RECORD
-from ..._types import Checksums, Layout
+from ..._types import Layout
 from ..interface.place import Attempt, Share
 from ..interface.replacing import already_there, inside
 from ..interface.sure_reads import (
@@ -95,9 +95,6 @@ class BucketAttempt(Attempt):
     def show(self) -> None:
         assert self._heartbeat is not None
         self._heartbeat.show()
-
-    def gather(self, checksums: Checksums) -> Checksums:
-        return checksums
 
     def commit(self, manifest: bytes) -> None:
         assert self._heartbeat is not None

@@ -13,9 +13,15 @@ from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.safe_files import fill, of_leaf, open_existing, write_file
 from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
-from ..interface.chunk_bytes import CHECKSUM_BYTES, Chunk, Wanted
-from ..interface.place import ArrayWrite, Chunks, Storage
-from .chunk_pieces import Piece, pieces_of, stored
+from ..interface.chunk_bytes import (
+    CHECKSUM_BYTES,
+    Chunk,
+    no_checksums,
+    Piece,
+    stored,
+    Wanted,
+)
+from ..interface.place import Chunks, Storage
 
 
 # What comes around the name of a leaf in a path: `/`, and the name of an attempt.
@@ -90,26 +96,28 @@ class ChunkFiles(Chunks):
 
     def write(
         self,
-        writes: Sequence[ArrayWrite],
+        arrays: Mapping[str, LeafRecord],
+        pieces: Iterable[Piece],
         written: Report | None = None,
         *,
         create: bool = True,
     ) -> Checksums:
-        checksums: Checksums = {write.name: {} for write in writes}
+        checksums = no_checksums(arrays)
         if not create:
             # Process 0 may have removed it, if it did not wait; `gather` will say so.
             os.makedirs(self.place.spec["path"], exist_ok=True)
 
         def heard(piece: Piece, found: dict[int, str]) -> None:
-            checksums[piece.name] |= found
+            for position, checksum in found.items():
+                checksums[piece.name][position] = checksum
             if written:
                 written(piece.name, piece.array.nbytes)
 
         with Crew(self._write, MAX_IN_FLIGHT, heard) as crew:
-            for write in writes:
-                self._begin(write.name, write.record, create)
-                for piece in pieces_of(write):
-                    crew.put(piece, piece.array.nbytes)
+            for name, record in arrays.items():
+                self._begin(name, record, create)
+            for piece in pieces:
+                crew.put(piece, piece.array.nbytes)
             crew.finish()
         return checksums
 

@@ -5,7 +5,6 @@ for it.
 """
 
 import abc
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,12 +22,14 @@ from ..interface.chunk_bytes import (
     CHECKSUM_BYTES,
     Chunk,
     ChunkBytes,
+    no_checksums,
+    Piece,
     Problem,
+    stored,
     Value,
     Wanted,
 )
-from ..interface.place import ArrayWrite, Chunks, every_chunk, Storage
-from .chunk_pieces import Piece, pieces_of, stored
+from ..interface.place import Chunks, every_chunk, Storage
 
 
 # Maximum length of a key without the path and the leaf name, such as
@@ -86,13 +87,14 @@ class ChunkValues(Chunks):
 
     def write(
         self,
-        writes: Sequence[ArrayWrite],
+        arrays: Mapping[str, LeafRecord],
+        pieces: Iterable[Piece],
         written: Report | None = None,
         *,
         create: bool = True,
     ) -> Checksums:
         target = self.target()
-        checksums: Checksums = {write.name: {} for write in writes}
+        checksums = no_checksums(arrays)
 
         def put(piece: Piece, values: Iterable[tuple[Chunk, bytes]]) -> None:
             for chunk, value in values:
@@ -103,12 +105,12 @@ class ChunkValues(Chunks):
                 written(piece.name, piece.array.nbytes)
 
         try:
-            if create and not writes:
+            if create and not arrays:
                 target.put(MANIFEST, _EMPTY)
-            for name, record, _ in writes if create else ():
+            for name, record in arrays.items() if create else ():
                 target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
             with Crew(_compressed, _MAX_IN_FLIGHT, put) as crew:
-                for piece in itertools.chain.from_iterable(map(pieces_of, writes)):
+                for piece in pieces:
                     if piece.record.compression is None:
                         put(piece, _values(piece))
                     else:

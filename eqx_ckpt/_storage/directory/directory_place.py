@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, MAX_BYTES
 from ..._format.manifest_parser import unrelated_keys
-from ..._types import Checksums, Layout
+from ..._types import Layout
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, exchange, flush
 from ..calls.safe_files import (
@@ -185,9 +185,6 @@ class _DirectoryAttempt(Attempt):
     held: contextlib.ExitStack
     is_ours: bool = True
     root = ""
-
-    def gather(self, checksums: Checksums) -> Checksums:
-        return checksums
 
     def commit(self, manifest: bytes) -> None:
         with writing_to(self.target, "save again"):

@@ -5,13 +5,14 @@ that threads seldom wait for each other in Python.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
 
 from fastcrc import crc32
 
 from ..._errors import CorruptCheckpointError
 from ..._format.chunk_grid import (
+    chunk_count,
     chunk_index,
     chunk_key,
     chunk_region,
@@ -25,6 +26,7 @@ from ..._format.chunk_grid import (
 )
 from ..._format.leaf_record import LeafRecord
 from ..._lazy import Array, np
+from ..._types import Checksums
 from ..calls.zstd_codec import compressed, decompressed
 
 
@@ -79,6 +81,23 @@ def chunks_of(name: str, record: LeafRecord, region: Region) -> Iterator[Chunk]:
     for position in touched(region, shape, chunk):
         at = chunk_index(position, shape, chunk)
         yield Chunk(name, record, position, at, f"{name}/{chunk_key(at)}")
+
+
+class Piece(NamedTuple):
+    """Adjacent chunks of an array, not yet encoded."""
+
+    name: str
+    record: LeafRecord
+    region: Region
+    array: Array
+
+
+def no_checksums(arrays: Mapping[str, LeafRecord]) -> Checksums:
+    """Room for the checksums of all chunks."""
+    return {
+        name: [""] * chunk_count(record.data_shape, record.chunk_shape)
+        for name, record in arrays.items()
+    }
 
 
 class Wanted(NamedTuple):
@@ -284,6 +303,15 @@ def _blocks(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[Region
     before, after = whole(shape[:axis]), whole(shape[axis + 1 :])
     for start in range(0, shape[axis], step):
         yield (*before, slice(start, min(start + step, shape[axis])), *after)
+
+
+def stored(piece: Piece) -> Iterator[tuple[Chunk, Iterable[memoryview | bytes]]]:
+    """The chunks of a piece, each in the parts of what is stored."""
+    name, record, region, array = piece
+    for chunk in chunks_of(name, record, region):
+        is_whole = array.shape == record.chunk_shape
+        part = array if is_whole else array[relative(chunk.region, region)]
+        yield chunk, encoded(chunk, part)
 
 
 def encoded(chunk: Chunk, array: Array) -> Iterator[memoryview | bytes]:

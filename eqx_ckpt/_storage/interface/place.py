@@ -12,13 +12,12 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ..._errors import CheckpointError, CorruptCheckpointError
-from ..._format.chunk_grid import Region, whole
+from ..._format.chunk_grid import whole
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
-from ..._lazy import Array
 from ..._types import check_word, Checksums, Layout, LAYOUTS, Report
 from ..calls.tensorstore_calls import KvSpec
-from .chunk_bytes import check_size, ChunkBytes, chunks_of, Wanted
+from .chunk_bytes import check_size, ChunkBytes, chunks_of, Piece, Wanted
 
 
 S = TypeVar("S", bound="Storage")
@@ -32,14 +31,6 @@ MAX_STEP = 2**63 - 1
 
 
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
-
-
-class ArrayWrite(NamedTuple):
-    """A leaf's record, and its data as regions and arrays that cover it."""
-
-    name: str
-    record: LeafRecord
-    shards: Iterable[tuple[Region, Array]]
 
 
 class Storage(abc.ABC):
@@ -191,12 +182,13 @@ class Chunks(abc.ABC):
     @abc.abstractmethod
     def write(
         self,
-        writes: Sequence[ArrayWrite],
+        arrays: Mapping[str, LeafRecord],
+        pieces: Iterable[Piece],
         written: Report | None = None,
         *,
         create: bool = True,
     ) -> Checksums:
-        """Write every array; return the checksum of each chunk, by its position.
+        """Write arrays, or some of their pieces; return the checksums of the chunks.
 
         Without `create`, another process writes the metadata of the arrays. `written`
         is called with each piece of data that is no longer needed. When this raises,
@@ -275,9 +267,8 @@ class Attempt(contextlib.AbstractContextManager[Any]):
     def show(self) -> None:  # noqa: B027
         """Let other processes see the attempt, which they are about to `join`."""
 
-    @abc.abstractmethod
-    def gather(self, checksums: Checksums) -> Checksums:
-        """Wait until all processes have written; return the checksums of all."""
+    def gather(self, checksums: Checksums) -> None:  # noqa: B027
+        """Wait until all processes have written; add the checksums of the others."""
 
     @abc.abstractmethod
     def commit(self, manifest: bytes) -> None:

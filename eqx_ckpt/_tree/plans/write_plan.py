@@ -15,6 +15,7 @@ from ..._errors import CheckpointError, LeafMismatchError
 from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
+from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
     checked_specs,
@@ -24,7 +25,7 @@ from ..leaves.filter_spec import (
     saved_by,
 )
 from ..leaves.key_paths import check_distinct, key_paths, Namer
-from ..leaves.leaf_kinds import describe, fingerprint
+from ..leaves.leaf_kinds import describe, fingerprint, shards
 from ..leaves.transient import is_transient
 from ..leaves.unsaved_state import STATIC, warn_of_state
 
@@ -56,6 +57,12 @@ class Write(NamedTuple):
     record: LeafRecord
     leaf: Any
     owned: Collection[Start] | None = None
+
+    def pieces(self) -> Iterator[Piece]:
+        """What this process writes of it."""
+        for region, array in shards(self.leaf, self.record, owned=self.owned):
+            if array.size:
+                yield Piece(self.name, self.record, region, array)
 
 
 def compressed(writes: list[Write], compression: Compression) -> list[Write]:

@@ -1,21 +1,18 @@
 """Copy a source into a checkpoint."""
 
-from collections.abc import Container, Iterator
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from ..._distributed.joint_attempt import all_saving
 from ..._distributed.meeting import TIMEOUT
 from ..._distributed.process_group import from_first, gather_errors
 from ..._errors import CheckpointError
-from ..._format.chunk_grid import blocks, Region, Start, start_of, whole
-from ..._format.leaf_record import LeafRecord
+from ..._format.chunk_grid import blocks, start_of, whole
 from ..._format.manifest import Manifest
 from ..._format.source import read_regions, RegionRead, Source
 from ..._progress import Progress
 from ..._saving.save import Alone, Save
 from ..._sources.consistent_read import Reading
-from ..._storage.interface.place import ArrayWrite
+from ..._storage.interface.chunk_bytes import Piece
 from ..._tree.plans.write_plan import Compression, Write, WritePlan
 from ..._types import Layout, PathLike
 from ._export_checks import check_leaves, Form
@@ -98,12 +95,8 @@ def copy(
             metadata = opened.manifest.metadata
             save = Save(path, plan, compression, metadata, layout, progress)
             save.begin(group, overwrite)
-            arrays = [
-                ArrayWrite(w.name, w.record, _pieces(opened, w.name, w.owned))
-                for w in save.arrays
-            ]
             with reading.unless_replaced():
-                save.run(arrays)
+                save.run(_pieces(opened, save.arrays))
 
 
 def _plan(manifest: Manifest) -> WritePlan:
@@ -114,14 +107,13 @@ def _plan(manifest: Manifest) -> WritePlan:
     return WritePlan(writes, dict(manifest.unsaved), manifest.separators)
 
 
-def _pieces(
-    source: Source, name: str, owned: Container[Start] | None
-) -> Iterator[tuple[Region, np.ndarray]]:
-    """A leaf in pieces along its chunks; with `owned`, only those that start there."""
-    record: LeafRecord = source.manifest.leaves[name]
-    region = whole(record.data_shape)
-    for piece in blocks(region, record.chunk_shape, record.itemsize):
-        if owned is not None and start_of(piece) not in owned:
-            continue
-        (array,) = read_regions(source, [RegionRead(name, record, piece)])
-        yield piece, array
+def _pieces(source: Source, writes: Sequence[Write]) -> Iterator[Piece]:
+    """What this process writes, in pieces along the chunks."""
+    for name, new, _, owned in writes:
+        record = source.manifest.leaves[name]
+        region = whole(record.data_shape)
+        for part in blocks(region, record.chunk_shape, record.itemsize):
+            if owned is None or start_of(part) in owned:
+                (array,) = read_regions(source, [RegionRead(name, record, part)])
+                if array.size:
+                    yield Piece(name, new, part, array)
