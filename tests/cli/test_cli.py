@@ -467,7 +467,7 @@ def test_ctrl_c(run, ask, monkeypatch, where, options):
 def test_a_stream_that_was_closed_before(run, shell, path, expected):
     command = [sys.executable, "-m", "eqx_ckpt", "tree", path]
     words = ["sh", "-c", shell, "sh", *command]
-    done = subprocess.run(words, cwd=run, capture_output=True, timeout=60)
+    done = subprocess.run(words, cwd=run, capture_output=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (expected, b"", b"")
 
 
@@ -476,7 +476,7 @@ def test_a_closed_pipe(run):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "eqx_ckpt", "tree", str(run / "000001")]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=300)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -487,7 +487,7 @@ def test_an_output_that_is_full(run):
     words = [sys.executable, "-m", "eqx_ckpt", "copy", "000001", "new"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            words, cwd=run, stdout=full, stderr=subprocess.PIPE, timeout=60
+            words, cwd=run, stdout=full, stderr=subprocess.PIPE, timeout=300
         )
     assert done.returncode == 2
     assert done.stderr.endswith(b"No space left on device: 'standard output'\n")

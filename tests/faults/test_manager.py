@@ -243,7 +243,7 @@ def test_a_failure_that_nobody_looked_at_is_shown_at_the_end(
     scenarios.KEEP_TWO.prepare(zygote, disk / "run")
     command = [sys.executable, "-c", _SAVE_AND_END, str(disk / "run")]
     end = subprocess.run(
-        command, env=zygote.environment, capture_output=True, text=True, timeout=60
+        command, env=zygote.environment, capture_output=True, text=True, timeout=300
     )
     assert "OSError: [Errno 5] Input/output error" in end.stderr
     assert "000004 failed" in end.stderr

@@ -52,7 +52,9 @@ def sharded(array, spec):
 def run_python(program, *args, **kwargs):
     """Run a program in a process of its own; warnings of JAX about forks are noise."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **kwargs)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, **kwargs
+    )
 
 
 def test_it_saves_what_the_sync_verb_saves(tmp_path, getkey):

@@ -142,7 +142,7 @@ class Run:
         store = bucket_at(self.url)
         writing = [store.writing(*item) for item in objects(self.layout).items()]
         for future in writing:
-            future.result(timeout=60)
+            future.result(timeout=300)
         self._manager = locate(self.url).steps()
         self._manager.sweep()
         bucket_attempt._keep_conditions.clear()
