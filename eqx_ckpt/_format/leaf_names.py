@@ -38,7 +38,7 @@ _MAX_COMPONENT = 200
 
 
 # More than JAX takes apart, and than Python's recursion limit.
-_MAX_LEVELS = 1000
+MAX_LEVELS = 1000
 
 
 _INT = re.compile(r"-?(0|[1-9][0-9]*)\Z")
@@ -162,7 +162,7 @@ def inside_others(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     Unlike `folders`, this makes no text for each level of a name.
     """
     above: list[str] = []
-    for folder in sorted(f"{name}/" for name in names):
+    for folder in sorted([f"{name}/" for name in names]):
         while above and not folder.startswith(above[-1]):
             above.pop()
         if above:
@@ -170,11 +170,9 @@ def inside_others(names: Iterable[str]) -> Iterator[tuple[str, str]]:
         above.append(folder)
 
 
-def level_problem(path: TypedPath | KeyPath) -> str:
-    """Why no leaf can have so many keys, or `''`."""
-    if len(path) <= _MAX_LEVELS:
-        return ""
-    return f"it is nested {len(path)} levels deep, and {_MAX_LEVELS} is the limit"
+def too_many_levels(path: TypedPath | KeyPath) -> str:
+    """Why no leaf can have more than `MAX_LEVELS` keys."""
+    return f"it is nested {len(path)} levels deep, and {MAX_LEVELS} is the limit"
 
 
 def alike(names: Sequence[str]) -> list[tuple[str, str]]:

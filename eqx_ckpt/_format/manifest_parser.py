@@ -22,7 +22,8 @@ from .leaf_names import (
     encode,
     inside_others,
     is_encoded,
-    level_problem,
+    MAX_LEVELS,
+    too_many_levels,
 )
 from .leaf_record import (
     ARRAY_KINDS,
@@ -268,7 +269,7 @@ def check_source(source: Manifest, where: str) -> None:
 def _check_record(name: str, record: LeafRecord) -> None:
     expected = encode(record.path)
     _require(expected == name, f"its `path` has the name {expected!r}")
-    _require(not level_problem(record.path), level_problem(record.path))
+    _require(len(record.path) <= MAX_LEVELS, too_many_levels(record.path))
     initials = "".join([kind[0] for kind, _ in record.path])
     _require(
         decode(encode(record.path, uncut=True), initials) == record.path,
@@ -344,8 +345,8 @@ def _checked_leaf(
         path = path_of(uncut or name, kinds)
         if uncut and encode(path) != name:
             raise _Wrong("its path is another leaf's")
-        if problem := level_problem(path):
-            raise _Wrong(problem)
+        if len(path) > MAX_LEVELS:
+            raise _Wrong(too_many_levels(path))
         if chunks is None:
             _require(type(text) is str, "its value is not text")
             scalar_from_text(fields[0], text)

@@ -219,7 +219,7 @@ def test_a_damaged_record(tmp_path):
     with refuses(eqx_ckpt.CheckpointError, "version 2", "reads version 1"):
         Samples(tmp_path)
     record.write_bytes(b'{"format": "other", "version": 1}')
-    with refuses(eqx_ckpt.CorruptCheckpointError, "another format"):
+    with refuses(eqx_ckpt.CorruptCheckpointError, "a different format"):
         Recording(tmp_path, LIKE)
 
 

@@ -84,7 +84,8 @@ class Crew(Generic[_T, _R]):
                 while True:
                     self._todo.get_nowait()
         finally:
-            self._end()
+            # Not `_end`, which does nothing once the interpreter ends.
+            self._todo.put(None)
         for thread in self._threads:
             # One whose start was interrupted does not live yet, and gets no item.
             if thread.is_alive():

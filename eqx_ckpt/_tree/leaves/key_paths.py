@@ -10,8 +10,9 @@ from ..._format.leaf_names import (
     encode_component,
     inside_others,
     KEY_KINDS,
-    level_problem,
+    MAX_LEVELS,
     ROOT,
+    too_many_levels,
 )
 from ..._lazy import eqx, jtu, np
 from ..._types import IsLeaf, KeyPath, TypedPath
@@ -127,7 +128,8 @@ def check_distinct(named: Sequence[tuple[KeyPath, str]]) -> None:
         first = leaves.setdefault(name, (path, name))
         if first[0] is not path:
             clashes.append(_clash(first, (path, name)))
-        if problem := level_problem(path):
+        if len(path) > MAX_LEVELS:
+            problem = too_many_levels(path)
             raise LeafNameError(f"Leaf {name[:200]!r}: {problem}. Nest it less.")
     for folder, inside in inside_others(leaves):
         clashes.append(_clash(leaves[folder], leaves[inside]))

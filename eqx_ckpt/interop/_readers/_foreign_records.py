@@ -10,7 +10,13 @@ import numpy as np
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import chunk_shape
 from ..._format.dtype_names import OF_JAX
-from ..._format.leaf_names import encode, inside_others, joined, level_problem
+from ..._format.leaf_names import (
+    encode,
+    inside_others,
+    joined,
+    MAX_LEVELS,
+    too_many_levels,
+)
 from ..._format.leaf_record import CannotSave, LeafRecord, tag_and_data_type
 from ..._format.manifest import check_array, Manifest
 from ..._types import TypedPath
@@ -113,8 +119,8 @@ def array_record(
     It is a JAX array, unless JAX would narrow it without x64, or lacks its dtype.
     `CannotSave` for what this package cannot represent.
     """
-    if problem := level_problem(path):
-        raise CannotSave(f"has too long a name: {problem}")
+    if len(path) > MAX_LEVELS:
+        raise CannotSave(f"has too long a name: {too_many_levels(path)}")
     tag, data_type = tag_and_data_type(dtype)
     is_numpy = tag in NARROWED or tag not in OF_JAX
     record = LeafRecord(
