@@ -45,13 +45,13 @@ class Saving(Future[None]):
         self.what = what
         self.owner = owner
         self.give_up = give_up
-        self._run: Callable[[], None] | None = run
+        # Taken by the one thread that runs it.
+        self._run = [run]
         self._thread: threading.Thread | None = None
         self._runner: threading.Thread | None = None
         self._pid = os.getpid()
         # A running future cannot be cancelled.
         self.set_running_or_notify_cancel()
-        pending_saves.add(self)
 
     def start(self) -> None:
         """Start the thread, unless it has started."""
@@ -78,10 +78,12 @@ class Saving(Future[None]):
         self.run_here()
 
     def run_here(self) -> None:
-        """Run the save in the calling thread, in place of `start`."""
+        """Run the save in the calling thread, unless another thread does or did."""
         # The future may outlive the save; the tree must not.
-        run, self._run = self._run, None
-        assert run is not None
+        try:
+            run = self._run.pop()
+        except IndexError:
+            return
         self._runner = threading.current_thread()
         try:
             run()

@@ -230,14 +230,15 @@ def save_in_background(
 
     saving = Saving(run, staging.fail, save.path, owner)
     try:
+        pending_saves.add(saving)
         staging.fill(save.arrays, saving.start)
+        save.arrays.clear()
+        saving.start()
     except BaseException as e:
         staging.fail(e)
-        saving.start()
+        saving.run_here()  # Fails at once, and cleans up, unless its thread does.
         saving.exception()
         raise
-    save.arrays.clear()
-    saving.start()
     if not group.in_background:
         wait(
             [saving]

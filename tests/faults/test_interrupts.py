@@ -26,6 +26,7 @@ PACKAGE = os.path.dirname(eqx_ckpt.__file__)
 TREE = {f"w{i}": np.full((200, 300), i, np.float32) for i in range(4)} | {"n": 3}
 ON_DEVICE = {name: jnp.asarray(value) for name, value in TREE.items()}
 POINTS = 24
+HAND_OVER = ("save_in_background", "Saving.start")
 
 
 def is_with(frame):
@@ -37,11 +38,13 @@ def is_with(frame):
 class Interrupt:
     """Counts the lines that this thread runs of the package, and interrupts at one.
 
-    A thread that starts counts too, because this one waits for it then.
+    A thread that starts counts too, because this one waits for it then. With
+    `functions`, only their lines count.
     """
 
-    def __init__(self, at):
+    def __init__(self, at, functions=()):
         self.at = at
+        self.functions = functions
         self.count = 0
         self.starts = []
         self.start = threading.Thread.start
@@ -54,20 +57,23 @@ class Interrupt:
     def trace(self, frame, event, _):
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        if event == "line" and not is_with(frame):
+        counts = not self.functions or frame.f_code.co_qualname in self.functions
+        if event == "line" and counts and not is_with(frame):
             self.step()
         return self.trace
 
     def started(self, thread):
         self.start(thread)
+        if self.functions:
+            return
         if threading.current_thread() is threading.main_thread():
             self.starts.append(self.count + 1)
             self.step()
 
 
-def interrupted(call, at=-1):
+def interrupted(call, at=-1, functions=()):
     """Make a call that is interrupted at a line; what it ran."""
-    interrupt, before = Interrupt(at), sys.gettrace()
+    interrupt, before = Interrupt(at, functions), sys.gettrace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda self: interrupt.started(self))
         sys.settrace(interrupt.trace)
@@ -146,6 +152,15 @@ WAYS = {
     "manager": steps,
     "recording": record,
 }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ctrl_c_while_a_save_is_handed_to_its_thread(made, patience):
+    steps()
+    for at in range(1, interrupted(steps, functions=HAND_OVER).count + 1):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(steps, at, HAND_OVER)
+        steps()
 
 
 @pytest.mark.filterwarnings("ignore")
