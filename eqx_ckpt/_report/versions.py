@@ -1,6 +1,5 @@
 """The versions of a checkpoint that a report compares: its columns."""
 
-import contextlib
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,12 +27,13 @@ class Column:
     - `has_checksums`: whether what was read was compared with any.
     - `damage`: what is wrong with leaves that were read, by name.
     - `unreadable`: why others could not be read, by name.
+    - `reading`: the version that was opened.
     """
 
     def __init__(self, label: str, path: PathLike | Source) -> None:
         self.label = label
-        self._reading = Reading(path)
-        self._source = self._reading.open()
+        self.reading = Reading(path)
+        self._source = self.reading.open()
         self.manifest = self._source.manifest
         self.has_checksums = self._source.has_checksums
         self.damage: dict[str, str] = {}
@@ -84,16 +84,8 @@ class Column:
             return "damaged"
         return "unreadable" if name in self.unreadable else ""
 
-    def announced(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other threads of this process from removing it."""
-        return self._reading
-
-    def has_changed(self) -> bool:
-        """Whether it was replaced or removed since it was opened."""
-        return self._reading.has_changed()
-
     def __str__(self) -> str:
-        return str(self._reading)
+        return str(self.reading)
 
 
 class Problem(NamedTuple):

@@ -134,9 +134,9 @@ def written(
             columns = find_columns(source, other, steps)
             with contextlib.ExitStack() as stack:
                 for column in columns.found:
-                    stack.enter_context(column.announced())
+                    stack.enter_context(column.reading)
                 facts = facts_of(columns)
-            replaced = [str(c) for c in columns.found if c.has_changed()]
+            replaced = [str(c) for c in columns.found if c.reading.has_changed()]
             if not replaced:
                 f.write(page(facts, plotly).encode(errors="replace"))
                 return facts

@@ -240,9 +240,8 @@ def save_in_background(
         saving.exception()
         raise
     if not group.in_background:
-        wait(
-            [saving]
-        )  # The save's messages must not overlap with programs of the main thread.
+        # The save's messages must not overlap with programs of the main thread.
+        wait([saving])
     return saving
 
 

@@ -138,10 +138,6 @@ def read_consistently(source: PathLike | Source, read: Callable[[Source], _T]) -
     with Reading(source) as reading:
         while True:
             with reading.version():
-                return _read(reading, read)
-
-
-def _read(reading: Reading, read: Callable[[Source], _T]) -> _T:
-    result = read(reading.open())
-    reading.confirm()
-    return result
+                result = read(reading.open())
+                reading.confirm()
+                return result

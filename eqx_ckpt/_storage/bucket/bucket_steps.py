@@ -51,7 +51,7 @@ class BucketSteps(Steps):
         self._by_root: dict[str, Any] = {}
         self._unusable: dict[str, bool] = {}
         # By step, its attempts when it was seen to be intact.
-        self._whole: dict[int, set[str]] = {}
+        self._intact: dict[int, set[str]] = {}
 
     def named(self) -> list[int]:
         return sorted(self._named())
@@ -127,11 +127,11 @@ class BucketSteps(Steps):
     def problem(self, step: int) -> str:
         attempts = self._attempts.get(step, set())
         # If there is one attempt only, it is the one that was seen.
-        if len(attempts) == 1 and self._whole.get(step) == attempts:
+        if len(attempts) == 1 and self._intact.get(step) == attempts:
             return ""
         problem = problem_of(self._step(step))
         if not problem:
-            self._whole[step] = attempts
+            self._intact[step] = attempts
         return problem
 
     def remove(self, steps: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ class DirectorySteps(Steps):
         self._unusable: dict[str, bool] = {}
         # The directory, so that one that was moved can be told from one that is gone.
         self._opened: int | None = None
-        self._whole = committed.SeenIntact()
+        self._intact = committed.SeenIntact()
 
     def named(self) -> list[int]:
         return sorted(int(name) for name in self._names() if is_step(name))
@@ -97,7 +97,7 @@ class DirectorySteps(Steps):
         return self._metadata[step][1]
 
     def problem(self, step: int) -> str:
-        return self._whole.problem(self._step(step))
+        return self._intact.problem(self._step(step))
 
     def remove(self, steps: Sequence[int]) -> None:
         _remove(self._step(step).url() for step in steps)
