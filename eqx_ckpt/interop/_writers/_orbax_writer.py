@@ -258,33 +258,28 @@ def _registry(tree: Any) -> Generator[Any, None, None]:
     writes: list[Any] = []
     has_failed = False
 
-    async def write(serialize: Any, value: _Later, info: Any, arg: Any) -> None:
+    async def write(serialize: Any, value: Any, info: Any, arg: Any) -> None:
         nonlocal has_failed
         async with one_at_a_time:
             if has_failed:  # Orbax would leave this write to itself.
                 return
             has_failed = True
-            for future in await serialize([value.load()], [info], [arg]):
-                writes.append(future)
+            loaded = value.load() if isinstance(value, _Later) else value
+            writes[:] = await serialize([loaded], [info], [arg])
+            for future in writes:
                 await asyncio.to_thread(future.result)
-                writes.remove(future)
             has_failed = False
 
-    class Numpy(type_handlers.NumpyHandler):
-        async def serialize(
-            self, values: Sequence[Any], infos: Any, args: Any = None
-        ) -> list[Any]:
-            for one in zip(values, infos, args, strict=True):
-                await write(super().serialize, *one)
-            return []
+    def in_turn(handler: Any) -> Any:
+        class InTurn(handler):
+            async def serialize(
+                self, values: Sequence[Any], infos: Any, args: Any = None
+            ) -> list[Any]:
+                for one in zip(values, infos, args, strict=True):
+                    await write(super().serialize, *one)
+                return []
 
-    class Array(type_handlers.ArrayHandler):
-        async def serialize(
-            self, values: Sequence[Any], infos: Any, args: Any = None
-        ) -> list[Any]:
-            for one in zip(values, infos, args, strict=True):
-                await write(super().serialize, *one)
-            return []
+        return InTurn
 
     handler: Any = type_handlers.get_type_handler(jax.Array)
     store = getattr(handler, "_array_metadata_store", None)
@@ -292,10 +287,10 @@ def _registry(tree: Any) -> Generator[Any, None, None]:
     options: dict[str, Any] = {
         "array_metadata_store": store and _Metadata(store, count)
     }
-    scalars = type_handlers.ScalarHandler()
+    scalars = in_turn(type_handlers.ScalarHandler)()
     registry = type_handlers.create_type_handler_registry(
-        (_LaterOnDevice, Array(**options)),
-        (_Later, Numpy()),
+        (_LaterOnDevice, in_turn(type_handlers.ArrayHandler)(**options)),
+        (_Later, in_turn(type_handlers.NumpyHandler)()),
         (int, scalars),
         (float, scalars),
         # Orbax takes the place of its description from here.
