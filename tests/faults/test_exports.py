@@ -37,6 +37,10 @@ def test_each_operation_fails(
         if raised is None:
             assert found == after, where
             continue
+        if "Orbax reported no error" in str(raised):
+            assert name == "orbax", where
+            assert found == before, where
+            continue
         assert_says_why(raised, error)
         assert found in (before, after), where
         if error == "ENOSPC" and hits[0].startswith("write"):

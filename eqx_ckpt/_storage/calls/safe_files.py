@@ -91,13 +91,21 @@ def check_case(names: Sequence[str], place: str, remedy: str = "") -> None:
 
 
 def list_files(path: str) -> list[str]:
-    """All files below a directory, relative to it."""
+    """All files below a directory, relative to it; none if it is missing.
+
+    An error of the disk is raised: what is not listed is not there.
+    """
     return [
         os.path.relpath(f"{folder}/{name}", path)
-        for folder, folders, names in os.walk(path)
+        for folder, folders, names in os.walk(path, onerror=_raise_unless_missing)
         # A link to a directory is not walked into.
         for name in (*names, *(f for f in folders if os.path.islink(f"{folder}/{f}")))
     ]
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def fill(fd: int, key: str, buffers: Sequence[memoryview], offset: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from ..._errors import CheckpointError
+from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.dtype_names import STORED
 from ..._format.leaf_record import LeafRecord, scalar_from_text, SCALAR_KINDS
 from ..._format.manifest import Manifest
@@ -27,6 +27,7 @@ from ..._storage.interface.attempt_lock import locked_attempt
 from ..._storage.interface.replacing import already_there, is_replacement, Kind
 from ..._tree.matching.name_tree import nested, sortable
 from ..._types import PathLike
+from .._readers._orbax_reader import open_orbax
 from ._export_checks import (
     check_leaves,
     Form,
@@ -128,7 +129,20 @@ def to_orbax(
         saver = contextlib.closing(ocp.Checkpointer(handler))
         with saver as checkpointer, _errors_of_the_disk(place):
             checkpointer.save(new, args=ocp.args.PyTreeSave(tree))
+            _check_written(new, place)
     return place
+
+
+def _check_written(new: Path, place: Path) -> None:
+    """Open what Orbax wrote: it leaves out arrays whose folder it cannot list."""
+    try:
+        open_orbax(new)
+    except CorruptCheckpointError as e:
+        raise CheckpointError(
+            f"Nothing was written to {str(place)!r}: Orbax reported no error, but what "
+            f"it wrote is not complete ({e}). Look for errors of the disk, and write "
+            "it again."
+        ) from None
 
 
 @contextlib.contextmanager
