@@ -204,10 +204,9 @@ class Recorded(Source):
         if draws.step == 1:
             region = self._region(leaf, chains, draws)
             (found,) = self.read([RegionRead(leaf.name, _ANY, region)], damage)
-        else:
-            found = self._thinned(leaf, chains, draws, damage)
-        self._raise(damage)
-        return found
+            self._raise(damage)
+            return found
+        return self._thinned(leaf, chains, draws)
 
     def samples_of_each(self, leaf: Leaf, chains: range) -> Iterator[Array]:
         """The samples of some chains, one after another, as they are stored."""
@@ -221,24 +220,26 @@ class Recorded(Source):
             rows = rows.reshape(len(some), most, *leaf.record.data_shape)
             yield from (one[:count] for one, count in zip(rows, counts, strict=True))
 
-    def _thinned(
-        self, leaf: Leaf, chains: range, draws: range, damage: dict[str, str]
-    ) -> Array:
-        out = self._empty(leaf, chains, draws)
+    def _thinned(self, leaf: Leaf, chains: range, draws: range) -> Array:
+        damage: dict[str, str] = {}
+        out: Array | None = None
         axis = 0 if self.record.chains is None else 1
         size = max(1, _WINDOW // (leaf.row_bytes * len(chains)))
         for some, first in _windows(draws, leaf.rows, size):
             regions = [self._region(leaf, chains, part) for part in some]
             reads = [RegionRead(leaf.name, _ANY, region) for region in regions]
             arrays = self.read(reads, damage)
-            if damage:
-                break
+            self._raise(damage)
+            if out is None:
+                # Not before a chunk has the size that the record claims.
+                out = self._empty(leaf, chains, draws)
             for found, part in zip(arrays, some, strict=True):
                 rows = found[:: draws.step] if axis == 0 else found[:, :: draws.step]
                 count = len(part[:: draws.step])
                 at = slice(first, first + count)
                 out[at if axis == 0 else (slice(None), at)] = rows
                 first += count
+        assert out is not None
         return out
 
     def _empty(self, leaf: Leaf, chains: range, draws: range) -> Array:

@@ -308,6 +308,8 @@ class Recording:
             if error is None:
                 raise
             error.add_note(f"Besides, the recording failed: {e!r}")
+        finally:
+            self._log.abandon()
 
     def __repr__(self) -> str:
         return f"Recording({self._log.where}, chains={self.chains})"

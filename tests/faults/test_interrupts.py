@@ -26,7 +26,6 @@ PACKAGE = os.path.dirname(eqx_ckpt.__file__)
 TREE = {f"w{i}": np.full((200, 300), i, np.float32) for i in range(4)} | {"n": 3}
 ON_DEVICE = {name: jnp.asarray(value) for name, value in TREE.items()}
 POINTS = 24
-HAND_OVER = ("save_in_background", "Saving.start")
 
 
 def is_with(frame):
@@ -154,13 +153,41 @@ WAYS = {
 }
 
 
+def extend():
+    """Without a state, samples are committed also when the block is interrupted."""
+    block = {"x": np.ones((5, 3))}
+    with eqx_ckpt.recording.Recording("ext", {"x": np.zeros(3)}) as recording:
+        before = recording.committed or 0
+        with contextlib.suppress(KeyboardInterrupt):
+            recording.extend(block)
+        recording.extend(block)
+    samples = eqx_ckpt.recording.Samples("ext")
+    samples.verify()
+    assert samples.committed in (before + 5, before + 10)
+
+
+HAND_OVERS = {
+    "save": (steps, ("save_in_background", "Saving.start")),
+    "recording": (
+        extend,
+        ("Log.extend", "Log._queue", "Writer.put", "Writer.drain", "start"),
+    ),
+    "end": (
+        record,
+        ("Log._end", "Log.abandon", "Writer.stop", "DirectoryWriter.release"),
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_ctrl_c_while_a_save_is_handed_to_its_thread(made, patience):
-    steps()
-    for at in range(1, interrupted(steps, functions=HAND_OVER).count + 1):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(steps, at, HAND_OVER)
-        steps()
+@pytest.mark.parametrize("what", HAND_OVERS)
+def test_ctrl_c_while_work_is_handed_to_a_thread(made, patience, what):
+    call, functions = HAND_OVERS[what]
+    call()
+    for at in range(1, interrupted(call, functions=functions).count + 1):
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupted(call, at, functions)
+        call()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -230,6 +230,35 @@ def test_a_directory_without_permission(tmp_path):
         Recording(tmp_path / "run", LIKE)
 
 
+def sealed(tree: dict) -> bytes:
+    """A record with the digest of its contents."""
+    data = json.dumps(tree | {"digest": "0" * 64}).encode()
+    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("draws", [10, 2**40 - 1])
+def test_a_record_that_claims_chunks_of_2_to_the_40(tmp_path, compression, draws):
+    path = tmp_path / "run"
+    with Recording(path, LIKE, compression=compression) as recording:
+        recording.extend(BLOCK)
+    record = path / "recording.json"
+    tree = json.loads(record.read_bytes())
+    tree["leaves"]["theta"]["chunk"] = tree["leaves"]["n"]["chunk"] = [1, 2**40]
+    record.write_bytes(sealed(tree | {"draws": draws}))
+    samples = Samples(path)
+    calls = {
+        "read": samples.read,
+        "thinned": lambda: samples.read(thin=5),
+        "verify": samples.verify,
+        "npz": lambda: samples.to_npz(tmp_path / "npz"),
+        "go on": lambda: Recording(path, LIKE),
+    }
+    for call in calls.values():
+        with refuses(eqx_ckpt.CorruptCheckpointError, "bytes instead of"):
+            call()
+
+
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_a_record_with_values_of_other_types(tmp_path, is_sealed):
     with Recording(tmp_path / "run", LIKE, metadata={"a": 1}) as recording:
@@ -239,13 +268,8 @@ def test_a_record_with_values_of_other_types(tmp_path, is_sealed):
     whole = json.loads(record.read_bytes())
     changes = [*retyped(whole)]
     for tree in random.Random(0).sample(changes, 60):
-        if is_sealed and isinstance(tree, dict):
-            tree["digest"] = "0" * 64
-        data = json.dumps(tree).encode()
-        if is_sealed:
-            digest = hashlib.sha256(data).hexdigest().encode()
-            data = data.replace(b"0" * 64, digest, 1)
-        record.write_bytes(data)
+        is_record = is_sealed and isinstance(tree, dict)
+        record.write_bytes(sealed(tree) if is_record else json.dumps(tree).encode())
         check(lambda: eqx_ckpt.interop.open_source(tmp_path / "run"), tmp_path)
     for digest in ("\ud800", 3, None, [1]):
         record.write_text(json.dumps(whole | {"digest": digest}))

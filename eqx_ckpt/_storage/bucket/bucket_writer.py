@@ -74,6 +74,7 @@ class BucketWriter(SoleWriter):
         if self._conditions:
             check_conditions(self._place, replace=True)
         self._lease = _Lease(self._place, self._conditions)
+        self._lease.start()
         self.join()
 
     def join(self) -> None:
@@ -84,9 +85,9 @@ class BucketWriter(SoleWriter):
         self._writing.clear()
         self._window.given_up(self._nbytes)
         self._nbytes = 0
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.end()
+        if self._lease is not None:
+            self._lease.end()
+            self._lease = None
 
     def unrelated_keys(self) -> list[str]:
         # A writer that was killed may have left them.
@@ -235,7 +236,10 @@ class _Lease:
         self._version = place.read_version(WRITER_LOCK).version
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
-        # Without a thread, the conditions alone keep a second writer away.
+        self._is_beating = False
+
+    def start(self) -> None:
+        """Start the thread; without it, the conditions alone keep others away."""
         self._is_beating = start(self._thread)
 
     def _put(self, number: int, version: bytes) -> bool:

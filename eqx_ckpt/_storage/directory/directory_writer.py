@@ -58,6 +58,10 @@ class DirectoryWriter(SoleWriter):
         held.add(self._directory)
 
     def release(self) -> None:
+        if self._lock in held:
+            # First, because Ctrl-C may come between the next lines.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
         for fd in (self._lock, self._directory):
             if fd in held:
                 held.discard(fd)

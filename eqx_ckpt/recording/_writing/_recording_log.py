@@ -47,6 +47,14 @@ class _Rows(NamedTuple):
     kept: np.ndarray | None
 
 
+class _Job(NamedTuple):
+    """Samples to be written, of all leaves, and the number of draws of some chains."""
+
+    chains: int | slice
+    draws: Any
+    rows: list[_Rows]
+
+
 class Log(Taker):
     """The only writer of a recording.
 
@@ -79,7 +87,9 @@ class Log(Taker):
             # Last, because it locks the recording.
             self._place = place = Place(path, wanted, differs, max_samples, timeout)
             self.base, self.where, self.team = place.base, place.where, place.team
+            # The draws that were queued, and those that were written.
             self._taken = np.array(place.record.draws, np.int64)
+            self._written = self._taken.copy()
             # The chains that other processes have recorded since this log began.
             self._elsewhere = np.zeros(len(self._taken), bool)
             # Otherwise a sampler that starts afresh would append to the samples of an
@@ -119,15 +129,14 @@ class Log(Taker):
         with self.lock:
             self.check()
             kept, full = kept_of(keep, self._taken, block.draws, self._max_samples)
-            self._queue(
-                [
-                    self._rows(columns, start, rows, kept)
-                    for columns, parts in zip(self._place.columns, found, strict=True)
-                    for first, part in parts
-                    for start, rows in of_these(here, first, part)
-                ]
-            )
-            self._taken += np.where(here, counts_of(kept, block.draws), 0)
+            rows = [
+                self._rows(columns, start, rows, kept)
+                for columns, parts in zip(self._place.columns, found, strict=True)
+                for first, part in parts
+                for start, rows in of_these(here, first, part)
+            ]
+            draws = np.where(here, counts_of(kept, block.draws), 0)
+            self._queue(_Job(slice(None), draws, rows))
             if (full & here).any():
                 self._overflow()
             self.check()
@@ -142,8 +151,15 @@ class Log(Taker):
         some = None if kept is None else kept[first : first + len(rows)]
         return _Rows(columns, first, rows, some)
 
-    def _queue(self, job: list[_Rows]) -> None:
-        self._writer.put(job, sum(one.rows.nbytes for one in job))
+    def _queue(self, job: _Job) -> None:
+        # An interrupt may come between these two: see `_drain`.
+        self._taken[job.chains] += job.draws
+        self._writer.put(job, sum(one.rows.nbytes for one in job.rows))
+
+    def _drain(self) -> None:
+        """Wait until all samples are written; what is written was taken."""
+        self._writer.drain()
+        self._taken = self._written.copy()
 
     def _chains_here(self, block: Block) -> np.ndarray:
         """Which chains this process writes, as bools."""
@@ -190,20 +206,13 @@ class Log(Taker):
             fits = count
             if most is not None:
                 fits = min(count, int(room_of(self._taken[chain], most)))
-            self._queue(
-                [
-                    _Rows(
-                        columns,
-                        chain,
-                        to_stored(array[:fits], leaf.record)[None],
-                        None,
-                    )
-                    for leaf, columns, array in zip(
-                        self.record.leaves, self._place.columns, arrays, strict=True
-                    )
-                ]
-            )
-            self._taken[chain] += fits
+            rows = [
+                _Rows(columns, chain, to_stored(array[:fits], leaf.record)[None], None)
+                for leaf, columns, array in zip(
+                    self.record.leaves, self._place.columns, arrays, strict=True
+                )
+            ]
+            self._queue(_Job(chain, fits, rows))
             if fits < count:
                 self._overflow()
             return fits == count
@@ -223,10 +232,11 @@ class Log(Taker):
             f"{self._max_samples}. The samples up to there were taken."
         )
 
-    def _write(self, job: Sequence[_Rows]) -> None:
-        for columns, first, rows, kept in job:
+    def _write(self, job: _Job) -> None:
+        for columns, first, rows, kept in job.rows:
             self._leaf = columns[0].leaf.name
             append(columns, first, rows, kept)
+        self._written[job.chains] += job.draws
 
     def commit(self, state: PyTree = None, steps: int = 0) -> None:
         """Commit the samples so far together with the state."""
@@ -276,7 +286,7 @@ class Log(Taker):
     def _settled(self, ready: Callable[[], None]) -> Settled:
         """Write the chunks that are not full, too; return what has changed."""
         ready()
-        self._writer.drain()
+        self._drain()
         self._raise_failure()
         taken = self._taken
         grown = np.flatnonzero(taken != self.record.draws)
@@ -300,7 +310,7 @@ class Log(Taker):
         """Continue from a record that has just been committed."""
         draws = np.array(self.record.draws, np.int64)
         self._elsewhere |= draws != self._taken
-        self._taken = draws
+        self._taken, self._written = draws, draws.copy()
         for columns in self._place.columns:
             for column in columns:
                 column.has_changed = False
@@ -327,7 +337,7 @@ class Log(Taker):
         with self.lock:
             if self._is_closed:
                 return
-            self._writer.drain()
+            self._drain()
             try:
                 if self._failed() is None and (error is None or self.team.is_alone):
                     self._commit_the_rest(error)
@@ -366,8 +376,11 @@ class Log(Taker):
         self._place.leave()
 
     def abandon(self) -> None:
-        """Release the recording, without a commit and without an error."""
-        if not self._is_closed and not self._is_forked():
+        """Release the recording, without a commit and without an error.
+
+        After `close`, this does nothing, unless that was interrupted.
+        """
+        if not self._is_forked():
             self._is_closed = True
             self._writer.stop()
             self._place.files.release()

@@ -171,11 +171,12 @@ class Column:
     def load(self, number: int) -> np.ndarray:
         """A chunk that is not full: the samples in its file, and zeros."""
         leaf = self.leaf
+        has_file = number < len(self._checksums) and self._checksums[number]
+        found = self._read(number) if has_file else None
         shape = (leaf.chains, leaf.rows, *leaf.record.data_shape)
         chunk = np.zeros(shape, leaf.record.data_type)
-        if number < len(self._checksums) and self._checksums[number]:
+        if found is not None:
             # The file of a commit that did not happen may have more samples.
-            found = self._read(number)
             counts = self._counts(number)
             has = np.arange(leaf.rows) < counts[:, None]
             chunk[: len(counts)][has] = found[: len(counts)][has]
