@@ -44,7 +44,7 @@ def at_once(calls: dict[int, Call]) -> dict[int, str]:
 class Racer:
     """A call in a process of its own, which a fault stops, once or again and again."""
 
-    def __init__(self, fault: shim.Fault, call: Call) -> None:
+    def __init__(self, fault: shim.Fault, call: Call, timeout: int = TIMEOUT) -> None:
         self._answer, answers = Pipe(duplex=False)
 
         def run() -> int:
@@ -54,7 +54,7 @@ class Racer:
             answers.send(value)
             return 0
 
-        self._pid = fork(run)
+        self._pid = fork(run, timeout)
         self.is_stopped = self._wait()
 
     def _wait(self) -> bool:
@@ -132,13 +132,13 @@ def _outcome(call: Call) -> Any:
         return e
 
 
-def fork(function: Callable[[], int]) -> int:
+def fork(function: Callable[[], int], timeout: int = TIMEOUT) -> int:
     pid = os.fork()
-    return pid if pid else _exit_with(function)
+    return pid if pid else _exit_with(function, timeout)
 
 
-def _exit_with(function: Callable[[], int]) -> NoReturn:
-    signal.alarm(TIMEOUT)
+def _exit_with(function: Callable[[], int], timeout: int) -> NoReturn:
+    signal.alarm(timeout)
     status = len(_ANSWERS) - 1
     try:
         status = function()

@@ -5,12 +5,15 @@ import json
 import os
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import jax
 import numpy as np
 
 import eqx_ckpt
+from faults.races import Racer
+from faults.shim import Fault
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs/usage"
@@ -51,6 +54,36 @@ def run(page: str, folder: str, log: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for program in programs(page):
         exec(program, namespace)
+
+
+def run_and_copy(
+    page: str, folder: str, log: str, copies: str, wanted: int, timeout: int
+) -> list[str]:
+    """Run the programs of a page once; copy what a kill would leave, many times.
+
+    For programs that take long to compile. Before some of the file operations, as many
+    as `wanted` or up to twice that, the process is stopped, and `folder` and `log` are
+    copied.
+    """
+    fault = Fault(folder, 1, "STOP", for_ever=True)
+    racer = Racer(fault, (run, (page, folder, log)), timeout)
+    kept: list[str] = []
+    stops, distance = 0, 1
+    while racer.is_stopped:
+        if stops % distance == 0:
+            kept.append(f"{copies}/{stops}")
+            shutil.copytree(folder, f"{kept[-1]}/folder")
+            shutil.copytree(log, f"{kept[-1]}/log")
+        if len(kept) == 2 * wanted:
+            for path in kept[1::2]:
+                shutil.rmtree(path)
+            kept, distance = kept[::2], 2 * distance
+        stops += 1
+        racer.go_on()
+    error = racer.finish()
+    if error is not None:
+        raise error
+    return kept
 
 
 def check(folder: str, log: str) -> dict[str, int]:

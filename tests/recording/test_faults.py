@@ -4,7 +4,6 @@ import errno
 import itertools
 import os
 import pathlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -93,65 +92,6 @@ def test_the_error_of_a_full_disk_says_what_is_safe(
     text = f"(leaf 'theta', recording {path!r}, {draws} draws are safe; delete"
     assert text in str(error)
     assert "no longer needed, and open the recording again" in str(error)
-
-
-LENGTH, THIN, EVERY = 10_000, 10, 2_000
-
-
-def scan(path: str, log: str) -> None:
-    """The scan of `docs/usage/recording.md`; `log` gets the number of its steps."""
-
-    def step(state: Any, _: None) -> Any:
-        key, theta, n = state
-        key, subkey = jax.random.split(key)
-        theta = 0.9 * theta + jax.random.normal(subkey, theta.shape)
-        jax.lax.cond(n % 50 == 49, lambda: jax.debug.callback(note, n), lambda: None)
-        return (key, theta, n + 1), {"theta": theta}
-
-    def note(n: Any) -> None:
-        with open(log, "a") as f:
-            f.write(f"{n}\n")
-
-    state = (jax.random.key(0), np.zeros(5, np.float32), np.int32(0))
-    with eqx_ckpt.recording.Recording(
-        path, {"theta": np.zeros(5, np.float32)}
-    ) as recording:
-        if recording.committed is not None:
-            state = recording.resume(state)
-        left = LENGTH - recording.steps
-        eqx_ckpt.recording.record_scan(
-            step, state, length=left, recording=recording, thin=THIN, commit_every=EVERY
-        )
-
-
-def theta(path: str) -> Any:
-    samples = eqx_ckpt.recording.Samples(path)
-    samples.verify()
-    return None if samples.committed is None else samples.read()["theta"]
-
-
-@pytest.mark.slow
-def test_the_scan_of_the_guide_is_killed_at_twenty_moments(
-    zygote: Zygote, disk: pathlib.Path
-) -> None:
-    path, log = str(disk / "whole"), disk / "steps"
-    count = zygote.run(scan, path, str(log), fault=Fault(path)).count
-    expected = zygote.call(theta, path)
-    assert len(expected) == LENGTH // THIN
-    # The first operations create the recording.
-    for n in np.linspace(0.2 * count, count, 20, dtype=int):
-        path = str(disk / str(n))
-        log.write_text("-1\n")
-        outcome = zygote.run(scan, path, str(log), fault=Fault(path, int(n)))
-        assert outcome.signal
-        taken = max(map(int, log.read_text().split())) + 1
-        found = zygote.call(theta, path)
-        safe = 0 if found is None else len(found)
-        assert taken - safe * THIN <= EVERY
-        if safe:
-            assert np.array_equal(found, expected[:safe])
-        zygote.call(scan, path, str(log))
-        assert np.array_equal(zygote.call(theta, path), expected)
 
 
 def fail_and_go_on(path: str, other: str) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from recording import guides
 
 
 PAGE = "recording.md"
+LONG = 600  # seconds, to compile
 
 
 @pytest.mark.slow
@@ -38,3 +39,28 @@ def test_killed_at_twenty_moments(zygote: Zygote, disk: pathlib.Path) -> None:
         np.testing.assert_equal(zygote.call(guides.recorded, str(folder)), expected)
         shutil.rmtree(folder)
     assert max(lost) > 0
+
+
+@pytest.mark.slow
+def test_programs_of_blackjax_at_twenty_moments(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    pytest.importorskip("blackjax")
+    page, whole, log = "samplers.md", disk / "whole", disk / "log"
+    whole.mkdir()
+    log.mkdir()
+    args = (page, str(whole), str(log), str(disk), 20, LONG)
+    copies = zygote.call(guides.run_and_copy, *args, timeout=LONG)
+    assert len(copies) >= 20
+    lost = [
+        steps
+        for copy in copies
+        for steps in zygote.call(guides.check, f"{copy}/folder", f"{copy}/log").values()
+    ]
+    assert max(lost) > 0
+    expected = zygote.call(guides.recorded, str(whole))
+    assert len(expected) == len(guides.programs(page))
+    middle = f"{copies[len(copies) // 2]}"
+    args = (page, f"{middle}/folder", f"{middle}/log")
+    zygote.call(guides.run, *args, timeout=LONG)
+    np.testing.assert_equal(zygote.call(guides.recorded, f"{middle}/folder"), expected)
