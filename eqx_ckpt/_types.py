@@ -2,6 +2,7 @@
 
 import numbers
 import os
+import re
 from collections.abc import Callable, Collection
 from typing import Any, get_args, Literal, TypeAlias
 
@@ -97,6 +98,15 @@ def check_flag(argument: str, value: Any) -> None:
 
 def check_text(argument: str, value: Any) -> None:
     check_kind(argument, value, str, "a string")
+
+
+def check_digest(argument: str, value: Any) -> None:
+    """Raise if an argument is not a SHA-256 as this package writes it."""
+    check_text(argument, value)
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(
+            f"`{argument}` is {value!r}. Pass 64 hexadecimal digits in lower case."
+        )
 
 
 def check_function(argument: str, value: Any) -> None:

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import eqx_ckpt
+
 from .._format.display import in_bytes
 from .._format.source import Source
 from .._inspecting.leaf_diff import differences, LeafDiff
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._lazy import Array, np
-from .command_sources import reading
+from .command_sources import found_at, reading
 from .option_words import in_options
+from .progress_bar import bar
 from .terminal import (
     columns,
     columns_of,
@@ -148,6 +151,16 @@ def _stats_lines(found: dict[str, LeafStats]) -> Iterator[str | Styled]:
         for field, value in zip(fields, values, strict=True):
             if value != "-":
                 yield f"{field:>7}  {value}"
+
+
+def digest(path: str, as_json: bool) -> int:
+    with bar() as progress:
+        found = eqx_ckpt.inspect.digest(found_at(path), progress=progress(path))
+    if as_json:
+        say_json({"path": path, "digest": found})
+    else:
+        say(found, is_cropped=False)
+    return 0
 
 
 def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:

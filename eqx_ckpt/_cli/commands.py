@@ -132,15 +132,32 @@ def diff(
 
 @app.command()
 def verify(
-    path: Annotated[str, typer.Argument(metavar="CKPT|RUN")], json: _Json = False
+    path: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    digest: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="What `digest` has to print for it."),
+    ] = None,
+    json: _Json = False,
 ) -> None:
     """Compare every byte with its checksum. The status is 1 if anything is damaged.
 
-    What has no checksums, such as files of safetensors, is only read.
+    What has no checksums, such as files of safetensors, is only read. With --digest,
+    the status is also 1 if the content has another digest.
 
     Example: eqx-ckpt verify runs/a
     """
-    _finish(_run.verify(path, json))
+    _finish(_run.verify(path, digest, json))
+
+
+@app.command()
+def digest(path: _Path, json: _Json = False) -> None:
+    """Print the digest of the content: a SHA-256 of names, types, values, metadata.
+
+    It is the same for every layout, compression and place of the same content.
+
+    Example: eqx-ckpt digest runs/a/000100
+    """
+    _finish(_checkpoint.digest(path, json))
 
 
 @app.command()

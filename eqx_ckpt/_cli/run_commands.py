@@ -123,16 +123,22 @@ def _age(saved: float) -> str:
     return f"{seconds} s"
 
 
-def verify(path: str, as_json: bool) -> int:
+def verify(path: str, digest: str | None, as_json: bool) -> int:
     run = Run(path)
     steps = run.readable_or_not()
+    if steps and digest is not None:
+        raise eqx_ckpt.CheckpointError(
+            f"{path!r} is a run, and `--digest` is of one checkpoint. Pass one of its "
+            f"steps: {os.fspath(run.path(steps[-1]))!r}."
+        )
     results: list[dict[str, Any]] = []
     status = 0
     with bar() as progress:
         for one in [os.fspath(run.path(step)) for step in steps] or [path]:
             result = {"path": one, "ok": True, "problem": None}
             try:
-                if not is_intact(found_at(one), progress=progress(one)):
+                found = found_at(one)
+                if not is_intact(found, digest=digest, progress=progress(one)):
                     result |= {"ok": None, "problem": NO_CHECKSUMS}
             except (eqx_ckpt.CheckpointError, OSError) as e:
                 # Of a run, the other steps are verified all the same.

@@ -3,7 +3,7 @@
 import abc
 import functools as ft
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError, CorruptCheckpointError
@@ -187,19 +187,33 @@ def read_regions(
 ) -> list[Array]:
     """Read regions; raise one error for all damaged leaves."""
     damage: dict[str, str] = {}
-    # NumPy returns a scalar, not an array, for a region of an array without axes.
-    arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
+    arrays = read_or_note(source, reads, damage, report)
     if damage:
         arrays.clear()  # Who keeps the error would keep them.
     raise_damage(damage, source)
-    _check(source, reads, arrays)
+    return arrays
+
+
+def read_or_note(
+    source: Source,
+    reads: Sequence[RegionRead],
+    damage: dict[str, str],
+    report: Report | None,
+) -> list[Array]:
+    """Read regions; put damaged leaves, whose arrays mean nothing, into `damage`."""
+    # NumPy returns a scalar, not an array, for a region of an array without axes.
+    arrays = [np.asarray(array) for array in source.read(reads, damage, report)]
+    _check(source, reads, arrays, damage)
     return arrays
 
 
 def _check(
-    source: Source, reads: Sequence[RegionRead], arrays: Sequence[Array]
+    source: Source,
+    reads: Sequence[RegionRead],
+    arrays: Sequence[Array],
+    damage: Collection[str] = (),
 ) -> None:
-    """Raise unless a source returned what it was asked for."""
+    """Raise unless a source returned what it was asked for, of undamaged leaves."""
     if len(arrays) != len(reads):
         raise CheckpointError(
             f"{source} returned {len(arrays)} arrays for {len(reads)} regions."
@@ -208,7 +222,8 @@ def _check(
     name_of = ft.cache(lambda dtype: dtype.name if dtype.isnative else dtype.str)
     for (name, record, region), array in zip(reads, arrays, strict=True):
         shape = shape_of(region)
-        if array.shape != shape or name_of(array.dtype) != record.data_type:
+        is_wrong = array.shape != shape or name_of(array.dtype) != record.data_type
+        if is_wrong and name not in damage:
             raise CheckpointError(
                 f"{source} returned {array.dtype}{list(array.shape)} for a region of "
                 f"leaf {name!r} that is {record.data_type}{list(shape)}."

@@ -18,7 +18,8 @@ from .._sources.checkpoint_source import Checkpoint, opened
 from .._sources.consistent_read import read_consistently, Reading
 from .._sources.recording_source import find_recorded, Recorded
 from .._tree.matching.name_tree import checked_prefix
-from .._types import PathLike
+from .._types import check_digest, PathLike, Report
+from .content_digest import digest_and_damage
 
 
 # Host memory for one read.
@@ -133,25 +134,33 @@ def _value(record: LeafRecord, arrays: deque[Array]) -> Any:
     return from_stored(arrays.popleft(), record)
 
 
-def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
+def verify(
+    source: PathLike | Source,
+    *,
+    digest: str | None = None,
+    progress: Progress = False,
+) -> bool:
     """Read every byte of every leaf, and verify the checksums.
 
     **Arguments:**
 
     - `source`: the directory or URL of a checkpoint, or a
         [`eqx_ckpt.interop.Source`][].
+    - `digest`: what [`eqx_ckpt.inspect.digest`][] has to be of the content. It is
+        computed of the same reads. Checksums detect damage; a digest that was kept
+        elsewhere also detects that somebody has changed values and checksums together.
     - `progress`: as [`eqx_ckpt.tree_serialise_leaves`][]; its phase is `"verify"`.
 
     **Returns:**
 
-    `True` for a checkpoint and a recording. `False` if there are no checksums to
-    compare with, as in most files of other formats: then every byte can be read, and
-    nothing more is known.
+    `True` for a checkpoint and a recording, and with `digest`. `False` if there are no
+    checksums to compare with, as in most files of other formats: then every byte can be
+    read, and nothing more is known.
 
     **Raises:**
 
     - [`eqx_ckpt.CorruptCheckpointError`][]: leaves are damaged; names each of them, and
-        the damage.
+        the damage. Or nothing is, but the content has another digest; names both.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - `OSError`: the file system fails.
 
@@ -166,11 +175,35 @@ def verify(source: PathLike | Source, *, progress: Progress = False) -> bool:
         ```
     """
     check_progress(progress)
-    return read_consistently(source, lambda found: _verify(found, progress))
+    if digest is not None:
+        check_digest("digest", digest)
+    return read_consistently(source, lambda found: _verify(found, digest, progress))
 
 
-def _verify(source: Source, progress: Progress) -> bool:
+def _verify(source: Source, digest: str | None, progress: Progress) -> bool:
     damage: dict[str, str] = {}
+    found: str | None = None
+    with reporting(progress, source.manifest.nbytes) as report:
+        heard = report and ft.partial(report, "verify")
+        if digest is None:
+            _read_all(source, damage, heard)
+        else:
+            found = digest_and_damage(source, damage, heard)
+    if isinstance(source, Checkpoint | Recorded):
+        source.check_the_rest(damage)
+    raise_damage(damage, source)
+    if isinstance(source, Recorded):
+        _verify_state(source)
+    if found != digest:
+        raise CorruptCheckpointError(
+            f"{source} is not what was expected: its content has the digest {found}, "
+            f"and {digest} was expected. It holds other names, types, values or "
+            "metadata. Restore another copy; `diff` compares the leaves of two."
+        )
+    return digest is not None or source.has_checksums
+
+
+def _read_all(source: Source, damage: dict[str, str], heard: Report | None) -> None:
     reads = (
         RegionRead(name, record, piece)
         for name, record in source.manifest.leaves.items()
@@ -179,16 +212,8 @@ def _verify(source: Source, progress: Progress) -> bool:
             whole(record.data_shape), record.chunk_shape, record.itemsize
         )
     )
-    with reporting(progress, source.manifest.nbytes) as report:
-        heard = report and ft.partial(report, "verify")
-        for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-            source.read(window, damage, heard)
-    if isinstance(source, Checkpoint | Recorded):
-        source.check_the_rest(damage)
-    raise_damage(damage, source)
-    if isinstance(source, Recorded):
-        _verify_state(source)
-    return source.has_checksums
+    for window in batches(reads, lambda read: read.nbytes, _WINDOW):
+        source.read(window, damage, heard)
 
 
 def _verify_state(source: Recorded) -> None:
@@ -197,7 +222,7 @@ def _verify_state(source: Recorded) -> None:
     if state is None:
         return
     try:
-        _verify(Checkpoint(source.base / state_folder(state)), False)
+        _verify(Checkpoint(source.base / state_folder(state)), None, False)
     except CheckpointError as e:
         now = find_recorded(source.base)
         # A writer has committed in the meantime, and removed the state.

@@ -327,6 +327,26 @@ def test_what_looks_like_a_step_is_named(run, ask, data, command):
         assert [entry["step"] for entry in found if entry["latest"]] == [2]
 
 
+def test_a_digest(run, ask, data):
+    ckpt = run / "000001"
+    status, text = ask("digest", ckpt)
+    digest = text.strip()
+    assert (status, digest) == (0, eqx_ckpt.inspect.digest(ckpt))
+    assert data("digest", ckpt) == (0, {"path": str(ckpt), "digest": digest})
+    assert ask("verify", ckpt, "--digest", digest) == (0, f"ok  {ckpt}\n")
+    status, text = ask("verify", run / "000002", "--digest", digest)
+    assert status == 1
+    assert f"and {digest} was expected" in text
+    status, found = data("verify", run / "000002", "--digest", digest)
+    assert status == 1
+    assert [one["ok"] for one in found["checkpoints"]] == [False]
+    damage(run, 1)
+    for command in (["digest", ckpt], ["verify", ckpt, "--digest", digest]):
+        status, text = ask(*command)
+        assert status == 1
+        assert "'model/w'" in text
+
+
 def test_verify(run, ask, data):
     assert ask("verify", run)[0] == 0
     assert ask("verify", run / "000002")[0] == 0
@@ -360,6 +380,8 @@ def test_rm(run, ask):
         (["tree", "a run"], "It holds the checkpoints"),
         (["tree", "a run/000001", "mode"], "no leaf"),
         (["verify", "none"], "No committed checkpoint"),
+        (["verify", "a run", "--digest", "0" * 64], "a run/000003'."),
+        (["verify", "a run/000001", "--digest", ""], "`--digest` is ''. Pass 64"),
         (["ls", "a run", "--mode", "least"], "'least'"),
         (["ls", "ftp://x/y"], "not supported"),
         (["ls", "s3://a..b/c"], "at 'a..b/c/': Invalid"),
@@ -505,6 +527,7 @@ def test_the_docs_name_all_commands_and_keys(run, data):
         "stats": [ckpt],
         "diff": [ckpt, run / "000002", "--values"],
         "verify": [ckpt],
+        "digest": [ckpt],
         "gc": [run, "--dry-run"],
     }
     dead_save(run, 4)

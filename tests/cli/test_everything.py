@@ -38,6 +38,8 @@ COMMANDS = {
     "diff --values": "diff X X --values",
     "diff with": "diff checkpoint X",
     "verify": "verify X",
+    "verify --digest": f"verify X --digest {'0' * 64}",
+    "digest": "digest X",
     "gc": "gc X --dry-run",
     "report": "report X -o O.html",
     "report --steps": "report X -o O/of/one.html --steps 1",
@@ -60,7 +62,7 @@ COMMANDS = {
     "to eqx --like": "convert X O.eqx --like helpers:bits",
     "to what": "convert X O",
 }
-JSON = ("ls", "tree", "show", "stats", "diff", "verify", "gc")
+JSON = ("ls", "tree", "show", "stats", "diff", "verify", "digest", "gc")
 RUNS = ("ls", "rm", "gc")
 # They never succeed, whatever is there, and what is wrong is not what is there.
 REFUSED = {
@@ -81,7 +83,7 @@ UNREAD = ("to eqx", "to eqx --like", "to what", "rm nothing")
 # Arguments of Python, which nobody has here.
 PYTHON = re.compile(
     r"`?(overwrite|strict|layout|prefix|steps|compression|item)=|"
-    r"`(like|to|where|filter_spec|prefix|strict|overwrite|steps|format|layout|item)`|"
+    r"`(like|to|where|filter_spec|prefix|strict|overwrite|steps|format|layout|item|digest)`|"
     r"eqx_ckpt\.interop|CheckpointManager|on_damage|`eqx_ckpt\.|to a function"
 )
 # What is said of a path that is not read, and what to do.
@@ -147,7 +149,8 @@ def expected(command, name):
             return int(name in OF_RUNS)
         return 0 if verb == "report" else 2
     if kind == "recording" or kind == "whole":
-        return int((command, name) == ("diff with", "recording"))
+        is_other = command == "verify --digest"
+        return int(is_other or (command, name) == ("diff with", "recording"))
     if kind == "damaged":
         return int(verb != "tree" and command not in ("diff", "diff with"))
     return 1 if kind == "unreadable" else 2
@@ -296,6 +299,8 @@ def reason(command, name):
     """What is wrong: with what is there, or with the command."""
     if KIND[name] == "run" and "report" in command:
         return REFUSED[command]
+    if KIND[name] == "run" and command == "verify --digest":
+        return "is a run, and `--digest` is of one checkpoint"
     if name in SAID and command not in UNREAD:
         return SAID[name]
     return REFUSED[command]

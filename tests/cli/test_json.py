@@ -55,7 +55,7 @@ def test_the_schema_is_one():
 
 
 def test_commands_that_look_at_one_checkpoint(odd, data):
-    for command in ("tree", "stats", "verify"):
+    for command in ("tree", "stats", "verify", "digest"):
         check(command, data(command, odd)[1])
     for name in eqx_ckpt.inspect.read_manifest(odd).leaves:
         check("show", data("show", odd, name)[1])
@@ -89,7 +89,7 @@ def test_without_a_manifest_there_is_nothing_to_describe(run, data, capsys):
     manifest = run / "000002/zarr.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
     broken, whole = run / "000002", run / "000001"
-    calls = {"tree": [], "stats": [], "show": ["step"], "diff": [whole]}
+    calls = {"tree": [], "stats": [], "digest": [], "show": ["step"], "diff": [whole]}
     for command, arguments in calls.items():
         words = [command, broken, *arguments, "--json"]
         status = main([str(word) for word in words])

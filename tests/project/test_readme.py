@@ -18,6 +18,7 @@ import eqx_ckpt
 
 
 ROOT = Path(__file__).parents[2]
+HOMES = (eqx_ckpt.inspect, eqx_ckpt.interop, eqx_ckpt.data, eqx_ckpt.recording)
 SNIPPET = re.compile(
     r"^( *)```python\n(.*?)^\1```\n(?:\n\1```text\n(.*?)^\1```\n)?",
     re.DOTALL | re.MULTILINE,
@@ -45,7 +46,7 @@ def texts() -> Iterator[tuple[str, str]]:
     """All texts that may have snippets: where each is from, and the text."""
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         yield str(page.relative_to(ROOT)), page.read_text()
-    for module in (eqx_ckpt, eqx_ckpt.interop, eqx_ckpt.data):
+    for module in (eqx_ckpt, *HOMES):
         for name, value in vars(module).items():
             if not name.startswith("_"):
                 yield name, inspect.getdoc(value) or ""

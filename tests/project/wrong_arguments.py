@@ -142,7 +142,13 @@ def verbs() -> list[Case]:
             lambda: {"a": "c", "b": "c"},
             {"a": PATH, "b": PATH, "values": FLAG, "kinds": FLAG},
         ),
-        ("", ck.inspect.verify, lambda: c, one | {"progress": BAR}),
+        ("", ck.inspect.digest, lambda: c, one | {"progress": BAR}),
+        (
+            "",
+            ck.inspect.verify,
+            lambda: c,
+            one | {"digest": [3, b"x", "x", "A" * 64], "progress": BAR},
+        ),
         ("", ck.inspect.read_manifest, lambda: c, one),
         (
             "",
