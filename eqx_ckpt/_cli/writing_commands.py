@@ -39,15 +39,26 @@ def _named(text: str) -> Any:
         raise eqx_ckpt.CheckpointError(
             f"{text!r} is not `MODULE:NAME`. Pass such as `--like my_code:make_model`."
         )
+    folder = os.getcwd()
     # As `python -m` does, and a script does not.
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, folder)
     try:
-        return _made(getattr(importlib.import_module(module), name))
+        made = _made(getattr(importlib.import_module(module), name))
+    except KeyboardInterrupt:
+        raise
     # It is the user's code, which can raise anything, and even exit.
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
         raise eqx_ckpt.CheckpointError(
             f"`--like {text}`: {type(e).__name__}: {e}"
         ) from e
+    finally:
+        os.chdir(folder)  # The other paths of the command are relative to it.
+    if made is None:
+        raise eqx_ckpt.CheckpointError(
+            f"`--like {text}` is `None`, or returns it: it has to be a PyTree, or a "
+            "function that returns one."
+        )
+    return made
 
 
 def _made(found: Any) -> Any:

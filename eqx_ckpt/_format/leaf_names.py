@@ -162,7 +162,11 @@ def inside_others(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     Unlike `folders`, this makes no text for each level of a name.
     """
     above: list[str] = []
-    for folder in sorted([f"{name}/" for name in names]):
+    folders = sorted([f"{name}/" for name in names])
+    # What is inside of a name, if anything, begins with the next one in order.
+    if not any(map(str.startswith, folders[1:], folders)):
+        return
+    for folder in folders:
         while above and not folder.startswith(above[-1]):
             above.pop()
         if above:

@@ -1,6 +1,7 @@
 """Commands that write: `copy`, `convert`, `gc`."""
 
 import fcntl
+import os
 
 import equinox as eqx
 import jax
@@ -34,6 +35,21 @@ def make_nothing():
 def make_exit():
     """What ends the program when `--like` calls it."""
     raise SystemExit(0)
+
+
+def make_end():
+    """What no `except Exception` stops."""
+    raise GeneratorExit
+
+
+def make_none():
+    """A function that forgets to return what it makes."""
+
+
+def make_elsewhere():
+    """What leaves the working directory, as some frameworks do."""
+    os.chdir("/")
+    return make_model()
 
 
 @pytest.fixture
@@ -77,9 +93,11 @@ def test_there_and_back(tmp_path, ckpt, ask, data, name, options):
     assert ask("verify", tmp_path / name)[0] == 0
 
 
-def test_files_of_equinox(tmp_path, ckpt, ask):
-    like = ["--like", f"{__name__}:make_model"]
-    assert ask("convert", ckpt, tmp_path / "m.eqx", *like)[0] == 0
+@pytest.mark.parametrize("make", ["make_model", "make_elsewhere"])
+def test_files_of_equinox(tmp_path, ckpt, ask, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    like = ["--like", f"{__name__}:{make}"]
+    assert ask("convert", "c", "m.eqx", *like)[0] == 0
     again = eqx.tree_deserialise_leaves(tmp_path / "m.eqx", make_model())
     assert_same(again, make_model())
     back = ["convert", tmp_path / "m.eqx", tmp_path / "b", "--to", "checkpoint"]
@@ -108,6 +126,8 @@ def test_files_of_equinox(tmp_path, ckpt, ask):
         (["m.eqx", "--like", f"{__name__}:make_wide"], "`: TypeError: make_wide()"),
         (["m.eqx", "--like", f"{__name__}:make_nothing"], "`: KeyError: 'none'"),
         (["m.eqx", "--like", f"{__name__}:make_exit"], "`: SystemExit: 0"),
+        (["m.eqx", "--like", f"{__name__}:make_end"], "`: GeneratorExit: "),
+        (["m.eqx", "--like", f"{__name__}:make_none"], "make_none` is `None`"),
         (["m.eqx", "--like", "wrong:f"], "`--like wrong:f`: SyntaxError: "),
         (["there.npz"], "exists already"),
     ],

@@ -132,6 +132,18 @@ def test_a_member_that_lies(tmp_path, data, problem):
     assert "'x.npy'" in str(e.value)
 
 
+@pytest.mark.parametrize("key", ["x", "é"])
+def test_a_member_of_two_names(tmp_path, key):
+    """The one in front of its data is what other programs may go by."""
+    path = tmp_path / "a.npz"
+    np.savez(path, **{key: np.ones(3, np.float32)})
+    assert len(interop.open_npz(path).manifest.leaves) == 1
+    name = f"{key}.npy".encode()
+    path.write_bytes(path.read_bytes().replace(name, name.replace(b".", b"_"), 1))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="it has another name"):
+        interop.open_npz(path)
+
+
 def test_bombs(tmp_path):
     """An archive whose sizes lie, and one whose members share their bytes."""
     data = (archive(tmp_path / "a.npz", x_npy=npy((2**28,), nbytes=2**20))).read_bytes()

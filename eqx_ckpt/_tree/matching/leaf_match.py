@@ -366,9 +366,7 @@ def explain(match: TreeMatch, is_transformed: bool = False) -> str:
 def _hints(leaves: Collection[LeafMatch]) -> Iterator[str]:
     """What to do about a tree that a transformation of JAX or Equinox has made."""
     # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
-    expected = {
-        (leaf[0], e if isinstance(e := leaf[1], str) else e.kind) for leaf in leaves
-    }
+    expected = {(leaf[0], e if type(e := leaf[1]) is str else e[0]) for leaf in leaves}
     if not expected.isdisjoint(_PARTITIONED):
         yield (
             "Python numbers such as `Dropout.p` are leaves too, and have `None` "

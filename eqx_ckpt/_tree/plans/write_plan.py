@@ -144,7 +144,7 @@ def named_leaves(
             ) from e
         for rest, leaf in found:
             whole = (*path, *rest) if path else rest
-            chosen = None if is_transient(leaf) else custom
+            chosen = None if custom is None or is_transient(leaf) else custom
             name, as_data = name_of(whole)
             yield NamedLeaf(name, whole, leaf, chosen, as_data)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._errors import CheckpointError, LeafMismatchError
-from ..._format.leaf_names import encode
+from ..._format.leaf_names import encode, ROOT
 from ..._format.leaf_record import (
     CannotSave,
     dtype_from_tag,
@@ -173,7 +173,7 @@ class _Leaves:
 
     def _take(self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]) -> None:
         keys = typed(path)
-        name, where = encode(keys), jtu.keystr(path)
+        name, where = encode(keys), jtu.keystr(path) or ROOT
         if spec is not equinox.default_deserialise_filter_spec:
             self._take_custom(name, where, leaf, spec, keys)
             return

@@ -24,6 +24,10 @@ FORMAT = "npz file"
 SEPARATORS = "/."
 
 
+# A flag of a member.
+_UTF8 = 0x800
+
+
 # Bytes of a local header before its name, and the most that may follow.
 _LOCAL = 30
 
@@ -277,9 +281,9 @@ def _members(file: File) -> list[_Member]:
     with file.opened() as fd:
         for info in sorted(infos, key=lambda info: info.header_offset):
             try:
-                member = _member(file, fd, info)
                 if info.header_offset < end:
                     raise ValueError("it overlaps another one")
+                member = _member(file, fd, info)
             except (ValueError, EOFError) as e:
                 reason = f"{info.filename[:200]!r}: {e}"
                 raise corrupt(file.path, FORMAT, reason) from None
@@ -304,6 +308,10 @@ def _member(file: File, fd: int, info: zipfile.ZipInfo) -> _Member:
     magic, name_nbytes, extra_nbytes = struct.unpack("<4s22xHH", local)
     if magic != b"PK\3\4":
         raise ValueError("it has no header of its own")
+    name = bytearray(name_nbytes)
+    read_exactly(fd, info.header_offset + _LOCAL, memoryview(name))
+    if name.decode("utf8" if info.flag_bits & _UTF8 else "cp437") != info.orig_filename:
+        raise ValueError("it has another name in its own header")
     offset = info.header_offset + _LOCAL + name_nbytes + extra_nbytes
     is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
     if offset + info.compress_size > file.size:
