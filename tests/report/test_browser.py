@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="Install a browser: apt-get install chromium"
 )
-EVIL = "<script>window.hacked=1<"
+EVIL = "<script>window.hacked=1<\u202e"
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,10 @@ def test_a_run(run, opened):
     alert.locator("button").click()
     assert page.inner_text("#leaf h2") == "model/b"
     assert page.locator("#metrics .scatterlayer .trace").count() == 2
+    for place in ("#chosen-metrics", "#metrics", "#about"):
+        text = page.locator(place).text_content()
+        assert r"hacked=1<\u202e" in text
+        assert "\u202e" not in text
     assert page.locator("#parts .scatterlayer .trace").count() == 1
     page.locator("#rows tr.leaf", has_text="model/w").click()
     assert page.inner_text("#leaf h2") == "model/w"

@@ -18,20 +18,27 @@ const PALETTE = [
 
 const byId = (id) => document.getElementById(id);
 
+// What would not be seen, or would turn a text around, is written as an escape.
+const escapedUnits = (text) =>
+  text.split("").map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join("");
+const printable = (text) =>
+  String(text).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (found) => found === "\n" ? found : escapedUnits(found));
+
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== undefined && value !== null) node.setAttribute(name, value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  const given = children.filter((child) => child !== null && child !== undefined);
+  node.append(...given.map((child) => child instanceof Node ? child : printable(child)));
   return node;
 }
 
 function svg(tag, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
+  if (text !== undefined) node.textContent = printable(text);
   return node;
 }
 
@@ -82,7 +89,7 @@ function mixed(from, to, share) {
 
 // The plotting library reads some HTML in texts.
 const plain = (text) =>
-  String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  printable(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // The plotting library fails where an axis nears the ends of what numbers can be.
 function unitOf(values) {

@@ -1,7 +1,7 @@
 // The page, from top to bottom.
 
 function showTexts() {
-  byId("title").textContent = facts.title;
+  byId("title").textContent = printable(facts.title);
   showTiles();
   showAlerts();
   showSteps();
