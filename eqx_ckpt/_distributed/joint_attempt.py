@@ -31,6 +31,7 @@ class Together(contextlib.ExitStack):
         super().__init__()
         self.in_background = group.has_service
         self.from_first = group.from_first
+        self.goes_on = group.goes_on
         self._group = group
         self._has_plan = False
         self.callback(group.close)

@@ -24,15 +24,15 @@ from .meeting import (
 _T = TypeVar("_T")
 
 
-_UNKNOWN = "Whether the checkpoint was saved is not known: look at the disk. "
-
-
-# Seconds between two checks whether a process that takes long still lives.
-_LONG = 60.0
+_UNKNOWN = "Whether this call succeeds is not known: look at what is there. "
 
 
 # Stands for the process that creates the outcome of a topic.
 _OUTCOME = "outcome"
+
+
+# Where the first process counts what it has done towards an outcome.
+_PROGRESS = "progress"
 
 
 class Group:
@@ -41,6 +41,8 @@ class Group:
     They meet when it is created, and get a number. Later messages are kept under that
     number and a topic. Each topic has one outcome: it is what the first process finds,
     or the error of a process that stops waiting before, and all of them get the same.
+    The others stop waiting for the first process when it has gone on with nothing for
+    as long as the timeout.
     """
 
     def __init__(self, circle: Circle, call: str, timeout: float) -> None:
@@ -102,16 +104,16 @@ class Group:
         topic: str,
         make: Callable[[], _T],
         *,
-        slow: bool = False,
         final: bool = False,
+        so_far: str = "",
     ) -> _T:
         """Compute a value on the first process; if that fails, all raise.
 
-        If `slow`, the others wait as long as that process is alive. If `final`, `make`
-        cannot be undone: it does not begin once another process has given up.
+        If `final`, `make` cannot be undone: it does not begin once another process has
+        given up. Whoever gives up says what is known `so_far`.
         """
         if not self.is_first:
-            said = self._from_first(topic, slow=slow, final=final)
+            said = self._from_first(topic, final=final, so_far=so_far)
             if "error" in said:
                 raise from_json(said.get("from"), said["error"])
             return said["value"]
@@ -125,6 +127,12 @@ class Group:
         self._raise_error(self._from_first(topic, {"value": value}))
         return value
 
+    def goes_on(self, topic: str) -> None:
+        """Let the others wait on: the first process has done a part of its work."""
+        service = self._circle.service
+        if service is not None:
+            service.count(self._key(topic, _PROGRESS))
+
     def _raise_error(self, outcome: dict[str, Any]) -> None:
         if "error" in outcome:
             raise from_json(None, outcome["error"])
@@ -135,13 +143,13 @@ class Group:
             self._say(topic, self.index, [value])
 
     def _from_first(
-        self, topic: str, value: Any = None, *, slow: bool = False, final: bool = False
+        self, topic: str, value: Any = None, *, final: bool = False, so_far: str = ""
     ) -> Any:
         if not self.has_service:
             return gather_on_devices(value)[self._circle.first]
         if self.is_first:
             return self._decide(topic, value)
-        return self._hear_first(topic, slow=slow, final=final)
+        return self._hear_first(topic, final=final, so_far=so_far)
 
     def _say(self, topic: str, who: int | str, value: Any) -> None:
         assert self._circle.service is not None
@@ -153,19 +161,20 @@ class Group:
         return self._circle.service.decide(self._key(topic, _OUTCOME), outcome)
 
     def _hear_first(
-        self, topic: str, *, slow: bool = False, final: bool = False
+        self, topic: str, *, final: bool = False, so_far: str = ""
     ) -> dict[str, Any]:
-        outcome = None
-        while outcome is None and slow:
-            outcome = self._hear(topic, _OUTCOME, time.monotonic() + _LONG)
-        end = time.monotonic() + self._timeout + TIMEOUT_MARGIN
-        outcome = outcome or self._hear(topic, _OUTCOME, end)
-        if outcome is not None:
-            return outcome
+        assert self._circle.service is not None
+        before, done = None, 0
+        while before != done:
+            end = time.monotonic() + self._timeout + TIMEOUT_MARGIN
+            if outcome := self._hear(topic, _OUTCOME, end):
+                return outcome
+            before = done
+            done = self._circle.service.look(self._key(topic, _PROGRESS)) or 0
         said = self._said(topic)
         late = [i for i in self._circle.members if said and i not in said]
         late = late or [self._circle.first]
-        given_up = {"error": to_json(self._too_late(late))}
+        given_up = {"error": to_json(self._too_late(late, so_far))}
         if not final:
             return self._decide(topic, given_up)
         if "error" not in (begun := self._decide(_begun(topic), given_up)):

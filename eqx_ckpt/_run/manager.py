@@ -451,7 +451,14 @@ class CheckpointManager:
 
     def _retain(self, saved: int, group: Together | Alone) -> None:
         self._known.add(saved)
-        tidy_up = ft.partial(retain, self._run, self._keep, self._known.damaged, saved)
-        self._known.remove(group.from_first("retained", tidy_up, slow=True))
+        goes_on = ft.partial(group.goes_on, "retained")
+        tidy_up = ft.partial(
+            retain, self._run, self._keep, self._known.damaged, saved, goes_on
+        )
+        so_far = (
+            f"Step {saved} was saved; whether older steps were removed is not known. "
+        )
+        removed = group.from_first("retained", tidy_up, so_far=so_far)
+        self._known.remove(removed)
         if is_first():
             self._sweeps.begin()

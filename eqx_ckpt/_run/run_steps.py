@@ -4,7 +4,7 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -366,8 +366,11 @@ class Candidates(Mapping[int, Any]):
     - `unreadable`: the steps whose metadata were accessed and cannot be read.
     """
 
-    def __init__(self, run: Run, without: set[int]) -> None:
+    def __init__(
+        self, run: Run, without: set[int], goes_on: Callable[[], None]
+    ) -> None:
         self._run = run
+        self._goes_on = goes_on
         steps = (step for step in run.removable() if step not in without)
         self._steps = dict.fromkeys(steps)
         self.unreadable: set[int] = set()
@@ -375,6 +378,7 @@ class Candidates(Mapping[int, Any]):
     def __getitem__(self, step: int) -> Any:
         if step not in self._steps:
             raise KeyError(step)
+        self._goes_on()
         try:
             return self._run.metadata(step)
         except (CorruptCheckpointError, CheckpointNotFoundError, OSError) as e:
@@ -398,6 +402,7 @@ class Candidates(Mapping[int, Any]):
         return bool(dropped)
 
     def _is_whole(self, step: int, saved: int) -> bool:
+        self._goes_on()
         try:
             problem = self._run.problem(step)
         except CheckpointNotFoundError:
@@ -435,11 +440,23 @@ def _chosen(answer: Any) -> list[int]:
         ) from e
 
 
-def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> list[int]:
-    """Remove, and return, the steps that no function keeps, after `saved`."""
+def retain(
+    run: Run,
+    keep: Sequence[Keep],
+    damaged: set[int],
+    saved: int,
+    goes_on: Callable[[], None],
+) -> list[int]:
+    """Remove, and return, the steps that no function keeps, after `saved`.
+
+    `goes_on` is called for each step that is looked at or removed.
+    """
     try:
-        removed = _steps_to_remove(run, keep, damaged, saved)
-        run.remove(removed)
+        steps = Candidates(run, damaged, goes_on)
+        removed = _steps_to_remove(run, keep, steps, saved)
+        for step in removed:
+            goes_on()
+            run.remove([step])
     except Exception as e:
         e.add_note(f"Step {saved} was saved. Removing older steps failed.")
         raise
@@ -449,13 +466,12 @@ def retain(run: Run, keep: Sequence[Keep], damaged: set[int], saved: int) -> lis
 
 
 def _steps_to_remove(
-    run: Run, keep: Sequence[Keep], damaged: set[int], saved: int
+    run: Run, keep: Sequence[Keep], steps: Candidates, saved: int
 ) -> list[int]:
     """The steps that are not kept, if all that are kept have been seen intact.
 
     A step that is not intact does not count, and stays.
     """
-    steps = Candidates(run, damaged)
     while True:
         kept = {saved, max(steps, default=saved)}
         for function in keep:

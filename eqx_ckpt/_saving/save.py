@@ -275,8 +275,11 @@ class Alone(contextlib.ExitStack):
         names = [write.name for write in arrays]
         return target.begin(layout, names, overwrite=overwrite), arrays
 
-    def from_first(self, topic: str, make: Callable[[], T], *, slow: bool = False) -> T:
+    def from_first(self, topic: str, make: Callable[[], T], *, so_far: str = "") -> T:
         return make()
+
+    def goes_on(self, topic: str) -> None:
+        """Nobody waits for this process."""
 
 
 class Save:

@@ -2,6 +2,7 @@
 
 import functools as ft
 import gc
+import itertools
 import os
 import pathlib
 import socket
@@ -18,6 +19,7 @@ from eqx_ckpt._distributed import (
     meeting,
     process_group as group,
 )
+from eqx_ckpt._distributed.process_group import Group
 from eqx_ckpt._sources import consistent_read as reading
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
 from eqx_ckpt._storage.calls.posix_calls import exchange
@@ -312,24 +314,53 @@ def _not_found(path: Any) -> Any:
     raise eqx_ckpt.CheckpointNotFoundError(f"Nothing at {path} yet.")
 
 
-def retain_slowly(directory: str) -> list[int]:
-    """Process 0 takes longer to remove old steps than the others wait."""
-    meeting.TIMEOUT_MARGIN = group.TIMEOUT_MARGIN = 0.2
-    remove = DirectorySteps.remove
+def retain_slowly(directory: str) -> tuple[list[int], tuple[str, str], list[int]]:
+    """Process 0 removes old steps, one after each deadline; then it hangs.
 
-    def slowly(*args: Any) -> Any:
-        time.sleep(4)
-        return remove(*args)
+    What is there after that, what the second save raises, and what is left then.
+    """
+    place, index = pathlib.Path(directory), jax.process_index()
+    run, keep = str(place / "run"), eqx_ckpt.keep_last(1)
+    with eqx_ckpt.CheckpointManager(run, timeout=TIMEOUT) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state(step)).result()
+    hear, look = Group._hear, coordination.Service.look
+    remove, looks, removals = DirectorySteps.remove, itertools.count(1), []
 
-    keep = eqx_ckpt.keep_last(1)
-    manager = eqx_ckpt.CheckpointManager(directory, keep=keep, timeout=TIMEOUT)
-    manager.save(1, state(1)).result()
-    manager._timeout = 3.0
-    DirectorySteps.remove = slowly
-    manager.save(2, state(2)).result()
-    DirectorySteps.remove = remove
+    def hear_at_once(self: Group, topic: str, who: Any, end: float) -> Any:
+        return hear(self, topic, who, 0 if topic == "retained" else end)
+
+    def look_between(self: coordination.Service, key: str) -> Any:
+        """After process 0 has gone on, which then waits; at last until it has ended."""
+        if not key.endswith("/progress"):
+            return look(self, key)
+        if (number := next(looks)) > 3:
+            assert self.wait(key.replace("progress", "outcome"), TIMEOUT)
+            return -number
+        wait_for([place / f"removing {number}"])
+        found = look(self, key)
+        _write(place / f"looked {number}", "")
+        return found
+
+    def remove_between(self: DirectorySteps, steps: list[int]) -> None:
+        removals.extend(steps)
+        _write(place / f"removing {len(removals)}", "")
+        wait_for([place / f"looked {len(removals)}"])
+        remove(self, steps)
+
+    manager = eqx_ckpt.CheckpointManager(run, keep=keep, timeout=TIMEOUT)
+    if index == 1:
+        Group._hear, coordination.Service.look = hear_at_once, look_between
+    DirectorySteps.remove = remove_between
+    manager.save(4, state(4)).result()
+    first = manager.steps()
+    coordination.Service.look = look
+    saved = caught(lambda: manager.save(5, state(5)).result())
+    if index == 1:
+        _write(place / "looked 4", "")
+    Group._hear, DirectorySteps.remove = hear, remove
     manager.close()
-    return manager.steps()
+    return first, saved, manager.steps()
 
 
 def restore_late_on_the_first(directory: str) -> tuple[str, str]:

@@ -149,7 +149,7 @@ class _Job:
         self._client = jax_service._client()
         self._lock = threading.Lock()
         self.passed = 0
-        self._act: Callable[[bool], None] = lambda slow: None
+        self._act: Callable[[], object] = lambda: None
         self._nth = 0
         self._manager = eqx_ckpt.CheckpointManager(f"{where}/run", timeout=TIMEOUT)
         if is_new:
@@ -171,8 +171,7 @@ class _Job:
                 self.passed += 1
                 is_now = self.passed == self._nth
             if is_now:
-                # The others wait for the first one as long as it lives.
-                self._act(kwargs.get("slow", False))
+                self._act()
             return method(*args, **kwargs)
 
         return watched
@@ -192,14 +191,14 @@ class _Job:
         self._barrier(f"{number} begins")
         others = set(range(jax.process_count())) - case.faults.keys()
         if fault == "late":
-            self._act = lambda slow: None if slow else self._wait_for(number, others)
+            self._act = lambda: self._wait_for(number, others)
             # Of two, the other one may leave before this one is late.
             self._set(TIMEOUT if len(case.faults) == 1 else SHORT, nth)
         elif fault == "gone":
             self._act = self._leave
             self._set(SHORT, nth)
         elif fault == "dies":
-            self._act = lambda slow: die()
+            self._act = die
             self._set(SHORT, nth)
         else:
             self._set(SHORT, 0)
@@ -226,7 +225,7 @@ class _Job:
         with self._lock:
             self.passed, self._nth = 0, nth
 
-    def _leave(self, slow: bool) -> None:
+    def _leave(self) -> None:
         raise Gone("This process has left.")
 
     def _wait_for(self, number: int, others: set[int]) -> None:

@@ -128,6 +128,7 @@ class Place:
         self.team.from_first(
             f"commit {record.commit}",
             lambda: self.files.commit(RECORD, record.to_commit()),
+            final=True,
         )
         self.record = record
         if self.team.is_first:

@@ -25,13 +25,18 @@ class Team:
         self.is_alone = is_alone()
         self.is_first = is_first()
 
-    def from_first(self, what: str, make: Callable[[], Any]) -> Any:
-        """Return to all processes what the first one makes; if it fails, all raise."""
+    def from_first(
+        self, what: str, make: Callable[[], Any], *, final: bool = False
+    ) -> Any:
+        """Return to all processes what the first one makes; if it fails, all raise.
+
+        If `final`, it cannot be undone; see `Group`.
+        """
         group = self._group(what)
         if group is None:
             return make()
         try:
-            return group.from_first("recorded", make, slow=True)
+            return group.from_first("recorded", make, final=final)
         finally:
             group.close()
 
