@@ -98,7 +98,7 @@ class JointReading(Reading):
         self._agree(version, error, has_changed=has_changed)
 
     def check_others(self) -> None:
-        """Raise if another process failed, before all of them compute together."""
+        """Raise if another process failed, before or after all compute together."""
         if not self._is_alone:
             self._agree("", None, has_changed=False)
 

@@ -191,6 +191,10 @@ def _read_version(
             value = restore_through(leaves, read, plan.request.casting)
             arrived.values[read.position] = value
     reading.confirm()
+    if reading.broadcast_replicas:
+        # A process that dies meanwhile fails the others in JAX, which does not name it.
+        jax.block_until_ready(list(assembled(arrived).values()))
+        reading.check_others()
     return plan, arrived
 
 

@@ -20,12 +20,13 @@ from eqx_ckpt._distributed import (
     process_group as group,
 )
 from eqx_ckpt._distributed.process_group import Group
+from eqx_ckpt._restoring import replica_broadcast
 from eqx_ckpt._sources import consistent_read as reading
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
 from eqx_ckpt._storage.calls.posix_calls import exchange
 from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
 
-from .dying_jobs import wait_for
+from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state
 from .programs import assert_same, TIMEOUT
 
@@ -154,6 +155,35 @@ def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     Checkpoint.read = read
     assert_same(restore(path, state(0), broadcast_replicas=True), state(1))
     return errors
+
+
+def die_while_sending(directory: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What a restore raises, and its cause, when process 1 dies in a computation."""
+    path = f"{directory}/new"
+    eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=TIMEOUT)
+    gather, index = Group.gather, jax.process_index()
+
+    def sent(*_: Any) -> Any:
+        if index == 1:
+            die()
+        # JAX takes half a minute to say so.
+        raise jax.errors.JaxRuntimeError("Connection closed by peer.")
+
+    def gather_soon(self: Group, topic: str, value: Any) -> list[Any]:
+        if topic == "3":  # By now it has died.
+            self._timeout = 1.0
+        return gather(self, topic, value)
+
+    replica_broadcast.Stack.spread, Group.gather = sent, gather_soon
+    return caused(
+        ft.partial(
+            eqx_ckpt.tree_deserialise_leaves,
+            path,
+            state(0),
+            broadcast_replicas=True,
+            timeout=TIMEOUT,
+        )
+    )
 
 
 def delete(directory: str) -> tuple[Errors, list[int]]:

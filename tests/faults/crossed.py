@@ -102,7 +102,7 @@ MEETINGS = {
     "latest": 1,
     "should_save": 1,
     "restore": 3,
-    "broadcast_replicas": 3,
+    "broadcast_replicas": 4,
     "manager.restore": 5,
     "delete": 2,
     "copy": 7,

@@ -1,6 +1,7 @@
 """Several processes that do not all call the same, or read the same."""
 
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -202,3 +203,16 @@ def test_the_last_save_of_a_script(tmp_path: pathlib.Path, ending: str) -> None:
     for output in outputs:
         assert "`jax.distributed.shutdown()` was called before this call" in output
         assert "'g' is on devices of other processes: save before" in output
+
+
+def test_a_process_dies_while_replicas_are_sent(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """JAX says what failed, and not in which process."""
+    ends = zygote.call(jobs.run, 2, 4, calls.die_while_sending, str(disk))
+    (kind, text), (cause, _) = ends[0].value
+    assert ends[1].signal == signal.SIGKILL
+    assert kind == "CheckpointError"
+    assert text.startswith("No answer from process 1 of 2 within ")
+    assert "Nothing was restored by this call." in text
+    assert cause == "JaxRuntimeError"
