@@ -119,11 +119,11 @@ def disagree(directory: str) -> dict[str, Case]:
     return cases
 
 
-def _elsewhere(directory: str) -> Callable[[str], int]:
+def _elsewhere(directory: str) -> Callable[..., int]:
     """`open_folder` of a machine on which a directory is another one."""
 
-    def opened(path: str) -> int:
-        return opening.open_folder(path.replace(directory, "/nowhere"))
+    def opened(path: str, **how: bool) -> int:
+        return opening.open_folder(path.replace(directory, "/nowhere"), **how)
 
     return opened
 

@@ -99,10 +99,20 @@ static int path_of_fd(int fd, char *path) {
     return 1;
 }
 
+/* A path that goes through an open directory, as `/proc/self/fd/7/d/0`, without that. */
+static const char *through_fd(const char *path, char *buffer) {
+    char base[PATH_MAX];
+    int fd, at = 0;
+    if (sscanf(path, "/proc/self/fd/%d/%n", &fd, &at) != 1 || !at) return path;
+    if (!path_of_fd(fd, base)) return path;
+    snprintf(buffer, 2 * PATH_MAX, "%s/%s", base, path + at);
+    return buffer;
+}
+
 /* The absolute path of `path` relative to `dir`, in `buffer` (2 * PATH_MAX bytes). */
 static const char *absolute(int dir, const char *path, char *buffer) {
     char base[PATH_MAX];
-    if (path[0] == '/') return path;
+    if (path[0] == '/') return through_fd(path, buffer);
     if (dir == AT_FDCWD ? !getcwd(base, sizeof base) : !path_of_fd(dir, base)) return path;
     snprintf(buffer, 2 * PATH_MAX, "%s/%s", base, path);
     return buffer;

@@ -1,6 +1,7 @@
 """Processes that work on one path at the same time; run in a child of the zygote."""
 
 import dataclasses
+import glob
 import os
 import signal
 from collections.abc import Callable
@@ -122,6 +123,30 @@ def finish_first(
     both = racer.is_stopped and follower.is_stopped
     answers = racer.finish(), follower.finish()
     return answers if both else None
+
+
+def swap_meanwhile(
+    racer: Racer, path: str, elsewhere: str, first: int, last: int
+) -> tuple[Any, int]:
+    """What a save to a path returns or raises, and how often it was stopped.
+
+    From one stop to another, a link is in place of its hidden directory.
+    """
+    directory, name = os.path.split(path)
+    aside, hidden = f"{directory}/aside", ""
+    stops = 0
+    while racer.is_stopped:
+        stops += 1
+        if hidden and stops == last and os.path.islink(hidden):
+            os.unlink(hidden)
+            os.rename(aside, hidden)
+        found = glob.glob(f"{directory}/.{name}.*.tmp")
+        if stops == first and found and not os.path.islink(found[0]):
+            hidden = found[0]
+            os.rename(hidden, aside)
+            os.symlink(elsewhere, hidden)
+        racer.go_on()
+    return racer.finish(), stops
 
 
 def _outcome(call: Call) -> Any:

@@ -1,8 +1,9 @@
 """What somebody else puts where this package writes, or where TensorStore reads."""
 
+import functools as ft
 import os
 import pathlib
-import stat
+import shutil
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from faults import races, shim, workloads
+from faults.zygote import Zygote
 from stores.values import bucket_at
 
 
@@ -224,16 +227,47 @@ def test_data_elsewhere_are_not_read(tmp_path: pathlib.Path) -> None:
             function()
 
 
-def test_a_save_whose_directory_was_swapped(
-    tmp_path: pathlib.Path, outside: pathlib.Path
-) -> None:
-    def swap(*_: object) -> None:
-        for hidden in tmp_path.glob(".new.*.tmp"):
-            if stat.S_ISDIR(hidden.lstat().st_mode):
-                hidden.rename(tmp_path / "moved")
-                hidden.symlink_to(tmp_path / "moved")
+def swap_at(
+    disk: str, overwrite: bool, layout: eqx_ckpt.typing.Layout, first: int, last: int
+) -> int:
+    """Swap the hidden directory of a save at a stop, until another one; look after."""
+    run, elsewhere = pathlib.Path(disk, "run"), pathlib.Path(disk, "elsewhere")
+    path = str(run / "new")
+    shutil.copytree(pathlib.Path(disk, "template"), run)
+    elsewhere.mkdir()
+    fault = shim.Fault(str(run), 1, "STOP", for_ever=True)
+    racer = races.Racer(fault, (workloads.save, (path, 1, overwrite, layout)))
+    error, stops = races.swap_meanwhile(racer, path, str(elsewhere), first, last)
+    assert os.listdir(elsewhere) == [], (first, last, error)
+    if error is None:
+        assert workloads.load(path) == 1
+    else:
+        assert isinstance(error, eqx_ckpt.CheckpointError | OSError)
+        assert ".new" in str(error), (first, last, error)
+        if not os.path.islink(path):
+            assert workloads.load(path) == (0 if overwrite else None)
+    shutil.rmtree(run)
+    elsewhere.rmdir()
+    return stops
 
-    with pytest.raises(eqx_ckpt.CheckpointError, match="was replaced while"):
-        eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE, progress=swap)
-    assert not (tmp_path / "new").exists()
-    assert is_untouched(outside)
+
+@pytest.mark.parametrize(("layout", "overwrite"), [("zarr", True), ("ocdbt", False)])
+def test_a_save_whose_directory_is_swapped(
+    zygote: Zygote,
+    disk: pathlib.Path,
+    layout: eqx_ckpt.typing.Layout,
+    overwrite: bool,
+) -> None:
+    """For a link, before each of its operations, for one of them or for all.
+
+    Nothing is written through the link, and what was saved is whole.
+    """
+    (disk / "template").mkdir()
+    if overwrite:
+        zygote.call(workloads.save, str(disk / "template/new"), 0, False, layout)
+    swap = ft.partial(zygote.call, swap_at, str(disk), overwrite, layout)
+    stops = swap(0, 0)
+    assert stops > 10
+    for first in range(1, stops + 1):
+        for last in (first + 1, stops + 1):
+            swap(first, last)

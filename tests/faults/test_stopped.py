@@ -39,19 +39,38 @@ def test_what_is_to_be_replaced_is_removed(zygote: Zygote, disk: pathlib.Path) -
         assert _is_stopped(zygote, disk, "overwrite", "retain", n)
 
 
+@pytest.mark.parametrize("second", ["retain", "delete", "overwrite"])
+def test_what_is_to_be_replaced_changes(
+    zygote: Zygote, disk: pathlib.Path, second: str
+) -> None:
+    """Right before it would be: it is removed, or it is there only now."""
+    scenarios.DEBRIS.prepare(zygote, disk / "run")
+    gone = "000002" if second == "overwrite" else ""
+    if gone:
+        shutil.rmtree(disk / "run" / gone)
+    assert _is_stopped(zygote, disk, "overwrite", second, 1, ("rename",), gone)
+
+
 def _is_stopped(
-    zygote: Zygote, disk: pathlib.Path, first: str, second: str, n: int
+    zygote: Zygote,
+    disk: pathlib.Path,
+    first: str,
+    second: str,
+    n: int,
+    kinds: tuple[str, ...] = KINDS,
+    gone: str = "",
 ) -> bool:
     """Stop at the nth operation; whether there is one."""
     directory = str(shutil.copytree(disk / "run", disk / "copy"))
     one, two = (stopped.OPERATIONS[name].perform for name in (first, second))
-    fault = Fault(directory, n, "STOP", KINDS)
+    fault = Fault(directory, n, "STOP", kinds)
     calls = (one, (directory, 0)), (two, (directory, stopped.OTHER))
     look = stopped.look, (directory,)
     answers = zygote.call(races.overtake_and_look, fault, *calls, look)
     shutil.rmtree(directory)
     if answers is None:
         return False
-    problem = stopped.problem(scenarios.DEBRIS.before, first, second, answers)
+    before = {k: v for k, v in scenarios.DEBRIS.before.items() if k != gone}
+    problem = stopped.problem(before, first, second, answers)
     assert not problem, f"{first} stops at {n}: {problem}"
     return True

@@ -134,3 +134,25 @@ def test_a_step_in_memory(tmp_path: pathlib.Path) -> None:
         for step in (1, 2, 3):
             manager.save(step, tree(step))
     assert manager.steps() == [3]
+
+
+@pytest.mark.parametrize("damage", [lose_a_chunk, cut_a_chunk, link_a_chunk])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_overwrite_puts_back_what_it_replaced(
+    tmp_path: pathlib.Path, layout: eqx_ckpt.typing.Layout, damage: Damage
+) -> None:
+    """If what it has written is not there any more."""
+    path = tmp_path / "run" / "step"
+    eqx_ckpt.tree_serialise_leaves(path, tree(1), layout=layout)
+
+    def lose(phase: str, *_: object) -> None:
+        if phase == "commit":
+            damage(*path.parent.glob(".*.tmp"))
+
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is not intact any more"):
+        eqx_ckpt.tree_serialise_leaves(
+            path, tree(2), layout=layout, overwrite=True, progress=lose
+        )
+    eqx_ckpt.inspect.verify(path)
+    assert eqx_ckpt.tree_deserialise_leaves(path, tree(0))["step"] == 1
+    assert {p.name for p in path.parent.iterdir()} <= {"step", "elsewhere"}

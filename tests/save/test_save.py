@@ -237,3 +237,27 @@ def test_a_directory_that_is_removed_meanwhile_is_not_made_again(tmp_path):
     with pytest.raises(FileNotFoundError, match="leaf 'b'"):
         eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, progress=remove)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_another_saves_while_this_looks(overwrite, tmp_path, monkeypatch):
+    """Between a look that finds nothing, and the next one."""
+    target, lstat = tmp_path / "new", os.lstat
+
+    def late(path, **how):
+        try:
+            return lstat(path, **how)
+        except FileNotFoundError:
+            if str(path) == str(target):
+                monkeypatch.undo()
+                eqx_ckpt.tree_serialise_leaves(target, OTHER)
+            raise
+
+    monkeypatch.setattr(os, "lstat", late)
+    if overwrite:
+        eqx_ckpt.tree_serialise_leaves(target, TREE, overwrite=True)
+    else:
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="exists already"):
+            eqx_ckpt.tree_serialise_leaves(target, TREE)
+    there = TREE if overwrite else OTHER
+    assert_same(eqx_ckpt.tree_deserialise_leaves(target, there), there)

@@ -18,7 +18,7 @@ from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Layout
 from ..interface.place import Attempt, Share
-from ..interface.replacing import already_there, inside
+from ..interface.replacing import already_there, inside, remove_replaced
 from ..interface.sure_reads import (
     listed_and_missing,
     missing_surely,
@@ -147,17 +147,18 @@ class BucketAttempt(Attempt):
         try:
             leaves = from_bytes(manifest, str(self._target)).leaves
             problem = missing_surely(self.chunks, leaves)
-            if not problem:
-                remove_data(self._target, old)
-                return
         except (OSError, CheckpointError) as e:
-            logger.warning("Could not delete what was replaced: %s", e)
+            _warn(e)
             return
-        publishing.take_back()
-        raise CheckpointError(
-            f"What was written below {self._place} is not intact any more: {problem}. "
-            f"Nothing was saved, and {self._target} is what it was; save again."
-        )
+
+        def remove() -> None:
+            try:
+                remove_data(self._target, old)
+            except (OSError, CheckpointError) as e:
+                _warn(e)
+
+        where = str(self._target)
+        remove_replaced(where, problem, remove=remove, put_back=publishing.take_back)
 
     def __exit__(
         self,
@@ -179,6 +180,10 @@ class BucketAttempt(Attempt):
                 self._target.delete_below(self.root)
             except (OSError, CheckpointError) as e:
                 logger.warning("Could not delete %s: %s", self._place, e)
+
+
+def _warn(error: Exception) -> None:
+    logger.warning("Could not delete what was replaced: %s", error)
 
 
 class BucketShare(Share):

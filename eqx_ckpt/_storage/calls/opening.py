@@ -43,6 +43,23 @@ def reading(path: str) -> BinaryIO:
     return os.fdopen(open_plain(path, follow=True)[0], "rb")
 
 
-def open_folder(path: str) -> int:
-    """Open a directory, which may be a link to one."""
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def open_folder(path: str, *, follow: bool = True) -> int:
+    """Open a directory; it may be a link to one, which is to `follow`."""
+    link = 0 if follow else os.O_NOFOLLOW
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link)
+
+
+def is_removed(folder: int) -> bool:
+    """Whether an open directory was removed."""
+    try:
+        return not os.fstat(folder).st_nlink
+    except OSError:
+        return True  # By another machine.
+
+
+def is_open_at(folder: int, path: str) -> bool:
+    """Whether a path leads to an open directory, and through no link at its end."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(folder))
+    except OSError:
+        return False

@@ -54,12 +54,13 @@ def read_files(
             yield e
 
 
-def of_leaf(error: OSError, name: str) -> OSError:
-    """The same `OSError`, with the name of the leaf."""
+def of_leaf(error: OSError, name: str, base: str = "") -> OSError:
+    """The same `OSError`, with the name of the leaf, and the path from its `base`."""
     if error.errno is None:
         return error
     text = f"leaf {name!r}{on_full_disk(error.errno, 'save again')}"
-    return OSError(error.errno, f"{os.strerror(error.errno)} ({text})", error.filename)
+    path = os.path.join(base, error.filename) if error.filename else None
+    return OSError(error.errno, f"{os.strerror(error.errno)} ({text})", path)
 
 
 def on_full_disk(number: int, then: str) -> str:
@@ -134,14 +135,22 @@ def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
 _LARGE = 2**21  # bytes
 
 
-def write_file(path: str, parts: Iterable[memoryview | bytes]) -> bytes:
+def write_file(
+    path: str, parts: Iterable[memoryview | bytes], folder: int | None = None
+) -> bytes:
     """Write a file, which must not exist; return the last part.
 
-    Each part is written before the next one is made.
+    Each part is written before the next one is made. A path may be relative to a folder
+    that is open.
     """
     part: memoryview | bytes = b""
     nbytes = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = os.open(
+        path,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+        0o666,
+        dir_fd=folder,
+    )
     try:
         for part in parts:
             nbytes += len(part)

@@ -3,14 +3,15 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..._errors import CorruptCheckpointError, LeafNameError
+from ..._errors import CheckpointError, CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
+from ..calls.opening import is_removed
 from ..calls.safe_files import fill, of_leaf, open_existing, write_file
 from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
 from ..interface.chunk_bytes import (
@@ -80,6 +81,14 @@ class ChunkFiles(Chunks):
     place: Storage
     has_folders = True
     _folders: set[str] = field(default_factory=set, init=False)
+    # The directory that is written to, and its path, or nothing if that is open.
+    _within: tuple[int | None, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._within = None, self.place.spec["path"]
+
+    def write_within(self, folder: int) -> None:
+        self._within = folder, ""
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
         above = len(os.fsencode(self.place.spec["path"])) + _AROUND
@@ -103,9 +112,6 @@ class ChunkFiles(Chunks):
         create: bool = True,
     ) -> Checksums:
         checksums = no_checksums(arrays)
-        if not create:
-            # Process 0 may have removed it, if it did not wait; `gather` will say so.
-            os.makedirs(self.place.spec["path"], exist_ok=True)
 
         def heard(piece: Piece, found: dict[int, str]) -> None:
             for position, checksum in found.items():
@@ -113,7 +119,8 @@ class ChunkFiles(Chunks):
             if written:
                 written(piece.name, piece.array.nbytes)
 
-        with Crew(self._write, MAX_IN_FLIGHT, heard) as crew:
+        folder = None if create else self._within[0]
+        with unless_removed(folder), Crew(self._write, MAX_IN_FLIGHT, heard) as crew:
             for name, record in arrays.items():
                 self._begin(name, record, create)
             for piece in pieces:
@@ -126,31 +133,31 @@ class ChunkFiles(Chunks):
 
         Never the folder of all arrays: if that is gone, so are some of them.
         """
-        root = self.place.spec["path"]
+        within, root = self._within
         try:
             for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
                 if folder not in self._folders:
                     self._folders.add(folder)
                     with contextlib.suppress(FileExistsError):  # By another process.
-                        os.mkdir(root + folder)
+                        os.mkdir(root + folder, dir_fd=within)
             if create:
                 text = zarr_json(record[:9])
-                write_file(f"{root}{name}/{MANIFEST}", [text])
+                write_file(f"{root}{name}/{MANIFEST}", [text], within)
         except OSError as e:
-            raise of_leaf(e, name) from None
+            raise of_leaf(e, name, self.place.url()) from None
 
     def _write(self, piece: Piece) -> dict[int, str]:
         """Write the chunks of a piece; return their checksums, by position."""
-        root = self.place.spec["path"]
+        within, root = self._within
         try:
             return {
-                chunk.position: write_file(root + chunk.key, parts)[
+                chunk.position: write_file(root + chunk.key, parts, within)[
                     -CHECKSUM_BYTES:
                 ].hex()
                 for chunk, parts in stored(piece)
             }
         except OSError as e:
-            raise of_leaf(e, piece.name) from None
+            raise of_leaf(e, piece.name, self.place.url()) from None
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
         return files_of(self.place.spec["path"], wanted)
@@ -159,6 +166,19 @@ class ChunkFiles(Chunks):
         self, keys: Sequence[str]
     ) -> Iterator[bytes | CorruptCheckpointError | None]:
         return self.place.read_all(keys)
+
+
+@contextlib.contextmanager
+def unless_removed(folder: int | None) -> Generator[None, None, None]:
+    """Ignore what fails because process 0 has removed an open directory.
+
+    It did not wait for this process; `gather` will say so.
+    """
+    try:
+        yield
+    except (OSError, CheckpointError):
+        if folder is None or not is_removed(folder):
+            raise
 
 
 def files_of(path: str, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:

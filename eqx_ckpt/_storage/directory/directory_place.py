@@ -6,19 +6,19 @@ one atomic operation.
 
 import contextlib
 import errno
+import functools as ft
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
-from ..._errors import CheckpointError, CorruptCheckpointError
+from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, MAX_BYTES
 from ..._format.manifest_parser import unrelated_keys
 from ..._types import Layout
-from ..calls.opening import open_folder
+from ..calls.opening import is_open_at, is_removed, open_folder
 from ..calls.posix_calls import delete, exchange, flush
 from ..calls.safe_files import (
     check_case,
@@ -33,6 +33,7 @@ from ..calls.worker_threads import MAX_IN_FLIGHT
 from ..chunks.chunk_files import ChunkFiles
 from ..chunks.ocdbt_files import database_problem, DatabaseFiles, folder_problem
 from ..interface.attempt_lock import locked_attempt
+from ..interface.committed_manifest import problem_of
 from ..interface.place import (
     Attempt,
     Chunks,
@@ -42,7 +43,13 @@ from ..interface.place import (
     Steps,
     Storage,
 )
-from ..interface.replacing import already_there, is_replacement, Kind, whole_above
+from ..interface.replacing import (
+    already_there,
+    is_replacement,
+    Kind,
+    remove_replaced,
+    whole_above,
+)
 from .directory_steps import DirectorySteps
 from .directory_writer import DirectoryWriter
 from .foreign_paths import instead_of_a_run, what_is_at
@@ -133,22 +140,31 @@ class Directory(Storage):
                 check_case(arrays, above, "pass `layout='ocdbt'`, ")
             temporary = stem + ".tmp"
             os.mkdir(temporary)
-            inode = os.lstat(temporary).st_ino
+            try:
+                folder = open_folder(temporary, follow=False)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.rmdir(temporary)
+                raise
+            stack.callback(os.close, folder)
+            chunks.write_within(folder)
             held = stack.pop_all()
         return _DirectoryAttempt(
             chunks,
             target,
             temporary,
             parent,
-            inode,
+            folder,
             overwrite,
             held,
         )
 
     def join(self, path: str, layout: Layout) -> Share:
         # Opened before the first write: it reports the errors of writes since then.
-        fd = open_folder(path)
-        return _DirectoryShare(self.layouts[layout](self.at(path)), path, fd)
+        folder = open_folder(path.rstrip("/"), follow=False)
+        chunks = self.layouts[layout](self.at(path))
+        chunks.write_within(folder)
+        return _DirectoryShare(chunks, path.rstrip("/"), folder)
 
     def steps(self) -> Steps:
         return DirectorySteps(self)
@@ -174,13 +190,17 @@ class Directory(Storage):
 
 @dataclass
 class _DirectoryAttempt(Attempt):
-    """A hidden directory beside the target, flushed and then renamed."""
+    """A hidden directory beside the target, flushed and then renamed.
+
+    Both it and its parent are open. All is written to what is open, as somebody else
+    may put a link at its path.
+    """
 
     chunks: Chunks
     target: str
     temporary: str
     parent: int
-    inode: int
+    folder: int
     overwrite: bool
     held: contextlib.ExitStack
     is_ours: bool = True
@@ -188,38 +208,71 @@ class _DirectoryAttempt(Attempt):
 
     def commit(self, manifest: bytes) -> None:
         with writing_to(self.target, "save again"):
-            write_file(f"{self.temporary}/{MANIFEST}", [manifest])
+            write_file(MANIFEST, [manifest], self.folder)
         flush(self.parent, self.temporary)
-        replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
-        if os.lstat(self.temporary).st_ino != self.inode:
-            self.is_ours = False
-            raise CheckpointError(
-                f"{self.temporary!r} was replaced while it was written, by a process "
-                f"that may write to its parent directory. {self.target!r} was left as "
-                "it is; save to a directory that only you can write to."
-            )
-        # From here on the directory may be the target, or what the target was. Only a
-        # failed rename says that it is still ours to delete.
-        self.is_ours = False
-        try:
-            if replaced:
-                exchange(self.temporary, self.target)
-            else:
-                # Fails unless the target is missing or an empty directory, which a
-                # checkpoint never is: of two writers, one gets the error.
-                os.rename(self.temporary, self.target)
-        except OSError as e:
-            self.is_ours = True
-            if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise already_there(repr(self.target)) from None
-            raise
+        replaced = self._rename()
+        if os.path.islink(self.target):
+            self._move_back(replaced)
+            raise _was_replaced(self.temporary)
         try:
             os.fsync(self.parent)
         except OSError:
             self._undo(replaced)
             raise
         if replaced:
-            delete(self.temporary)
+            remove_replaced(
+                repr(self.target),
+                self._problem(),
+                remove=ft.partial(delete, self.temporary),
+                put_back=self._put_back,
+            )
+
+    def _rename(self) -> bool:
+        """Give the directory its name; return whether something else had it."""
+        while True:
+            replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
+            if not is_open_at(self.folder, self.temporary):
+                self.is_ours = False
+                raise _was_replaced(self.temporary)
+            # From here on the directory may be the target, or what the target was. Only
+            # a failed rename says that it is still ours to delete.
+            self.is_ours = False
+            try:
+                if replaced:
+                    exchange(self.temporary, self.target)
+                else:
+                    # Fails unless the target is missing or an empty directory, which a
+                    # checkpoint never is: of two writers, one gets the error.
+                    os.rename(self.temporary, self.target)
+            except OSError as e:
+                self.is_ours = True
+                is_taken = e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+                if is_taken and not self.overwrite:
+                    raise already_there(repr(self.target)) from None
+                if not (e.errno == errno.ENOENT if replaced else is_taken):
+                    raise
+                # Another process has removed it, or saved there, since this has looked.
+            else:
+                return replaced
+
+    def _problem(self) -> str:
+        """Why what has replaced the old checkpoint is not intact, or `''`."""
+        try:
+            problem = problem_of(self.chunks.place.at(f"{self.target}/"))
+        except CheckpointNotFoundError as e:
+            problem = str(e)
+        except OSError:
+            self._put_back()
+            raise
+        # What another writer has put there meanwhile, that has looked at.
+        return problem if is_open_at(self.folder, self.target) else ""
+
+    def _put_back(self) -> None:
+        """Put back what was replaced, durably, before what has replaced it goes."""
+        self._undo(replaced=True)
+        is_ours, self.is_ours = self.is_ours, False
+        os.fsync(self.parent)
+        self.is_ours = is_ours
 
     def __exit__(
         self,
@@ -232,20 +285,24 @@ class _DirectoryAttempt(Attempt):
                 delete(self.temporary)
 
     def _undo(self, replaced: bool) -> None:
-        """Undo a rename that might not survive a power cut."""
+        """Undo a rename that might not survive a power cut, or is not to stay."""
         try:
-            if os.stat(self.target).st_ino != self.inode:
+            ours, there = os.fstat(self.folder), os.lstat(self.target)
+            if not os.path.samestat(ours, there):
                 # Another writer has replaced it in the meantime.
                 self.is_ours = replaced
                 return
-            if replaced:
-                exchange(self.temporary, self.target)
-            else:
-                os.rename(self.target, self.temporary)
+            self._move_back(replaced)
         except OSError as e:
             logger.warning("Could not take back the save of %s: %s", self.target, e)
         else:
             self.is_ours = True
+
+    def _move_back(self, replaced: bool) -> None:
+        if replaced:
+            exchange(self.temporary, self.target)
+        else:
+            os.rename(self.target, self.temporary)
 
 
 @dataclass
@@ -254,10 +311,12 @@ class _DirectoryShare(Share):
 
     chunks: Chunks
     path: str
-    fd: int
+    folder: int
 
     def flush(self) -> None:
-        flush(self.fd, self.path)
+        flush(self.folder, self.path)
+        if not is_removed(self.folder) and not is_open_at(self.folder, self.path):
+            raise _was_replaced(self.path)
 
     def __exit__(
         self,
@@ -265,10 +324,15 @@ class _DirectoryShare(Share):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # If process 0 did not wait, this process has written to a new directory.
-        if not os.fstat(self.fd).st_nlink:
-            shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self.fd)
+        os.close(self.folder)
+
+
+def _was_replaced(hidden: str) -> CheckpointError:
+    return CheckpointError(
+        f"{hidden!r} was replaced while it was written, by a process that may write to "
+        "its parent directory. Nothing was saved; save to a directory that only you "
+        "can write to."
+    )
 
 
 def _differs(target: str) -> str:

@@ -195,6 +195,9 @@ class Chunks(abc.ABC):
         nothing more is written to a disk.
         """
 
+    def write_within(self, folder: int) -> None:  # noqa: B027
+        """Write to this open directory from now on, wherever its path leads then."""
+
     def part(self, name: str) -> "Chunks":
         """The location where one of several processes writes; `name` ends with `/`."""
         return self

@@ -23,6 +23,10 @@ _MARKS = (MANIFEST, RECORD, "_METADATA", "_CHECKPOINT_METADATA", "pytreedef.json
 _OF_OTHERS = "checkpoint of another library"
 
 
+# How often to look again at what comes and goes.
+_LOOKS = 100
+
+
 class Kind(NamedTuple):
     """What a writer writes, which is all that it replaces.
 
@@ -62,13 +66,14 @@ def is_replacement(path: str, kind: Kind, *, overwrite: bool) -> bool:
     if "\0" in path:
         raise CheckpointError(f"{path!r} is not a path: it has a NUL.")
     check_above(path, is_new=not overwrite)
-    try:
-        return _is_replaced(path, kind, overwrite)
-    except FileNotFoundError:
-        # Nothing is there, or another process removes it meanwhile.
-        if os.path.lexists(path):
-            raise
-        return False
+    for _ in range(_LOOKS):
+        try:
+            return _is_replaced(path, kind, overwrite)
+        except FileNotFoundError:
+            # Nothing is there, or another process makes or removes it meanwhile.
+            if not os.path.lexists(path):
+                return False
+    return _is_replaced(path, kind, overwrite)
 
 
 def _is_replaced(path: str, kind: Kind, overwrite: bool) -> bool:
@@ -152,6 +157,27 @@ def already_there(where: str) -> CheckpointExistsError:
         f"{where} exists already. Nothing was written, and it was left as it is: "
         "choose another path or step, remove it, or pass `overwrite=True` to a "
         "function that takes it."
+    )
+
+
+def remove_replaced(
+    where: str,
+    problem: str,
+    *,
+    remove: Callable[[], None],
+    put_back: Callable[[], None],
+) -> None:
+    """Remove what a checkpoint has replaced, if that is intact; or put it back.
+
+    `problem` says why the new one is not intact, seen since its commit, or is `''`.
+    """
+    if not problem:
+        remove()
+        return
+    put_back()
+    raise CheckpointError(
+        f"What was written to {where} is not intact any more: {problem}. Nothing was "
+        "saved, and what was there before is there again; save again."
     )
 
 
