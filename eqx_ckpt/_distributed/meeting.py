@@ -2,8 +2,9 @@
 
 A process announces each of its calls under a number of its own, and waits for the
 answer to it. The first process waits until all have announced the same call as its own,
-and then answers each of them. It answers a call that differs from the others with an
-error.
+and then tells each of them where the outcome will be. That is created once: with what
+the first process finds, or with the error of a process that waits no longer, so that
+all get the same. A call that differs from the others is answered with an error.
 """
 
 import contextlib
@@ -112,46 +113,59 @@ class Circle:
         make: Callable[[list[Any]], Any],
     ) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
-        answer: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
+        number = None
         try:
             service.set(self._place(call), {"text": text})
             self._wait_for_all(service, call, timeout)
             if call.answer is not None:
                 raise from_json(None, call.answer["error"])
-            values = {p.process: p.value for p in call.partners or ()}
-            values[self.index] = value
-            made = make([values[i] for i in self.members])
-            answer = self._withdrawn(service, call) or {"value": made}
-            if "error" in answer:
-                raise from_json(None, answer["error"])
-            return made
+            number = self.new_number()
+            outcome = self._begin(service, call, number)
+            if not outcome:
+                values = {p.process: p.value for p in call.partners or ()}
+                values[self.index] = value
+                outcome = {"value": make([values[i] for i in self.members])}
+            outcome = service.decide(self._outcome_of(number), outcome)
+            if "error" in outcome:
+                raise from_json(None, outcome["error"])
+            return outcome["value"]
         except BaseException as e:
-            if "error" not in answer:
+            if "error" not in outcome:
                 is_own = call.partners is not None or not isinstance(e, CheckpointError)
                 own = {"from": self.index} if is_own else {}
-                answer = {"error": to_json(e)} | own
+                outcome = {"error": to_json(e)} | own
+                if number is not None:
+                    service.decide(self._outcome_of(number), outcome)
             raise
         finally:
-            answer["is_match"] = call.partners is not None
+            if number is not None:
+                self.end(number)
             with self._lock:
-                late = self._calls.fail(call, answer)
+                late = self._calls.fail(call, outcome)
                 self._publish(service)
-            for partner in [*late, *(call.partners or ())]:
-                self._tell(service, partner, answer)
+            for partner in late:
+                self._tell(service, partner, outcome)
             service.delete(self._place(call))
             if self._published[1]:
                 # Other processes may have made this call before they could find the
                 # failure.
                 self._look(service)
 
-    def _withdrawn(self, service: Service, call: Call) -> dict[str, Any] | None:
-        """The error of a partner that waits no longer, if there is one."""
-        found = service.below(f"{self.prefix}answers/")
+    def _begin(self, service: Service, call: Call, number: int) -> dict[str, Any]:
+        """Tell the partners where the outcome will be; it is there if one has left."""
+        outcome: dict[str, Any] = {}
         for partner in call.partners or ():
-            place = self._place(partner, "answers").removeprefix(self.prefix)
-            if said := found.get(place.removeprefix("answers/")):
-                return said["withdrawn"]
-        return None
+            said = self._tell(service, partner, {"outcome": number})
+            if "withdrawn" in said:
+                outcome = said["withdrawn"]
+                with self._lock:
+                    self._forget(partner.process, [number])
+        return outcome
+
+    def _outcome_of(self, number: int) -> str:
+        """The key of what comes of a meeting, which any of its processes creates."""
+        return f"{self.prefix}groups/{number}/outcome"
 
     def _wait_for_all(self, service: Service, call: Call, timeout: float) -> None:
         """Wait until the call has partners or an answer."""
@@ -218,11 +232,15 @@ class Circle:
         life, number = call.number
         return f"{self.prefix}{of}/{call.process}/{life}/{number}"
 
-    def _tell(self, service: Service, call: Call, answer: dict[str, Any]) -> None:
-        """Answer a call, unless its process waits no longer."""
+    def _tell(
+        self, service: Service, call: Call, answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Answer a call, unless its process waits no longer; return what is there."""
         place = self._place(call, "answers")
-        if "withdrawn" in service.decide(place, answer):
+        said = service.decide(place, answer)
+        if "withdrawn" in said:
             service.delete(place)
+        return said
 
     def _follow(self, service: Service, text: str, value: Any, timeout: float) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
@@ -238,16 +256,36 @@ class Circle:
                 self._withdraw(service, call, ended, {"error": to_json(e)})
             raise
         finally:
-            if answer.get("is_match"):
+            if "outcome" in answer:
                 self._known.clear()
                 self._matched = call.number[1]
             else:
                 self._known.add(self._failure_of(text))
         service.delete(self._place(call))
         service.delete(self._place(call, "answers"))
+        if "outcome" in answer:
+            answer = self._outcome(service, text, answer["outcome"], timeout)
         if "error" in answer:
             raise from_json(answer.get("from"), answer["error"])
         return answer["value"]
+
+    def _outcome(
+        self, service: Service, text: str, number: int, timeout: float
+    ) -> dict[str, Any]:
+        """Wait for what comes of a meeting; if there is none in time, it fails."""
+        key = self._outcome_of(number)
+        try:
+            outcome = service.wait(key, timeout + TIMEOUT_MARGIN)
+            if outcome is None:
+                late = too_late(text, [self.first], self.members, timeout)
+                outcome = service.decide(key, {"error": to_json(late)})
+            return outcome
+        except BaseException as e:
+            with contextlib.suppress(CheckpointError):
+                service.decide(key, {"error": to_json(e)})
+            raise
+        finally:
+            self.end(number)
 
     def _answer(self, service: Service, call: Call, timeout: float) -> dict[str, Any]:
         """Wait for the answer to a call; raise if its meeting fails, or has failed."""
@@ -273,14 +311,18 @@ class Circle:
     ) -> None:
         """Say that this process does not wait for a call any longer."""
         said, place = self._place(call), self._place(call, "answers")
-        if "withdrawn" in service.decide(place, {"withdrawn": why}):
+        answer = service.decide(place, {"withdrawn": why})
+        if "withdrawn" in answer:
             withdrawn = {"text": call.text, "withdrawn": why, "ended": ended}
             service.set(said, withdrawn, again=True)
             said = why | {"age": self._age(call)}
             service.decide(self._failure_of(call.text), said)
-        else:
-            service.delete(said)
-            service.delete(place)
+            return
+        if "outcome" in answer:
+            service.decide(self._outcome_of(answer["outcome"]), why)
+            self.end(answer["outcome"])
+        service.delete(said)
+        service.delete(place)
 
     def _age(self, call: Call) -> int:
         """How many calls this process has made since the last match, with this one."""

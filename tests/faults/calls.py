@@ -186,6 +186,29 @@ def die_while_sending(directory: str) -> tuple[tuple[str, str], tuple[str, str]]
     )
 
 
+def give_up_on_an_answer(directory: str) -> tuple[tuple[str, str], int | None]:
+    """Process 1 waits no longer while process 0 answers; and the same call again."""
+    given_up = pathlib.Path(f"{directory}/given up")
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/run", timeout=TIMEOUT)
+    manager.save(1, state(1)).result()
+    wait, saved = coordination.Service.wait, DirectorySteps.saved
+
+    def wait_shortly(self: coordination.Service, key: str, seconds: float) -> Any:
+        return wait(self, key, 0 if key.endswith("/outcome") else seconds)
+
+    def saved_late(self: DirectorySteps, *args: Any) -> Any:
+        wait_for([given_up])
+        return saved(self, *args)
+
+    if jax.process_index() == 1:
+        coordination.Service.wait = wait_shortly
+    DirectorySteps.saved = saved_late
+    error = caught(manager.latest)
+    given_up.touch()
+    coordination.Service.wait, DirectorySteps.saved = wait, saved
+    return error, manager.latest()
+
+
 def delete(directory: str) -> tuple[Errors, list[int]]:
     """Both processes delete a step; then what one, or one of them, cannot delete."""
     other, errors = jax.process_index() == 1, dict[str, tuple[str, str]]()

@@ -78,6 +78,15 @@ def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) ->
     assert ends[0][2] == [5]
 
 
+def test_a_deadline_passes_during_an_answer(zygote: Zygote, disk: pathlib.Path) -> None:
+    """It fails in all, and in none alone."""
+    ends = zygote.call(jobs.values, 4, 2, calls.give_up_on_an_answer, str(disk))
+    for (kind, text), then in ends:
+        assert kind == "CheckpointError"
+        assert text.startswith("No answer from process 0 of 4 within ")
+        assert then == 1
+
+
 def test_delete(zygote: Zygote, disk: pathlib.Path) -> None:
     ends = zygote.call(jobs.values, 2, 4, calls.delete, str(disk / "run"))
     for who, (errors, steps) in enumerate(ends):
