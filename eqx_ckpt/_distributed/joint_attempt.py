@@ -15,7 +15,7 @@ from .._storage.interface.place import Attempt, Share, Storage
 from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout, PathLike
-from .meeting import from_json, to_json
+from .process_errors import from_json, to_json
 from .process_group import digest_of, Group, group_of
 from .write_assignment import assign, place_of
 

@@ -22,7 +22,8 @@ from .._tree.plans.read_plan import ReadPlan, Request
 from .._tree.transform.transform_parts import Part, Read
 from .._types import as_text, PathLike
 from .jax_service import is_alone, service
-from .meeting import circle_of, from_json, to_json
+from .meeting import circle_of
+from .process_errors import from_json, to_json
 from .process_group import digest_of, Group
 
 

@@ -21,8 +21,10 @@ import jax
 
 from .._errors import CheckpointError
 from .._types import is_real, wrong
-from .call_matching import Call, Calls, nothing_done, Number, out_of_order
-from .jax_service import gather_on_devices, Service, service
+from .call_matching import Call, Calls, Number
+from .device_meeting import meet_on_devices
+from .jax_service import Service, service
+from .process_errors import from_json, to_json, too_late
 
 
 TIMEOUT = 300.0  # seconds
@@ -99,7 +101,7 @@ class Circle:
     ) -> Any:
         """Combine all messages on the first process; return the result on each."""
         if self.service is None:
-            return self._on_devices(text, value, make)
+            return meet_on_devices(self.first, text, value, make)
         if self.index == self.first:
             return self._lead(self.service, text, value, timeout, make)
         return self._follow(self.service, text, value, timeout)
@@ -345,26 +347,6 @@ class Circle:
         late = [i for i in self.members if i not in called] or [self.first]
         return too_late(text, late, self.members, timeout)
 
-    def _on_devices(
-        self, text: str, value: Any, make: Callable[[list[Any]], Any]
-    ) -> Any:
-        said = gather_on_devices([text, value])
-        if len({text for text, _ in said}) > 1:
-            calls = {i: text for i, (text, _) in enumerate(said)}
-            raise from_json(None, out_of_order(calls))
-        answer = error = None
-        if self.index == self.first:
-            try:
-                answer = {"value": make([value for _, value in said])}
-            except BaseException as e:
-                error, answer = e, {"error": to_json(e)}
-        answer = gather_on_devices(answer)[self.first]
-        if error is not None:
-            raise error
-        if "error" in answer:
-            raise from_json(self.first, answer["error"])
-        return answer["value"]
-
     # Operations with several messages, see `Group`.
 
     def new_number(self) -> int:
@@ -399,41 +381,3 @@ def circle_of(members: tuple[int, ...]) -> Circle:
         if circle is None or circle.service != now:
             circle = _circles[members] = Circle(members, now)
         return circle
-
-
-def too_late(
-    what: str,
-    late: list[int],
-    members: tuple[int, ...],
-    timeout: float,
-    outcome: str = "",
-) -> CheckpointError:
-    names = " and ".join(f"process {i}" for i in late)
-    return CheckpointError(
-        f"No answer from {names} of {len(members)} within {timeout:g} seconds "
-        f"({what}). It has died, hangs, or is late: its own output may say more. "
-        f"{outcome or nothing_done(what)}A longer `timeout` gives it more time."
-    )
-
-
-def to_json(error: BaseException) -> dict[str, Any]:
-    """An error as JSON, for another process."""
-    number = error.errno if isinstance(error, OSError) else None
-    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    return {"kind": type(error).__name__, "text": text, "errno": number}
-
-
-def from_json(index: int | None, error: dict[str, Any]) -> Exception:
-    """The error of another process; of the same type if the package defines it.
-
-    `None`: it is not that of one process alone.
-    """
-    text = error["text"]
-    if index is not None:
-        text = f"Process {index} failed: {error['kind']}: {text}"
-    for kind in CheckpointError.__subclasses__():
-        if kind.__name__ == error["kind"]:
-            return kind(text)
-    if error["errno"] is not None:
-        return OSError(error["errno"], text)
-    return CheckpointError(text)

@@ -10,15 +10,8 @@ import jax
 
 from .._errors import CheckpointError
 from .jax_service import gather_on_devices, is_alone
-from .meeting import (
-    check_timeout,
-    Circle,
-    circle_of,
-    from_json,
-    TIMEOUT_MARGIN,
-    to_json,
-    too_late,
-)
+from .meeting import check_timeout, Circle, circle_of, TIMEOUT_MARGIN
+from .process_errors import from_json, to_json, too_late
 
 
 _T = TypeVar("_T")

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._distributed.jax_service import is_alone, is_first
-from ..._distributed.meeting import check_timeout, from_json, to_json
+from ..._distributed.meeting import check_timeout
+from ..._distributed.process_errors import from_json, to_json
 from ..._distributed.process_group import Group, group_of
 
 

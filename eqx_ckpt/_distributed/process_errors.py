@@ -1,0 +1,44 @@
+"""Errors of the processes of a job, which all of them raise."""
+
+from typing import Any
+
+from .._errors import CheckpointError
+from .call_matching import nothing_done
+
+
+def too_late(
+    what: str,
+    late: list[int],
+    members: tuple[int, ...],
+    timeout: float,
+    outcome: str = "",
+) -> CheckpointError:
+    names = " and ".join(f"process {i}" for i in late)
+    return CheckpointError(
+        f"No answer from {names} of {len(members)} within {timeout:g} seconds "
+        f"({what}). It has died, hangs, or is late: its own output may say more. "
+        f"{outcome or nothing_done(what)}A longer `timeout` gives it more time."
+    )
+
+
+def to_json(error: BaseException) -> dict[str, Any]:
+    """An error as JSON, for another process."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return {"kind": type(error).__name__, "text": text, "errno": number}
+
+
+def from_json(index: int | None, error: dict[str, Any]) -> Exception:
+    """The error of another process; of the same type if the package defines it.
+
+    `None`: it is not that of one process alone.
+    """
+    text = error["text"]
+    if index is not None:
+        text = f"Process {index} failed: {error['kind']}: {text}"
+    for kind in CheckpointError.__subclasses__():
+        if kind.__name__ == error["kind"]:
+            return kind(text)
+    if error["errno"] is not None:
+        return OSError(error["errno"], text)
+    return CheckpointError(text)
