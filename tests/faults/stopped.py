@@ -130,7 +130,8 @@ def problem(
     between, error = two(before, OTHER)
     after, last = one(between, 0)
     possible.append((after, last, error))
-    if "was replaced or removed while its leaves were read" in str(ends[0]):
+    gives_up = ("was replaced or removed while", "was replaced meanwhile")
+    if any(text in str(ends[0]) for text in gives_up):
         possible.append((between, type(ends[0]), error))
     for after, *errors in possible:
         if there == after and all(map(_is_told, errors, ends)):
