@@ -44,7 +44,7 @@ Spec: TypeAlias = Callable[[Any, Any], Any]
 Report: TypeAlias = Callable[[str, int], None]
 
 
-# The checksums of each leaf's chunks, in C order; "" if another process writes a chunk.
+# The `LeafRecord.checksums` of each leaf; "" if another process writes a chunk.
 Checksums: TypeAlias = dict[str, list[str]]
 
 

@@ -27,6 +27,10 @@ SCALAR_KINDS = ("bool", "int", "float", "complex")
 MAX_BITS = 13_000
 
 
+# Of the checksums of a chunk, first of its CRC-32C.
+CRC32C_DIGITS, CHECKSUM_DIGITS = 8, 40
+
+
 _NAN = struct.pack(">d", math.nan)
 
 
@@ -47,7 +51,8 @@ class LeafRecord(NamedTuple):
         when it was saved; `None` for an array on one device.
     - `path`: the key path, as pairs such as `("attr", "weight")` or `("index", 0)`.
     - `value`: the exact value of a Python scalar as text, else `None`.
-    - `crc32c`: the checksum of each chunk, in C order, as 8 hexadecimal digits.
+    - `checksums`: of each chunk, in C order, in hexadecimal digits: 8 of the CRC-32C of
+        what is stored, and 32 of the XXH3-128 of its content.
     """
 
     kind: str
@@ -62,7 +67,7 @@ class LeafRecord(NamedTuple):
     sharding: dict[str, Any] | None = None
     path: tuple[tuple[str, str | int], ...] = ()
     value: str | None = None
-    crc32c: tuple[str, ...] = ()
+    checksums: tuple[str, ...] = ()
 
     @classmethod
     def of_array(

@@ -194,23 +194,24 @@ def to_bytes(manifest: Manifest) -> bytes:
         path = "".join([kind[0] for kind, _ in record.path])
         if "@" in name and is_cut(name):
             path = f"{path} {encode(record.path, uncut=True)}"
-        text = "".join(record.crc32c) if record.value is None else record.value
+        text = "".join(record.checksums) if record.value is None else record.value
         leaves.append(f'\n"{name}": [{number}, "{path}", "{text}"]')
-    separators = ""
+    optional: dict[str, Any] = {}
     if manifest.separators is not None:
-        separators = f'"separators": {json.dumps(manifest.separators)},\n'
+        optional["separators"] = manifest.separators
     unsaved = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.unsaved.items()]
     metadata = None if manifest.metadata is None else pack(manifest.metadata)
     data = (
         '{"zarr_format": 3, "node_type": "group", "attributes": {"eqx_ckpt": {\n'
         f'"format_version": {manifest.format_version},\n'
         f'"digest": "{NO_DIGEST}",\n'
-        f"{separators}"
         f'"root": "{manifest.root}",\n'
         f'"layout": "{manifest.layout}",\n'
         f'"versions": {json.dumps(manifest.versions)},\n'
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"unsaved": {{{",".join(unsaved)}}},\n'
+        f'"optional": {json.dumps(optional)},\n'
+        '"necessary": {},\n'
         f'"types": [{",".join(types)}],\n'
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()

@@ -28,6 +28,7 @@ from .leaf_names import (
 from .leaf_record import (
     ARRAY_KINDS,
     CannotSave,
+    CHECKSUM_DIGITS,
     key_shape,
     LeafRecord,
     scalar_from_text,
@@ -61,18 +62,15 @@ HEAD = re.compile(
 )
 
 
-# Only copies of other formats have it.
-_SEPARATORS = "separators"
-
-
 # The parts that follow the head, in order, and how each of them begins.
 _PARTS = {
-    _SEPARATORS: b'"',
     "root": b'"',
     "layout": b'"',
     "versions": b"{",
     "metadata": b"",
     "unsaved": b"{",
+    "optional": b"{",
+    "necessary": b"{",
     "types": b"[",
     "leaves": b"{",
 }
@@ -103,7 +101,9 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     """
     head = _verified(data, where)
     with _reading(where):
-        return _checked(dict(_parts(data, head)))
+        parts = dict(_parts(data, head))
+        _check_necessary(parts.pop("necessary"), where)
+        return _checked(parts)
 
 
 def metadata_from_bytes(data: bytes, where: str) -> Any:
@@ -114,7 +114,19 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
     """
     head = _verified(data, where)
     with _reading(where):
-        return _checked_metadata(dict(_parts(data, head))["metadata"])
+        parts = dict(_parts(data, head))
+        _check_necessary(parts["necessary"], where)
+        return _checked_metadata(parts["metadata"])
+
+
+def _check_necessary(text: str, where: str) -> None:
+    """Raise if a manifest has a necessary field; this version knows none."""
+    if fields := _loads(text):
+        raise _newer(
+            where,
+            f"was saved by a newer version of eqx_ckpt: it has {sorted(fields)}, "
+            "which a reader needs to know",
+        )
 
 
 def _verified(data: bytes, where: str) -> int:
@@ -137,12 +149,18 @@ def _verified(data: bytes, where: str) -> int:
     if int(version) == 0:
         raise _corrupt(where, "it has no format version")
     if int(version) > FORMAT_VERSION:
-        raise CheckpointError(
-            f"The checkpoint {where} has format version {int(version)}, and this "
-            f"version of eqx_ckpt reads up to {FORMAT_VERSION}: upgrade eqx_ckpt to "
-            "restore it."
+        raise _newer(
+            where,
+            f"has format version {int(version)}, and this version of eqx_ckpt reads "
+            f"up to {FORMAT_VERSION}",
         )
     return head.end()
+
+
+def _newer(where: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint {where} {why}: upgrade eqx_ckpt to read it."
+    )
 
 
 def _corrupt(where: str, reason: str) -> CorruptCheckpointError:
@@ -169,8 +187,6 @@ def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
     begin_of = {
         name: b',\n"%b": %b' % (name.encode(), first) for name, first in _PARTS.items()
     }
-    if not data.startswith(begin_of[_SEPARATORS], start):
-        del begin_of[_SEPARATORS]
     ends = [*[*begin_of.values()][1:], _TAIL]
     for (name, marker), end in zip(begin_of.items(), ends, strict=True):
         stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
@@ -222,8 +238,14 @@ def _checked(parts: dict[str, str]) -> Manifest:
     content = {name: _loads(text) for name, text in parts.items()}
     root, leaves, unsaved = content["root"], content["leaves"], content["unsaved"]
     _require(content["layout"] in LAYOUTS, "its layout is not known")
-    separators = content.get(_SEPARATORS)
-    _require(is_separators(separators), "its separators are not those of a format")
+    # Fields that this version does not know may be among the optional ones.
+    optional = content["optional"]
+    separators = optional.get("separators")
+    _require(
+        is_separators(separators)
+        and (separators is not None) == ("separators" in optional),
+        "its separators are not those of a format",
+    )
     _require(_is_root(root), f"its root is {root!r}"[:200])
     _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
     _require(all(map(is_encoded, unsaved)), "`unsaved` has a name that no leaf has")
@@ -351,12 +373,13 @@ def _checked_leaf(
             _require(type(text) is str, "its value is not text")
             scalar_from_text(fields[0], text)
             return _record((*fields, path, text, ()))
-        if len(text) != 8 * chunks or text.strip(_HEX):
-            raise _Wrong("it does not have one checksum for each chunk")
+        if len(text) != CHECKSUM_DIGITS * chunks or text.strip(_HEX):
+            raise _Wrong("it does not have two checksums for each chunk")
         if chunks == 1:
             return _record((*fields, path, None, (text,)))
-        crc32c = tuple([text[i : i + 8] for i in range(0, len(text), 8)])
-        return _record((*fields, path, None, crc32c))
+        starts = range(0, len(text), CHECKSUM_DIGITS)
+        checksums = tuple([text[i : i + CHECKSUM_DIGITS] for i in starts])
+        return _record((*fields, path, None, checksums))
     except _MALFORMED as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
 

@@ -140,7 +140,7 @@ def verify(
     digest: str | None = None,
     progress: Progress = False,
 ) -> bool:
-    """Read every byte of every leaf, and verify the checksums.
+    """Read every byte of every leaf, and verify the checksums and the hashes.
 
     **Arguments:**
 
@@ -213,7 +213,9 @@ def _read_all(source: Source, damage: dict[str, str], heard: Report | None) -> N
         )
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-        source.read(window, damage, heard)
+        arrays = source.read(window, damage, heard)
+        if isinstance(source, Checkpoint):
+            source.check_hashes(window, arrays, damage)
 
 
 def _verify_state(source: Recorded) -> None:

@@ -378,7 +378,7 @@ class Save:
                     for name, found in checksums.items():
                         assert all(found), name
                         record = self._records[name]
-                        self._leaves[name] = record._replace(crc32c=tuple(found))
+                        self._leaves[name] = record._replace(checksums=tuple(found))
                     if report:
                         report("commit")
                     manifest = to_bytes(replace(self._manifest, root=attempt.root))

@@ -4,12 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
-from .._format.leaf_record import LeafRecord
+from .._format.chunk_grid import relative
+from .._format.leaf_record import CRC32C_DIGITS, LeafRecord
 from .._format.manifest import MANIFEST, Manifest, zarr_json
 from .._format.manifest_parser import check_source, from_bytes, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
 from .._lazy import Array
 from .._storage.chunks.chunk_reads import read_chunks
+from .._storage.interface.chunk_bytes import chunks_of, content_hash
 from .._storage.interface.committed_manifest import read_committed
 from .._storage.interface.place import Chunks, Storage
 from .._storage.interface.sure_reads import listed_and_missing
@@ -108,6 +110,27 @@ class Checkpoint(Source):
     def has_changed(self) -> bool:
         # The head has the digest of the manifest, which has all checksums.
         return self._place.read(MANIFEST, HEAD_BYTES) != self._head
+
+    def check_hashes(
+        self,
+        reads: Sequence[RegionRead],
+        arrays: Sequence[Array],
+        damage: dict[str, str],
+    ) -> None:
+        """Compare whole chunks that were read with the hashes of what was saved."""
+        for read, array in zip(reads, arrays, strict=True):
+            if read.name in damage:
+                continue
+            for chunk in chunks_of(*read):
+                content = array[(*relative(chunk.region, read.region), ...)]
+                if (
+                    content_hash(content)
+                    != read.record.checksums[chunk.position][CRC32C_DIGITS:]
+                ):
+                    damage[read.name] = (
+                        f"{chunk.key} was changed, its checksum too: its hash differs"
+                    )
+                    break
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for damage to files that no restore reads, and for all other damage."""

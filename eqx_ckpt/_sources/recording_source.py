@@ -148,10 +148,10 @@ class Recorded(Source):
                 key = (leaf.name, band, number)
                 if key not in tails:
                     tails[key] = self._tail(leaf, band, number, damage)
-                found = list(array.crc32c) if found is None else found
+                found = list(array.checksums) if found is None else found
                 found[band * count + number] = tails[key]
         return read._replace(
-            record=array if found is None else array._replace(crc32c=tuple(found))
+            record=array if found is None else array._replace(checksums=tuple(found))
         )
 
     def _counts(self, leaf: Leaf, band: int) -> Array:
@@ -168,7 +168,7 @@ class Recorded(Source):
                 own = record.checksums_of(leaf, band)
                 checksums += [*own, *[""] * (leaf.chunks(total) - len(own))]
             array = leaf.array(record.chains, total)
-            self._arrays[leaf.name] = array._replace(crc32c=tuple(checksums))
+            self._arrays[leaf.name] = array._replace(checksums=tuple(checksums))
         return self._arrays[leaf.name]
 
     def _tail(self, leaf: Leaf, band: int, number: int, damage: dict[str, str]) -> str:
@@ -189,7 +189,7 @@ class Recorded(Source):
             return ""
         rows = recorded_part(chunk, self._counts(leaf, band) - number * leaf.rows)
         position = band * leaf.chunks(max(self.record.draws)) + number
-        if crc(memory(rows)) != self._array(leaf).crc32c[position]:
+        if crc(memory(rows)) != self._array(leaf).checksums[position]:
             damage[leaf.name] = f"{key} does not begin with what was saved"
         return data[-CHECKSUM_BYTES:].hex()
 

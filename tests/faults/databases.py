@@ -124,7 +124,7 @@ def put_chunk(
 
     def edit(content: dict[str, Any]) -> None:
         record = content["leaves"][name]
-        record["crc32c"] = value[-4:].hex() + record["crc32c"][8:]
+        record["checksums"] = value[-4:].hex() + record["checksums"][8:]
 
     manifest = path / "zarr.json"
     manifest.write_bytes(edited(manifest.read_bytes(), edit))

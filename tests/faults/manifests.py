@@ -55,7 +55,7 @@ def _record(name: str, leaf: list[Any], types: list[Any]) -> dict[str, Any]:
     if "dtype" not in record:
         return record | {"path": keys, "value": text}
     stored = {"data_type": record["dtype"], "data_shape": record["shape"]}
-    return stored | record | {"path": keys, "crc32c": text}
+    return stored | record | {"path": keys, "checksums": text}
 
 
 def _leaf(record: Any, types: list[Any]) -> Any:
@@ -66,10 +66,10 @@ def _leaf(record: Any, types: list[Any]) -> Any:
     except (TypeError, IndexError, KeyError, ValueError):
         path = record.get("path")
     types.append({k: v for k, v in record.items() if k not in _OF_A_LEAF})
-    return [len(types) - 1, path, record.get("value", record.get("crc32c"))]
+    return [len(types) - 1, path, record.get("value", record.get("checksums"))]
 
 
-_OF_A_LEAF = ("path", "value", "crc32c")
+_OF_A_LEAF = ("path", "value", "checksums")
 
 
 _VALUES = [

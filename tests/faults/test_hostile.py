@@ -52,9 +52,9 @@ def _renamed(name: str, key_path: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def _array(shape: Any, chunk: Any, chunks: int = 1, **fields: Any):
-    crc32c = "00000000" * chunks
+    checksums = "0" * 40 * chunks
     return _weight(
-        shape=shape, data_shape=shape, chunk_shape=chunk, crc32c=crc32c, **fields
+        shape=shape, data_shape=shape, chunk_shape=chunk, checksums=checksums, **fields
     )
 
 
@@ -128,14 +128,8 @@ def test_json_that_is_large_in_memory(
 
 
 def _separators(value: Any) -> Callable[[dict[str, Any]], None]:
-    """Those of a copy, which come before all else."""
-
-    def edit(content: dict[str, Any]) -> None:
-        rest = dict(content)
-        content.clear()
-        content.update(separators=value, **rest)
-
-    return edit
+    """Those of a copy."""
+    return _top(optional={"separators": value})
 
 
 # What no checkpoint says: refused by every reader, before TensorStore sees it.
@@ -151,7 +145,10 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "separators that are none": _separators(None),
     "separators in a list": _separators(["."]),
     "a thousand separators": _separators("." * 1000),
-    "separators at the end": _top(separators="."),
+    "separators that are not among what is optional": _top(separators="."),
+    "no optional fields": _top(optional=None),
+    "optional fields in a list": _top(optional=[]),
+    "necessary fields in a list": _top(necessary=[]),
     "versions in a list": _top(versions=[]),
     "unsaved that are numbers": _top(unsaved={"a": 1}),
     "an unknown key": _top(code="os.system('true')"),
@@ -213,11 +210,11 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "chunks of another rank": _weight(chunk_shape=[8]),
     "chunks of 2**61": _array([2**61, 2**61], [2**61, 2**61]),
     "chunks of floats": _weight(chunk_shape=[2.0, 4.0]),
-    "no checksums": _weight(crc32c=""),
-    "half a checksum": _weight(crc32c="0000"),
-    "checksums that are numbers": _weight(crc32c=5),
-    "checksums in a list": _weight(crc32c=["00000000"] * 4),
-    "checksums that are no numbers": _weight(crc32c="xyzxyzxy" * 4),
+    "no checksums": _weight(checksums=""),
+    "half a checksum": _weight(checksums="0000"),
+    "checksums that are numbers": _weight(checksums=5),
+    "checksums in a list": _weight(checksums=["0" * 40] * 4),
+    "checksums that are no numbers": _weight(checksums="xyzxy" * 8 * 4),
     "a weak type in words": _weight(weak_type="yes"),
     "a sharding in words": _weight(sharding="x"),
     "a scalar without a value": _step(value=None),

@@ -137,13 +137,12 @@ _LARGE = 2**21  # bytes
 
 def write_file(
     path: str, parts: Iterable[memoryview | bytes], folder: int | None = None
-) -> bytes:
-    """Write a file, which must not exist; return the last part.
+) -> None:
+    """Write a file, which must not exist.
 
     Each part is written before the next one is made. A path may be relative to a folder
     that is open.
     """
-    part: memoryview | bytes = b""
     nbytes = 0
     fd = os.open(
         path,
@@ -162,4 +161,3 @@ def write_file(
             start_write_back(fd)
     finally:
         os.close(fd)
-    return bytes(part)

@@ -15,7 +15,6 @@ from ..calls.opening import is_removed
 from ..calls.safe_files import fill, of_leaf, open_existing, write_file
 from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
 from ..interface.chunk_bytes import (
-    CHECKSUM_BYTES,
     Chunk,
     no_checksums,
     Piece,
@@ -149,15 +148,14 @@ class ChunkFiles(Chunks):
     def _write(self, piece: Piece) -> dict[int, str]:
         """Write the chunks of a piece; return their checksums, by position."""
         within, root = self._within
+        found: dict[int, str] = {}
         try:
-            return {
-                chunk.position: write_file(root + chunk.key, parts, within)[
-                    -CHECKSUM_BYTES:
-                ].hex()
-                for chunk, parts in stored(piece)
-            }
+            for chunk, encoded in stored(piece):
+                write_file(root + chunk.key, encoded, within)
+                found[chunk.position] = encoded.checksums
         except OSError as e:
             raise of_leaf(e, piece.name, self.place.url()) from None
+        return found
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
         return files_of(self.place.spec["path"], wanted)

@@ -8,7 +8,7 @@ import abc
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import batches, chunk_keys
@@ -19,7 +19,6 @@ from ..calls.send_window import Mark, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
 from ..calls.worker_threads import Crew
 from ..interface.chunk_bytes import (
-    CHECKSUM_BYTES,
     Chunk,
     ChunkBytes,
     no_checksums,
@@ -43,6 +42,10 @@ _MAX_IN_FLIGHT = 32 * 2**20
 
 # A request counts as so many bytes, at least.
 _LEAST = 2**16
+
+
+# A chunk, what is stored of it, and its checksums.
+_Value: TypeAlias = tuple[Chunk, bytes, str]
 
 
 # Written if there are no arrays, so that each attempt leaves a key.
@@ -96,10 +99,9 @@ class ChunkValues(Chunks):
         target = self.target()
         checksums = no_checksums(arrays)
 
-        def put(piece: Piece, values: Iterable[tuple[Chunk, bytes]]) -> None:
-            for chunk, value in values:
-                checksum = value[-CHECKSUM_BYTES:].hex()
-                checksums[chunk.name][chunk.position] = checksum
+        def put(piece: Piece, values: Iterable[_Value]) -> None:
+            for chunk, value, found in values:
+                checksums[chunk.name][chunk.position] = found
                 target.put(chunk.key, value)
             if written:
                 written(piece.name, piece.array.nbytes)
@@ -202,11 +204,12 @@ def check_limits(
         )
 
 
-def _values(piece: Piece) -> Iterator[tuple[Chunk, bytes]]:
-    return ((chunk, b"".join(parts)) for chunk, parts in stored(piece))
+def _values(piece: Piece) -> Iterator[_Value]:
+    for chunk, encoded in stored(piece):
+        yield chunk, b"".join(encoded), encoded.checksums
 
 
-def _compressed(piece: Piece) -> list[tuple[Chunk, bytes]]:
+def _compressed(piece: Piece) -> list[_Value]:
     return [*_values(piece)]
 
 

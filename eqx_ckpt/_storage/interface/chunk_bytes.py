@@ -5,10 +5,11 @@ that threads seldom wait for each other in Python.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
 
 from fastcrc import crc32
+from xxhash import xxh3_128
 
 from ..._errors import CorruptCheckpointError
 from ..._format.chunk_grid import (
@@ -24,7 +25,7 @@ from ..._format.chunk_grid import (
     touched,
     whole,
 )
-from ..._format.leaf_record import LeafRecord
+from ..._format.leaf_record import CRC32C_DIGITS, LeafRecord
 from ..._lazy import Array, np
 from ..._types import Checksums
 from ..calls.zstd_codec import compressed, decompressed
@@ -251,7 +252,8 @@ class _Reader:
             raise CorruptCheckpointError(
                 f"{self._chunk.key} is damaged: its checksum differs"
             )
-        if tail.hex() != self._chunk.record.crc32c[self._chunk.position]:
+        expected = self._chunk.record.checksums[self._chunk.position]
+        if tail.hex() != expected[:CRC32C_DIGITS]:
             raise CorruptCheckpointError(
                 f"{self._chunk.key} is not the chunk that was saved"
             )
@@ -305,47 +307,81 @@ def _blocks(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[Region
         yield (*before, slice(start, min(start + step, shape[axis])), *after)
 
 
-def stored(piece: Piece) -> Iterator[tuple[Chunk, Iterable[memoryview | bytes]]]:
-    """The chunks of a piece, each in the parts of what is stored."""
+def stored(piece: Piece) -> Iterator[tuple[Chunk, "Encoded"]]:
+    """The chunks of a piece, each as it is stored."""
     name, record, region, array = piece
     for chunk in chunks_of(name, record, region):
         is_whole = array.shape == record.chunk_shape
         part = array if is_whole else array[relative(chunk.region, region)]
-        yield chunk, encoded(chunk, part)
+        yield chunk, Encoded(chunk, part)
 
 
-def encoded(chunk: Chunk, array: Array) -> Iterator[memoryview | bytes]:
-    """The parts of a chunk as it is stored; the last four bytes are the checksum.
+class Encoded:
+    """A chunk as it is stored, in parts, which are made once.
 
     `array` is the content of the chunk without padding.
+
+    **Attributes:**
+
+    - `checksums`: of the chunk, as in `Checksums`; known after the last part.
+    - `crc32c`: the first of them.
     """
-    crc = 0
-    plain = _pieces(chunk, array)
-    is_plain = chunk.record.compression is None
-    pieces = plain if is_plain else compressed(plain, chunk.nbytes)
-    if chunk.nbytes < _SMALL:
-        data = b"".join(pieces)
-        yield data + _checksum(crc32.iscsi(data))
-        return
-    for piece in pieces:
-        crc = crc32.iscsi(piece, crc)
-        yield piece
-    yield _checksum(crc)
+
+    def __init__(self, chunk: Chunk, array: Array) -> None:
+        self._chunk = chunk
+        self._array = array
+        self._hash = xxh3_128()
+        self.checksums = ""
+
+    @property
+    def crc32c(self) -> str:
+        return self.checksums[:CRC32C_DIGITS]
+
+    def __iter__(self) -> Iterator[memoryview | bytes]:
+        chunk, crc = self._chunk, 0
+        is_plain = chunk.record.compression is None
+        pieces = (
+            self._pieces() if is_plain else compressed(self._pieces(), chunk.nbytes)
+        )
+        if chunk.nbytes < _SMALL:
+            data = b"".join(pieces)
+            yield data + self._end(crc32.iscsi(data))
+            return
+        for piece in pieces:
+            crc = crc32.iscsi(piece, crc)
+            yield piece
+        yield self._end(crc)
+
+    def _end(self, crc: int) -> bytes:
+        """The last bytes of the chunk."""
+        checksum = _checksum(crc)
+        self.checksums = checksum.hex() + self._hash.hexdigest()
+        return checksum
+
+    def _pieces(self) -> Iterator[memoryview]:
+        """The content with padding, hashed without it."""
+        record, array = self._chunk.record, self._array
+        if array.shape == record.chunk_shape and array.flags.c_contiguous:
+            memory = _memory(array)
+            for start in range(0, len(memory), _PIECE_BYTES):
+                piece = memory[start : start + _PIECE_BYTES]
+                self._hash.update(piece)
+                yield piece
+            return
+        bits = _BITS[record.itemsize]
+        source, shape = array.view(bits)[None], (1, *record.chunk_shape)
+        for inside in _blocks(shape, record.itemsize, _PIECE_BYTES):
+            block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
+            part = source[inside]
+            block[whole(part.shape)] = part
+            self._hash.update(_memory(np.ascontiguousarray(part)))
+            yield _memory(block)
+
+
+def content_hash(array: Array) -> str:
+    """The hash of a chunk's content, as it is in a manifest."""
+    return xxh3_128(_memory(np.ascontiguousarray(array))).hexdigest()
 
 
 def _checksum(crc: int) -> bytes:
     return crc.to_bytes(CHECKSUM_BYTES, "little")
-
-
-def _pieces(chunk: Chunk, array: Array) -> Iterator[memoryview]:
-    shape = chunk.record.chunk_shape
-    if array.shape == shape and array.flags.c_contiguous:
-        yield _memory(array)
-        return
-    bits = _BITS[chunk.record.itemsize]
-    source = array.view(bits)[None]
-    for inside in _blocks((1, *shape), chunk.record.itemsize, _PIECE_BYTES):
-        block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
-        part = source[inside]
-        block[whole(part.shape)] = part
-        yield _memory(block)

@@ -102,7 +102,7 @@ def copy(
 def _plan(manifest: Manifest) -> WritePlan:
     writes: list[Write] = []
     for name, record in manifest.leaves.items():
-        record = record._replace(crc32c=(), compression=None)
+        record = record._replace(checksums=(), compression=None)
         writes.append(Write(name, record, record if record.is_array else None))
     return WritePlan(writes, dict(manifest.unsaved), manifest.separators)
 

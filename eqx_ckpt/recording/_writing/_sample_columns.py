@@ -12,7 +12,7 @@ from ..._format.leaf_names import folders
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._format.sample_record import dimension_names, FOLDER, Leaf, Record
 from ..._sources.recording_source import crc, decoded, memory, recorded_part
-from ..._storage.interface.chunk_bytes import Chunk, encoded
+from ..._storage.interface.chunk_bytes import Chunk, Encoded
 from ..._storage.interface.place import SoleWriter
 
 
@@ -214,7 +214,8 @@ class Column:
         if len(chunk) < leaf.chains:
             padding = [(0, leaf.chains - len(chunk)), *[(0, 0)] * (chunk.ndim - 1)]
             chunk = np.pad(chunk, padding)
-        parts = self._encoded(chunk)
+        encoded = self._encoded(chunk)
+        parts = [*encoded]
         key = f"{FOLDER}/{self._key(number)}"
         if number < self._committed:
             self._files.replace(key, parts)
@@ -223,19 +224,17 @@ class Column:
         counts = self._counts(number)
         is_full = counts.min() == leaf.rows
         checksum = (
-            bytes(parts[-1])[-4:].hex()
-            if is_full
-            else crc(memory(recorded_part(chunk, counts)))
+            encoded.crc32c if is_full else crc(memory(recorded_part(chunk, counts)))
         )
         missing = number + 1 - len(self._checksums)
         self._checksums += [""] * missing
         self._checksums[number] = checksum
         self._changed.discard(number)
 
-    def _encoded(self, chunk: np.ndarray) -> list[memoryview | bytes]:
+    def _encoded(self, chunk: np.ndarray) -> Encoded:
         record = self.leaf.array(self.leaf.chains, self.leaf.rows)
         one = Chunk("", record, 0, (0,) * len(record.data_shape), "")
-        return [*encoded(one, np.ascontiguousarray(chunk))]
+        return Encoded(one, np.ascontiguousarray(chunk))
 
 
 def columns_of(files: SoleWriter, record: Record) -> list[list[Column]]:
