@@ -12,11 +12,11 @@ from typing import Any
 from .._errors import CheckpointError
 from .._lazy import np
 from .._types import Layout
-from .chunk_grid import chunk_keys
+from .chunk_grid import chunk_count, chunk_keys
 from .display import escape, first_lines, in_bytes, tree_html
 from .dtype_names import SIZES
 from .leaf_names import encode, is_cut
-from .leaf_record import CannotSave, LeafRecord
+from .leaf_record import CannotSave, CHECKSUM_DIGITS, LeafRecord
 from .user_metadata import pack
 
 
@@ -179,11 +179,29 @@ _OWN_KEYS: dict[Layout, Callable[[Manifest], Callable[[str], object]]] = {
 }
 
 
+def check_size(manifest: Manifest) -> None:
+    """Raise `CheckpointError` if it will be too large with all checksums."""
+    chunks = sum(
+        record.data_shape == record.chunk_shape
+        or chunk_count(record.data_shape, record.chunk_shape)
+        for record in manifest.leaves.values()
+        if record.is_array
+    )
+    _unsealed(manifest, CHECKSUM_DIGITS * chunks)
+
+
 def to_bytes(manifest: Manifest) -> bytes:
     """Serialise a manifest, one leaf per line, so that `less`, `grep` and `diff` work.
 
     Raise `CheckpointError` if it exceeds what readers accept.
     """
+    data = _unsealed(manifest)
+    digest = hashlib.sha256(data).hexdigest()
+    return data.replace(NO_DIGEST.encode(), digest.encode(), 1)
+
+
+def _unsealed(manifest: Manifest, more: int = 0) -> bytes:
+    """A manifest without its digest; raise if it is too large with `more` bytes."""
     numbers: dict[object, int] = {}
     types: list[str] = []
     leaves: list[str] = []
@@ -216,14 +234,14 @@ def to_bytes(manifest: Manifest) -> bytes:
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()
     # No token has less than a byte, so a small manifest needs no look.
-    if len(data) > min(MAX_BYTES, MAX_TOKENS) and (problem := excess(data)):
+    is_large = len(data) + more > min(MAX_BYTES, MAX_TOKENS)
+    if is_large and (problem := excess(data, more)):
         raise CheckpointError(
             f"Nothing was saved, because the manifest would be too large: {problem}. "
             "That is enough for two million leaves with names that are not long. Make "
             "one array of a list of numbers: `np.array(numbers)`."
         )
-    digest = hashlib.sha256(data).hexdigest()
-    return data.replace(NO_DIGEST.encode(), digest.encode(), 1)
+    return data
 
 
 def _type_to_json(record: LeafRecord) -> dict[str, Any]:
@@ -246,10 +264,13 @@ def _type_to_json(record: LeafRecord) -> dict[str, Any]:
     return entry
 
 
-def excess(manifest: bytes) -> str:
-    """Say why a manifest would take readers too much memory; empty if it would not."""
-    if len(manifest) > MAX_BYTES:
-        return f"it has {len(manifest)} bytes, and readers take {MAX_BYTES}"
+def excess(manifest: bytes, more: int = 0) -> str:
+    """Say why a manifest would take readers too much memory; empty if it would not.
+
+    `more`: bytes of checksums that it does not have yet.
+    """
+    if (nbytes := len(manifest) + more) > MAX_BYTES:
+        return f"it has {nbytes} bytes, and readers take {MAX_BYTES}"
     tokens = sum(map(manifest.count, (b"[", b"{", b",", b":")))
     if tokens > MAX_TOKENS:
         return f"it has {tokens} values and keys, and readers take {MAX_TOKENS}"

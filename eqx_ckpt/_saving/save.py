@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from .._distributed.joint_attempt import all_saving, Together
 from .._distributed.meeting import check_timeout, TIMEOUT
-from .._format.manifest import Manifest, to_bytes
+from .._format.manifest import check_size, Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
 from .._storage.calls.host_memory import collector_paused
@@ -329,7 +329,7 @@ class Save:
             layout=layout,
             separators=plan.separators,
         )
-        to_bytes(self._manifest)  # Raises now if the manifest is too large.
+        check_size(self._manifest)
 
     def begin(self, group: "Together | Alone", overwrite: bool) -> None:
         """Agree with the other processes, and begin the attempt."""

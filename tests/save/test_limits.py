@@ -33,6 +33,16 @@ def test_a_manifest_that_would_be_too_large(tmp_path, monkeypatch, limit, layout
     eqx_ckpt.inspect.verify(tmp_path / "000001")
 
 
+def test_a_manifest_that_would_be_too_large_with_its_checksums(tmp_path, monkeypatch):
+    """That is known before anything is written."""
+    monkeypatch.setattr(manifest, "MAX_BYTES", 5000)
+    tree = [np.zeros(2) for _ in range(80)]
+    with pytest.raises(eqx_ckpt.CheckpointError, match="too large"):
+        eqx_ckpt.tree_serialise_leaves_async(tmp_path / "new", tree)
+    assert not [*tmp_path.iterdir()]
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree[:40])
+
+
 def test_metadata_fit_where_their_save_says_so():
     """The largest and the deepest that are accepted can be read."""
     deep: list = []
