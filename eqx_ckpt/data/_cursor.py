@@ -71,8 +71,11 @@ class Cursor(eqx.Module):
     position: UInt32[Array, ""]
     block: Block
 
-    def moved(self, epoch: Any, position: Any, block: Block | None = None) -> "Cursor":
-        """The cursor at another position."""
-        return Cursor(
-            self.seed, epoch, position, self.block if block is None else block
-        )
+
+def moved(
+    cursor: Cursor, epoch: Any, position: Any, block: Block | None = None
+) -> Cursor:
+    """The cursor at another position."""
+    return Cursor(
+        cursor.seed, epoch, position, cursor.block if block is None else block
+    )

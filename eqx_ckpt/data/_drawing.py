@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from ._batching import Batching
-from ._cursor import Block, Cursor, NOT_FETCHED
+from ._cursor import Block, Cursor, moved, NOT_FETCHED
 from ._host_callback import DeviceRows, gather, Host
 
 
@@ -98,7 +98,7 @@ def draw_next(drawing: Drawing, cursor: Cursor) -> tuple[Cursor, PyTree[Array], 
     if block.used is None or not drawing.has_room_in(block):
         rows = drawing.fetch(drawing.batching.numbers(cursor.seed, at))
         batch = jax.tree.map(lambda x: x[0], rows)
-        return cursor.moved(epoch, position), batch, at.mask[0]
+        return moved(cursor, epoch, position), batch, at.mask[0]
 
     def is_used_up(state: tuple[Any, Array, Any]) -> Array:
         return state[1] >= drawing.cache
@@ -123,14 +123,14 @@ def draw_next(drawing: Drawing, cursor: Cursor) -> tuple[Cursor, PyTree[Array], 
     block = eqx.tree_at(
         lambda b: (b.rows, b.at, b.used), block, (rows, after, used + 1)
     )
-    return cursor.moved(epoch, position, block), batch, at.mask[0]
+    return moved(cursor, epoch, position, block), batch, at.mask[0]
 
 
 @eqx.filter_jit
 def draw_block(drawing: Drawing, cursor: Cursor, k: int) -> tuple[Cursor, Any, Array]:
     at = drawing.batching.positions(cursor.epoch, cursor.position, k)
     rows = drawing.fetch(drawing.batching.numbers(cursor.seed, at))
-    return cursor.moved(at.next_epoch[-1], at.next_position[-1]), rows, at.mask
+    return moved(cursor, at.next_epoch[-1], at.next_position[-1]), rows, at.mask
 
 
 @eqx.filter_jit

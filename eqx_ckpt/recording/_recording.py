@@ -22,7 +22,7 @@ from .._tree.plans.write_plan import check_compression, Compression
 from .._types import PathLike
 from ._arguments import check_positive
 from ._recorder import make_recorder, Recorder
-from ._samples import committed_of, record_html, Samples
+from ._samples import committed_of, record_html, Samples, samples_of
 from ._writing._recording_log import Log
 from ._writing._sample_leaves import checked_samples, leaves_of
 from ._writing._sample_receiver import Receiver
@@ -282,7 +282,7 @@ class Recording:
     @property
     def samples(self) -> Samples:
         """The committed samples, in the structure of `like`."""
-        return Samples.of(Recorded(self._log.base, self._log.record), self._names)
+        return samples_of(Recorded(self._log.base, self._log.record), self._names)
 
     def close(self) -> None:
         """Commit, and release the recording for other writers.

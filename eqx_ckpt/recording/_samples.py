@@ -73,13 +73,6 @@ class Samples:
         recorded = _found_at(path)
         self._open(recorded, nested(recorded.manifest, "", lambda name, _: name))
 
-    @classmethod
-    def of(cls, recorded: Recorded, names: PyTree[str]) -> "Samples":
-        """The samples of a record; `names` has the name of each leaf in its place."""
-        samples = cls.__new__(cls)
-        samples._open(recorded, names)
-        return samples
-
     def _open(self, recorded: Recorded, names: PyTree[str]) -> None:
         self._recorded = recorded
         self._record = recorded.record
@@ -279,6 +272,13 @@ class Samples:
 
     def _repr_html_(self) -> str:
         return record_html(repr(self), self._record)
+
+
+def samples_of(recorded: Recorded, names: PyTree[str]) -> Samples:
+    """The samples of a record; `names` has the name of each leaf in its place."""
+    samples = Samples.__new__(Samples)
+    samples._open(recorded, names)  # pyright: ignore[reportPrivateUsage]
+    return samples
 
 
 def _found_at(path: PathLike) -> Recorded:

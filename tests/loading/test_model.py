@@ -80,6 +80,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("next"), st.integers(1, 4)),
     st.tuples(st.just("scan"), st.just(3)),
     st.tuples(st.just("block"), st.integers(1, 3)),
+    st.tuples(st.just("vmap"), st.integers(1, 4)),
     st.tuples(st.just("iterate"), st.integers(1, 4), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("save"), st.sampled_from(SIZES), st.sampled_from((1, 2, 5))),
     st.tuples(
@@ -128,6 +129,15 @@ def test_a_sequence_of_draws(tmp_path, folder, make, seed, operations, axes):
             case "block", k:
                 cursor, rows, infos = loader.block(cursor, k, info=True)
                 found = [*zip(rows["i"], infos.mask, strict=True)]
+            case "vmap", n:
+                pair = [cursor_at(loader, cursor), loader.start(seed + 1)]
+                pair = jax.tree.map(lambda *x: jnp.stack(x), *pair)
+                other = Expected(make, seed + 1)
+                for _ in range(n):
+                    pair, rows, masks = draw_each(loader, pair)
+                    found.append((rows[0], masks[0]))
+                    assert counting(rows[1], masks[1]) == other.batch(make.size)
+                cursor = jax.tree.map(lambda x: x[0], pair)
             case "iterate", n, prefetch, is_sharded:
                 place = NamedSharding(mesh, jax.P("d")) if make.size % 2 == 0 else None
                 batches = loader.iterate(
@@ -182,6 +192,22 @@ def test_a_sequence_of_draws(tmp_path, folder, make, seed, operations, axes):
 
 def seen_rows(seen, batch, mask):
     return seen.at[batch["i"]].add(mask), batch["i"]
+
+
+def cursor_at(loader, cursor):
+    """The same position, with no batches fetched, but room for them."""
+    return data.Cursor(cursor.seed, cursor.epoch, cursor.position, loader.start().block)
+
+
+@eqx.filter_jit
+def draw_each(loader, cursors):
+    """The next batch of several cursors."""
+
+    def draw(cursor):
+        cursor, batch, info = loader.next(cursor, info=True)
+        return cursor, batch["i"], info.mask
+
+    return jax.vmap(draw)(cursors)
 
 
 @eqx.filter_jit
