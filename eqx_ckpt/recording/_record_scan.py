@@ -155,10 +155,18 @@ class _Scan:
         self._pace = pace
         self._rest = rest
         self._xs = xs
-        # The steps up to the last commit.
+        # The steps up to the last commit, and whether samples were recorded since then.
         self._steps = 0
+        self._has_rest = False
 
     def run(self, arrays: PyTree, rows: int) -> PyTree:
+        try:
+            return self._run(arrays, rows)
+        except BaseException:
+            self._log.scan_failed(self._has_rest)
+            raise
+
+    def _run(self, arrays: PyTree, rows: int) -> PyTree:
         pace = self._pace
         waiting: _Made | None = None
         done = 0
@@ -196,6 +204,7 @@ class _Scan:
 
     def _record(self, made: _Made) -> None:
         """Record a block; if `max_samples` ends it, commit the state at that point."""
+        self._has_rest = True
         kept = on_host(made.kept)
         fits = self._log.fitting(kept, made.rows)
         if fits == made.rows:
@@ -214,6 +223,7 @@ class _Scan:
         steps = self._pace.committed()
         self._steps += steps
         self._log.commit(eqx.combine(arrays, self._rest), steps)
+        self._has_rest = False
 
 
 def _length_of(xs: PyTree) -> int:

@@ -22,6 +22,7 @@ from ._writing._sample_leaves import check_on_device, checked_keep, checked_samp
 from ._writing._sample_receiver import receive, Receiver, Taker
 
 
+# As a chunk by default.
 _BLOCK_BYTES = 2**20
 
 
@@ -291,9 +292,13 @@ def make_recorder(
 
 
 def default_block(leaves: Sequence[Leaf], chains: int | None) -> int:
-    """How many samples to send at a time: so many that it hardly slows a step."""
+    """How many samples to send at a time: so many that it hardly slows a step.
+
+    They fill one chunk or two, as the chunks of small samples have more of them.
+    """
     nbytes = sum(leaf.row_bytes for leaf in leaves) * (chains or 1)
-    return max(1, min(_MAX_BLOCK, _BLOCK_BYTES // max(1, nbytes)))
+    rows = max(1, _BLOCK_BYTES // max(1, nbytes))
+    return 2 * rows if 2 * rows <= _MAX_BLOCK else min(rows, _MAX_BLOCK)
 
 
 def _over_chains(sharding: NamedSharding, chains: int | None) -> NamedSharding:

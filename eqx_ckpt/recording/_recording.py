@@ -202,7 +202,7 @@ class Recording:
         **Arguments:**
 
         - `block`: the number of samples of each chain to send at a time. The default is
-            about 1 MiB of samples.
+            about 2 MiB of samples.
         - `sharding`: how the first axis of its arrays, that of the chains, is sharded.
             Each device then sends the samples of its own chains.
 
@@ -269,9 +269,11 @@ class Recording:
         **Raises:**
 
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no state was committed last.
+        - [`eqx_ckpt.CheckpointError`][]: samples were recorded after the last commit.
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         path = self.state_path
+        self._log.check_resumed()
         kinds = {leaf.kind for leaf in read_manifest(path).leaves.values()}
         if kinds <= {"jax", "key"}:
             like_state = jtu.tree_map(_as_carried, like_state, is_leaf=is_transient)

@@ -3,6 +3,7 @@
 import shutil
 import threading
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +67,46 @@ def test_a_scan_that_fills_a_recording_can_go_on(tmp_path, every, keep):
             step, state, length=40 - recording.steps, recording=recording, **options
         )
     assert read(tmp_path) == numbers
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("every", "words"), [(0, "interrupted or failed"), (10, "Call `resume` first")]
+)
+def test_a_scan_that_fails_repeats_no_sample(tmp_path, every, words):
+    def failing(n, x):
+        return step(eqx.error_if(n, n == 23, "on purpose"), x)
+
+    def scan(step, recording):
+        state = 0 if recording.committed is None else recording.resume(0)
+        length = 40 - recording.steps
+        how = {"recording": recording, "block": 5, "commit_every": every}
+        return record_scan(step, state, length=length, **how)
+
+    with Recording(tmp_path, LIKE) as recording:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            scan(failing, recording)
+        with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+            record_scan(step, 0, length=40, recording=recording)
+        with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+            recording.append({"x": jnp.float32(0)})
+    with Recording(tmp_path, LIKE) as recording:
+        assert recording.steps == 20 * bool(every)
+        scan(step, recording)
+    assert read(tmp_path) == list(range(40))
+
+
+def test_a_state_before_the_last_samples(tmp_path):
+    block = {"x": np.ones(10, np.float32)}
+    with Recording(tmp_path, LIKE) as recording:
+        recording.extend(block)
+        recording.commit({"n": 10})
+        assert recording.resume({"n": 0}) == {"n": 10}
+        recording.extend(block)
+        with pytest.raises(eqx_ckpt.CheckpointError, match="10 draws were recorded"):
+            recording.resume({"n": 0})
+        recording.commit({"n": 20})
+    assert len(read(tmp_path)) == 20
 
 
 def test_programs_whose_samples_are_slow_to_compute(tmp_path):

@@ -26,6 +26,9 @@ def of_these(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """The runs of some chains in rows that begin with the chain `first`."""
     mask = here[first : first + len(rows)]
+    if mask.all():
+        yield first, rows
+        return
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         yield first + start, rows[start:stop]

@@ -78,7 +78,7 @@ class Log(Taker):
         self._is_closed = self._is_reported = False
         self.has_recorder = False
         self._has_overflowed = False
-        self._commit_failed = False
+        self._commit_failed = self._is_cut = False
         self._leaf = ""
         self._pid = os.getpid()
         self._writer = Writer(self._write, PENDING_BYTES, f"eqx_ckpt records {path}")
@@ -355,7 +355,7 @@ class Log(Taker):
         rest = sum(count for count, _ in parts)
         # A program that resumes would record the same samples, and fail again.
         is_full = any(overflowed for _, overflowed in parts)
-        if rest and (self.record.state is None or is_full):
+        if rest and (self.record.state is None or is_full) and not self._is_cut:
             self._commit(lambda: None)
         elif rest:
             text = (
@@ -369,6 +369,24 @@ class Log(Taker):
             else:
                 text += " Call `commit(state)` before the end."
                 warnings.warn(text, stacklevel=5)
+
+    def scan_failed(self, has_rest: bool) -> None:
+        """Let nothing follow but the committed state, as the caller has no later one.
+
+        If the scan has recorded samples since then, they must not be committed.
+        """
+        self._is_cut |= has_rest
+        self.must_resume = self.record.state is not None
+
+    def check_resumed(self) -> None:
+        """Raise if there are samples after the state that the user asks for."""
+        rest = int((self._taken - self.record.draws).sum())
+        if rest and not self._is_closed:
+            raise CheckpointError(
+                f"{rest} draws were recorded in {self.where} after the last commit, so "
+                "they do not come before its state. To drop them and continue from it, "
+                "call `close()`, and open the recording again."
+            )
 
     def _end(self) -> None:
         self._is_closed = True
@@ -403,6 +421,12 @@ class Log(Taker):
             raise CheckpointError(
                 f"The recording {self.where} is closed. Open it again with "
                 "`Recording(path, like)`."
+            )
+        if self._is_cut:
+            raise CheckpointError(
+                f"A scan into {self.where} was interrupted or failed after it had "
+                "recorded samples, so no state follows them. Call `close()`, which "
+                "drops them, and open the recording again."
             )
         self._raise_failure()
         with self.lock:
