@@ -93,10 +93,10 @@ class Recording:
             raises an error.
         - `metadata`: any value that JSON can represent.
         - `compression`: as [`eqx_ckpt.tree_serialise_leaves`][].
-        - `chunk_bytes`: the approximate size of each file of an array. The default is 1
-            MiB for all chains, and at least 64 KiB, because each commit rewrites the
-            last files of each leaf. If there are more than 16 chains, several of them
-            are in one file.
+        - `chunk_bytes`: the approximate size of each file of an array. By default, the
+            last files of all chains and leaves have about 1 MiB together, because each
+            commit rewrites them; those of one leaf at least 128 KiB. If there are more
+            than 16 chains, several of them are in one file.
         - `timeout`: as [`eqx_ckpt.tree_serialise_leaves`][].
 
         **Raises:**

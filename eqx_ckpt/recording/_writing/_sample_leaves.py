@@ -100,9 +100,9 @@ def on_host(keep: Any) -> np.ndarray | None:
     return host
 
 
-# Of the last chunks of all chains. Each commit rewrites them, and each takes as much of
-# the disk as a full one.
-_CHUNK_BYTES = 2**20
+# Of the last chunks of all chains and leaves. Each commit rewrites them, and each takes as
+# much of the disk as a full one. Those of a small leaf are not much smaller.
+_CHUNK_BYTES, _LEAST_BYTES = 2**20, 2**17
 
 
 _MAX_ROWS = 2**14
@@ -133,7 +133,7 @@ def leaves_of(
             if codec not in (None, *COMPRESSIONS):
                 raise CannotSave(f"cannot be compressed by {codec!r}; pass 'zstd'")
             record = record._replace(compression=codec)
-            leaf = _chunked(Leaf(name, record, 1, 1), chains or 1, chunk_bytes)
+            leaf = Leaf(name, record, 1, 1)
             check_array(leaf.array(chains, 1))
             found.append(leaf)
         except CannotSave as e:
@@ -144,15 +144,20 @@ def leaves_of(
             "shapes and dtypes of one sample of one chain:\n"
             + ("\n".join(problems) or "- It has no leaves.")
         )
-    return found
+    total = sum(leaf.row_bytes for leaf in found)
+    return [_chunked(leaf, chains or 1, chunk_bytes, total) for leaf in found]
 
 
-def _chunked(leaf: Leaf, chains: int, chunk_bytes: int | None) -> Leaf:
-    """Choose the chunks of a leaf: how many chains, and how many draws."""
+def _chunked(leaf: Leaf, chains: int, chunk_bytes: int | None, total: int) -> Leaf:
+    """Choose the chunks of a leaf: how many chains, and how many draws.
+
+    `total` is the size of a sample, with all leaves.
+    """
     row, most = max(1, leaf.row_bytes), chunk_bytes
     bands = min(chains, _BANDS)
     if most is None:
-        most = _CHUNK_BYTES // bands
+        share = _CHUNK_BYTES * leaf.row_bytes // max(1, total)
+        most = max(_LEAST_BYTES, share) // bands
     rows = max(1, most * bands // (row * chains))
     if chunk_bytes is None:
         # A chunk size that the user passes applies to scalars too.
