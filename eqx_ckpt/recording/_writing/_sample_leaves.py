@@ -100,8 +100,8 @@ def on_host(keep: Any) -> np.ndarray | None:
     return host
 
 
-# Of the last chunks of all chains and leaves. Each commit rewrites them, and each takes as
-# much of the disk as a full one. Those of a small leaf are not much smaller.
+# Of the last chunks of all chains and leaves. Each commit rewrites them, and each takes
+# as much of the disk as a full one. Those of a small leaf are not much smaller.
 _CHUNK_BYTES, _LEAST_BYTES = 2**20, 2**17
 
 
