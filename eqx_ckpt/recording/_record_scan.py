@@ -163,7 +163,7 @@ class _Scan:
         try:
             return self._run(arrays, rows)
         except BaseException:
-            self._log.scan_failed(self._has_rest)
+            self._log.scan_failed(self._has_rest, bool(self._steps))
             raise
 
     def _run(self, arrays: PyTree, rows: int) -> PyTree:
@@ -204,20 +204,23 @@ class _Scan:
 
     def _record(self, made: _Made) -> None:
         """Record a block; if `max_samples` ends it, commit the state at that point."""
-        self._has_rest = True
         kept = on_host(made.kept)
         fits = self._log.fitting(kept, made.rows)
         if fits == made.rows:
-            self._log.extend(Block(made.samples, made.rows), kept)
+            self._extend(Block(made.samples, made.rows), kept)
             return
         arrays = made.before
         if fits:
             arrays, made = self._compute(arrays, made.start, fits)
-            self._log.extend(Block(made.samples, fits), made.kept)
+            self._extend(Block(made.samples, fits), made.kept)
         self._pace.steps = (made.start + fits) * self._loop.thin - self._steps
         if self._pace.steps:
             self._commit(arrays)
         raise self._log.full()
+
+    def _extend(self, block: Block, kept: Any) -> None:
+        self._has_rest = True
+        self._log.extend(block, kept)
 
     def _commit(self, arrays: PyTree) -> None:
         steps = self._pace.committed()

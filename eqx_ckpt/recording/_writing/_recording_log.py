@@ -370,13 +370,13 @@ class Log(Taker):
                 text += " Call `commit(state)` before the end."
                 warnings.warn(text, stacklevel=5)
 
-    def scan_failed(self, has_rest: bool) -> None:
+    def scan_failed(self, has_rest: bool, has_committed: bool) -> None:
         """Let nothing follow but the committed state, as the caller has no later one.
 
         If the scan has recorded samples since then, they must not be committed.
         """
         self._is_cut |= has_rest
-        self.must_resume = self.record.state is not None
+        self.must_resume |= has_committed and self.record.state is not None
 
     def check_resumed(self) -> None:
         """Raise if there are samples after the state that the user asks for."""
