@@ -211,6 +211,14 @@ def test_the_first_leaf_that_differs(tmp_path, like, problem):
         interop.open_eqx(tmp_path / "a.eqx", like)
 
 
+def test_a_tree_of_one_leaf_that_differs(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", jnp.ones(3))
+    with pytest.raises(
+        eqx_ckpt.LeafMismatchError, match="differs from `like` is `@root`"
+    ):
+        interop.open_eqx(tmp_path / "a.eqx", jnp.ones(4))
+
+
 def test_a_number_of_another_type(tmp_path):
     eqx.tree_serialise_leaves(tmp_path / "a.eqx", {"n": 3})
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="types differ"):
