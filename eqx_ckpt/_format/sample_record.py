@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._lazy import np
 from .leaf_names import encode
-from .leaf_record import CannotSave, dtype_from_tag, LeafRecord, tag_and_data_type
+from .leaf_record import (
+    CannotSave,
+    CRC32C_DIGITS,
+    dtype_from_tag,
+    LeafRecord,
+    tag_and_data_type,
+)
 from .manifest import check_array, COMPRESSIONS, excess
 from .user_metadata import pack, unpack
 
@@ -39,9 +45,6 @@ _MAX_CHUNKS = 2**24
 
 
 _MAX_CHAINS = 2**20
-
-
-_CRC = 8  # Hexadecimal digits of the crc32c of a chunk.
 
 
 _HEX = re.compile(r"[0-9a-f]*\Z")
@@ -160,7 +163,8 @@ class Record:
     def checksums_of(self, leaf: Leaf, band: int) -> list[str]:
         """The checksums of the chunks of a band."""
         text = (self.checksums or {}).get(leaf.name, {band: ""})[band]
-        return [text[i : i + _CRC] for i in range(0, len(text), _CRC)]
+        starts = range(0, len(text), CRC32C_DIGITS)
+        return [text[i : i + CRC32C_DIGITS] for i in starts]
 
     def to_commit(self) -> bytes:
         """The bytes to commit; raise `CheckpointError` if readers would refuse them."""
@@ -290,7 +294,7 @@ def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...
     _require(len(texts) == len(bands), "checksums of other chains")
     for text, band in zip(texts, bands, strict=True):
         count = leaf.chunks(max(draws[band.start : band.stop]))
-        _require(len(text) == _CRC * count and _HEX.match(text), "checksums")
+        _require(len(text) == CRC32C_DIGITS * count and _HEX.match(text), "checksums")
     return texts
 
 

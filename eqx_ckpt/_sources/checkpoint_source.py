@@ -123,10 +123,8 @@ class Checkpoint(Source):
                 continue
             for chunk in chunks_of(*read):
                 content = array[(*relative(chunk.region, read.region), ...)]
-                if (
-                    content_hash(content)
-                    != read.record.checksums[chunk.position][CRC32C_DIGITS:]
-                ):
+                expected = read.record.checksums[chunk.position][CRC32C_DIGITS:]
+                if content_hash(content) != expected:
                     damage[read.name] = (
                         f"{chunk.key} was changed, its checksum too: its hash differs"
                     )
