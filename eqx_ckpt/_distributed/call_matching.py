@@ -84,7 +84,7 @@ class Calls:
         # Since the last match: what failed, the calls of processes that know it, and
         # for each process the meetings in which it had no call.
         self._failures: list[Failure] = []
-        self._told: set[tuple[int, str]] = set()
+        self._caught_up: set[tuple[int, str]] = set()
         self._missed: dict[int, list[Failure]] = {i: [] for i in (first, *self._theirs)}
 
     def open(self, call: Call) -> None:
@@ -96,7 +96,7 @@ class Calls:
             # Nobody waits for the calls of a dead process, which knew what failed.
             theirs.clear()
             self._missed[call.process].clear()
-            self._told |= {(call.process, text) for text in self.failed()}
+            self._caught_up |= {(call.process, text) for text in self.failed()}
         self._lives[call.process] = life
         theirs.append(call)
 
@@ -109,7 +109,7 @@ class Calls:
         theirs = self._theirs[call.process]
         theirs[:] = [other for other in theirs if other.number != call.number]
         self._failed([call], {call.text: answer})
-        self._told.add((call.process, call.text))
+        self._caught_up.add((call.process, call.text))
 
     def missing(self, call: Call) -> list[int]:
         """The processes that have not made the call."""
@@ -181,7 +181,7 @@ class Calls:
             self._matched[made.process] = made.number
         self.matches += 1
         self._failures.clear()
-        self._told.clear()
+        self._caught_up.clear()
         for missed in self._missed.values():
             missed.clear()
 
@@ -204,8 +204,8 @@ class Calls:
         return found
 
     def _same_before(self, call: Call) -> list[Failure]:
-        """The meetings in which the same call failed, if its process was not told."""
-        if (call.process, call.text) in self._told:
+        """Where the same call failed, unless its process has caught up."""
+        if (call.process, call.text) in self._caught_up:
             return []
         return [failure for failure in self._failures if call.text in failure.answers]
 
@@ -287,7 +287,7 @@ class Calls:
         """Answer calls; return those of others."""
         for call in calls:
             call.answer = answer
-            self._told.add((call.process, call.text))
+            self._caught_up.add((call.process, call.text))
             self._remove(call)
         return [call for call in calls if call.process != self._first]
 

@@ -108,11 +108,10 @@ class JointReading(Reading):
     ) -> None:
         """Raise unless all see the same version, and nothing failed on any process."""
         self._is_given_up = True
-        told = None if error is None else to_json(error)
         said: dict[str, Any] = {
             "version": version,
             "has_changed": has_changed,
-            "error": told,
+            "error": None if error is None else to_json(error),
             "plan": digest_of(self._outline),
         }
         self._round += 1

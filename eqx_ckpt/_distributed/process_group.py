@@ -226,9 +226,9 @@ def gather_errors(
         error = e
     if is_alone():
         return made, error
-    told = None if error is None else to_json(error)
+    failure = None if error is None else to_json(error)
     try:
-        errors = _all().together(call, told, timeout, lambda said: said)
+        errors = _all().together(call, failure, timeout, lambda said: said)
     except CheckpointError as e:
         raise e from error
     others = (from_json(i, e) for i, e in enumerate(errors) if e is not None)

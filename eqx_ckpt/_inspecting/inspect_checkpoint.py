@@ -184,11 +184,11 @@ def _verify(source: Source, digest: str | None, progress: Progress) -> bool:
     damage: dict[str, str] = {}
     found: str | None = None
     with reporting(progress, source.manifest.nbytes) as report:
-        heard = report and ft.partial(report, "verify")
+        verified = report and ft.partial(report, "verify")
         if digest is None:
-            _read_all(source, damage, heard)
+            _read_all(source, damage, verified)
         else:
-            found = digest_and_damage(source, damage, heard)
+            found = digest_and_damage(source, damage, verified)
     if isinstance(source, Checkpoint | Recorded):
         source.check_the_rest(damage)
     raise_damage(damage, source)
@@ -203,7 +203,7 @@ def _verify(source: Source, digest: str | None, progress: Progress) -> bool:
     return digest is not None or source.has_checksums
 
 
-def _read_all(source: Source, damage: dict[str, str], heard: Report | None) -> None:
+def _read_all(source: Source, damage: dict[str, str], verified: Report | None) -> None:
     reads = (
         RegionRead(name, record, piece)
         for name, record in source.manifest.leaves.items()
@@ -213,7 +213,7 @@ def _read_all(source: Source, damage: dict[str, str], heard: Report | None) -> N
         )
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-        arrays = source.read(window, damage, heard)
+        arrays = source.read(window, damage, verified)
         if isinstance(source, Checkpoint):
             source.check_hashes(window, arrays, damage)
 

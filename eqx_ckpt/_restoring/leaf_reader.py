@@ -44,7 +44,7 @@ def read_leaves(
     broadcast_replicas: bool = False,
 ) -> Arrived:
     """Read each leaf, and put its data on devices; do not wait for other processes."""
-    heard = report and ft.partial(report, "read")
+    report_read = report and ft.partial(report, "read")
     values = {
         r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
         for r in reads
@@ -65,7 +65,7 @@ def read_leaves(
         )
     ]
     for window in batches(todo, lambda item: max(item[3].nbytes, _LEAST), _WINDOW):
-        buffers = deque(read_regions(source, [item[3] for item in window], heard))
+        buffers = deque(read_regions(source, [item[3] for item in window], report_read))
         if report:
             report("place")
         parts = [

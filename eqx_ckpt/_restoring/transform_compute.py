@@ -84,8 +84,8 @@ class Leaves:
             value = self.value(read._replace(becomes=host, place=Place(None)))
             return np.asarray(jax.random.key_data(value) if is_key(value) else value)
         region = RegionRead(read.name, read.record, whole(read.record.data_shape))
-        heard = self._report and ft.partial(self._report, "read")
-        (array,) = read_regions(self._shown, [region], heard)
+        report_read = self._report and ft.partial(self._report, "read")
+        (array,) = read_regions(self._shown, [region], report_read)
         return from_stored(array, read.record)
 
 

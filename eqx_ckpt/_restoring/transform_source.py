@@ -55,11 +55,11 @@ class Transformed(Source):
                 whole[i] = RegionRead(name, record, read.region)
             else:
                 arrays[i] = _stored(origin.value, read)
-        told = report and _under(names, report)
-        found = self._source.read([*whole.values()], damage, told)
+        renamed = report and _under(names, report)
+        found = self._source.read([*whole.values()], damage, renamed)
         if parts:
             regions, targets = zip(*parts, strict=True)
-            self._source.read_into(regions, targets, damage, told)
+            self._source.read_into(regions, targets, damage, renamed)
         if len(found) != len(whole):
             return found
         for i, array in zip(whole, found, strict=True):

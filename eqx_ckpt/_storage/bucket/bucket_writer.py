@@ -10,12 +10,11 @@ import contextlib
 import itertools
 import threading
 import uuid
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..._errors import CheckpointError
-from ..calls.send_window import Mark, window_of
+from ..calls.send_window import Transfers, window_of
 from ..calls.threads import start
 from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
 from ..interface.sure_reads import ask_surely
@@ -50,7 +49,6 @@ class _Write(NamedTuple):
     key: str
     value: bytes
     future: Any
-    since: Mark
 
 
 class BucketWriter(SoleWriter):
@@ -63,9 +61,7 @@ class BucketWriter(SoleWriter):
         # known.
         self._versions: dict[str, bytes] = {}
         self._absent = _ANY
-        self._writing: deque[_Write] = deque()
-        self._nbytes = 0
-        self._window = window_of(place.spec, "to")
+        self._writing = Transfers[_Write](window_of(place.spec, "to"), _MAX_IN_FLIGHT)
         # The process that this one has joined holds it.
         self._lease: _Lease | None = None
 
@@ -82,9 +78,7 @@ class BucketWriter(SoleWriter):
         self._absent = absent.version
 
     def release(self) -> None:
-        self._writing.clear()
-        self._window.given_up(self._nbytes)
-        self._nbytes = 0
+        self._writing.give_up()
         if self._lease is not None:
             self._lease.end()
             self._lease = None
@@ -162,16 +156,10 @@ class BucketWriter(SoleWriter):
                 self._finish()
 
     def _begin(self, key: str, value: bytes, version: bytes) -> None:
-        while self._writing and not self._has_room(len(value)):
+        while not self._writing.has_room(len(value)):
             self._finish()
-        since = self._window.send(len(value))
-        self._nbytes += len(value)
         future = self._write(key, value, version)
-        self._writing.append(_Write(key, value, future, since))
-
-    def _has_room(self, nbytes: int) -> bool:
-        fits = self._nbytes + nbytes <= _MAX_IN_FLIGHT
-        return fits and self._window.has_room(nbytes, self._nbytes)
+        self._writing.add(_Write(key, value, future), len(value))
 
     def _write(self, key: str, value: bytes, version: bytes) -> Any:
         condition = version if self._conditions and version != _ANY else None
@@ -182,12 +170,8 @@ class BucketWriter(SoleWriter):
 
     def _finish(self) -> None:
         """Wait for the oldest write."""
-        oldest = self._writing.popleft()
-        try:
-            self._settle(*oldest[:3])
-        finally:
-            self._nbytes -= len(oldest.value)
-            self._window.arrived(len(oldest.value), oldest.since)
+        with self._writing.oldest() as write:
+            self._settle(*write)
 
     def _settle(self, key: str, value: bytes, future: Any) -> None:
         """Wait for a write.

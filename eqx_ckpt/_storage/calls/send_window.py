@@ -6,10 +6,13 @@ again. So no more is on its way than the line carries in a part of that time. Al
 of a process to one store share the line, and so do all restores.
 """
 
+import contextlib
 import os
 import threading
 import time
-from typing import Any, Literal, NamedTuple
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 
 # Seconds without a byte after which a request is sent again; after which one is slow;
@@ -32,6 +35,9 @@ OWN = 8 * 2**20
 
 
 MOST = 256 * 2**20
+
+
+_T = TypeVar("_T")
 
 
 class Mark(NamedTuple):
@@ -64,7 +70,7 @@ class Window:
         return is_small or self._on_the_way + nbytes <= self.nbytes
 
     def send(self, nbytes: int) -> Mark:
-        """To be called before something is sent."""
+        """To be called when something is sent."""
         with self._lock:
             self._on_the_way += nbytes
         return self.mark()
@@ -88,6 +94,53 @@ class Window:
     def given_up(self, nbytes: int) -> None:
         with self._lock:
             self._on_the_way -= nbytes
+
+
+class Transfers(Generic[_T]):
+    """Requests of one save, restore or writer that are on their way, the oldest first.
+
+    **Attributes:**
+
+    - `window`: of the line that they take.
+    """
+
+    def __init__(self, window: Window, most: int = MOST) -> None:
+        self.window = window
+        self._most = most
+        self._begun: deque[tuple[_T, int, Mark]] = deque()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def __iter__(self) -> Iterator[_T]:
+        return (request for request, *_ in self._begun)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes may be sent before the oldest request has ended."""
+        fits = not self._begun or self._nbytes + nbytes <= self._most
+        return fits and self.window.has_room(nbytes, self._nbytes)
+
+    def add(self, request: _T, nbytes: int) -> None:
+        """Count a request that was just sent."""
+        self._nbytes += nbytes
+        self._begun.append((request, nbytes, self.window.send(nbytes)))
+
+    @contextlib.contextmanager
+    def oldest(self) -> Generator[_T]:
+        """The oldest request, which has ended when the block does."""
+        request, nbytes, since = self._begun.popleft()
+        try:
+            yield request
+        finally:
+            self._nbytes -= nbytes
+            self.window.arrived(nbytes, since)
+
+    def give_up(self) -> None:
+        """Wait for none of them."""
+        self._begun.clear()
+        self.window.given_up(self._nbytes)
+        self._nbytes = 0
 
 
 # By what a line leads to, and in which direction.

@@ -45,12 +45,12 @@ class _Done(NamedTuple, Generic[_T, _R]):
     waited: bool
 
 
-class Crew(Generic[_T, _R]):
+class Workers(Generic[_T, _R]):
     """Does items of work, in the calling thread and in others.
 
     Large items are spread over the cores, and over more threads while they wait for the
     disk. The calling thread does small ones itself, unless they wait too. At most
-    `limit` bytes of items are pending; `heard` is called, in the calling thread, with
+    `limit` bytes of items are pending; `on_done` is called, in the calling thread, with
     those that are done, and their results.
     """
 
@@ -58,11 +58,11 @@ class Crew(Generic[_T, _R]):
         self,
         do: Callable[[_T], _R],
         limit: int,
-        heard: Callable[[_T, _R], Any],
+        on_done: Callable[[_T, _R], Any],
     ) -> None:
         self._do = do
         self._limit = limit
-        self._heard = heard
+        self._on_done = on_done
         self._todo: SimpleQueue[tuple[_T, int] | None] = SimpleQueue()
         self._done: SimpleQueue[_Done[_T, _R]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -74,7 +74,7 @@ class Crew(Generic[_T, _R]):
         self._nbytes = 0
         self._wall = self._cpu = 0.0
 
-    def __enter__(self) -> "Crew[_T, _R]":
+    def __enter__(self) -> "Workers[_T, _R]":
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -99,7 +99,7 @@ class Crew(Generic[_T, _R]):
         self._nbytes += nbytes
         self._todo.put((item, nbytes))
         if len(self._threads) < self._cores:
-            self._hire()
+            self._add_thread()
         while not self._done.empty():
             self._take()
         while self._nbytes > self._limit:
@@ -128,17 +128,17 @@ class Crew(Generic[_T, _R]):
         if isinstance(result, BaseException):
             raise result
         if waited and len(self._threads) < _MOST:
-            self._hire()
-        self._heard(item, result)
+            self._add_thread()
+        self._on_done(item, result)
 
     def _do_here(self, item: _T) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
         result = self._do(item)
         self._cpu += time.thread_time() - cpu
         self._wall += time.perf_counter() - wall
-        self._heard(item, result)
+        self._on_done(item, result)
 
-    def _hire(self) -> None:
+    def _add_thread(self) -> None:
         what = (self._todo, self._done, self._do)
         thread = threading.Thread(target=_work, args=what, daemon=True)
         # Before it starts: Ctrl-C may come before that returns.
@@ -153,7 +153,7 @@ def _work(
     done: SimpleQueue[_Done[_T, _R]],
     do: Callable[[_T], _R],
 ) -> None:
-    """What a thread does, without a reference to the crew."""
+    """What a thread does, without a reference to the `Workers`."""
     while (task := todo.get()) is not None:
         wall, cpu = time.perf_counter(), time.thread_time()
         try:

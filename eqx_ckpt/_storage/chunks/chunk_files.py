@@ -13,7 +13,7 @@ from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.opening import is_removed
 from ..calls.safe_files import fill, of_leaf, open_existing, write_file
-from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
+from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
 from ..interface.chunk_bytes import (
     Chunk,
     no_checksums,
@@ -112,19 +112,22 @@ class ChunkFiles(Chunks):
     ) -> Checksums:
         checksums = no_checksums(arrays)
 
-        def heard(piece: Piece, found: dict[int, str]) -> None:
+        def on_done(piece: Piece, found: dict[int, str]) -> None:
             for position, checksum in found.items():
                 checksums[piece.name][position] = checksum
             if written:
                 written(piece.name, piece.array.nbytes)
 
         folder = None if create else self._within[0]
-        with unless_removed(folder), Crew(self._write, MAX_IN_FLIGHT, heard) as crew:
+        with (
+            unless_removed(folder),
+            Workers(self._write, MAX_IN_FLIGHT, on_done) as workers,
+        ):
             for name, record in arrays.items():
                 self._begin(name, record, create)
             for piece in pieces:
-                crew.put(piece, piece.array.nbytes)
-            crew.finish()
+                workers.put(piece, piece.array.nbytes)
+            workers.finish()
         return checksums
 
     def _begin(self, name: str, record: LeafRecord, create: bool) -> None:

@@ -11,7 +11,7 @@ from ..._lazy import Array, np
 from ..._types import Report
 from ..calls.host_memory import empty
 from ..calls.safe_files import of_leaf
-from ..calls.worker_threads import Crew, MAX_IN_FLIGHT
+from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
 from ..interface.chunk_bytes import (
     check_size,
     ChunkBytes,
@@ -44,17 +44,17 @@ def read_chunks(
         damage.update({read.name: problem for read in reads})
         return reading.arrays
 
-    def heard(item: tuple[Wanted, ChunkBytes], problem: str) -> None:
+    def on_done(item: tuple[Wanted, ChunkBytes], problem: str) -> None:
         if problem:
             doubtful.append(item[0])
         elif arrived:
             reading.tell(item[0], arrived)
 
     doubtful: list[Wanted] = []
-    with Crew(reading.take, MAX_IN_FLIGHT, heard) as crew:
+    with Workers(reading.take, MAX_IN_FLIGHT, on_done) as workers:
         for wanted, source in chunks.fetch(reading.wanted):
-            crew.put((wanted, source), wanted.chunk.nbytes)
-        crew.finish()
+            workers.put((wanted, source), wanted.chunk.nbytes)
+        workers.finish()
     if doubtful:
         # One answer is not enough to call a chunk damaged.
         listed = chunks.listed()

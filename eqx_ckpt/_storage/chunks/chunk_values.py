@@ -6,7 +6,6 @@ for it.
 
 import abc
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,9 +14,9 @@ from ..._format.chunk_grid import batches, chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.send_window import Mark, window_of
+from ..calls.send_window import Transfers, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
-from ..calls.worker_threads import Crew
+from ..calls.worker_threads import Workers
 from ..interface.chunk_bytes import (
     Chunk,
     ChunkBytes,
@@ -46,6 +45,10 @@ _LEAST = 2**16
 
 # A chunk, what is stored of it, and its checksums.
 _Value: TypeAlias = tuple[Chunk, bytes, str]
+
+
+# A batch of chunks, and the answers that are waited for.
+_Asked: TypeAlias = list[tuple[Wanted, Any]]
 
 
 # Written if there are no arrays, so that each attempt leaves a key.
@@ -111,13 +114,13 @@ class ChunkValues(Chunks):
                 target.put(MANIFEST, _EMPTY)
             for name, record in arrays.items() if create else ():
                 target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
-            with Crew(_compressed, _MAX_IN_FLIGHT, put) as crew:
+            with Workers(_compressed, _MAX_IN_FLIGHT, put) as workers:
                 for piece in pieces:
                     if piece.record.compression is None:
                         put(piece, _values(piece))
                     else:
-                        crew.put(piece, piece.array.nbytes)
-                crew.finish()
+                        workers.put(piece, piece.array.nbytes)
+                workers.finish()
             target.finish()
         except BaseException:
             target.cancel()
@@ -126,22 +129,23 @@ class ChunkValues(Chunks):
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         """Ask for chunks, many at a time."""
-        asking = _Asking(self)
+        store = open_kvstore(self.spec)
+        asked = Transfers[_Asked](window_of(self.place.spec, "from"))
         try:
-            for batch in batches(wanted, _weight, asking.window.own):
-                while not asking.has_room(batch):
-                    yield from self._answered(asking.next())
-                asking.ask(batch)
-            while asking.is_open():
-                yield from self._answered(asking.next())
+            for batch in batches(wanted, _weight, asked.window.own):
+                nbytes = sum(map(_weight, batch))
+                while not asked.has_room(nbytes):
+                    yield from self._answered(asked)
+                asked.add([(one, store.read(one.chunk.key)) for one in batch], nbytes)
+            while asked:
+                yield from self._answered(asked)
         finally:
-            asking.end()
+            asked.give_up()
 
-    def _answered(
-        self, asked: Iterable[tuple[Wanted, Any]]
-    ) -> Iterator[tuple[Wanted, Value]]:
-        for one, future in asked:
-            yield one, Value(self._value(one.chunk.key, future))
+    def _answered(self, asked: Transfers[_Asked]) -> Iterator[tuple[Wanted, Value]]:
+        with asked.oldest() as batch:
+            for one, future in batch:
+                yield one, Value(self._value(one.chunk.key, future))
 
     def _value(self, key: str, future: Any) -> bytes | Problem:
         try:
@@ -217,81 +221,27 @@ def _weight(wanted: Wanted) -> int:
     return max(wanted.chunk.nbytes, _LEAST)
 
 
-class _Asking:
-    """Batches of chunks that were asked for, and may be on their way.
-
-    **Attributes:**
-
-    - `window`: of the line that they come over.
-    """
-
-    def __init__(self, chunks: ChunkValues) -> None:
-        self._store = open_kvstore(chunks.spec)
-        self.window = window_of(chunks.place.spec, "from")
-        self._asked: deque[tuple[list[tuple[Wanted, Any]], int, Mark]] = deque()
-        self._nbytes = 0
-
-    def has_room(self, batch: Sequence[Wanted]) -> bool:
-        return self.window.has_room(sum(map(_weight, batch)), self._nbytes)
-
-    def ask(self, batch: Sequence[Wanted]) -> None:
-        nbytes = sum(map(_weight, batch))
-        since = self.window.send(nbytes)
-        self._nbytes += nbytes
-        reading = [(one, self._store.read(one.chunk.key)) for one in batch]
-        self._asked.append((reading, nbytes, since))
-
-    def is_open(self) -> bool:
-        return bool(self._asked)
-
-    def next(self) -> Iterator[tuple[Wanted, Any]]:
-        """The oldest batch; it has arrived when all of it was taken."""
-        reading, nbytes, since = self._asked[0]
-        yield from reading
-        self._asked.popleft()
-        self._nbytes -= nbytes
-        self.window.arrived(nbytes, since)
-
-    def end(self) -> None:
-        """Give up what was not taken."""
-        for reading, *_ in self._asked:
-            for _, future in reading:
-                future.cancel()
-        self.window.given_up(self._nbytes)
-        self._asked.clear()
-        self._nbytes = 0
-
-
 class _Requests(Target):
     """Requests for values, many at a time."""
 
     def __init__(self, place: Storage) -> None:
         self._place = place
         self._store = open_kvstore(place.spec)
-        self._writing: deque[tuple[Any, str, int, Mark]] = deque()
-        self._nbytes = 0
-        self._window = window_of(place.spec, "to")
+        self._writing = Transfers[tuple[str, Any]](window_of(place.spec, "to"))
 
     def put(self, key: str, value: bytes) -> None:
-        while not self._window.has_room(len(value), self._nbytes):
+        while not self._writing.has_room(len(value)):
             self._wait()
-        since = self._window.send(len(value))
-        self._nbytes += len(value)
-        self._writing.append((self._store.write(key, value), key, len(value), since))
+        self._writing.add((key, self._store.write(key, value)), len(value))
 
     def finish(self) -> None:
         while self._writing:
             self._wait()
 
     def _wait(self) -> None:
-        future, key, nbytes, since = self._writing[0]
-        check_written(self._place.wait_for(future, key), self._place.url(key))
-        self._writing.popleft()
-        self._nbytes -= nbytes
-        self._window.arrived(nbytes, since)
+        with self._writing.oldest() as (key, future):
+            check_written(self._place.wait_for(future, key), self._place.url(key))
 
     def cancel(self) -> None:
         """Requests already sent may still land, under a prefix that is never reused."""
-        for future, *_ in self._writing:
-            future.cancel()
-        self._window.given_up(self._nbytes)
+        self._writing.give_up()

@@ -199,7 +199,7 @@ def _renamed(
     """What to say of leaves that were renamed together, and the others."""
     nearest = {n: leaf.nearest[0] for n, leaf in leaves.items() if leaf.nearest}
     lines: list[str] = []
-    told: set[str] = set()
+    listed: set[str] = set()
     for change, names in renamed(nearest):
         name, other = next(iter(names.items()))
         from_below = other == f"{change.after}/{name}"
@@ -211,8 +211,8 @@ def _renamed(
             f"- {len(names)} leaves seem to be renamed: {name!r} in `like`, {other!r} "
             f"in {place}, and so on. {way}"
         )
-        told.update(names, names.values())
-    return lines, {n: leaf for n, leaf in leaves.items() if n not in told}
+        listed.update(names, names.values())
+    return lines, {n: leaf for n, leaf in leaves.items() if n not in listed}
 
 
 def _sentence(leaf: LeafMatch) -> str:

@@ -18,7 +18,7 @@ from ..._format.source import RegionRead, Source
 from ..._storage.calls.host_memory import copied, empty
 from ..._storage.calls.opening import NotPlain, open_plain
 from ..._storage.calls.store_path import local_path
-from ..._storage.calls.worker_threads import Crew
+from ..._storage.calls.worker_threads import Workers
 from ..._types import PathLike, Report
 
 
@@ -172,7 +172,7 @@ class FileSource(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[np.ndarray]:
-        def heard(task: _Task, _: None) -> None:
+        def on_done(task: _Task, _: None) -> None:
             if report is not None:
                 report(task.name, sum(run.target.nbytes for run in task.runs))
 
@@ -182,7 +182,7 @@ class FileSource(Source):
             files = {extent.file for extent in extents if isinstance(extent, Extent)}
             fds = {file: stack.enter_context(file.opened()) for file in files}
             carry_out = ft.partial(_carry_out, damage)
-            crew = stack.enter_context(Crew(carry_out, _MAX_IN_FLIGHT, heard))
+            workers = stack.enter_context(Workers(carry_out, _MAX_IN_FLIGHT, on_done))
             for read, extent in zip(reads, extents, strict=True):
                 if isinstance(extent, np.ndarray):
                     arrays.append(copied(extent[read.region]))
@@ -192,8 +192,8 @@ class FileSource(Source):
                 parts = [[*found]] if extent.in_order else ([run] for run in found)
                 for part in parts:
                     task = _Task(read.name, extent, fds[extent.file], part)
-                    crew.put(task, sum(run.nbytes for run in part))
-            crew.finish()
+                    workers.put(task, sum(run.nbytes for run in part))
+            workers.finish()
         return [
             _as_stored(array, read.name, extent, damage)
             for array, read, extent in zip(arrays, reads, extents, strict=True)

@@ -52,8 +52,8 @@ class Team:
                 value = make()
             except Exception as e:
                 error = e
-            told = None if error is None else to_json(error)
-            said = group.gather("recorded", {"value": value, "error": told})
+            failure = None if error is None else to_json(error)
+            said = group.gather("recorded", {"value": value, "error": failure})
         finally:
             group.close()
         if error is not None:
