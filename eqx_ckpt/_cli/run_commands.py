@@ -187,7 +187,7 @@ def gc(path: str, dry_run: bool, as_json: bool) -> int:
     run = Run(path)
     if "://" not in run.directory and not os.path.isdir(run.directory):
         raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a directory.")
-    if (problem := run.explain()) and not run.named():
+    if (problem := run.explain()) and not run.stored.named():
         raise eqx_ckpt.CheckpointNotFoundError(f"{path!r} is not a run. {problem}")
     found = garbage_collect(path, dry_run=dry_run)
     known = [nbytes for nbytes in found.values() if nbytes is not None]

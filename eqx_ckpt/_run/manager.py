@@ -172,7 +172,7 @@ class CheckpointManager:
             self._check_open()
             self._wait_for_save()
             self._raise_of_others()
-            self._run.check_place()
+            self._run.stored.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 save = Save(

@@ -65,12 +65,18 @@ class UnusableEntry(NamedTuple):
 
 
 class Run:
-    """The steps of a run, listed anew each time, so that nothing is stale."""
+    """The steps of a run, listed anew each time, so that nothing is stale.
+
+    **Attributes:**
+
+    - `stored`: the steps as their storage has them.
+    - `directory`: the path or the URL of the run.
+    """
 
     def __init__(self, directory: PathLike) -> None:
         self._location = locate(directory)
         self._path = directory
-        self._steps = self._location.steps()
+        self.stored = self._location.steps()
         self.directory = self._location.url()
 
     def path(self, step: int) -> PathLike:
@@ -81,19 +87,15 @@ class Run:
     def location(self, step: int) -> Storage:
         return self._location / f"{step_name(step)}/"
 
-    def named(self) -> list[int]:
-        """Everything that has the name of a step, in order."""
-        return self._steps.named()
-
     def steps(self) -> list[int]:
         """The saved steps, in order, damaged or not."""
-        steps = self._steps.saved()
+        steps = self.stored.saved()
         self.check_unusable(steps)
         return steps
 
     def unusable(self) -> list[UnusableEntry]:
         """What looked like a step in the last listing, and is none."""
-        found = sorted(self._steps.unusable().items())
+        found = sorted(self.stored.unusable().items())
         return [self._as_unusable(name, is_one) for name, is_one in found]
 
     def _as_unusable(self, name: str, is_checkpoint: bool) -> UnusableEntry:
@@ -128,26 +130,22 @@ class Run:
             if entry.step > newest or entry.is_checkpoint:
                 logger.warning("%s", entry.problem)
 
-    def check_place(self) -> None:
-        """Raise if the run was moved since this process used it first."""
-        self._steps.check_place()
-
     def readable_or_not(self) -> list[int]:
         """The saved steps, and those that cannot be read."""
         doubtful: dict[int, OSError] = {}
-        return sorted([*self._steps.saved(doubtful), *doubtful])
+        return sorted([*self.stored.saved(doubtful), *doubtful])
 
     def removable(self) -> list[int]:
         """The saved steps; a step that cannot be read stays, with a warning."""
         doubtful: dict[int, OSError] = {}
-        saved = self._steps.saved(doubtful)
+        saved = self.stored.saved(doubtful)
         for step, error in doubtful.items():
             logger.warning("Step %d stays, as it cannot be read: %s", step, error)
         return saved
 
     def latest(self) -> int | None:
         doubtful: dict[int, OSError] = {}
-        steps = self._steps.saved(doubtful)
+        steps = self.stored.saved(doubtful)
         self.check_unusable(steps)
         newest = max(steps, default=None)
         for step, error in doubtful.items():
@@ -165,7 +163,7 @@ class Run:
 
     def metadata(self, step: int) -> Any:
         """The metadata of a step; a copy, which the caller may change."""
-        return copy.deepcopy(self._steps.metadata(step))
+        return copy.deepcopy(self.stored.metadata(step))
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.readable_or_not()))
@@ -215,7 +213,7 @@ class Run:
     def check(self, step: int) -> None:
         """Raise if a step was not saved; other steps may be unreadable."""
         doubtful: dict[int, OSError] = {}
-        if step not in self._steps.saved(doubtful):
+        if step not in self.stored.saved(doubtful):
             raise doubtful.get(step) or self.missing(step)
 
     def delete(self, step: int) -> None:
@@ -227,7 +225,7 @@ class Run:
                 f"{what} {above!r}, which needs it."
             )
         try:
-            self.remove([step])
+            self.stored.remove([step])
         except (OSError, CheckpointError) as e:
             e.add_note(
                 f"Whether step {step} was deleted is not known: `steps()` says what is "
@@ -235,30 +233,10 @@ class Run:
             )
             raise
 
-    def problem(self, step: int) -> str:
-        """Why a step is not intact, or `''`; its data are not read."""
-        return self._steps.problem(step)
-
-    def remove(self, steps: Sequence[int]) -> None:
-        """Remove steps; none is ever visible in part."""
-        self._steps.remove(steps)
-
-    @property
-    def only_time_tells(self) -> bool:
-        """Whether only time tells which attempts are dead: see `Steps`."""
-        return self._steps.only_time_tells
-
-    def sweep(self) -> None:
-        """Remove the remains of dead attempts."""
-        self._steps.sweep()
-
-    def end_sweeps(self) -> None:
-        self._steps.end_sweeps()
-
     def clean_up(self) -> None:
         """Remove the remains of dead attempts, as far as this process is allowed to."""
         try:
-            self.sweep()
+            self.stored.sweep()
         except (OSError, CheckpointError) as e:
             # A process with read-only access, or without locks, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
@@ -404,7 +382,7 @@ class Candidates(Mapping[int, Any]):
     def _is_whole(self, step: int, saved: int) -> bool:
         self._goes_on()
         try:
-            problem = self._run.problem(step)
+            problem = self._run.stored.problem(step)
         except CheckpointNotFoundError:
             return False  # Another process has removed it.
         except OSError as e:
@@ -456,7 +434,7 @@ def retain(
         removed = _steps_to_remove(run, keep, steps, saved)
         for step in removed:
             goes_on()
-            run.remove([step])
+            run.stored.remove([step])
     except Exception as e:
         e.add_note(f"Step {saved} was saved. Removing older steps failed.")
         raise

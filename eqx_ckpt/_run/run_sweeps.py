@@ -25,7 +25,7 @@ class RunSweeps:
     def begin(self) -> None:
         """Begin a sweep, unless one is running, or there can be nothing new."""
         is_running = self._thread is not None and self._thread.is_alive()
-        if is_running or not self._run.only_time_tells or is_ending():
+        if is_running or not self._run.stored.only_time_tells or is_ending():
             return
         name = f"eqx_ckpt sweeps {self._run.directory}"
         # A daemon, because the interpreter would wait for another thread before `_end`.
@@ -47,7 +47,7 @@ class RunSweeps:
 
     def end(self) -> None:
         """Stop a sweep; wait for a request that was sent, for some time at most."""
-        self._run.end_sweeps()
+        self._run.stored.end_sweeps()
         self.wait()
 
 

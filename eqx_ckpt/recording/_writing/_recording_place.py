@@ -66,7 +66,7 @@ class Place:
         trim(self.files, self.record)
         show(self.files, self.record)
         self.files.flush()
-        self.states.sweep()
+        self.states.stored.sweep()
         self._forget_states()
 
     def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
@@ -140,7 +140,7 @@ class Place:
         with warned(f"Old states of {self.where} could not be deleted"):
             others = [n for n in self.states.steps() if n != self.record.state]
             if others:
-                self.states.remove(others)
+                self.states.stored.remove(others)
 
     def leave(self) -> None:
         """Delete uncommitted files, and let others write."""
