@@ -1,6 +1,7 @@
 """Types that several modules share."""
 
 import numbers
+import operator
 import os
 import re
 from collections.abc import Callable, Collection
@@ -77,12 +78,17 @@ def check_word(argument: str, value: Any, words: Collection[str]) -> None:
         raise wrong(value, str)(f"`{argument}` is {value!r}. Pass one of {known}.")
 
 
-def check_integer(argument: str, value: Any, least: int) -> None:
-    """Raise if an argument is not an integer of at least `least`."""
-    if type(value) is not int or value < least:
-        raise wrong(value, int)(
-            f"`{argument}` is {value!r}. Pass an integer of at least {least}."
-        )
+def check_integer(argument: str, value: Any, least: int | None = None) -> int:
+    """Return an integer of Python, NumPy or JAX; raise if it is less than `least`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f" of at least {least}"
+        kind = TypeError if number is None else ValueError
+        raise kind(f"`{argument}` is {value!r}. Pass an integer{bound}.")
+    return number
 
 
 def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:

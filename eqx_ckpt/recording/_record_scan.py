@@ -11,8 +11,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .._format.sample_record import Leaf
-from .._types import check_function, check_kind, is_real
-from ._arguments import check_positive
+from .._types import check_function, check_integer, check_kind, is_real
 from ._recorder import default_block
 from ._recording import log_of, Recording
 from ._writing._commit_pace import Every, Pace
@@ -70,7 +69,8 @@ def record_scan(
 
     - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match the `like` of the
         recording; nothing was computed.
-    - `ValueError`: an argument is invalid, for example `thin` does not divide `length`.
+    - `TypeError` or `ValueError`: an argument is invalid, for example `thin` does not
+        divide `length`.
     - The errors of `extend` and `commit` of [`eqx_ckpt.recording.Recording`][].
 
     !!! example
@@ -102,7 +102,7 @@ def record_scan(
     length = _length_of(xs) if length is None else length
     rows = _checked_length(length, thin)
     if block is not None:
-        check_positive("block", block)
+        check_integer("block", block, 1)
     _check_commits(commit_every, commit_every_seconds)
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((init, xs))):
         raise ValueError(
@@ -241,9 +241,8 @@ def _length_of(xs: PyTree) -> int:
 
 def _checked_length(length: int, thin: int) -> int:
     """Validate `length` and `thin`; return the number of samples."""
-    check_positive("thin", thin)
-    if length != 0:
-        check_positive("length", length)
+    check_integer("thin", thin, 1)
+    check_integer("length", length, 0)
     if length % thin:
         raise ValueError(
             f"`length` is {length} and `thin` is {thin}. Pass a `length` that `thin` "
@@ -254,8 +253,7 @@ def _checked_length(length: int, thin: int) -> int:
 
 def _check_commits(steps: Any, seconds: Any) -> None:
     """Validate `commit_every` and `commit_every_seconds`."""
-    if steps != 0:
-        check_positive("commit_every", steps)
+    check_integer("commit_every", steps, 0)
     if seconds is not None and not (is_real(seconds) and seconds >= 0):
         raise ValueError(
             f"`commit_every_seconds` is {seconds!r}. Pass 0 or more seconds, or `None`."

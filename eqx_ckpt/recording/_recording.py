@@ -19,8 +19,7 @@ from .._restoring.restore import tree_deserialise_leaves
 from .._sources.recording_source import Recorded
 from .._tree.leaves.transient import is_transient
 from .._tree.plans.write_plan import check_compression, Compression
-from .._types import PathLike
-from ._arguments import check_positive
+from .._types import check_integer, PathLike
 from ._recorder import make_recorder, Recorder
 from ._samples import committed_of, record_html, Samples, samples_of
 from ._writing._recording_log import Log
@@ -114,7 +113,7 @@ class Recording:
             ("chunk_bytes", chunk_bytes),
         ):
             if value is not None:
-                check_positive(argument, value)
+                check_integer(argument, value, 1)
         check_compression(compression)
         leaves = leaves_of(like, chains, compression, chunk_bytes)
         wanted = Record(

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, PyTree
 
 from .._format.sample_record import Leaf
-from ._arguments import check_positive
+from .._types import check_integer
 from ._writing._sample_leaves import (
     check_on_device,
     checked_keep,
@@ -97,7 +97,7 @@ class SampleBuffer(eqx.Module):
         - `like`: one sample: a PyTree of arrays, or of `jax.ShapeDtypeStruct`s.
         - `capacity`: the largest number of samples that the buffer holds.
         """
-        capacity = check_positive("capacity", capacity)
+        capacity = check_integer("capacity", capacity, 1)
         self._leaves = tuple(leaves_of(like, None, None, None))
         check_on_device(self._leaves)
         self.samples = jax.tree.map(

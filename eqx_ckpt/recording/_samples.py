@@ -20,8 +20,7 @@ from .._sources.recording_source import find_recorded, Recorded
 from .._storage.locate import locate
 from .._tree.matching.name_tree import nested
 from .._tree.matching.where_argument import picked_by
-from .._types import PathLike
-from ._arguments import as_index
+from .._types import check_integer, PathLike
 from ._sample_exports import to_datatree, to_hdf5, to_npz
 
 
@@ -240,7 +239,7 @@ class Samples:
         count = len(self._record.draws)
         if chain is None:
             return range(count)
-        number = as_index("chain", chain)
+        number = check_integer("chain", chain)
         if self.chains is None or not 0 <= number < count:
             raise ValueError(
                 f"`chain` is {chain}, and the recording has "
@@ -256,10 +255,8 @@ class Samples:
                 f"not form one array. Pass `stop={min(counts)}` or less, or read one "
                 "`chain`."
             )
-        start, thin = as_index("start", start), as_index("thin", thin)
-        last = min(counts) if stop is None else as_index("stop", stop)
-        if thin < 1:
-            raise ValueError(f"`thin` is {thin}. Pass a positive integer.")
+        start, thin = check_integer("start", start), check_integer("thin", thin, 1)
+        last = min(counts) if stop is None else check_integer("stop", stop)
         if not 0 <= start <= last <= min(counts):
             raise ValueError(
                 f"`start` is {start} and `stop` is {stop}, and the recording has "
