@@ -91,7 +91,7 @@ def patience():
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(120)
+    signal.alarm(600)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -1,9 +1,6 @@
-"""Deleting a step of a run, on a disk and in a store."""
+"""Deleting a step of a run on a disk."""
 
 import os
-import signal
-import threading
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +8,6 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.locate import locate
 
 
 TREE = {"w": np.ones(3), "step": 1}
@@ -23,102 +19,12 @@ def flip(file):
     file.write_bytes(data)
 
 
-@pytest.fixture(params=["disk", "memory"])
-def run(request, tmp_path):
-    """A run with the steps 1, 2 and 3."""
-    memory = f"memory://{uuid.uuid4().hex}/run"
-    directory = str(tmp_path / "run") if request.param == "disk" else memory
-    with CheckpointManager(directory) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, TREE)
-    return directory
-
-
 @pytest.fixture
 def on_disk(tmp_path):
     with CheckpointManager(tmp_path / "run") as manager:
         for step in (1, 2):
             manager.save(step, TREE)
     return tmp_path / "run"
-
-
-def names(run):
-    """Of all that is left in a run."""
-    if run.startswith("memory"):
-        return {key.partition("/")[0] for key in locate(run).list_keys()}
-    return set(os.listdir(run))
-
-
-def test_delete(run):
-    with CheckpointManager(run) as manager:
-        assert manager.delete(2) is None
-        assert manager.steps() == [1, 3]
-        manager.delete(np.int64(3))
-        assert manager.latest() == 1
-        assert names(run) == {"000001"}
-        manager.save(3, TREE).result()
-        assert manager.steps() == [1, 3]
-
-
-def test_a_step_that_is_not_there(run):
-    manager = CheckpointManager(run)
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 1, 2, 3"):
-        manager.delete(4)
-    with pytest.raises(Exception, match="-1 is not a step"):
-        manager.delete(-1)
-    assert manager.steps() == [1, 2, 3]
-
-
-def test_the_state_of_a_recording_is_no_step(run):
-    """Without it the recording could not go on."""
-    like = {"w": np.zeros(3)}
-    with eqx_ckpt.recording.Recording(f"{run}/rec", like) as recording:
-        recording.append(like)
-        recording.commit(TREE)
-    manager = CheckpointManager(f"{run}/rec/states")
-    (state,) = manager.steps()
-    with pytest.raises(eqx_ckpt.CheckpointError, match="belongs to the recording '"):
-        manager.delete(state)
-    assert manager.steps() == [state]
-
-
-def test_it_can_be_asked_for_at_once(run):
-    """After a save that goes on, and in a manager that is closed."""
-    with CheckpointManager(run) as manager:
-        manager.save(4, TREE)
-        assert manager.should_save(4) is False
-        signal.raise_signal(signal.SIGTERM)
-        assert manager.should_save(4) is False
-        manager.delete(4)
-        assert manager.steps() == [1, 2, 3]
-        assert manager.should_save(4) is True
-    manager.delete(1)
-    assert manager.steps() == [2, 3]
-
-
-def test_a_step_that_is_being_read_stays(run):
-    reading, go_on = threading.Event(), threading.Event()
-    restored = []
-
-    def stop(*_):
-        reading.set()
-        go_on.wait(60)
-
-    def read():
-        restored.append(CheckpointManager(run, progress=stop).restore(TREE, 2))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert reading.wait(60)
-    manager = CheckpointManager(run)
-    with pytest.raises(eqx_ckpt.CheckpointError, match="Step 2 is being read"):
-        manager.delete(2)
-    assert manager.steps() == [1, 2, 3]
-    go_on.set()
-    reader.join()
-    assert np.array_equal(restored[0]["w"], TREE["w"])
-    manager.delete(2)
-    assert manager.steps() == [1, 3]
 
 
 def test_a_step_that_is_damaged(on_disk):

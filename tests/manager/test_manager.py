@@ -352,24 +352,6 @@ def test_a_live_save_is_not_debris(tmp_path):
     assert_same(manager.restore(state(1)), state(1))
 
 
-def test_two_managers_and_one_step(tmp_path):
-    reached, go_on = threading.Event(), threading.Event()
-
-    def wait(*_):
-        reached.set()
-        go_on.wait(60)
-
-    slow = CheckpointManager(tmp_path, progress=wait)
-    loser = slow.save(1, state(8))
-    assert reached.wait(60)
-    CheckpointManager(tmp_path).save(1, state(9)).result()
-    go_on.set()
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000001' exists already"):
-        loser.result()
-    assert_same(slow.restore(state(9)), state(9))
-    assert os.listdir(tmp_path) == ["000001"]
-
-
 @pytest.fixture
 def readable_run(run):
     """The run, where this process may only read: not as root, if it is root."""

@@ -1,10 +1,9 @@
-"""A training run through its manager, in all storages and in object stores."""
+"""A training run through its manager, in object stores."""
 
 import contextlib
 import functools as ft
 import itertools
 import json
-import os
 import re
 import signal
 import threading
@@ -48,18 +47,6 @@ def state(step):
 @pytest.fixture(params=["memory", "s3", "gcs"])
 def empty(request: pytest.FixtureRequest) -> str:
     """A place in a store where nothing is."""
-    return place_of(request)
-
-
-@pytest.fixture(params=["directory", "memory", "s3", "gcs"])
-def empty_anywhere(request: pytest.FixtureRequest) -> str:
-    """A place in any storage where nothing is."""
-    return place_of(request)
-
-
-def place_of(request: pytest.FixtureRequest) -> str:
-    if request.param == "directory":
-        return str(request.getfixturevalue("tmp_path") / "run")
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/run"
     return request.getfixturevalue(request.param).url
@@ -97,14 +84,6 @@ def write_all(run: str, values: dict[str, bytes]) -> str:
 def run(empty: str) -> str:
     """A run in a store with the steps 100, 200 and 300."""
     return write_all(empty, objects())
-
-
-@pytest.fixture
-def run_anywhere(empty_anywhere: str) -> str:
-    """Such a run in any storage."""
-    if "://" in empty_anywhere:
-        return write_all(empty_anywhere, objects())
-    return save_steps(empty_anywhere)
 
 
 @pytest.fixture
@@ -178,41 +157,6 @@ def slowly() -> Iterator[Callable[[str, int], Slow]]:
         save.go_on()
 
 
-def test_a_run(run_anywhere: str) -> None:
-    manager = CheckpointManager(run_anywhere)
-    assert manager.steps() == [100, 200, 300]
-    assert manager.latest() == 300
-    assert_same(manager.restore(state(300)), state(300))
-    assert_same(manager.restore(state(100), 100), state(100))
-    assert manager.read_manifest(200).metadata == {"loss": 1 / 200, "acc": 0}
-    assert manager.best("loss") == 300
-    assert manager.best("loss", "max") == 100
-    assert manager.best("acc", "max") == 300
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000200"):
-        manager.save(200, state(1))
-    manager.close()
-    with pytest.raises(eqx_ckpt.CheckpointError, match="is closed"):
-        manager.save(400, state(400))
-    assert_same(manager.restore(state(200), 200), state(200))
-    assert eqx_ckpt.inspect.verify(f"{run_anywhere}/000200")
-
-
-def test_an_empty_run(empty_anywhere: str) -> None:
-    manager = CheckpointManager(empty_anywhere)
-    assert (manager.steps(), manager.latest()) == ([], None)
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="look at `latest"):
-        manager.restore(state(0))
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="None of the 0 steps"):
-        manager.best("loss")
-    assert not keys(empty_anywhere)
-
-
-def test_a_step_that_is_not_there(run_anywhere: str) -> None:
-    match = "000150'. The steps there are 100, 200, 300"
-    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
-        CheckpointManager(run_anywhere).restore(state(150), 150)
-
-
 def test_a_place_with_options(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     store = eqx_ckpt.StorePath(s3.url, endpoint=s3.endpoint)
@@ -221,55 +165,6 @@ def test_a_place_with_options(s3: Place, monkeypatch: pytest.MonkeyPatch) -> Non
             manager.save(step, state(step))
     assert manager.steps() == [300]
     assert_same(manager.restore(state(300)), state(300))
-
-
-def test_a_tree_without_arrays(empty: str) -> None:
-    with CheckpointManager(empty) as manager:
-        for step in range(3):
-            manager.save(step, {"step": step})
-        manager.wait()
-        assert manager.steps() == [0, 1, 2]
-        assert manager.restore({"step": -1}) == {"step": 2}
-
-
-@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
-def test_retention(empty_anywhere: str, layout) -> None:
-    keep = [eqx_ckpt.keep_last(2), eqx_ckpt.keep_best("loss", 1)]
-    with CheckpointManager(empty_anywhere, keep=keep, layout=layout) as manager:
-        for step in range(6):
-            metadata = {"loss": abs(step - 1)}
-            manager.save(step, state(step), metadata=metadata).result(TIMEOUT)
-            newest = range(max(0, step - 1), step + 1)
-            assert manager.steps() == sorted({min(1, step), *newest})
-            assert_same(manager.restore(state(step)), state(step))
-    assert {key[:6] for key in keys(empty_anywhere)} == {"000001", "000004", "000005"}
-    for step in manager.steps():
-        eqx_ckpt.inspect.verify(f"{empty_anywhere}/{step:06d}")
-
-
-def test_a_step_that_is_being_read_stays(run_anywhere: str) -> None:
-    reading, go_on = threading.Event(), threading.Event()
-    restored: list[object] = []
-
-    def wait(*_: object) -> None:
-        reading.set()
-        go_on.wait(TIMEOUT)
-
-    def restore() -> None:
-        manager = CheckpointManager(run_anywhere, progress=wait)
-        restored.append(manager.restore(state(100), 100))
-
-    reader = threading.Thread(target=restore)
-    reader.start()
-    assert reading.wait(TIMEOUT)
-    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
-        save_step(manager, 400)
-        assert manager.steps() == [100, 400]
-        go_on.set()
-        reader.join(TIMEOUT)
-        assert_same(restored, [state(100)])
-        save_step(manager, 500)
-        assert manager.steps() == [500]
 
 
 def test_the_steps_are_one_list(behind: Place) -> None:
@@ -429,29 +324,6 @@ def test_a_damaged_step_is_removed_too(run: str, clock: Clock) -> None:
             clock.now += heartbeat.ORPHANED_AFTER + 1
             save_step(manager, step)
         assert not keys(run, "0001")
-
-
-def lose(run: str, pattern: str) -> None:
-    """Delete the object or file whose key this is found in."""
-    (key,) = [key for key in keys(run) if re.search(pattern, key)]
-    open_kvstore(locate(run).spec).write(key, None).result()
-
-
-def test_no_step_is_removed_because_of_a_broken_one(run_anywhere: str) -> None:
-    """Whether it is this manager's or another's, it is not one of those to keep."""
-    lose(run_anywhere, r"000300/.*w/c\.0")
-    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(2)) as manager:
-        save_step(manager, 400)
-        assert manager.steps() == [200, 300, 400]
-
-        def lose_and_keep(steps) -> list[int]:
-            lose(run_anywhere, r"000500/.*w/c\.0")
-            return [max(steps)]
-
-    with CheckpointManager(run_anywhere, keep=lose_and_keep) as manager:
-        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="No older step was"):
-            save_step(manager, 500)
-        assert manager.steps() == [200, 300, 400, 500]
 
 
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
@@ -635,91 +507,9 @@ def test_a_copied_directory_is_a_step(empty: str, tmp_path) -> None:
     assert keys(empty, "000001") == ["000001/notes.txt"]
 
 
-def test_two_managers_and_one_step(empty: str, slowly) -> None:
-    slow = slowly(empty, 1)
-    CheckpointManager(empty).save(1, state(9)).result(TIMEOUT)
-    before = data_of(empty, 1)
-    slow.go_on()
-    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="000001' exists already"):
-        slow.saving.result(TIMEOUT)
-    manager = CheckpointManager(empty)
-    assert_same(manager.restore(state(9)), state(9))
-    eqx_ckpt.inspect.verify(f"{empty}/000001")
-    found = data_of(empty, 1)
-    assert found == {k: v for k, v in before.items() if not k.startswith(slow.prefix)}
-
-
-def test_many_managers_and_one_step(empty: str) -> None:
-    barrier, errors = threading.Barrier(4), list[BaseException | None]()
-
-    def save(step: int) -> None:
-        with CheckpointManager(empty) as manager:
-            barrier.wait()
-            try:
-                errors.append(manager.save(1, state(step)).exception(TIMEOUT))
-            except eqx_ckpt.CheckpointExistsError as e:
-                errors.append(e)
-
-    threads = [threading.Thread(target=save, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-    assert errors.count(None) == 1
-    kinds = {type(error) for error in errors if error is not None}
-    assert kinds == {eqx_ckpt.CheckpointExistsError}
-    eqx_ckpt.inspect.verify(f"{empty}/000001")
-    assert len({key.split("/")[1] for key in keys(empty)}) == 2
-
-
-def test_damage_names_the_leaf_and_an_older_step_that_is_whole(
-    run_anywhere: str,
-) -> None:
-    flip(run_anywhere, r"000300/.*\bw/c.0")
-    (lost,) = [key for key in keys(run_anywhere, "000200") if "history/c.0" in key]
-    open_kvstore(locate(run_anywhere).spec).write(lost, None).result()
-    manager = CheckpointManager(run_anywhere)
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
-        manager.restore(state(300))
-    assert "- 'w': " in str(raised.value)
-    assert "Step 100 is intact: pass `on_damage='fallback'`" in str(raised.value)
-    assert manager.latest() == 300
-
-
 def is_replaceable(run: str) -> bool:
     """Whether the store replaces an object on a condition."""
     return not (GIVEN and run.startswith("s3"))
-
-
-def test_a_fallback_warns_and_the_run_goes_on(run_anywhere: str) -> None:
-    flip(run_anywhere, r"000300/.*\bw/c.0")
-    with CheckpointManager(run_anywhere, keep=eqx_ckpt.keep_last(1)) as manager:
-        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
-            restored = manager.restore(state(200), on_damage="fallback")
-        assert_same(restored, state(200))
-        save_step(manager, 250)
-        # What is damaged is not taken for the newest one that is to be kept.
-        assert manager.steps() == [250, 300]
-        if not is_replaceable(run_anywhere):
-            with pytest.raises(eqx_ckpt.CheckpointError, match="single_writer=True"):
-                manager.save(300, state(300))
-            return
-        save_step(manager, 300)
-        assert manager.steps() == [300]
-        assert_same(manager.restore(state(300)), state(300))
-        eqx_ckpt.inspect.verify(f"{run_anywhere}/000300")
-
-
-def test_a_fallback_from_a_damaged_manifest(run: str) -> None:
-    """The step is replaced; what was below it is left to the sweep."""
-    flip(run, "000300/zarr.json")
-    with CheckpointManager(run) as manager:
-        with pytest.warns(UserWarning, match="Step 300 is damaged, and step 200 was"):
-            manager.restore(state(200), on_damage="fallback")
-        if not is_replaceable(run):
-            return
-        manager.save(300, state(301)).result(TIMEOUT)
-        assert_same(manager.restore(state(300)), state(301))
 
 
 def test_a_fallback_with_a_single_writer(s3: Place) -> None:
@@ -894,18 +684,6 @@ def test_a_killed_save(place: Place, zygote: Zygote, clock: Clock, layout: str) 
         assert not {*left} & {*keys(place.url)}
         for step in (1, 2, 3):
             assert_same(manager.restore(programs.small(0), step), programs.small(step))
-
-
-def test_should_save(empty: str) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with CheckpointManager(empty) as manager:
-        assert not manager.should_save(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert manager.should_save(1)
-        manager.save(1, state(1))
-        assert not manager.should_save(1)
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert manager.latest() == 1
 
 
 def test_there_is_no_bucket(place: Place) -> None:
