@@ -28,7 +28,9 @@ from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
 from .._storage.calls.host_memory import collector_paused
 from .._storage.calls.threads import ForkedLock
-from .._storage.interface.place import check_layout
+from .._storage.interface.base import Base
+from .._storage.interface.place import check_layout, check_shares
+from .._storage.locate import locate
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import (
     default_deserialise_filter_spec,
@@ -43,6 +45,7 @@ from .retention import checked_keep, Keep, Mode
 from .run_steps import as_step, in_words, KnownSteps, retain, Run
 from .run_sweeps import RunSweeps
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
+from .step_before import StepBefore
 
 
 class CheckpointManager:
@@ -85,6 +88,7 @@ class CheckpointManager:
         staging_bytes: int | None = None,
         timeout: float = TIMEOUT,
         check_finite: bool = False,
+        incremental: bool = False,
     ) -> None:
         """**Arguments:**
 
@@ -106,6 +110,9 @@ class CheckpointManager:
         - `check_finite`: refuse to save a step with NaNs (or NaTs, among dates) or
             infinities. The error names the leaves, and is raised like other errors of a
             background save.
+        - `incremental`: share what has not changed with the newest step, as with the
+            `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Each step stays a whole
+            checkpoint, and any may be deleted.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -116,12 +123,16 @@ class CheckpointManager:
         checked_limit(staging_bytes)
         check_timeout(timeout)
         check_flag("check_finite", check_finite)
+        check_flag("incremental", incremental)
+        if incremental:
+            check_shares("incremental", locate(directory), layout)
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
         self._timeout = timeout
         self._check_finite = check_finite
+        self._before = StepBefore(self._run) if incremental else None
         self._one_at_a_time = ForkedLock()
         self._known = KnownSteps()
         self._closed = self._told = False
@@ -165,8 +176,9 @@ class CheckpointManager:
         """
         self._check_thread()
         with self._one_at_a_time.own, contextlib.ExitStack() as stack:
-            finite = ", check_finite=True" if self._check_finite else ""
-            call = self._call(f"save({in_words(step)}{finite})")
+            how = ", check_finite=True" if self._check_finite else ""
+            how += ", incremental=True" if self._before else ""
+            call = self._call(f"save({in_words(step)}{how})")
             group = stack.enter_context(together(call, self._timeout) or Alone())
             number = as_step(step)
             self._check_open()
@@ -183,11 +195,16 @@ class CheckpointManager:
                     self._layout,
                     self._progress,
                 )
+                next = None
+                if self._before:
+                    newest = ft.partial(self._run.newest, self._known.damaged)
+                    base = self._before.find(group.from_first("base", newest))
+                    next = save.share(base)
                 # A restore fell back to an older step, so these damaged steps may be
                 # replaced.
                 save.begin(group, overwrite=number in self._known.damaged)
                 save.finite = FiniteCheck() if self._check_finite else None
-                afterwards = ft.partial(self._retain, number, group)
+                afterwards = ft.partial(self._retain, number, group, next)
                 held = stack.pop_all()
                 saving = save_in_background(save, group, held, limit, self, afterwards)
             self._known.begin(number, saving)
@@ -449,8 +466,10 @@ class CheckpointManager:
                 raise
             error.add_note(f"Besides, a save failed: {e!r}")
 
-    def _retain(self, saved: int, group: Together | Alone) -> None:
+    def _retain(self, saved: int, group: Together | Alone, base: Base | None) -> None:
         self._known.add(saved)
+        if self._before and base:
+            self._before.remember(saved, base)
         goes_on = ft.partial(group.goes_on, "retained")
         tidy_up = ft.partial(
             retain, self._run, self._keep, self._known.damaged, saved, goes_on

@@ -1,10 +1,11 @@
 """The steps of a training run, as its storage lists them."""
 
+import contextlib
 import copy
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from .._lazy import np
 from .._sources.consistent_read import being_read
 from .._storage.calls.store_path import StorePath
 from .._storage.calls.threads import at_once
+from .._storage.interface.committed_manifest import is_checkpoint
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
 from .._types import check_flag, check_text, PathLike
@@ -156,6 +158,14 @@ class Run:
                 f"There is no step in {self.directory!r}. {found}", stacklevel=2
             )
         return newest
+
+    def newest(self, without: Collection[int]) -> int | None:
+        """The newest step that can be read, of all but some."""
+        for step in reversed(self.stored.named()):
+            with contextlib.suppress(OSError):
+                if step not in without and is_checkpoint(self.location(step)):
+                    return step
+        return None
 
     def explain(self) -> str:
         """A sentence that says what the directory is, if it is not a run."""

@@ -21,10 +21,12 @@ from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.manifest import check_size, Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
+from .._sources.checkpoint_source import base_at
 from .._storage.calls.host_memory import collector_paused
 from .._storage.calls.threads import is_ending
+from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
-from .._storage.interface.place import Attempt, check_layout, Storage
+from .._storage.interface.place import Attempt, check_layout, check_shares, Storage
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
 from .._tree.plans.write_plan import (
@@ -66,6 +68,7 @@ def tree_serialise_leaves(
     overwrite: bool = False,
     layout: Layout = "zarr",
     compression: Compression = None,
+    base: PathLike | None = None,
     progress: Progress = False,
     timeout: float = TIMEOUT,
 ) -> None:
@@ -96,6 +99,9 @@ def tree_serialise_leaves(
     - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
         of them for each array. `record` is the array's
         [`eqx_ckpt.inspect.LeafRecord`][].
+    - `base`: an earlier checkpoint. Each file that would be equal to one of its files
+        becomes a hard link to that, on the same file system, and takes no more bytes.
+        Both checkpoints are whole: delete either. For `layout="zarr"` in a directory.
     - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
         `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
         bar.
@@ -113,6 +119,7 @@ def tree_serialise_leaves(
         directory on a file system that ignores letter case.
     - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` is not a prefix of `pytree`.
     - [`eqx_ckpt.CheckpointError`][]: a leaf or `metadata` cannot be saved exactly.
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `base`.
     - `OSError`: the disk is full, not writable, or failing.
 
     !!! example
@@ -134,6 +141,8 @@ def tree_serialise_leaves(
             raise_pending_failure()
         plan = plan_writes(pytree, filter_spec, is_leaf)
         save = Save(path, plan, compression, metadata, layout, progress)
+        if base is not None:
+            save.share_with(base)
         save.begin(group, overwrite)
         save.run()
 
@@ -148,6 +157,7 @@ def tree_serialise_leaves_async(
     overwrite: bool = False,
     layout: Layout = "zarr",
     compression: Compression = None,
+    base: PathLike | None = None,
     progress: Progress = False,
     staging_bytes: int | None = None,
     timeout: float = TIMEOUT,
@@ -199,6 +209,8 @@ def tree_serialise_leaves_async(
         with collector_paused():
             plan = plan_writes(pytree, filter_spec, is_leaf)
             save = Save(path, plan, compression, metadata, layout, progress)
+            if base is not None:
+                save.share_with(base)
             save.begin(group, overwrite)
             return save_in_background(save, group, stack.pop_all(), limit)
 
@@ -289,10 +301,12 @@ class Save:
 
     - `arrays`: the leaves whose data this process writes, wholly or in part.
     - `finite`: the check that refuses to commit NaNs and infinities, or `None`.
+    - `bases`: the base that it shares chunks with, and what is to be the next one.
     """
 
     arrays: list[Write]
     finite: FiniteCheck | None = None
+    bases: tuple[Base, Base] | None = None
 
     def __init__(
         self,
@@ -331,6 +345,17 @@ class Save:
         )
         check_size(self._manifest)
 
+    def share_with(self, path: PathLike) -> None:
+        """Share chunks with a checkpoint."""
+        check_shares("base", self._target, self._manifest.layout)
+        self.share(base_at(path))
+
+    def share(self, base: Base | None) -> Base:
+        """Share chunks with a base; return what `run` makes the next one."""
+        next = Base(self._target.spec["path"])
+        self.bases = base or Base(""), next
+        return next
+
     def begin(self, group: "Together | Alone", overwrite: bool) -> None:
         """Agree with the other processes, and begin the attempt."""
         if overwrite is not True and overwrite is not False:
@@ -362,6 +387,8 @@ class Save:
 
         try:
             with attempt:
+                if self.bases:
+                    attempt.chunks.share(*self.bases)
                 if self.finite:
                     pieces = self.finite.watch(pieces)
                 checksums = attempt.chunks.write(

@@ -11,6 +11,7 @@ from .._format.manifest_parser import check_source, from_bytes, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
 from .._lazy import Array
 from .._storage.chunks.chunk_reads import read_chunks
+from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import chunks_of, content_hash
 from .._storage.interface.committed_manifest import read_committed
 from .._storage.interface.place import Chunks, Storage
@@ -140,6 +141,18 @@ class Checkpoint(Source):
 
     def __str__(self) -> str:
         return str(self.chunks)
+
+
+def base_at(path: PathLike | Storage) -> Base:
+    """A checkpoint as the base of a save, which may share its chunks."""
+    found = Checkpoint(path)
+    if found.manifest.layout not in found.chunks.place.shares:
+        raise ValueError(
+            f"Nothing can be shared with `base`, {found}: it has "
+            f"layout={found.manifest.layout!r}. Pass a checkpoint in a directory that "
+            "has `layout='zarr'`, or leave `base` out."
+        )
+    return Base.of(found.chunks.place.spec["path"], found.manifest)
 
 
 def opened(source: PathLike | Source) -> Source:

@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "overwrite": "same",
         "layout": "same",
         "compression": "same",
+        "base": "own",
         "progress": "own",
         "timeout": "own",
     },
@@ -75,6 +76,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "staging_bytes": "own",
         "timeout": "own",
         "check_finite": "same",
+        "incremental": "same",
     },
     "CheckpointManager.save": {
         "step": "same",
@@ -190,6 +192,7 @@ def _saves(directory: str) -> Iterator[Case]:
         "overwrite": True,
         "layout": "ocdbt",
         "compression": "zstd",
+        "base": f"{directory}/there",
         "progress": lambda *_: None,
         "timeout": TIMEOUT + 1,
     }
@@ -346,6 +349,7 @@ def _runs(directory: str) -> Iterator[Case]:
         "staging_bytes": 2**30,
         "timeout": TIMEOUT + 1,
         "check_finite": True,
+        "incremental": True,
     }
     yield from _changed("CheckpointManager", made, usual, changes)
 

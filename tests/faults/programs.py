@@ -282,6 +282,23 @@ def save_a_nan(run: str) -> tuple[str, list[int]]:
     return str(error), manager.steps()
 
 
+def save_incrementally(run: str) -> None:
+    """Save three steps: an array changes in the second, the sharding in the third."""
+    data = np.arange(128, dtype=np.float32).reshape(16, 8)
+    rows, columns = (NamedSharding(mesh(), P(*axes)) for axes in ("x", (None, "x")))
+    steps = [
+        {"same": shared(data, rows), "other": shared(data + step, rows)}
+        for step in (1, 2)
+    ]
+    steps += [{"same": shared(data, columns), "other": shared(data + 2, rows)}]
+    with eqx_ckpt.CheckpointManager(run, incremental=True, timeout=TIMEOUT) as manager:
+        for step, tree in enumerate(steps, 1):
+            manager.save(step, tree)
+        for step, tree in enumerate(steps, 1):
+            for name, found in manager.restore(tree, step).items():
+                assert_same(found, tree[name])
+
+
 def _written() -> int:
     """Bytes that this process has written to files so far."""
     lines = pathlib.Path("/proc/self/io").read_text().splitlines()

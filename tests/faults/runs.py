@@ -22,11 +22,15 @@ def save(
     keep: int,
     seed: int | None = None,
     layout: eqx_ckpt.typing.Layout = "zarr",
+    incremental: bool = False,
 ) -> None:
     """Start a manager, and save one step; instead of the same one, if it is damaged."""
     tree = workloads.tree(step if seed is None else seed)
     with eqx_ckpt.CheckpointManager(
-        directory, keep=eqx_ckpt.keep_last(keep), layout=layout
+        directory,
+        keep=eqx_ckpt.keep_last(keep),
+        layout=layout,
+        incremental=incremental,
     ) as manager:
         if step in manager.steps():
             manager.restore(workloads.tree(0), on_damage="fallback")

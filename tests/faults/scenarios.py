@@ -148,6 +148,7 @@ class RunScenario(Place):
 
     step: int = 1
     keep: int = 2
+    incremental: bool = False
 
     def prepare(self, zygote: Zygote, directory: pathlib.Path) -> None:
         super().prepare(zygote, directory)
@@ -175,7 +176,7 @@ class RunScenario(Place):
 
     @property
     def call(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return runs.save, (self.step, self.keep, None, self.layout)
+        return runs.save, (self.step, self.keep, None, self.layout, self.incremental)
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,10 @@ KEEP_ONE = RunScenario("keep one", steps(1), step=2, keep=1)
 KEEP_TWO = RunScenario("keep two", steps(1, 2, 3), step=4)
 REPAIR = RunScenario(
     "a damaged step", {**steps(1, 2), "000003": workloads.DAMAGED}, step=3, keep=1
+)
+# Its chunks and its metadata are partly links to those of the step that goes.
+INCREMENTAL = RunScenario(
+    "incremental", steps(1, 101), step=201, keep=1, incremental=True
 )
 DELETE = Deletion("delete", steps(1, 2, 3), step=2)
 DELETE_DAMAGED = Deletion("delete a damaged one", REPAIR.before, step=3)

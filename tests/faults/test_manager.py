@@ -21,6 +21,7 @@ SCENARIOS = [
     scenarios.KEEP_ONE,
     scenarios.KEEP_TWO,
     scenarios.REPAIR,
+    scenarios.INCREMENTAL,
     scenarios.KEEP_ONE_DATABASES,
     scenarios.REPAIR_DATABASE,
     scenarios.DELETE,
@@ -91,6 +92,7 @@ def test_kill_at_every_operation_of_a_clean_up(
         (scenarios.KEEP_TWO, "ENOSPC"),
         (scenarios.KEEP_TWO, "EACCES"),
         (scenarios.REPAIR, "ENOSPC"),
+        (scenarios.INCREMENTAL, "ENOSPC"),
         (scenarios.KEEP_ONE_DATABASES, "EIO"),
     ],
     ids=str,
@@ -114,6 +116,22 @@ def test_fail_at_every_operation(
     assert not strikes[-1].debris
     assert strikes[-1].found == scenario.after
     assert len(strikes) > 20
+
+
+@pytest.mark.parametrize("name", ["EXDEV", "EMLINK", "EPERM", "EOPNOTSUPP"])
+def test_a_file_that_cannot_be_linked_is_written(
+    zygote: Zygote, disk: pathlib.Path, name: str
+) -> None:
+    scenario = scenarios.INCREMENTAL
+    fault = Fault("", 0, name, ("link",), for_ever=True)
+    *strikes, last = scenario.strikes(zygote, disk, fault)
+    assert len(strikes) == 3  # A chunk, and the metadata of two arrays.
+    for struck in strikes:
+        assert struck.error is None
+        assert struck.found == scenario.after
+        (warning,) = struck.warnings
+        assert "cannot be shared, and are written again" in warning
+    assert not last.warnings
 
 
 def _check_struck(

@@ -20,6 +20,7 @@ SCENARIOS = [
     scenarios.OVERWRITE_DATABASE,
     scenarios.KEEP_TWO,
     scenarios.REPAIR,
+    scenarios.INCREMENTAL,
 ]
 
 

@@ -48,6 +48,7 @@ SCENARIOS = [
     scenarios.KEEP_ONE,
     pytest.param(scenarios.KEEP_TWO, marks=pytest.mark.slow),
     scenarios.REPAIR,
+    scenarios.INCREMENTAL,
     scenarios.KEEP_ONE_DATABASES,
     scenarios.DELETE,
 ]

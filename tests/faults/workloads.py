@@ -19,14 +19,18 @@ from . import shim
 DAMAGED = 999  # instead of the seed of a checkpoint that cannot be restored
 
 
+# Trees whose seeds differ by a multiple of this share a chunk, from this seed on.
+ALIKE = 100
+
+
 def tree(seed: int) -> dict[str, Any]:
     """A tree of NumPy leaves (no JAX backend is needed), one of them in two chunks."""
     random = np.random.default_rng(seed)
+    weight = random.standard_normal((8, 4), np.float32)
+    if seed > ALIKE and seed != DAMAGED:
+        weight[:4] = tree(seed % ALIKE)["layer"]["weight"][:4]
     return {
-        "layer": {
-            "weight": random.standard_normal((8, 4), np.float32),
-            "bias": random.integers(0, 100, 3, np.int16),
-        },
+        "layer": {"weight": weight, "bias": random.integers(0, 100, 3, np.int16)},
         "step": seed,
     }
 

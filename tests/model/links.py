@@ -1,8 +1,8 @@
 """Steps of a directory that share equal files by hard links, and their deletion.
 
-A design that is checked before it is code. O is a committed step with one file. W
-saves a step whose file has the same bytes, and links it. Meanwhile a deleter removes O,
-X saves another content over O, and the disk may damage the file, at any moment.
+O is a committed step with one file. W saves a step whose file has the same bytes, and
+links it. Meanwhile a deleter removes O, X saves another content over O, and the disk
+may damage the file, at any moment.
 
 After a power cut, names that were not flushed are gone. How a directory is committed is
 in `directory.py`; here that is one step.

@@ -46,6 +46,22 @@ def test_a_nan_of_one_process_is_refused_by_all(
         assert steps == []
 
 
+def test_each_shares_what_it_would_write(zygote: Zygote, disk: pathlib.Path) -> None:
+    zygote.call(jobs.values, 2, 4, programs.save_incrementally, str(disk / "run"))
+    one, two, three = (disk / "run" / f"00000{step}" for step in (1, 2, 3))
+    first, second = (
+        {key for key in files_below(a) & files_below(b) if (a / key).samefile(b / key)}
+        for a, b in ((one, two), (two, three))
+    )
+    chunks = {f"c.{i}.0" for i in range(4)}
+    of_same = {f"same/{name}" for name in (*chunks, "zarr.json")}
+    of_other = {f"other/{name}" for name in (*chunks, "zarr.json")}
+    assert first == of_same | {"other/zarr.json"}
+    assert second == of_other
+    for path in (one, two, three):
+        assert eqx_ckpt.inspect.verify(path)
+
+
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_each_writes_and_reads_its_part(
     zygote: Zygote, disk: pathlib.Path, processes: int, devices: int

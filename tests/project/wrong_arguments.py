@@ -45,6 +45,7 @@ WRITE: Table = SAVE | {
     "progress": BAR,
     "timeout": SECONDS,
 }
+BASE: Table = {"base": [path for path in PATH if path is not None]}
 HOW: Table = {
     "is_leaf": FUNCTION,
     "filter_spec": FUNCTIONS,
@@ -113,12 +114,17 @@ def verbs() -> list[Case]:
     run = {"directory": PATH}
     c = {"source": "c"}
     return [
-        ("", ck.tree_serialise_leaves, lambda: {"path": new(), "pytree": TREE}, WRITE),
+        (
+            "",
+            ck.tree_serialise_leaves,
+            lambda: {"path": new(), "pytree": TREE},
+            WRITE | BASE,
+        ),
         (
             "",
             ck.tree_serialise_leaves_async,
             lambda: {"path": new(), "pytree": TREE},
-            WRITE | {"staging_bytes": ["x", True]},
+            WRITE | BASE | {"staging_bytes": ["x", True]},
         ),
         ("", ck.tree_deserialise_leaves, lambda: c | {"like": TREE}, READ),
         (
@@ -198,7 +204,8 @@ def managers() -> list[Case]:
             lambda: {"directory": "run"},
             {k: WRITE[k] for k in ("layout", "compression", "progress", "timeout")}
             | {"directory": PATH, "keep": [3, "ab"], "when": [3, "ab"]}
-            | {"staging_bytes": ["x", True], "check_finite": FLAG},
+            | {"staging_bytes": ["x", True], "check_finite": FLAG}
+            | {"incremental": FLAG},
         ),
         (
             "manager.save",

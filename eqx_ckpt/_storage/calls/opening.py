@@ -15,19 +15,23 @@ class NotPlain(OSError):
 
 
 def open_plain(
-    path: str, flags: int = os.O_RDONLY, *, follow: bool = False
+    path: str,
+    flags: int = os.O_RDONLY,
+    *,
+    follow: bool = False,
+    folder: int | None = None,
 ) -> tuple[int, int]:
     """Open a plain file; return its descriptor, and its size in bytes.
 
-    A path that a user gives may be a link, which is to `follow`. Raises `NotPlain`, or
-    another `OSError`.
+    A path that a user gives may be a link, which is to `follow`. A path may be relative
+    to a folder that is open. Raises `NotPlain`, or another `OSError`.
     """
     safe = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        fd = os.open(path, flags | safe, 0o666)
+        fd = os.open(path, flags | safe, 0o666, dir_fd=folder)
     except OSError as e:
         # The links in the path may form a loop, too.
-        is_link = e.errno == errno.ELOOP and os.path.islink(path)
+        is_link = e.errno == errno.ELOOP and _is_link(path, folder)
         if not is_link and e.errno != errno.ENXIO:
             raise
         raise NotPlain(e.errno, "It is a link or a socket", path) from None
@@ -36,6 +40,14 @@ def open_plain(
         return fd, found.st_size
     os.close(fd)
     raise NotPlain(errno.EINVAL, "It is not a file", path)
+
+
+def _is_link(path: str, folder: int | None) -> bool:
+    try:
+        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISLNK(status.st_mode)
 
 
 def reading(path: str) -> BinaryIO:

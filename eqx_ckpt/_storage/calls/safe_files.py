@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.leaf_names import alike
 from ..._format.manifest import MAX_BYTES
+from ..._lazy import Array, np
 from .opening import NotPlain, open_plain
 from .posix_calls import start_write_back
 
@@ -129,6 +130,34 @@ def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
         left += [buffer[count:]] if count < len(buffer) else []
         count = max(0, count - len(buffer))
     return left
+
+
+def has_bytes(
+    path: str, parts: Iterable[memoryview | bytes], folder: int | None = None
+) -> bool:
+    """Whether this is a plain file, and has these bytes; it may change afterwards.
+
+    All parts are made, if they are equal.
+    """
+    fd, nbytes = open_plain(path, folder=folder)
+    offset, memory = 0, bytearray()
+    try:
+        for part in parts:
+            memory = memory if len(memory) == len(part) else bytearray(len(part))
+            fill(fd, path, [memoryview(memory)], offset)
+            offset += len(part)
+            if not np.array_equal(_as_words(memory), _as_words(part)):
+                return False
+    except CorruptCheckpointError:
+        return False  # It is shorter.
+    finally:
+        os.close(fd)
+    return offset == nbytes
+
+
+def _as_words(data: bytearray | memoryview | bytes) -> Array:
+    """Bytes, eight in a number where they can be, which are compared faster."""
+    return np.frombuffer(data, np.uint8 if len(data) % 8 else np.uint64)
 
 
 # To ask for the write-back of a smaller file costs more than it gains.

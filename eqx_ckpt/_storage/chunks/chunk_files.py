@@ -12,8 +12,9 @@ from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.opening import is_removed
-from ..calls.safe_files import fill, of_leaf, open_existing, write_file
+from ..calls.safe_files import fill, of_leaf, open_existing
 from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
+from ..interface.base import Base
 from ..interface.chunk_bytes import (
     Chunk,
     no_checksums,
@@ -22,6 +23,7 @@ from ..interface.chunk_bytes import (
     Wanted,
 )
 from ..interface.place import Chunks, Storage
+from .shared_files import Folders, NewFiles, SharedFiles
 
 
 # What comes around the name of a leaf in a path: `/`, and the name of an attempt.
@@ -31,23 +33,6 @@ _AROUND = 39 + 16
 _MAX_PATH = 4095
 
 
-class _Folders:
-    """The folders of a checkpoint, checked not to be links that lead out of it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._known: set[str] = set()
-
-    def check(self, key: str) -> None:
-        """Check the folders of a key, once; called by any thread."""
-        folder = key.rpartition("/")[0]
-        while folder and folder not in self._known:
-            if os.path.islink(self._path + folder):
-                raise CorruptCheckpointError(f"{folder} is a symbolic link")
-            self._known.add(folder)
-            folder = folder.rpartition("/")[0]
-
-
 class File:
     """A chunk in a file; a context in which the file is open.
 
@@ -55,7 +40,7 @@ class File:
     would end the process with a signal.
     """
 
-    def __init__(self, path: str, chunk: Chunk, folders: _Folders) -> None:
+    def __init__(self, path: str, chunk: Chunk, folders: Folders) -> None:
         self._path = path
         self._chunk = chunk
         self._folders = folders
@@ -80,14 +65,16 @@ class ChunkFiles(Chunks):
     place: Storage
     has_folders = True
     _folders: set[str] = field(default_factory=set, init=False)
-    # The directory that is written to, and its path, or nothing if that is open.
-    _within: tuple[int | None, str] = field(init=False)
+    _files: NewFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self._within = None, self.place.spec["path"]
+        self._files = NewFiles(None, self.place.spec["path"])
 
     def write_within(self, folder: int) -> None:
-        self._within = folder, ""
+        self._files = NewFiles(folder, "")
+
+    def share(self, base: Base, next: Base) -> None:
+        self._files = SharedFiles(self._files, base, next)
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
         above = len(os.fsencode(self.place.spec["path"])) + _AROUND
@@ -118,7 +105,7 @@ class ChunkFiles(Chunks):
             if written:
                 written(piece.name, piece.array.nbytes)
 
-        folder = None if create else self._within[0]
+        folder = None if create else self._files.within
         with (
             unless_removed(folder),
             Workers(self._write, MAX_IN_FLIGHT, on_done) as workers,
@@ -135,26 +122,23 @@ class ChunkFiles(Chunks):
 
         Never the folder of all arrays: if that is gone, so are some of them.
         """
-        within, root = self._within
         try:
             for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
                 if folder not in self._folders:
                     self._folders.add(folder)
                     with contextlib.suppress(FileExistsError):  # By another process.
-                        os.mkdir(root + folder, dir_fd=within)
+                        self._files.make(folder)
             if create:
-                text = zarr_json(record[:9])
-                write_file(f"{root}{name}/{MANIFEST}", [text], within)
+                self._files.write_metadata(name, zarr_json(record[:9]))
         except OSError as e:
             raise of_leaf(e, name, self.place.url()) from None
 
     def _write(self, piece: Piece) -> dict[int, str]:
         """Write the chunks of a piece; return their checksums, by position."""
-        within, root = self._within
         found: dict[int, str] = {}
         try:
             for chunk, encoded in stored(piece):
-                write_file(root + chunk.key, encoded, within)
+                self._files.write(chunk, encoded)
                 found[chunk.position] = encoded.checksums
         except OSError as e:
             raise of_leaf(e, piece.name, self.place.url()) from None
@@ -183,6 +167,6 @@ def unless_removed(folder: int | None) -> Generator[None, None, None]:
 
 
 def files_of(path: str, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
-    folders = _Folders(path)
+    folders = Folders(path)
     for one in wanted:
         yield one, File(path, one.chunk, folders)

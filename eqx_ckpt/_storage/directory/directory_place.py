@@ -70,6 +70,7 @@ class Directory(Storage):
     spec: KvSpec
     link: str = ""
     always_fits = 2000
+    shares = ("zarr",)
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkFiles,
         "ocdbt": DatabaseFiles,

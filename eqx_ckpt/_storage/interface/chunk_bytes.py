@@ -5,7 +5,7 @@ that threads seldom wait for each other in Python.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable, TypeAlias
 
 from fastcrc import crc32
@@ -317,7 +317,7 @@ def stored(piece: Piece) -> Iterator[tuple[Chunk, "Encoded"]]:
 
 
 class Encoded:
-    """A chunk as it is stored, in parts, which are made once.
+    """A chunk as it is stored, in parts, which are made each time.
 
     `array` is the content of the chunk without padding.
 
@@ -330,8 +330,13 @@ class Encoded:
     def __init__(self, chunk: Chunk, array: Array) -> None:
         self._chunk = chunk
         self._array = array
-        self._hash = xxh3_128()
+        self._content_hash = ""
         self.checksums = ""
+
+    def content_hash(self) -> str:
+        """The hash of the content, before the parts are made."""
+        self._content_hash = self._content_hash or content_hash(self._array)
+        return self._content_hash
 
     @property
     def crc32c(self) -> str:
@@ -339,33 +344,36 @@ class Encoded:
 
     def __iter__(self) -> Iterator[memoryview | bytes]:
         chunk, crc = self._chunk, 0
-        is_plain = chunk.record.compression is None
-        pieces = (
-            self._pieces() if is_plain else compressed(self._pieces(), chunk.nbytes)
-        )
+        digest = xxh3_128()
+        update = (lambda _: None) if self._content_hash else digest.update
+        pieces = self._pieces(update)
+        if chunk.record.compression is not None:
+            pieces = compressed(pieces, chunk.nbytes)
         if chunk.nbytes < _SMALL:
             data = b"".join(pieces)
-            yield data + self._end(crc32.iscsi(data))
+            crc = crc32.iscsi(data)
+            yield data + self._end(crc, digest)
             return
         for piece in pieces:
             crc = crc32.iscsi(piece, crc)
             yield piece
-        yield self._end(crc)
+        yield self._end(crc, digest)
 
-    def _end(self, crc: int) -> bytes:
+    def _end(self, crc: int, digest: xxh3_128) -> bytes:
         """The last bytes of the chunk."""
         checksum = _checksum(crc)
-        self.checksums = checksum.hex() + self._hash.hexdigest()
+        self._content_hash = self._content_hash or digest.hexdigest()
+        self.checksums = checksum.hex() + self._content_hash
         return checksum
 
-    def _pieces(self) -> Iterator[memoryview]:
-        """The content with padding, hashed without it."""
+    def _pieces(self, update: Callable[[memoryview], None]) -> Iterator[memoryview]:
+        """The content with padding; `update` gets it without."""
         record, array = self._chunk.record, self._array
         if array.shape == record.chunk_shape and array.flags.c_contiguous:
             memory = _memory(array)
             for start in range(0, len(memory), _PIECE_BYTES):
                 piece = memory[start : start + _PIECE_BYTES]
-                self._hash.update(piece)
+                update(piece)
                 yield piece
             return
         bits = _BITS[record.itemsize]
@@ -374,7 +382,7 @@ class Encoded:
             block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
             part = source[inside]
             block[whole(part.shape)] = part
-            self._hash.update(_memory(np.ascontiguousarray(part)))
+            update(_memory(np.ascontiguousarray(part)))
             yield _memory(block)
 
 

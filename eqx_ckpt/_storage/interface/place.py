@@ -17,6 +17,7 @@ from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
 from ..._types import check_word, Checksums, Layout, LAYOUTS, Report
 from ..calls.tensorstore_calls import KvSpec
+from .base import Base
 from .chunk_bytes import check_size, ChunkBytes, chunks_of, Piece, Wanted
 
 
@@ -41,6 +42,7 @@ class Storage(abc.ABC):
     - `spec`: of the TensorStore key-value store; its path ends with `/`.
     - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
     - `is_shared`: whether all processes of a job see the same values.
+    - `shares`: the layouts in which checkpoints can share chunks.
     - `max_key`, `max_object`: how many bytes a key and a value may have.
     - `always_fits`: if path and leaf name together are shorter, no limit is exceeded.
     - `database`: options for the spec of an OCDBT database here.
@@ -49,6 +51,7 @@ class Storage(abc.ABC):
     spec: KvSpec
     layouts: ClassVar[Mapping[Layout, "Callable[[Storage], Chunks]"]]
     is_shared: ClassVar[bool] = True
+    shares: ClassVar[Sequence[Layout]] = ()
     max_key: ClassVar[float] = math.inf
     max_object: ClassVar[float] = math.inf
     always_fits: ClassVar[float] = 0
@@ -197,6 +200,13 @@ class Chunks(abc.ABC):
 
     def write_within(self, folder: int) -> None:  # noqa: B027
         """Write to this open directory from now on, wherever its path leads then."""
+
+    def share(self, base: Base, next: Base) -> None:
+        """Share what is equal with a base; note in `next` what is here then.
+
+        Only for a layout among the `Storage.shares`.
+        """
+        raise NotImplementedError
 
     def part(self, name: str) -> "Chunks":
         """The location where one of several processes writes; `name` ends with `/`."""
@@ -456,6 +466,16 @@ def has_a_writer(where: str) -> CheckpointError:
 
 def check_layout(layout: Layout) -> None:
     check_word("layout", layout, LAYOUTS)
+
+
+def check_shares(argument: str, place: Storage, layout: Layout) -> None:
+    """Raise if checkpoints of a layout cannot share chunks in a place."""
+    if layout not in place.shares:
+        raise ValueError(
+            f"`{argument}` is for checkpoints in directories, with `layout='zarr'`. "
+            f"In {place}, with `layout={layout!r}`, each checkpoint is written in "
+            f"full: leave `{argument}` out."
+        )
 
 
 def step_name(step: int) -> str:

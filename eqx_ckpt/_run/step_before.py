@@ -1,0 +1,37 @@
+"""The step whose chunks the next save of a manager may share."""
+
+import logging
+
+from .._errors import CheckpointError
+from .._sources.checkpoint_source import Checkpoint
+from .._storage.interface.base import Base
+from .run_steps import Run
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+class StepBefore:
+    """The newest committed step, as the base of the next one."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._saved: tuple[int, Base] | None = None
+
+    def find(self, step: int | None) -> Base | None:
+        """The base that a step is; `None` if there is none."""
+        if step is None:
+            return None
+        # What this process has written itself, it need not read and compare.
+        if self._saved is not None and self._saved[0] == step:
+            return self._saved[1]
+        try:
+            found = Checkpoint(self._run.location(step))
+        except (CheckpointError, OSError) as e:
+            logger.warning("Nothing is shared with step %d: %s", step, e)
+            return None
+        return Base.of(found.chunks.place.spec["path"], found.manifest)
+
+    def remember(self, step: int, base: Base) -> None:
+        """Note a step that was committed."""
+        self._saved = step, base

@@ -1,0 +1,186 @@
+"""The steps of a run share what is equal, and any of them can be deleted."""
+
+import os
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from eqx_ckpt import CheckpointManager, CorruptCheckpointError, inspect, keep_last
+from faults.workloads import small_chunks
+from helpers import assert_same
+
+
+WIDTH = 4  # chunks of each array
+
+
+class Pair:
+    """Two managers of a run, a training, and what its steps have to be."""
+
+    def __init__(self, run):
+        self.run = run
+        self.tree = {"a": np.zeros(16), "b": jnp.zeros(16), "c": jnp.ones(3)}
+        self.steps = {}
+        self.inodes = {}
+        self.number = 0
+        self.managers = [self.made(), self.made()]
+
+    def made(self):
+        return CheckpointManager(self.run, incremental=True)
+
+    def save(self, who):
+        self.number += 1
+        with small_chunks(128 // WIDTH):
+            self.managers[who].save(self.number, self.tree).result()
+        self.steps[self.number] = {**self.tree, "a": self.tree["a"].copy()}
+
+    def do(self, what, of):
+        if what == "change a chunk in place":
+            self.tree["a"][of % 16] += 1
+        elif what == "change a chunk":
+            self.tree["b"] = self.tree["b"].at[of % 16].add(1)
+        elif what == "make it anew":
+            self.tree = {k: x + 0 for k, x in self.tree.items()}
+        elif what == "save":
+            self.save(of % 2)
+        elif what == "start again":
+            self.managers[of % 2] = self.made()
+        elif what == "delete" and self.steps:
+            step = sorted(self.steps)[of % len(self.steps)]
+            self.managers[of % 2].delete(step)
+            del self.steps[step]
+
+    def check(self):
+        assert self.managers[0].steps() == sorted(self.steps)
+        for step, tree in self.steps.items():
+            assert inspect.verify(f"{self.run}/{step:06d}")
+            assert_same(self.managers[0].restore(tree, step), tree)
+        self.check_that_no_file_was_written_again()
+
+    def check_that_no_file_was_written_again(self):
+        found = {}
+        for step in self.steps:
+            for path in (self.run / f"{step:06d}").rglob("*"):
+                if path.is_file():
+                    status = path.stat()
+                    about = status.st_mtime_ns, path.read_bytes()
+                    found[status.st_ino] = about, status.st_nlink
+        for inode in found.keys() & self.inodes.keys():
+            assert found[inode][0] == self.inodes[inode][0]
+        self.inodes = found
+
+
+CALLS = [
+    "change a chunk in place",
+    "change a chunk",
+    "make it anew",
+    "save",
+    "save",
+    "start again",
+    "delete",
+]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 31)), max_size=16))
+def test_any_deletion_in_any_order(tmp_path_factory, calls):
+    pair = Pair(tmp_path_factory.mktemp("run"))
+    pair.save(0)
+    for what, of in calls:
+        pair.do(what, of)
+        if what in ("save", "delete"):
+            pair.check()
+
+
+def own_bytes(path):
+    files = [p.stat() for p in path.rglob("*") if p.is_file()]
+    return sum(status.st_size for status in files if status.st_nlink == 1)
+
+
+def test_a_step_takes_what_has_changed(tmp_path):
+    tree = {"frozen": np.random.default_rng(0).random(100_000), "n": jnp.zeros(4)}
+    with CheckpointManager(tmp_path, incremental=True, keep=keep_last(2)) as manager:
+        for step in range(5):
+            tree["n"] = tree["n"] + 1
+            manager.save(step, {**tree, "frozen": tree["frozen"].copy()}).result()
+        assert manager.steps() == [3, 4]
+        for step in (3, 4):
+            assert own_bytes(tmp_path / f"{step:06d}") < 2000
+            assert_same(manager.restore(tree)["frozen"], tree["frozen"])
+
+
+def test_it_goes_on_with_the_steps_of_an_earlier_manager(tmp_path):
+    tree = {"w": np.arange(9.0), "v": np.arange(5)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        manager.save(2, tree)
+    files = [f"{n}/{k}" for n in tree for k in ("c.0", "zarr.json")]
+    for name in files:
+        assert (tmp_path / "000001" / name).samefile(tmp_path / "000002" / name)
+
+
+@pytest.mark.parametrize("what", ["the manifest", "the folder"])
+def test_a_newest_step_that_cannot_be_read(tmp_path, what, caplog):
+    tree = {"w": np.arange(9.0)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+    if what == "the manifest":
+        os.truncate(tmp_path / "000001/zarr.json", 300)
+    else:
+        shutil.rmtree(tmp_path / "000001/w")
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        manager.save(2, tree).result()
+        assert_same(manager.restore(tree, 2), tree)
+    assert ("Nothing is shared with step 1" in caplog.text) == (what == "the manifest")
+
+
+def test_a_file_that_was_damaged_is_written_again(tmp_path):
+    """Also if the manager that wrote it saves the next step."""
+    tree = {"w": np.arange(9.0), "v": np.arange(9.0)}
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        manager.save(1, tree).result()
+        file = tmp_path / "000001/w/c.0"
+        file.write_bytes(file.read_bytes()[::-1])
+        os.utime(file, (1, 1))  # A clock may have coarse ticks.
+        manager.save(2, tree).result()
+        assert_same(manager.restore(tree, 2), tree)
+    assert not file.samefile(tmp_path / "000002/w/c.0")
+    assert (tmp_path / "000001/v/c.0").samefile(tmp_path / "000002/v/c.0")
+
+
+def test_a_damaged_step_is_no_base_of_the_one_that_replaces_it(tmp_path):
+    tree = {"w": np.arange(9.0)}
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        manager.save(1, tree)
+        manager.save(2, tree).result()
+        os.unlink(tmp_path / "000002/w/c.0")
+        with pytest.warns(UserWarning, match="damaged"):
+            manager.restore(tree, on_damage="fallback")
+        manager.save(2, tree).result()
+        assert_same(manager.restore(tree), tree)
+    assert (tmp_path / "000001/w/c.0").samefile(tmp_path / "000002/w/c.0")
+
+
+def test_damage_is_that_of_all_steps_that_share_it(tmp_path):
+    tree = {"w": np.arange(9.0)}
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        for step in (1, 2):
+            manager.save(step, tree)
+    file = tmp_path / "000001/w/c.0"
+    file.write_bytes(file.read_bytes()[::-1])
+    for step in (1, 2):
+        with pytest.raises(CorruptCheckpointError, match="c.0"):
+            inspect.verify(tmp_path / f"00000{step}")
+
+
+@pytest.mark.parametrize(
+    ("place", "layout"), [("run", "ocdbt"), ("memory://run/a", "zarr")]
+)
+def test_where_steps_share_nothing(tmp_path, monkeypatch, place, layout):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`incremental` is for checkpoints in"):
+        CheckpointManager(place, layout=layout, incremental=True)
+    assert not os.listdir()
