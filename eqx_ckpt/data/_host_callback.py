@@ -15,40 +15,40 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree, UInt32
 
-from ._row_sources import as_in_jax, narrowed, Source
+from ._row_reader import as_in_jax, narrowed, RowReader
 
 
 class Host:
-    """The source of a loader; a PyTree without leaves.
+    """What reads the rows of a loader; a PyTree without leaves.
 
     JAX keeps compiled programs for ever. They know a host by its number alone, so that
     the data are freed with the loader.
     """
 
-    def __init__(self, source: Source | None, number: int | None = None) -> None:
-        self._source = source
+    def __init__(self, reader: RowReader | None, number: int | None = None) -> None:
+        self._reader = reader
         self.like = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct(s.shape, as_in_jax(s.dtype)),
-            None if source is None else source.like,
+            None if reader is None else reader.like,
         )
         # Random, as a cursor with batches of this host may go to another process.
         self.number = secrets.randbits(64) if number is None else number
-        if source is not None:
+        if reader is not None:
             _open[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Host, (self._source,)
+        return Host, (self._reader,)
 
     @property
-    def source(self) -> Source:
-        """The source; `RuntimeError` if the loader is closed."""
+    def reader(self) -> RowReader:
+        """What reads the rows; `RuntimeError` if the loader is closed."""
         self.check_open()
-        assert self._source is not None
-        return self._source
+        assert self._reader is not None
+        return self._reader
 
     @property
     def is_open(self) -> bool:
-        return self._source is not None
+        return self._reader is not None
 
     def check_open(self) -> None:
         if not self.is_open:
@@ -56,13 +56,13 @@ class Host:
 
     def close(self) -> None:
         _open.pop(self.number, None)
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def take(self, numbers: np.ndarray) -> PyTree[np.ndarray]:
         """Rows by their numbers, whose shape becomes the leading axes."""
-        rows = self.source.take_all(numbers.reshape(-1))
+        rows = self.reader.take_all(numbers.reshape(-1))
         return jax.tree.map(lambda x: x.reshape(*numbers.shape, *x.shape[1:]), rows)
 
     def answer(self, numbers: Any) -> PyTree[np.ndarray]:
@@ -72,12 +72,12 @@ class Host:
 
     def fill(self, out: PyTree[Any], numbers: Any) -> None:
         """Write rows to the memory of a compiled program, which is that of the host."""
-        source, indices = self.source, np.asarray(numbers).reshape(-1)
+        reader, indices = self.reader, np.asarray(numbers).reshape(-1)
         leaves = zip(jax.tree.leaves(out), jax.tree.leaves(self.like), strict=True)
         arrays = [
             np.asarray(leaf).reshape(indices.size, *s.shape) for leaf, s in leaves
         ]
-        source.fill(indices, arrays)
+        reader.fill(indices, arrays)
 
     @property
     def words(self) -> tuple[np.uint32, np.uint32]:

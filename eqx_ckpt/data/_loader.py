@@ -14,7 +14,8 @@ from ._drawing import draw_block, draw_next, Drawing, map_rows
 from ._host_callback import DeviceRows, Host
 from ._order import Order
 from ._prefetch import batches, checked_sharding
-from ._row_sources import check_count, is_a, is_integer, Source
+from ._row_reader import DataSource, reader_of
+from ._row_sources import check_count, is_a, is_integer
 
 
 class Loader(eqx.Module):
@@ -54,7 +55,7 @@ class Loader(eqx.Module):
 
     def __init__(
         self,
-        source: Source,
+        source: DataSource,
         batch_size: int,
         *,
         order: Order = "shuffle",
@@ -78,13 +79,14 @@ class Loader(eqx.Module):
         - `TypeError`: `source` is not a source.
         - `ValueError`: another argument is out of its range.
         """
-        if not is_a(Source, source):
+        if not is_a(DataSource, source):
             raise TypeError(
                 f"`source` is a {type(source).__name__}. Wrap arrays in "
                 "`eqx_ckpt.data.ArrayDataSource(x=array)`, and a data set in "
                 "`eqx_ckpt.data.RandomAccessDataSource(dataset)`."
             )
-        count = source.rows.total
+        reader = reader_of(source)
+        count = reader.rows.total
         check_count("batch_size", batch_size)
         check_count("cache", cache)
         if order not in get_args(Order):
@@ -96,11 +98,11 @@ class Loader(eqx.Module):
             )
         if max(count, batch_size * (cache + 1)) >= 2**31:
             raise ValueError("A loader numbers its rows with 31 bits.")
-        arrays = source.on_device
+        arrays = reader.on_device
         self._drawing = Drawing(
-            Host(source),
+            Host(reader),
             None if arrays is None else DeviceRows(arrays),
-            Batching(source.rows, int(batch_size), order),
+            Batching(reader.rows, int(batch_size), order),
             int(cache),
         )
 

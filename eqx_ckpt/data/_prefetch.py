@@ -17,7 +17,7 @@ from .._storage.calls.threads import Pool
 from ._batching import Batching
 from ._cursor import Cursor
 from ._drawing import Drawing
-from ._row_sources import name_of, narrowed
+from ._row_reader import name_of, narrowed
 
 
 # Small batches of a quick source are gathered in one group.
@@ -107,8 +107,8 @@ class _Groups:
         self._seed = jnp.copy(seed)
         self.size = drawing.cache
         host = drawing.host
-        if host.source.is_quick and sharding is None:
-            structs = jax.tree.leaves(host.source.like)
+        if host.reader.is_quick and sharding is None:
+            structs = jax.tree.leaves(host.reader.like)
             row = sum(s.dtype.itemsize * s.size for s in structs)
             fitting = _GROUP_BYTES // max(1, row * drawing.batching.batch_size)
             self.size = max(drawing.cache, min(_MOST, fitting))

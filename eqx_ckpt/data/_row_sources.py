@@ -1,6 +1,5 @@
 """Sources of rows: arrays, and anything with `len` and `[i]`."""
 
-import abc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,69 +12,10 @@ from jaxtyping import Array, PyTree
 
 from .._types import check_flag, check_kind, KeyPath
 from ._order import Rows
+from ._row_reader import as_in_jax, DataSource, name_of, narrowed, RowReader
 
 
-class Source(abc.ABC):
-    """Rows of the same structure, which can be read in any order.
-
-    **Attributes:**
-
-    - `rows`: their number, and how they are stored.
-    - `like`: one row, as a PyTree of `jax.ShapeDtypeStruct`s.
-    - `is_quick`: whether reading a row takes about as long as copying it.
-    """
-
-    rows: Rows
-    like: PyTree[jax.ShapeDtypeStruct]
-    is_quick = False
-
-    @property
-    def on_device(self) -> PyTree[Array] | None:
-        """Arrays with all rows, if they have to be on a device."""
-        return None
-
-    @abc.abstractmethod
-    def take(self, indices: np.ndarray) -> PyTree[np.ndarray]:
-        """Rows by their numbers: arrays of which the first axis is that of `indices`.
-
-        **Arguments:**
-
-        - `indices`: integers of one axis, in any order.
-        """
-
-    def fill(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        """Write rows to arrays, one for each leaf; raise if an integer does not fit.
-
-        **Arguments:**
-
-        - `indices`: as `take`. They and the arrays are valid only during the call.
-        - `out`: of the leaves' shapes and, but for their width, dtypes.
-        """
-        rows = jax.tree.leaves(self.take_all(indices.copy()))
-        for array, found in zip(out, rows, strict=True):
-            array[...] = narrowed(found, array.dtype)
-
-    def take_all(self, indices: np.ndarray) -> PyTree[np.ndarray]:
-        """`take`, which must give as many rows as are asked for, as in `like`."""
-        rows = self.take(indices)
-
-        def check(path: KeyPath, like: jax.ShapeDtypeStruct, found: Any) -> None:
-            expected = (len(indices), *like.shape)
-            if found.shape != expected or found.dtype != like.dtype:
-                raise RuntimeError(
-                    f"{name_of(path)} of {len(indices)} rows is {found.dtype}"
-                    f"{list(found.shape)}, and not {like.dtype}{list(expected)}: the "
-                    "source gave others than it was asked for."
-                )
-
-        jtu.tree_map_with_path(check, self.like, rows)
-        return rows
-
-    def close(self) -> None:  # noqa: B027 (most sources hold nothing)
-        """Release what the source holds."""
-
-
-class ArrayDataSource(Source):
+class ArrayDataSource(DataSource):
     """Rows of arrays in memory, or of memory maps.
 
     !!! example
@@ -89,8 +29,6 @@ class ArrayDataSource(Source):
         loader = eqx_ckpt.data.Loader(source, batch_size=100)
         ```
     """
-
-    is_quick = True
 
     def __init__(self, *, on_device: bool = False, **arrays: Any) -> None:
         """**Arguments:**
@@ -107,12 +45,21 @@ class ArrayDataSource(Source):
         - `TypeError`: an array does not hold numbers.
         - `OverflowError`: with `on_device`, integers do not fit into those of JAX.
         """
+        check_flag("on_device", on_device)
+        self._reader = _ArrayReader(on_device, arrays)
+
+
+class _ArrayReader(RowReader):
+    """Reads rows of arrays."""
+
+    is_quick = True
+
+    def __init__(self, on_device: bool, arrays: Mapping[str, Any]) -> None:
         arrays = {
             name: as_numbers(repr(name), array, "leave it out")
             for name, array in arrays.items()
         }
         self.rows = Rows(common_length({n: a.shape for n, a in arrays.items()}))
-        check_flag("on_device", on_device)
         self._is_on_device = on_device
         # Loaders hold them, so that they are freed when the last one is closed.
         self._put: weakref.WeakValueDictionary[str, Array] = (
@@ -150,35 +97,31 @@ class ArrayDataSource(Source):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {
-            name: np.asarray(array).take(indices, axis=0)
+            name: _rows_of(np.asarray(array), indices)
             for name, array in self._arrays.items()
         }
 
     def fill(self, indices: np.ndarray, out: Sequence[np.ndarray]) -> None:
         for array, rows in zip(out, jax.tree.leaves(self._arrays), strict=True):
             if array.dtype == rows.dtype:
-                # With a different mode, NumPy would copy the whole of `out`, and back.
-                rows.take(indices, axis=0, out=array, mode="clip")
+                _rows_of(rows, indices, array)
             else:
-                array[...] = narrowed(rows.take(indices, axis=0), array.dtype)
+                array[...] = narrowed(_rows_of(rows, indices), array.dtype)
 
 
-def as_in_jax(dtype: np.dtype) -> np.dtype:
-    """The dtype that `jax.numpy.asarray` gives: without x64, of 32 bits at most."""
-    return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
-
-
-def narrowed(array: Any, dtype: np.dtype) -> Any:
-    """Convert an array to a dtype of JAX; raise if integers would change."""
-    if array.dtype == dtype:
-        return array
-    found = array.astype(dtype)
-    if array.dtype.kind in "iu" and not np.array_equal(found, array):
-        raise OverflowError(
-            f"A row has integers of {array.dtype} that do not fit into {dtype}, JAX's "
-            "integers without x64. Convert the data, or set `jax_enable_x64`."
-        )
-    return found
+def _rows_of(
+    array: np.ndarray, indices: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Rows of an array, by numbers that are all inside."""
+    if array.flags.c_contiguous and array.flags.aligned:
+        # With a different mode, NumPy would copy the whole of `out`, and back.
+        return array.take(indices, axis=0, out=out, mode="clip")
+    # `take` would copy the whole array first.
+    rows = array[indices]
+    if out is None:
+        return rows
+    out[...] = rows
+    return out
 
 
 def is_integer(value: Any) -> bool:
@@ -229,7 +172,7 @@ def common_length(shapes: Mapping[str, tuple[int, ...]], way_out: str = "") -> i
     return lengths.pop()  # type: ignore[return-value]
 
 
-class RandomAccessDataSource(Source):
+class RandomAccessDataSource(DataSource):
     """Rows of anything with `len` and `[i]`.
 
     Examples are Hugging Face datasets, `tfds.data_source`, Grain's map datasets and
@@ -250,7 +193,9 @@ class RandomAccessDataSource(Source):
     def __init__(self, dataset: Any, *, exclude: Sequence[str] = ()) -> None:
         """**Arguments:**
 
-        - `dataset`: has `len(dataset)` and `dataset[i]`.
+        - `dataset`: has `len(dataset)` and `dataset[i]`. If it also has a method
+            `__getitems__`, that is called with a list of numbers, and returns the rows.
+            Loaders may call both from threads.
         - `exclude`: keys of the rows to leave out, such as columns of text.
 
         **Raises:**
@@ -268,8 +213,15 @@ class RandomAccessDataSource(Source):
         check_kind("exclude", exclude, Iterable, "a list of keys")
         if isinstance(exclude, str):
             raise TypeError(f"`exclude` is {exclude!r}. Pass a list: [{exclude!r}].")
+        self._reader = _DatasetReader(dataset, frozenset(exclude))
+
+
+class _DatasetReader(RowReader):
+    """Reads rows of anything with `len` and `[i]`."""
+
+    def __init__(self, dataset: Any, exclude: frozenset[str]) -> None:
         self._dataset = dataset
-        self._exclude = set(exclude)
+        self._exclude = exclude
         self.rows = Rows(len(dataset))
         first = self._kept(_first(dataset)) if self.rows.total else {}
         leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
@@ -294,7 +246,7 @@ class RandomAccessDataSource(Source):
                 f"The data set has {len(self._dataset)} rows now, and had "
                 f"{self.rows.total} when the loader was made."
             )
-        # The method of torch and Hugging Face datasets for many rows in one call.
+        # Datasets of torch and Hugging Face have it too.
         many = getattr(self._dataset, "__getitems__", None)
         columns: list[list[np.ndarray]] = []
         try:
@@ -339,10 +291,6 @@ def _first(dataset: Any) -> Any:
 def _is_whole(value: Any) -> bool:
     """Whether a part of a row is one entry: `None` too, so that it is refused."""
     return value is None or isinstance(value, list)
-
-
-def name_of(path: KeyPath) -> str:
-    return repr(jtu.keystr(path, simple=True, separator="/")) if path else "The row"
 
 
 def _way_out(row: PyTree, path: KeyPath, value: Any) -> str:

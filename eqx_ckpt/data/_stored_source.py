@@ -19,10 +19,14 @@ from .._storage.calls.threads import ForkedLock
 from .._tree.matching.name_tree import checked_prefix, nested
 from .._types import PathLike
 from ._order import Rows
-from ._row_sources import check_count, check_numbers, common_length, Source
+from ._row_reader import DataSource, RowReader
+from ._row_sources import check_count, check_numbers, common_length
 
 
-class StoredDataSource(Source):
+_Stored = CheckpointRows | SampleRows | ZarrRows
+
+
+class StoredDataSource(DataSource):
     """Rows of the arrays of a checkpoint, or of Zarr arrays, on disk or in a bucket.
 
     Rows are read in chunks, as they are stored. The orders `"shuffle"` and `"epochs"`
@@ -77,10 +81,20 @@ class StoredDataSource(Source):
                 "`StoredDataSource(x='data/x.zarr')`."
             )
         check_count("window", window)
-        reader, names = _opened(path, prefix) if path is not None else _zarr(arrays)
-        self._reader: CheckpointRows | SampleRows | ZarrRows = reader
+        found = _opened(path, prefix) if path is not None else _zarr(arrays)
+        where = ", ".join(map(str, arrays.values() or [path]))
+        self._reader = _StoredReader(*found, window, where)
+
+
+class _StoredReader(RowReader):
+    """Reads rows in chunks, as they are stored, and keeps some of them."""
+
+    def __init__(
+        self, stored: _Stored, names: PyTree[str], window: int, where: str
+    ) -> None:
+        self._stored = stored
         self._names, self._treedef = jax.tree.flatten(names)
-        structs = reader.structs
+        structs = stored.structs
         # A leaf that is not an array has no first axis.
         shapes = {n: structs[n].shape if n in structs else () for n in self._names}
         count = common_length(shapes, " Pass the `prefix` below which the data are.")
@@ -88,8 +102,8 @@ class StoredDataSource(Source):
             jax.ShapeDtypeStruct(structs[n].shape[1:], structs[n].dtype)
             for n in self._names
         )
-        self._chunk = max(1, min(count, reader.chunk))
-        self._check_fits(", ".join(map(str, arrays.values() or [path])))
+        self._chunk = max(1, min(count, stored.chunk))
+        self._check_fits(where)
         self.rows = Rows(count, self._chunk, min(window, -(-count // self._chunk)))
         self._capacity = 2 * self.rows.window
         self._kept: OrderedDict[int, list[np.ndarray]] = OrderedDict()
@@ -125,7 +139,7 @@ class StoredDataSource(Source):
             self._kept.move_to_end(chunk)
             return self._kept[chunk]
         start = chunk * self._chunk
-        found = self._reader.read(start, min(start + self._chunk, self.rows.total))
+        found = self._stored.read(start, min(start + self._chunk, self.rows.total))
         self._kept[chunk] = [found[name] for name in self._names]
         while len(self._kept) > self._capacity:
             self._kept.popitem(last=False)

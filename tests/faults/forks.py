@@ -100,10 +100,11 @@ def take(directory: str) -> tuple[int, list[float]]:
     """A thread takes rows of the source from which the child takes some."""
     eqx_ckpt.tree_serialise_leaves(directory, TREE)
     source = eqx_ckpt.data.StoredDataSource(directory)
+    reader = source._reader
     rows, _Slow.pause = np.arange(2), Pause()
     slow = rows.view(_Slow)
-    status = _beside(lambda: source.take(slow), _Slow.pause, lambda: source.take(rows))
-    return status, source.take(rows)["x"].tolist()
+    status = _beside(lambda: reader.take(slow), _Slow.pause, lambda: reader.take(rows))
+    return status, reader.take(rows)["x"].tolist()
 
 
 def record(directory: str) -> tuple[list[int], Any]:

@@ -11,14 +11,14 @@ import eqx_ckpt
 from eqx_ckpt import data
 
 
-class Counted(data.ArrayDataSource):
-    """An array source that counts the rows that it is asked for."""
+class Counted(list[dict[str, np.int32]]):
+    """A data set that counts the rows that it is asked for."""
 
     taken = 0
 
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def __getitems__(self, indices: list[int]) -> list[dict[str, np.int32]]:
         self.taken += len(indices)
-        return super().take(indices)
+        return [self[i] for i in indices]
 
 
 def draw(path: str, batches: int) -> tuple[list[list[int]], int]:
@@ -28,7 +28,8 @@ def draw(path: str, batches: int) -> tuple[list[list[int]], int]:
 
     The rows of each global batch, and how many this process has read.
     """
-    source = Counted(i=np.arange(50, dtype=np.int32))
+    dataset = Counted({"i": i} for i in np.arange(50, dtype=np.int32))
+    source = data.RandomAccessDataSource(dataset)
     loader = data.Loader(source, 8, order="epochs", cache=3)
     mesh = Mesh(np.array(jax.devices()), ("x",))
     placed = NamedSharding(mesh, P("x"))
@@ -42,7 +43,7 @@ def draw(path: str, batches: int) -> tuple[list[list[int]], int]:
             cursor = after
             found.append(_rows(batch["i"]))
         manager.save((manager.latest() or 0) + 1, {"cursor": cursor})
-    return found, source.taken
+    return found, dataset.taken
 
 
 def _rows(batch: Any) -> list[int]:

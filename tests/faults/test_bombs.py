@@ -31,7 +31,9 @@ def read(function: str, path: str) -> None:
 
 
 def read_rows(path: str) -> None:
-    eqx_ckpt.data.StoredDataSource(x=path).take(np.arange(2))
+    source = eqx_ckpt.data.StoredDataSource(x=path)
+    loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
+    next(loader.iterate(loader.start(), prefetch=0))
 
 
 def match(path: str) -> None:

@@ -196,11 +196,9 @@ def test_the_position_of_another_batch_size_repeats_no_row(tmp_path):
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("end", ["close", "delete"])
 def test_the_data_are_freed(on_device, end):
-    class Large(data.ArrayDataSource):
-        """A source whose life can be followed."""
-
-    source = Large(on_device=on_device, i=np.arange(10))
-    lives = [weakref.ref(source)]
+    rows = np.arange(10)
+    lives = [weakref.ref(rows)]
+    source = data.ArrayDataSource(on_device=on_device, i=rows)
     loader = data.Loader(source, 2, cache=2)
     lives += map(weakref.ref, jax.tree.leaves(loader))
     assert len(lives) == 1 + on_device
@@ -211,7 +209,7 @@ def test_the_data_are_freed(on_device, end):
     loader.map(lambda carry, batch, mask: (carry + mask.sum(), None), 0)
     for _ in zip(range(3), loader.iterate(cursor), strict=False):
         pass
-    del source
+    del source, rows
     if end == "close":
         loader.close()
     else:
@@ -364,17 +362,18 @@ def test_a_sharding_that_does_not_fit_is_named():
 def test_an_iterator_may_end_in_its_own_thread():
     may_end, has_ended = threading.Event(), threading.Event()
 
-    class Ending(data.ArrayDataSource):
+    class Ending(list[dict[str, int]]):
         calls = 0
 
-        def take(self, indices):
+        def __getitems__(self, indices):
             if self.calls and may_end.wait(60):
                 batches.close()
                 has_ended.set()
             self.calls += 1
-            return super().take(indices)
+            return [self[i] for i in indices]
 
-    loader = data.Loader(Ending(i=np.arange(10)), 2)
+    dataset = Ending({"i": i} for i in range(10))
+    loader = data.Loader(data.RandomAccessDataSource(dataset), 2)
     batches = loader.iterate(loader.start(), prefetch=2)
     next(batches)
     may_end.set()

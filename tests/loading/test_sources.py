@@ -1,6 +1,7 @@
 """Sources: rows of data sets, of checkpoints, and of Zarr arrays."""
 
 import itertools
+import tracemalloc
 from typing import NamedTuple
 
 import equinox as eqx
@@ -12,6 +13,8 @@ import zarr
 
 import eqx_ckpt
 from eqx_ckpt import data
+from eqx_ckpt.data._order import Rows
+from eqx_ckpt.data._row_reader import RowReader
 
 
 def rows(n: int = 10) -> list:
@@ -147,6 +150,31 @@ def test_a_row_that_cannot_be_read_is_named():
         next(loader.iterate(loader.start()))
 
 
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_batch_of_columns_does_not_copy_the_whole_table(tmp_path, is_mapped):
+    table = np.arange(2_500_000, dtype=np.float32).reshape(-1, 5)
+    np.save(tmp_path / "table.npy", table)
+    if is_mapped:
+        table = np.load(tmp_path / "table.npy", mmap_mode="r")
+    source = data.ArrayDataSource(x=table[:, :-1], y=table[:, -1])
+    loader = data.Loader(source, 10, order="shuffle")
+    batches = loader.iterate(loader.start(), prefetch=0)
+    cursor, _ = next(batches)
+    _, drawn = loader.next(cursor)
+    jax.block_until_ready(drawn)
+    tracemalloc.start()
+    try:
+        _, batch = next(batches)
+        _, drawn = loader.next(cursor)
+        jax.block_until_ready(drawn)
+        assert tracemalloc.get_traced_memory()[1] < table.nbytes / 4
+    finally:
+        tracemalloc.stop()
+    for found in (batch, drawn):
+        expected = np.asarray(found["y"])[:, None] + np.arange(-4, 0)
+        assert np.array_equal(found["x"], expected)
+
+
 class Short(list):
     """Gives fewer rows, or more, than it was asked for."""
 
@@ -163,12 +191,11 @@ class Ending(list):
         return super().__getitem__(i)
 
 
-class OneRow(data.ArrayDataSource):
-    def fill(self, indices, out):
-        return data._row_sources.Source.fill(self, indices, out)
+class OneRow(RowReader):
+    rows, like = Rows(4), {"y": jax.ShapeDtypeStruct((), np.int64)}
 
     def take(self, indices):
-        return {name: array[:1] for name, array in super().take(indices).items()}
+        return {"y": np.zeros(1, np.int64)}
 
 
 @pytest.mark.parametrize("cache", [1, 2])
@@ -176,10 +203,12 @@ class OneRow(data.ArrayDataSource):
 def test_a_short_read_is_an_error(cache, change):
     dataset = Short({"y": i} for i in range(4))
     dataset.change = change
+    one = data.ArrayDataSource(y=np.arange(4))
+    one._reader = OneRow()
     sources = [
         (data.RandomAccessDataSource(dataset), r"gave \d+ rows, and was asked for \d+"),
         (data.RandomAccessDataSource(Ending({"y": i} for i in range(4))), "Row 2 "),
-        (OneRow(y=np.arange(4)), r"'y' of \d+ rows is int64\[1\]"),
+        (one, r"'y' of \d+ rows is int64\[1\]"),
     ]
     for source, error in sources:
         loader = data.Loader(source, 4, order="sequential", cache=cache)
@@ -249,7 +278,7 @@ def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
     array[:, 0] = np.arange(n)
     source = data.StoredDataSource(x=tmp_path / "x", window=4)
     read: list[int] = []
-    reader = type(source._reader)
+    reader = type(source._reader._stored)
     whole = reader.read
 
     def counted(self, start, stop):
@@ -266,7 +295,7 @@ def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
     ]
     assert np.array_equal(np.sort(np.concatenate(found)), np.arange(n))
     assert len(read) == 100
-    assert len(source._kept) <= 8
+    assert len(source._reader._kept) <= 8
 
 
 def test_hugging_face_datasets():

@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,29 @@ def test_each_name_is_documented_once():
         for line in page.splitlines():
             if line.startswith("::: "):
                 assert line.removeprefix("::: ") in NAMES
+
+
+def attributes_of(value: type) -> Iterator[str]:
+    """Those that our classes give it, also those that only a method assigns."""
+    assigned = re.compile(r"\bself\.(\w+)(?:: .+?)? = ")
+    for base in value.__mro__:
+        if base.__module__.startswith("eqx_ckpt."):
+            yield from (*vars(base), *inspect.get_annotations(base))
+            yield from assigned.findall(inspect.getsource(base))
+
+
+def test_each_attribute_of_a_class_is_documented():
+    for module in interface.MODULES:
+        where = ".".join(filter(None, ("eqx_ckpt", module)))
+        for name, value in interface.public(module).items():
+            if module == "typing" or not inspect.isclass(value):
+                continue
+            members = interface.members(where, name, value)
+            shown = {word for m in members for word in re.findall(r"^\.(\w+)", m)}
+            heads = re.findall(r"^- (`.+?): ", inspect.getdoc(value) or "", re.M)
+            shown |= {word for head in heads for word in re.findall(r"\w+", head)}
+            found = {a for a in attributes_of(value) if a[0] != "_"}
+            assert found <= shown, name
 
 
 def test_functions_show_an_example():
