@@ -11,6 +11,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt.recording import record_scan, Recording, Samples
+from eqx_ckpt.recording._writing import _recording_log
 
 
 LIKE = {"x": jnp.float32(0)}
@@ -229,3 +230,32 @@ def test_appending_while_a_program_records(tmp_path):
     found = Samples(tmp_path).read()["x"]
     expected = [n for n in range(1, 601) for _ in range(1 + (n % 200 == 0))]
     assert found.tolist() == [expected] * 4
+
+
+def test_a_full_queue_is_waited_for_until_there_is_room(tmp_path, monkeypatch):
+    """On a slow disk, the sampler goes on when one block is written."""
+    may_write = threading.Semaphore(0)
+    append = _recording_log.append
+
+    def slow_append(*args) -> None:
+        may_write.acquire()
+        append(*args)
+
+    monkeypatch.setattr(_recording_log, "append", slow_append)
+    monkeypatch.setattr(_recording_log, "PENDING_BYTES", 4 * 40)
+    with Recording(tmp_path, LIKE) as recording:
+        blocks = [
+            {"x": np.arange(10 * i, 10 * i + 10, dtype=np.float32)} for i in range(6)
+        ]
+        for block in blocks[:4]:
+            recording.extend(block)
+        thread = threading.Thread(target=recording.extend, args=blocks[4:5])
+        thread.start()
+        may_write.release()
+        thread.join(60)
+        has_room = not thread.is_alive()
+        may_write.release(len(blocks))
+        thread.join()
+        recording.extend(blocks[5])
+    assert has_room
+    assert read(tmp_path) == list(range(60))

@@ -27,6 +27,8 @@ class Writer:
         self._jobs: SimpleQueue[_Job | SimpleQueue[None] | None] = SimpleQueue()
         # Bytes of jobs; each number is written by one thread.
         self._queued = self._done = 0
+        # Has an entry if a job was run since `put` looked last.
+        self._ran: SimpleQueue[None] = SimpleQueue()
         self._has_thread = self._is_stopped = False
         # Taken by the one thread that runs the jobs: one whose start was interrupted
         # may run, or not, and then there is another one.
@@ -41,8 +43,8 @@ class Writer:
         """
         if self._is_stopped:
             return
-        if self._queued - self._done + nbytes > self._limit:
-            self.drain()
+        while self._pending > 0 and self._pending + nbytes > self._limit:
+            self._ran.get()
         if not self._has_thread:
             # A daemon thread: uncommitted samples may be lost, so the interpreter need
             # not wait.
@@ -54,6 +56,10 @@ class Writer:
             self._queued += nbytes
         else:
             self._do(job)
+
+    @property
+    def _pending(self) -> int:
+        return self._queued - self._done
 
     def drain(self) -> None:
         """Wait until all jobs have run, or one has failed."""
@@ -78,6 +84,8 @@ class Writer:
             if isinstance(item, tuple):
                 self._do(item[0])
                 self._done += item[1]
+                if self._ran.empty():
+                    self._ran.put(None)
             else:
                 item.put(None)
             del item
