@@ -176,10 +176,10 @@ def _record(example: Any) -> LeafRecord:
     ):
         if record is not None and record.kind == "unknown":
             raise CannotSave(f"{record.value}")
-        raise CannotSave(
-            f"is a `{type(example).__name__}`; pass `np.float32(0)`, or another scalar "
-            "that has a dtype"
-        )
+        way_out = "pass `np.float32(0)`, or another scalar that has a dtype"
+        if callable(example):
+            way_out = "leave it out: `equinox.filter(like, equinox.is_array)`"
+        raise CannotSave(f"is a `{type(example).__name__}`; {way_out}")
     if record.kind == "unknown":
         raise CannotSave(f"{record.value}")
     if record.kind == "key":
