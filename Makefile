@@ -18,6 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 FOUND := $(strip $(foreach version,$(VERSIONS),$(if $(call find,$(version)),$(version))))
 MISSING := $(filter-out $(FOUND),$(VERSIONS))
 OTHERS := $(wordlist 2,9,$(FOUND))
+NEWEST := $(lastword $(OTHERS))
+BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
@@ -38,8 +40,10 @@ ONCE := tests/model tests/report tests/project/test_benchmarks.py
 # Saves, restores and runs, and the shape of the package.
 QUICK := tests/manager tests/restore tests/save/test_s*.py tests/project/test_layers.py
 
-# The last word is a pytest run's count.
-test: pythons lint types pytest docs $(OTHERS:%=pytest-%) pytest-lowest
+# Those in between have the same packages as the newest. The last word is a pytest run's
+# count.
+test: pythons lint types pytest docs $(BETWEEN:%=quick-%) $(NEWEST:%=pytest-%) \
+	pytest-lowest
 
 pythons:
 	@echo "Testing on Python $(FOUND); not found: $(or $(MISSING),none)."
@@ -60,6 +64,9 @@ pytest: .venv/dev
 
 quick: .venv/dev
 	.venv/bin/$(PYTEST) -m "not slow and not exhaustive" $(QUICK)
+
+quick-%: .venv-%/tests
+	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive" $(QUICK)
 
 exhaustive: .venv/dev
 	.venv/bin/$(PYTEST) -m exhaustive

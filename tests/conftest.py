@@ -3,6 +3,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -32,6 +33,23 @@ with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
 
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
+
+# What the tests in a folder need, or look at.
+MARKS = {
+    "interop": "peers",
+    "multiprocess": "job",
+    "project": "form",
+    "report": "browser",
+    "stores": "store",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if mark := MARKS.get(item.path.relative_to(tests).parts[0]):
+            item.add_marker(mark)
+
 
 # Eight devices, so that one process can save and restore sharded arrays.
 jax.config.update("jax_num_cpu_devices", 8)
