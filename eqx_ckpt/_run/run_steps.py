@@ -283,7 +283,8 @@ def garbage_collect(
 
     **Returns:**
 
-    What was removed: by path, its bytes. In a store, they are `None`.
+    What was removed: by path, its bytes, without those of files that a checkpoint
+    shares. In a store, they are `None`.
 
     **Raises:**
 

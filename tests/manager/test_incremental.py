@@ -184,3 +184,18 @@ def test_where_steps_share_nothing(tmp_path, monkeypatch, place, layout):
     with pytest.raises(ValueError, match="`incremental` is for checkpoints in"):
         CheckpointManager(place, layout=layout, incremental=True)
     assert not os.listdir()
+
+
+def test_what_a_dead_save_shares_is_not_counted(tmp_path):
+    tree = {"w": np.arange(1000.0), "v": np.arange(100.0)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+    dead = tmp_path / ".000002.0123456789abcdef0123456789abcdef.tmp"
+    with CheckpointManager(tmp_path, incremental=True) as manager:
+        manager.save(2, tree | {"v": np.ones(100)}).result()
+        os.unlink(tmp_path / "000002/zarr.json")
+        os.rename(tmp_path / "000002", dead)
+    of_v = (dead / "v/c.0").stat().st_size
+    assert inspect.garbage_collect(tmp_path, dry_run=True) == {str(dead): of_v}
+    assert inspect.garbage_collect(tmp_path) == {str(dead): of_v}
+    assert inspect.verify(tmp_path / "000001")

@@ -132,7 +132,10 @@ def _has_entries(path: str) -> bool:
 
 
 def _nbytes(path: str) -> int:
-    """Bytes of a file, or of those below a path; some may vanish meanwhile."""
+    """What a file takes, or those below a path; some may vanish meanwhile.
+
+    A file that is shared with another checkpoint takes nothing.
+    """
     if not os.path.isdir(path) or os.path.islink(path):
         files = [path]
     else:
@@ -142,7 +145,8 @@ def _nbytes(path: str) -> int:
     total = 0
     for file in files:
         with contextlib.suppress(OSError):
-            total += os.lstat(file).st_size
+            status = os.lstat(file)
+            total += status.st_size if status.st_nlink == 1 else 0
     return total
 
 
