@@ -7,7 +7,9 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.display import in_bytes
+from .._format.run_history import History
 from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
+from .._run.compare_histories import in_marks, Relation, relations
 from .._run.retention import Mode, ranked
 from .._run.run_steps import as_step, garbage_collect, Run
 from .._types import is_real
@@ -33,6 +35,11 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
             entry["problem"] = in_options(problem)
             status = max(status, status_of(problem))
         found.append(entry)
+    histories = {e["step"]: e["history"] for e in found if e["history"]}
+    related = relations(histories)
+    for entry in found:
+        if history := entry["history"]:
+            entry["history"] = _history(history, related[entry["step"]])
     newest = found[-1] if found else None
     for unusable in run.unusable():
         entry = _described(unusable.step, unusable.path)
@@ -92,17 +99,32 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
     except (eqx_ckpt.CheckpointError, OSError) as e:
         return entry, e
     entry |= {"nbytes": manifest.nbytes, "leaves": len(manifest.leaves)}
-    return entry | {"metadata": manifest.metadata}, None
+    return entry | {"metadata": manifest.metadata, "history": manifest.history}, None
 
 
 def _described(step: int, path: str) -> dict[str, Any]:
     """An entry of which nothing else is known."""
-    unknown = dict.fromkeys(("saved", "nbytes", "leaves", "metadata", "problem"))
-    return {"step": step, "path": path, **unknown}
+    unknown = ("saved", "nbytes", "leaves", "metadata", "history", "problem")
+    return {"step": step, "path": path, **dict.fromkeys(unknown)}
+
+
+def _history(history: History, relation: Relation) -> dict[str, Any]:
+    session = history.sessions[-1]
+    return {
+        "run": history.run,
+        "saved_as": history.step,
+        "session": session.id,
+        "restored": session.step,
+        "relation": relation.kind,
+        "common": relation.common,
+    }
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
     marks = [mark for mark in ("latest", "best") if entry[mark]]
+    if history := entry["history"]:
+        relation = Relation(history["relation"], history["common"])
+        marks += in_marks(entry["step"], history["saved_as"], relation)
     notes = f"[{', '.join(marks)}] " if marks else ""
     metadata = entry["metadata"]
     if entry["problem"]:

@@ -17,6 +17,7 @@ from .display import escape, first_lines, in_bytes, tree_html
 from .dtype_names import SIZES
 from .leaf_names import encode, is_cut
 from .leaf_record import CannotSave, CHECKSUM_DIGITS, LeafRecord
+from .run_history import History, history_to_json
 from .user_metadata import pack
 
 
@@ -86,6 +87,8 @@ class Manifest:
         characters at which it splits what it has of a key path, perhaps none. A leaf of
         `like` that has no leaf of its name there is restored from the one that it would
         have become. `None`: by their names only.
+    - `history`: of a step that a manager saved, the [`eqx_ckpt.inspect.History`][]: its
+        run, and which step it goes on from.
     """
 
     leaves: Mapping[str, LeafRecord]
@@ -96,6 +99,7 @@ class Manifest:
     layout: Layout = "zarr"
     format_version: int = FORMAT_VERSION
     separators: str | None = None
+    history: History | None = None
 
     @property
     def nbytes(self) -> int:
@@ -217,6 +221,8 @@ def _unsealed(manifest: Manifest, more: int = 0) -> bytes:
     optional: dict[str, Any] = {}
     if manifest.separators is not None:
         optional["separators"] = manifest.separators
+    if manifest.history is not None:
+        optional["history"] = history_to_json(manifest.history)
     unsaved = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.unsaved.items()]
     metadata = None if manifest.metadata is None else pack(manifest.metadata)
     data = (
@@ -292,8 +298,8 @@ def check_array(record: LeafRecord) -> None:
 
 
 def is_separators(value: Any) -> bool:
-    """Whether this can be the `separators` of a manifest."""
-    return value is None or (type(value) is str and len(value) <= _MOST_SEPARATORS)
+    """Whether a manifest can have these `separators`."""
+    return type(value) is str and len(value) <= _MOST_SEPARATORS
 
 
 def is_sharding(value: Any) -> bool:

@@ -47,6 +47,7 @@ from .manifest import (
     Manifest,
     NO_DIGEST,
 )
+from .run_history import History, history_from_json, history_to_json
 from .user_metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
 
 
@@ -117,6 +118,15 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
         parts = dict(_parts(data, head))
         _check_necessary(parts["necessary"], where)
         return _checked_metadata(parts["metadata"])
+
+
+def history_from_bytes(data: bytes, where: str) -> History | None:
+    """Read only the history of a manifest, as `metadata_from_bytes` the metadata."""
+    head = _verified(data, where)
+    with _reading(where):
+        parts = dict(_parts(data, head))
+        _check_necessary(parts["necessary"], where)
+        return _checked_history(_loads(parts["optional"]))
 
 
 def _check_necessary(text: str, where: str) -> None:
@@ -240,10 +250,8 @@ def _checked(parts: dict[str, str]) -> Manifest:
     _require(content["layout"] in LAYOUTS, "its layout is not known")
     # Fields that this version does not know may be among the optional ones.
     optional = content["optional"]
-    separators = optional.get("separators")
     _require(
-        is_separators(separators)
-        and (separators is not None) == ("separators" in optional),
+        "separators" not in optional or is_separators(optional["separators"]),
         "its separators are not those of a format",
     )
     _require(_is_root(root), f"its root is {root!r}"[:200])
@@ -261,8 +269,18 @@ def _checked(parts: dict[str, str]) -> Manifest:
         versions=content["versions"],
         root=root,
         layout=content["layout"],
-        separators=separators,
+        separators=optional.get("separators"),
+        history=_checked_history(optional),
     )
+
+
+def _checked_history(optional: dict[str, Any]) -> History | None:
+    if "history" not in optional:
+        return None
+    try:
+        return history_from_json(optional["history"])
+    except ValueError as e:
+        raise _Wrong(str(e)) from None
 
 
 def check_source(source: Manifest, where: str) -> None:
@@ -276,16 +294,30 @@ def check_source(source: Manifest, where: str) -> None:
             problems[name] = str(e)
     for name, _ in inside_others(leaves):
         problems[name] = "another leaf is inside it"
-    if not is_separators(source.separators):
+    if source.separators is not None and not is_separators(source.separators):
         raise CheckpointError(
             f"{where} has {source.separators!r} as `separators`. They have to be a "
             "text of a few characters, or `None`."
         )
+    _check_history(source.history, where)
     if problems:
         raise CheckpointError(
             f"{where} lists leaves that no checkpoint can have:\n"
             + "\n".join(f"- {n!r}: {problem}." for n, problem in problems.items())
         )
+
+
+def _check_history(history: History | None, where: str) -> None:
+    if history is None:
+        return
+    try:
+        # As what a manifest would have.
+        history_from_json(json.loads(json.dumps(history_to_json(history))))
+    except _MALFORMED as e:
+        raise CheckpointError(
+            f"{where} has a `history` that no step has: {e}. Pass that of a manifest, "
+            "or `None`."
+        ) from e
 
 
 def _check_record(name: str, record: LeafRecord) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._format.leaf_record import scalar_to_text
+from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
+from .._run.compare_histories import in_marks, relations
 from .._types import is_real
 from .alerts import find_alerts
 from .histogram import Histogram
@@ -31,18 +33,31 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     found = columns.found
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
     metrics = _metrics(found)
+    notes = _notes(found) if columns.kind == "run" else {}
     return {
         "kind": columns.kind,
         "title": columns.title,
-        "columns": [_column(column) for column in found],
+        "columns": [
+            _column(column) | {"notes": notes.get(column.label, [])} for column in found
+        ],
         "alerts": find_alerts(columns, leaves, metrics),
         "metrics": {name: [*map(_number, line)] for name, line in metrics.items()},
         "leaves": leaves,
     }
 
 
+def _notes(found: Sequence[Column]) -> dict[str, list[str]]:
+    """What is unusual about where steps of a run come from, by their labels."""
+    steps = {int(column.label): column.manifest.history for column in found}
+    histories = {step: history for step, history in steps.items() if history}
+    return {
+        str(step): in_marks(step, histories[step].step, relation)
+        for step, relation in relations(histories).items()
+    }
+
+
 def _column(column: Column) -> dict[str, Any]:
-    manifest = column.manifest
+    manifest, history = column.manifest, column.manifest.history
     return {
         "label": column.label,
         "path": str(column),
@@ -52,6 +67,7 @@ def _column(column: Column) -> dict[str, Any]:
         "numbers": sum(math.prod(r.shape) for r in manifest.leaves.values()),
         "metadata": _shown(_json(manifest.metadata)),
         "versions": dict(manifest.versions),
+        "history": None if history is None else history_to_json(history),
     }
 
 

@@ -144,16 +144,17 @@ def tree_deserialise_leaves(
         unexpected,
         transform,
     )
-    return _restored(source, request, broadcast_replicas, progress, timeout)
+    return restored(source, request, broadcast_replicas, progress, timeout)[0]
 
 
-def _restored(
+def restored(
     source: PathLike | Source,
     request: Request,
-    broadcast_replicas: bool = False,
-    progress: Progress = False,
-    timeout: float = TIMEOUT,
-) -> PyTree:
+    broadcast_replicas: bool,
+    progress: Progress,
+    timeout: float,
+) -> tuple[PyTree, Source]:
+    """What was requested, and the version of the source that was read."""
     check_timeout(timeout)
     check_flag("broadcast_replicas", broadcast_replicas)
     reading = JointReading(
@@ -161,11 +162,13 @@ def _restored(
     )
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
-        plan, arrived = _read(reading, progress)
-        return plan.filled(assembled(arrived))
+        found, plan, arrived = _read(reading, progress)
+        return plan.filled(assembled(arrived)), found
 
 
-def _read(reading: JointReading, progress: Progress) -> tuple[ReadPlan, Arrived]:
+def _read(
+    reading: JointReading, progress: Progress
+) -> tuple[Source, ReadPlan, Arrived]:
     with reading:
         while True:
             with reading.version():
@@ -174,7 +177,7 @@ def _read(reading: JointReading, progress: Progress) -> tuple[ReadPlan, Arrived]
 
 def _read_version(
     reading: JointReading, progress: Progress
-) -> tuple[ReadPlan, Arrived]:
+) -> tuple[Source, ReadPlan, Arrived]:
     source = reading.open()
     plan = plan_reads(source.manifest, reading.request)
     plan.check()
@@ -195,7 +198,7 @@ def _read_version(
         # A process that dies meanwhile fails the others in JAX, which does not name it.
         jax.block_until_ready(list(assembled(arrived).values()))
         reading.check_others()
-    return plan, arrived
+    return source, plan, arrived
 
 
 def restore_or_init(
@@ -277,5 +280,5 @@ def restore_or_init(
         transform,
         initialises=True,
     )
-    tree = _restored(source, request, broadcast_replicas, progress, timeout)
+    tree, _ = restored(source, request, broadcast_replicas, progress, timeout)
     return initialised(tree, stop_at_transients(request.is_leaf), init, args)

@@ -17,7 +17,7 @@ from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.manifest import Manifest
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._progress import check_progress, Progress
-from .._restoring.restore import tree_deserialise_leaves
+from .._restoring.restore import restored
 from .._saving.background_save import (
     pending_saves,
     raise_pending_failure,
@@ -36,7 +36,7 @@ from .._tree.leaves.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
-from .._tree.plans.read_plan import Missing, Unexpected
+from .._tree.plans.read_plan import Missing, Request, Unexpected
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
@@ -45,6 +45,7 @@ from .retention import checked_keep, Keep, Mode
 from .run_steps import as_step, in_words, KnownSteps, retain, Run
 from .run_sweeps import RunSweeps
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
+from .state_origin import StateOrigin
 from .step_before import StepBefore
 
 
@@ -135,6 +136,7 @@ class CheckpointManager:
         self._before = StepBefore(self._run) if incremental else None
         self._one_at_a_time = ForkedLock()
         self._known = KnownSteps()
+        self._origin = StateOrigin(self._run)
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
         if is_first():
@@ -187,9 +189,12 @@ class CheckpointManager:
             self._run.stored.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
+                plan = plan_writes(pytree, filter_spec, is_leaf)
+                if is_first():
+                    plan = plan._replace(history=self._origin.of_step(number))
                 save = Save(
                     self._run.path(number),
-                    plan_writes(pytree, filter_spec, is_leaf),
+                    plan,
                     self._compression,
                     metadata,
                     self._layout,
@@ -229,6 +234,9 @@ class CheckpointManager:
     ) -> PyTree:
         """Restore a step, by default the newest. Waits for a running save.
 
+        The next step that this manager saves counts as one that goes on from this one:
+        see [`eqx_ckpt.inspect.History`][].
+
         **Arguments:**
 
         - `step`: the step to restore; the default is the newest.
@@ -250,32 +258,38 @@ class CheckpointManager:
         """
         check_on_damage(on_damage)
 
-        def restored(step: int) -> PyTree:
-            return tree_deserialise_leaves(
-                self._run.path(step),
-                like,
-                filter_spec,
-                is_leaf,
-                where=where,
-                prefix=prefix,
-                sharding=sharding,
-                casting=casting,
-                missing=missing,
-                unexpected=unexpected,
-                transform=transform,
-                broadcast_replicas=broadcast_replicas,
-                progress=self._progress,
-                timeout=self._timeout,
+        request = Request(
+            like,
+            filter_spec,
+            is_leaf,
+            where,
+            prefix,
+            sharding,
+            casting,
+            missing,
+            unexpected,
+            transform,
+        )
+
+        def of_step(step: int) -> PyTree:
+            path, progress = self._run.path(step), self._progress
+            tree, source = restored(
+                path, request, broadcast_replicas, progress, self._timeout
             )
+            # `keep` looks at steps, and does not go on from them.
+            if not self._is_run_here():
+                is_whole = where is None and not prefix
+                self._origin.restored(step, source, is_whole=is_whole)
+            return tree
 
         self._settle()
         if step is not None:
             step = as_step(step)
             try:
-                return restored(step)
+                return of_step(step)
             except CheckpointNotFoundError as e:
                 raise self._run.missing(step) from e
-        result, passed = resumed(self._run, restored, on_damage, self._timeout)
+        result, passed = resumed(self._run, of_step, on_damage, self._timeout)
         self._known.damaged.update(passed)
         return result
 
@@ -393,11 +407,15 @@ class CheckpointManager:
             raise CheckpointError(f"{self} is closed. Make a new one.")
 
     def _check_thread(self) -> None:
-        if any(saving.is_run_here() for saving in saves_of(self)):
+        if self._is_run_here():
             raise CheckpointError(
                 "`keep` and `progress` are called by a save, and may not save, delete "
                 "or wait: the save would wait for itself. They may `restore`."
             )
+
+    def _is_run_here(self) -> bool:
+        """Whether a save calls this, by `keep` or `progress`."""
+        return any(saving.is_run_here() for saving in saves_of(self))
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._run.directory!r})"

@@ -16,7 +16,7 @@ from .._lazy import np
 from .._sources.consistent_read import being_read
 from .._storage.calls.store_path import StorePath
 from .._storage.calls.threads import at_once
-from .._storage.interface.committed_manifest import is_checkpoint
+from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
 from .._types import check_flag, check_text, PathLike
@@ -174,6 +174,14 @@ class Run:
     def metadata(self, step: int) -> Any:
         """The metadata of a step; a copy, which the caller may change."""
         return copy.deepcopy(self.stored.metadata(step))
+
+    def newest_id(self) -> str:
+        """The id of the run, as the newest readable step that has one says, or `""`."""
+        for step in reversed(self.readable_or_not()):
+            with contextlib.suppress(CheckpointError, OSError):
+                if history := read_history(self.location(step)):
+                    return history.run
+        return ""
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.readable_or_not()))

@@ -342,6 +342,7 @@ class Save:
             VERSIONS,
             layout=layout,
             separators=plan.separators,
+            history=plan.history,
         )
         check_size(self._manifest)
 

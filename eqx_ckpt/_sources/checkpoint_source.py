@@ -7,7 +7,7 @@ from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._format.chunk_grid import relative
 from .._format.leaf_record import CRC32C_DIGITS, LeafRecord
 from .._format.manifest import MANIFEST, Manifest, zarr_json
-from .._format.manifest_parser import check_source, from_bytes, HEAD_BYTES
+from .._format.manifest_parser import check_source, from_bytes, HEAD, HEAD_BYTES
 from .._format.source import raise_damage, RegionRead, Source
 from .._lazy import Array
 from .._storage.chunks.chunk_reads import read_chunks
@@ -71,6 +71,7 @@ class Checkpoint(Source):
     **Attributes:**
 
     - `chunks`: its arrays.
+    - `digest`: of its manifest.
     """
 
     def __init__(self, path: PathLike | Storage) -> None:
@@ -80,6 +81,9 @@ class Checkpoint(Source):
         except CheckpointNotFoundError as e:
             raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
         self._place, self._head = place, data[:HEAD_BYTES]
+        head = HEAD.match(self._head)
+        assert head is not None
+        self.digest = head[2].decode()
         self.chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
         self._manifest = manifest
 

@@ -74,6 +74,16 @@ def out_of_order(directory: str) -> tuple[Errors, list[int]]:
     return errors, manager.steps()
 
 
+def go_on(directory: str) -> list[int]:
+    """Save two steps, and a third one that goes on from the first one."""
+    with eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step)).result()
+    with eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT) as manager:
+        manager.save(3, manager.restore(state(0), 1)).result()
+        return manager.steps()
+
+
 def keep_errors(directory: str) -> list[int]:
     """How many keys the service has, after ever more calls whose errors are kept."""
     like, errors, counts = state(0), list[Exception](), list[int]()

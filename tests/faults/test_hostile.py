@@ -132,6 +132,16 @@ def _separators(value: Any) -> Callable[[dict[str, Any]], None]:
     return _top(optional={"separators": value})
 
 
+SESSION = ["0123456789abcdef", None, None]
+LATER = ["fedcba9876543210", 2, "0" * 64]
+
+
+def _history(*sessions: Any, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    """That of a step of a run."""
+    found = {"run": "0" * 32, "step": 3, "earlier": 0, "sessions": [*sessions]}
+    return _top(optional={"history": found | fields})
+
+
 # What no checkpoint says: refused by every reader, before TensorStore sees it.
 REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "no leaves": _top(leaves=None),
@@ -146,6 +156,26 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "separators in a list": _separators(["."]),
     "a thousand separators": _separators("." * 1000),
     "separators that are not among what is optional": _top(separators="."),
+    "a history that is none": _top(optional={"history": None}),
+    "a history in a list": _top(optional={"history": []}),
+    "a history that is not among what is optional": _top(history={}),
+    "a history without sessions": _history(),
+    "a history of a thousand sessions": _history(*[SESSION] * 1000),
+    "a history that names itself": _history(SESSION, ["0123456789abcdef", 2, "0" * 64]),
+    "a history with more than there is": _history(SESSION, code=1),
+    "a history of no run": _history(SESSION, run="../a"),
+    "a history of a step that is none": _history(SESSION, step=-1),
+    "a history of a step in words": _history(SESSION, step="3"),
+    "a history of a step of 2**100": _history(SESSION, step=2**100),
+    "a history with less than nothing before": _history(LATER, earlier=-1),
+    "a history that begins twice": _history(LATER, SESSION),
+    "a history that begins after another": _history(SESSION, earlier=1),
+    "a session that is a number": _history(1),
+    "a session of two": _history(SESSION[:2]),
+    "a session with another id": _history(["x" * 16, None, None]),
+    "a session of a step without a digest": _history([LATER[0], 2, None]),
+    "a session of a digest without a step": _history([LATER[0], None, "0" * 64]),
+    "a session of a bool": _history([LATER[0], True, "0" * 64]),
     "no optional fields": _top(optional=None),
     "optional fields in a list": _top(optional=[]),
     "necessary fields in a list": _top(necessary=[]),
@@ -272,6 +302,7 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
         }
     ),
     "separators of a pattern": _separators("]^-\\["),
+    "a history of many": _history(LATER, earlier=10**6),
     "separators that are no text": _separators("\n\ud800"),
     "another dtype": _weight(dtype="int32", data_type="int32"),
     "an array that is bytes": _weight(kind="bytes"),

@@ -104,6 +104,15 @@ def test_a_run(run, opened):
     assert any("script" in name for name in names(page))
 
 
+def test_a_run_with_a_fork(run, opened):
+    like = {"step": 0}
+    with eqx_ckpt.CheckpointManager(run) as manager:
+        like = manager.restore(like, 1, unexpected="ignore")
+        manager.save(4, like)
+    said = opened(run).inner_text("#histories").splitlines()
+    assert said == ["Step 2: fork of step 1", "Step 3: fork of step 1"]
+
+
 def test_the_table(opened):
     arrays = {
         f"part{i % 3}/layer{i}": np.full(i + 1, i, np.int8 if i % 2 else np.float32)

@@ -90,6 +90,15 @@ def run(tmp_path):
     return tmp_path / "a run ü"
 
 
+def test_steps_that_did_not_lead_to_the_newest_one(run, report):
+    with eqx_ckpt.CheckpointManager(run) as manager:
+        manager.save(5, manager.restore(state(2), 2))
+    notes = {c["label"]: c["notes"] for c in report(run)[1]["columns"]}
+    assert notes == {"1": [], "2": [], "4": ["fork of step 2"], "5": []}
+    history = report(run / "000005")[1]["columns"][0]["history"]
+    assert [session[1] for session in history["sessions"]] == [None, 2]
+
+
 def test_a_checkpoint(run, report):
     alerts, found, leaves = report(run / "000002")
     assert alerts == []

@@ -53,6 +53,18 @@ def test_manifests_follow_the_schema(tmp_path, layout, compression):
     check(tmp_path / "copy" / "zarr.json", "manifest")
 
 
+def test_a_step_with_a_history_follows_the_schema(tmp_path):
+    for step in (1, 2):
+        with eqx_ckpt.CheckpointManager(tmp_path) as manager:
+            tree = {"w": jnp.ones(3)}
+            tree = manager.restore(tree) if step == 2 else tree
+            manager.save(step, tree)
+        check(tmp_path / f"{step:06d}" / "zarr.json", "manifest")
+    history = content(tmp_path / "000002")["optional"]["history"]
+    digest = content(tmp_path / "000001")["digest"]
+    assert history["sessions"][-1][1:] == [1, digest]
+
+
 def test_the_golden_files_follow_the_schemas():
     for name in ("v1", "v1-ocdbt", "v1-recording/states/000002"):
         check(DATA / name / "zarr.json", "manifest")
@@ -62,6 +74,7 @@ def test_the_golden_files_follow_the_schemas():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("optional", {"history": {"run": "0" * 32, "step": 1, "sessions": []}}),
         ("root", "../"),
         ("necessary", {"references": 1}),
         ("code", "x"),

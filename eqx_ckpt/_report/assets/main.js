@@ -75,7 +75,8 @@ function showAlerts() {
 
 function showAbout() {
   for (const column of columns) {
-    const about = { metadata: column.metadata, versions: column.versions };
+    const { metadata, versions, history } = column;
+    const about = history ? { metadata, versions, history } : { metadata, versions };
     byId("about").append(
       el("h3", {}, [column.label, column.path].filter(Boolean).join(": ")),
       el("pre", {}, JSON.stringify(about, null, 1)));

@@ -5,6 +5,9 @@ const shownMetrics = new Set(Object.keys(facts.metrics).slice(0, MOST_METRICS));
 
 function showSteps() {
   byId("steps").hidden = kind !== "run" || columns.length < 2;
+  byId("histories").replaceChildren(
+    ...columns.filter(({ notes }) => notes.length).map(({ label, notes }) =>
+      el("div", {}, `Step ${label}: ${notes.join(", ")}`)));
   byId("chosen-metrics").replaceChildren(
     ...Object.keys(facts.metrics).map((name) =>
       el("button", { "aria-pressed": shownMetrics.has(name), onclick: () => toggle(name) }, name)));

@@ -10,9 +10,11 @@ from ..._format.manifest_parser import (
     from_bytes,
     HEAD,
     HEAD_BYTES,
+    history_from_bytes,
     is_foreign,
     metadata_from_bytes,
 )
+from ..._format.run_history import History
 from .place import Storage
 from .sure_reads import missing_surely, parse_surely, read_surely
 
@@ -42,6 +44,11 @@ def read_metadata(place: Storage) -> tuple[str, Any]:
     """The root and the metadata of a checkpoint, without its leaves."""
     data, metadata = read_committed(place, metadata_from_bytes)
     return root_of(data[:HEAD_BYTES]), metadata
+
+
+def read_history(place: Storage) -> History | None:
+    """The history of a step, without its leaves."""
+    return read_committed(place, history_from_bytes)[1]
 
 
 def root_of(head: bytes) -> str:

@@ -15,6 +15,7 @@ from ..._errors import CheckpointError, LeafMismatchError
 from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
+from ..._format.run_history import History
 from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
@@ -152,12 +153,13 @@ def named_leaves(
 class WritePlan(NamedTuple):
     """The writes, and the fingerprints of the leaves that are not saved.
 
-    `separators` are those of the source of a copy.
+    `separators` are those of the source of a copy, and `history` is that of the step.
     """
 
     writes: list[Write]
     unsaved: dict[str, str]
     separators: str | None = None
+    history: History | None = None
 
 
 def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:

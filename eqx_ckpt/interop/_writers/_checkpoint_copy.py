@@ -31,8 +31,9 @@ def copy(
 ) -> None:
     """Copy a checkpoint, or any other source, into a new checkpoint.
 
-    The records of the leaves and the metadata are kept, and of another format how it
-    joins keys: what restores from the source restores from the copy. A few chunks are
+    The records of the leaves, the metadata and the history of a step are kept, and of
+    another format how it joins keys: what restores from the source restores from the
+    copy. A few chunks are
     in memory at a time, each compared with its checksum if the source has one. In a job
     of several processes, call it in each of them: each copies a part of the chunks.
 
@@ -104,7 +105,8 @@ def _plan(manifest: Manifest) -> WritePlan:
     for name, record in manifest.leaves.items():
         record = record._replace(checksums=(), compression=None)
         writes.append(Write(name, record, record if record.is_array else None))
-    return WritePlan(writes, dict(manifest.unsaved), manifest.separators)
+    unsaved = dict(manifest.unsaved)
+    return WritePlan(writes, unsaved, manifest.separators, manifest.history)
 
 
 def _pieces(source: Source, writes: Sequence[Write]) -> Iterator[Piece]:

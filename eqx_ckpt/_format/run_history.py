@@ -1,0 +1,101 @@
+"""Where a step of a run comes from: the sessions that have led to it."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+
+# A manifest names the last ones. Each takes up to 120 bytes.
+MOST_SESSIONS = 32
+
+
+_FIELDS = ["run", "step", "earlier", "sessions"]
+
+
+_RUN = re.compile(r"[0-9a-f]{32}")
+
+
+_SESSION = re.compile(r"[0-9a-f]{16}")
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+_TOO_LARGE = 2**63
+
+
+class Session(NamedTuple):
+    """What one manager has saved, from one restore to the next.
+
+    **Attributes:**
+
+    - `id`: 16 hexadecimal digits, drawn at random.
+    - `step`: the step that its manager restored, and that it goes on from. `None` if
+        it restored none: the state is new, or comes from elsewhere.
+    - `digest`: that of the manifest of this step, 64 hexadecimal digits, or `None`.
+    """
+
+    id: str
+    step: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """The run of a step, and the sessions that have led to it.
+
+    **Attributes:**
+
+    - `run`: the id of the run, 32 hexadecimal digits, made with its first step.
+    - `step`: the number with which the step was saved, whatever its name is now.
+    - `sessions`: the last ones, at most 32. The last [`eqx_ckpt.inspect.Session`][] has
+        saved this step.
+    - `earlier`: how many sessions came before these.
+    """
+
+    run: str
+    step: int
+    sessions: tuple[Session, ...]
+    earlier: int = 0
+
+
+def continued(history: History, session: Session) -> History:
+    """A history, and a session that goes on from its step."""
+    sessions = (*history.sessions, session)
+    kept = sessions[-MOST_SESSIONS:]
+    earlier = history.earlier + len(sessions) - len(kept)
+    return replace(history, sessions=kept, earlier=earlier)
+
+
+def history_to_json(history: History) -> dict[str, Any]:
+    values = (history.run, history.step, history.earlier, history.sessions)
+    return dict(zip(_FIELDS, values, strict=True))
+
+
+def history_from_json(value: Any) -> History:
+    """The history that a manifest states; `ValueError` if there can be none like it."""
+    if type(value) is not dict or value.keys() != {*_FIELDS}:
+        raise ValueError(f"its history has not the fields {', '.join(_FIELDS)}")
+    run, step, earlier, listed = [value[name] for name in _FIELDS]
+    if type(listed) is not list or not 0 < len(listed) <= MOST_SESSIONS:
+        raise ValueError(f"its history has not one to {MOST_SESSIONS} sessions")
+    if not (_is(_RUN, run) and _is_number(step) and _is_number(earlier)):
+        raise ValueError("the run, or a number, of its history is not one")
+    for i, session in enumerate(listed):
+        if type(session) is not list or len(session) != len(Session._fields):
+            raise ValueError(f"session {i} of its history is not one")
+        is_new = session[1:] == [None, None] and i == earlier == 0
+        is_known = is_new or (_is_number(session[1]) and _is(_DIGEST, session[2]))
+        if not (_is(_SESSION, session[0]) and is_known):
+            raise ValueError(f"session {i} of its history is not one")
+    if len({session[0] for session in listed}) < len(listed):
+        raise ValueError("its history names itself: it has a session twice")
+    return History(run, step, tuple([Session(*session) for session in listed]), earlier)
+
+
+def _is(pattern: re.Pattern[str], value: Any) -> bool:
+    return type(value) is str and pattern.fullmatch(value) is not None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _TOO_LARGE

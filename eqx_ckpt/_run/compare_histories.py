@@ -1,0 +1,102 @@
+"""Which steps of a run have led to its newest one, and which belong to others."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from .._format.run_history import History
+
+
+# Above each first session.
+_ROOT = ""
+
+
+class Relation(NamedTuple):
+    """How a step is related to the newest one.
+
+    **Attributes:**
+
+    - `kind`: `"same"`: one of them came from the other. `"fork"`: both went on from a
+        step. `"start"`: both sessions began without a restore. `"run"`: it is of
+        another run. `"unknown"`: too many sessions are between them.
+    - `common`: of a fork, the last step that both came from.
+    """
+
+    kind: Literal["same", "fork", "start", "run", "unknown"]
+    common: int | None = None
+
+    def __str__(self) -> str:
+        words = {
+            "same": "",
+            "fork": f"fork of step {self.common}",
+            "start": "another start",
+            "run": "another run",
+            "unknown": "unknown history",
+        }
+        return words[self.kind]
+
+
+def in_marks(step: int, saved_as: int, relation: Relation) -> list[str]:
+    """What is unusual of a step, if anything, in words."""
+    renamed = [] if step == saved_as else [f"saved as step {saved_as}"]
+    return [*filter(None, [str(relation)]), *renamed]
+
+
+def relations(histories: Mapping[int, History]) -> dict[int, Relation]:
+    """How each of some steps is related to the newest one.
+
+    Of a newest one that is a renamed older step, what came from that counts as well.
+    """
+    if not histories:
+        return {}
+    newest = max(histories)
+    found = _relations_to(newest, histories)
+    near = [step for step in histories if found[step].kind == "same"]
+    last = max(near, key=lambda step: (histories[step].step, step))
+    return found if last == newest else _relations_to(last, histories)
+
+
+def _relations_to(last: int, histories: Mapping[int, History]) -> dict[int, Relation]:
+    line = _Line(histories, histories[last])
+    return {step: line.relation(history) for step, history in histories.items()}
+
+
+class _Line:
+    """The sessions that have led to one step, among all that some histories name."""
+
+    def __init__(self, histories: Mapping[int, History], newest: History) -> None:
+        # For each session, the one that it goes on from, and from which of its steps.
+        self._above: dict[str, tuple[str, int | None]] = {}
+        for history in histories.values():
+            first, *others = sessions = history.sessions
+            if not history.earlier:
+                # The digest of a step without a history stands for its session.
+                above = first.digest or _ROOT
+                self._above.setdefault(first.id, (above, first.step))
+                self._above.setdefault(above, (_ROOT, None))
+            for before, session in zip(sessions, others, strict=False):
+                self._above.setdefault(session.id, (before.id, session.step))
+        self._newest = newest
+        self._last_of = dict(self._way(newest))
+
+    def relation(self, history: History) -> Relation:
+        if history.run != self._newest.run:
+            return Relation("run")
+        is_known = _ROOT in self._last_of
+        for session, step in self._way(history):
+            if session == _ROOT and is_known:
+                return Relation("start")
+            if session in self._last_of and session != _ROOT:
+                common = min(step, self._last_of[session])
+                ends = [(h.sessions[-1].id, h.step) for h in (history, self._newest)]
+                is_end = (session, common) in ends
+                return Relation("same") if is_end else Relation("fork", common)
+        return Relation("unknown")
+
+    def _way(self, history: History) -> Iterator[tuple[str, int]]:
+        """The sessions that have led to a step, and the last step of each that did."""
+        session, step, seen = history.sessions[-1].id, history.step, set[str]()
+        while session not in seen:
+            seen.add(session)
+            yield session, step
+            session, restored = self._above.get(session, (session, None))
+            step = 0 if restored is None else restored

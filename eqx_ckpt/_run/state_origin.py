@@ -1,0 +1,60 @@
+"""Where the state that a manager saves comes from, as far as the manager knows."""
+
+import secrets
+from dataclasses import replace
+from typing import NamedTuple
+
+from .._format.run_history import continued, History, Session
+from .._format.source import Source
+from .._sources.checkpoint_source import Checkpoint
+from .run_steps import Run
+
+
+class _Restored(NamedTuple):
+    """A step that was restored, by the number with which it was saved."""
+
+    step: int
+    digest: str
+    history: History | None
+
+
+class StateOrigin:
+    """What a manager has restored, and the session in which it saves.
+
+    A session begins with the first save, and with the first one after a restore.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._restored: _Restored | None = None
+        # Of the step that was saved last.
+        self._now: History | None = None
+
+    def restored(self, step: int, source: Source, *, is_whole: bool) -> None:
+        """Go on from what was read of a step.
+
+        Between two saves, a part of a step is looked at, and the step saved last is
+        what the session has anyway.
+        """
+        history = source.manifest.history
+        if self._now is not None and (not is_whole or history == self._now):
+            return
+        if isinstance(source, Checkpoint):
+            number = step if history is None else history.step
+            self._restored = _Restored(number, source.digest, history)
+            self._now = None
+
+    def of_step(self, step: int) -> History:
+        """The history of a step that is saved now."""
+        now = self._now or self._new_session()
+        self._now = replace(now, step=step)
+        return self._now
+
+    def _new_session(self) -> History:
+        found, session = self._restored, Session(secrets.token_hex(8))
+        before = found and found.history
+        if found is not None:
+            session = Session(session.id, found.step, found.digest)
+        if before is not None:
+            return continued(before, session)
+        return History(self._run.newest_id() or secrets.token_hex(16), 0, (session,))
