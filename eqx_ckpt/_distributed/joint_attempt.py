@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from .._errors import CheckpointError, LeafMismatchError
+from .._format.leaf_record import LeafRecord
+from .._storage.interface.base import Base
 from .._storage.interface.place import Attempt, Share, Storage
 from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
@@ -77,6 +79,7 @@ class JointAttempt(Attempt):
         self._arrays: list[str] = []
         self._attempt: Attempt | None = None
         self._share: Share | None = None
+        self._bases: tuple[Base, Base] | None = None
         # Whether the others wait for this process's checksums, or for its commit.
         self._is_awaited = self._is_to_commit = False
 
@@ -94,6 +97,12 @@ class JointAttempt(Attempt):
         arrays = [write for write in writes if write.leaf is not None]
         return assign(arrays, self._group.size, self._group.index, places)
 
+    def share(self, base: Base, next: Base) -> None:
+        self._bases = base, next
+
+    def adopt(self, name: str, record: LeafRecord) -> None:
+        """Nothing: the directory may not be there yet."""
+
     def __enter__(self) -> "JointAttempt":
         try:
             self._begin()
@@ -108,6 +117,8 @@ class JointAttempt(Attempt):
         self._is_awaited = True
         chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
         self.chunks = chunks.part(_part(self._group.index))
+        if self._bases is not None:
+            self.chunks.share(*self._bases)
 
     def _begin_first(self) -> tuple[str, str]:
         attempt = self._target.begin(

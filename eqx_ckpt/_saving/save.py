@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import platform
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -36,7 +37,7 @@ from .._tree.plans.write_plan import (
     Write,
     WritePlan,
 )
-from .._types import check_flag, IsLeaf, Layout, LAYOUTS, PathLike
+from .._types import check_flag, Checksums, IsLeaf, Layout, LAYOUTS, PathLike
 from .background_save import pending_saves, raise_pending_failure, Saving
 from .finite_check import FiniteCheck
 from .staging import checked_limit, Staging
@@ -243,6 +244,7 @@ def save_in_background(
     saving = Saving(run, staging.fail, save.path, owner)
     try:
         pending_saves.add(saving)
+        save.adopt()
         staging.fill(save.arrays, saving.start)
         save.arrays.clear()
         saving.start()
@@ -322,6 +324,7 @@ class Save:
         if compression is not None:
             self._writes = compressed(self._writes, compression)
         self._leaves = {write.name: write.record for write in self._writes}
+        self._adopted: Checksums = {}
         self._report: Reporter | None = None
         if progress:
             total = sum(write.record.nbytes for write in self._writes)
@@ -366,6 +369,28 @@ class Save:
             self._target, self._manifest.layout, overwrite, writes
         )
         self._records = {write.name: write.record for write in self.arrays}
+        if self.bases is not None:
+            self._attempt.share(*self.bases)
+
+    def adopt(self) -> None:
+        """Share the very arrays that the base has; only the others stay in `arrays`."""
+        base, next = self.bases or (None, None)
+        if base is None or next is None:
+            return
+        left: list[Write] = []
+        for write in self.arrays:
+            name, record, leaf, _ = write
+            if isinstance(leaf, jax.Array):
+                next.arrays[name] = weakref.ref(leaf)
+            known = base.arrays.get(name)
+            found = None
+            if known is not None and known() is leaf:
+                found = self._attempt.adopt(name, record)
+            if found is None:
+                left.append(write)
+            else:
+                self._adopted[name] = found
+        self.arrays = left
 
     def run(
         self,
@@ -377,8 +402,6 @@ class Save:
         Call `release` with the size of each piece that has been written.
         """
         attempt, report = self._attempt, self._report
-        if pieces is None:
-            pieces = itertools.chain.from_iterable(map(Write.pieces, self.arrays))
 
         def written(name: str, nbytes: int) -> None:
             if release:
@@ -388,8 +411,14 @@ class Save:
 
         try:
             with attempt:
-                if self.bases:
-                    attempt.chunks.share(*self.bases)
+                if pieces is None:
+                    self.adopt()
+                    pieces = itertools.chain.from_iterable(
+                        map(Write.pieces, self.arrays)
+                    )
+                if report:
+                    for name in self._adopted:
+                        report("write", name, self._records[name].nbytes)
                 if self.finite:
                     pieces = self.finite.watch(pieces)
                 checksums = attempt.chunks.write(
@@ -400,6 +429,7 @@ class Save:
                 )
                 if self.finite:
                     self.finite.raise_for_found(self.path, self._leaves)
+                checksums.update(self._adopted)
                 attempt.gather(checksums)
                 manifest = b""
                 if attempt.is_first:

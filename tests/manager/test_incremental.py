@@ -1,14 +1,17 @@
 """The steps of a run share what is equal, and any of them can be deleted."""
 
+import functools as ft
 import os
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from eqx_ckpt import CheckpointManager, CorruptCheckpointError, inspect, keep_last
+from eqx_ckpt._tree.plans.write_plan import Write
 from faults.workloads import small_chunks
 from helpers import assert_same
 
@@ -34,13 +37,18 @@ class Pair:
         self.number += 1
         with small_chunks(128 // WIDTH):
             self.managers[who].save(self.number, self.tree).result()
-        self.steps[self.number] = {**self.tree, "a": self.tree["a"].copy()}
+        self.steps[self.number] = jax.tree.map(np.array, self.tree)
 
     def do(self, what, of):
         if what == "change a chunk in place":
             self.tree["a"][of % 16] += 1
         elif what == "change a chunk":
             self.tree["b"] = self.tree["b"].at[of % 16].add(1)
+        elif what == "donate a part":
+            # The old array is deleted; the new one may be in its memory.
+            self.tree["b"] = _add(self.tree["b"], of // 16)
+        elif what == "new arrays of NumPy's memory":
+            self.tree["b"] = jnp.array(np.asarray(self.tree["b"]) + of % 2)
         elif what == "make it anew":
             self.tree = {k: x + 0 for k, x in self.tree.items()}
         elif what == "save":
@@ -72,7 +80,14 @@ class Pair:
         self.inodes = found
 
 
+@ft.partial(jax.jit, donate_argnums=0)
+def _add(array, number):
+    return array + number
+
+
 CALLS = [
+    "donate a part",
+    "new arrays of NumPy's memory",
     "change a chunk in place",
     "change a chunk",
     "make it anew",
@@ -184,6 +199,86 @@ def test_where_steps_share_nothing(tmp_path, monkeypatch, place, layout):
     with pytest.raises(ValueError, match="`incremental` is for checkpoints in"):
         CheckpointManager(place, layout=layout, incremental=True)
     assert not os.listdir()
+
+
+def save_counting(manager, step, tree, monkeypatch):
+    """The names of the leaves that a save has looked at."""
+    seen = []
+
+    def watched(write, *args):
+        seen.append(write.name)
+        return pieces(write, *args)
+
+    pieces = Write.pieces
+    monkeypatch.setattr(Write, "pieces", watched)
+    manager.save(step, tree).result()
+    monkeypatch.undo()
+    return seen
+
+
+def test_the_same_objects_are_not_looked_at(tmp_path, monkeypatch):
+    base = {
+        "frozen": jnp.arange(64.0),
+        "key": jax.random.key(0),
+        "keys": jax.random.split(jax.random.key(1), 3),
+        "empty": jnp.zeros((0, 2)),
+    }
+    host = {"host": np.arange(9.0), "number": np.float32(3)}
+    with CheckpointManager(tmp_path, incremental=True) as manager, small_chunks():
+        trees = [{**base, **host, "new": jnp.full(3, step)} for step in range(4)]
+        seen = [
+            save_counting(manager, step, tree, monkeypatch)
+            for step, tree in enumerate(trees)
+        ]
+        assert seen == [[*sorted(trees[0])], *3 * [["host", "new", "number"]]]
+        # A step of another manager is not known by its objects.
+        with CheckpointManager(tmp_path) as other:
+            other.save(4, trees[-1])
+        assert save_counting(manager, 5, trees[-1], monkeypatch) == seen[0]
+        manager.delete(5)
+        assert save_counting(manager, 6, trees[-1], monkeypatch) == seen[0]
+        for step, tree in enumerate(trees):
+            assert_same(manager.restore(tree, step), tree)
+            assert inspect.verify(tmp_path / f"{step:06d}")
+        assert_same(manager.restore(trees[-1], 6), trees[-1])
+
+
+@pytest.mark.parametrize("in_the_way", ["another codec", "damage", "removal"])
+def test_the_same_objects_whose_files_are_no_use(tmp_path, in_the_way):
+    tree = {"w": jnp.arange(64.0), "v": jnp.arange(64.0) + 1}
+    codecs = iter([None, None, "zstd", "zstd"])
+    compression = lambda name, record: next(codecs)  # noqa: E731
+    is_coded = in_the_way == "another codec"
+    with (
+        small_chunks(),
+        CheckpointManager(
+            tmp_path, incremental=True, compression=compression if is_coded else None
+        ) as manager,
+    ):
+        manager.save(1, tree).result()
+        file = tmp_path / "000001/w/c.2"
+        if in_the_way == "damage":
+            file.write_bytes(file.read_bytes()[::-1])
+            os.utime(file, (1, 1))  # A clock may have coarse ticks.
+        elif in_the_way == "removal":
+            file.unlink()
+        manager.save(2, tree).result()
+        assert inspect.verify(tmp_path / "000002")
+        assert_same(manager.restore(tree, 2), tree)
+    is_shared = (tmp_path / "000002/v/c.2").samefile(tmp_path / "000001/v/c.2")
+    assert is_shared != is_coded
+
+
+def test_progress_counts_what_is_shared(tmp_path):
+    tree = {"w": jnp.arange(64.0), "v": np.arange(64.0)}
+    said = []
+    with CheckpointManager(
+        tmp_path, incremental=True, progress=lambda *x: said.append(x)
+    ) as manager:
+        for step in range(2):
+            manager.save(step, tree).result()
+    assert [done for phase, _, done, total in said if done == total] != []
+    assert said[-1][2:] == (768, 768)
 
 
 def test_what_a_dead_save_shares_is_not_counted(tmp_path):

@@ -117,17 +117,27 @@ class ChunkFiles(Chunks):
             workers.finish()
         return checksums
 
-    def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
-        """Make the folder of an array, and its metadata.
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        with contextlib.suppress(OSError):  # The write fails too, in its own thread.
+            self._make_folders(name)
+            return self._files.adopt(name, record)
+        return None
+
+    def _make_folders(self, name: str) -> None:
+        """Make the folder of an array, and those that it is in.
 
         Never the folder of all arrays: if that is gone, so are some of them.
         """
+        for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
+            if folder not in self._folders:
+                with contextlib.suppress(FileExistsError):  # By another process.
+                    self._files.make(folder)
+                self._folders.add(folder)
+
+    def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
+        """Make the folder of an array, and its metadata."""
         try:
-            for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
-                if folder not in self._folders:
-                    self._folders.add(folder)
-                    with contextlib.suppress(FileExistsError):  # By another process.
-                        self._files.make(folder)
+            self._make_folders(name)
             if create:
                 self._files.write_metadata(name, zarr_json(record[:9]))
         except OSError as e:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 
 from ..._errors import CorruptCheckpointError
-from ..._format.leaf_record import CRC32C_DIGITS
+from ..._format.chunk_grid import chunk_keys
+from ..._format.leaf_record import CRC32C_DIGITS, LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..calls.safe_files import has_bytes, write_file
 from ..interface.base import Base, FileId, KnownChunk
@@ -51,6 +52,13 @@ class NewFiles:
         """Write a chunk; its checksums are known then."""
         write_file(self.root + chunk.key, encoded, self.within)
 
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        """Link all chunks of an array that is in the base, and return their checksums.
+
+        `None`, and nothing is linked, unless this process knows all of the files.
+        """
+        return None
+
 
 class SharedFiles(NewFiles):
     """Files of which those that are equal to files of a base are links to these.
@@ -93,6 +101,25 @@ class SharedFiles(NewFiles):
             super().write(chunk, encoded)
         self.next.metadata[chunk.name] = text
         self.next.chunks[key] = KnownChunk(encoded.checksums, self._file_id(key))
+
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        if self._base.metadata.get(name) != zarr_json(record[:9]):
+            return None
+        linked: dict[str, KnownChunk] = {}
+        for key in chunk_keys(record.data_shape, record.chunk_shape):
+            key = f"{name}/{key}"
+            known = self._base.chunks.get(key)
+            if known is None or known.file is None or not self._link(key):
+                break
+            linked[key] = known
+            if self._file_id(key) != known.file:
+                break
+        else:
+            self.next.chunks.update(linked)
+            return [known.checksums for known in linked.values()]
+        for key in linked:
+            os.unlink(self.root + key, dir_fd=self.within)
+        return None
 
     def _link(self, key: str) -> bool:
         """Link a file of the base; return whether that was possible."""

@@ -1,7 +1,8 @@
 """An earlier checkpoint, whose chunks a save may share."""
 
+import weakref
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..._format.chunk_grid import chunk_keys
 from ..._format.manifest import Manifest, zarr_json
@@ -28,11 +29,13 @@ class Base:
     **Attributes:**
 
     - `path`: the directory of the arrays; it ends with `/`.
+    - `arrays`: the very arrays that this process has saved there, if none can change.
     """
 
     path: str
     metadata: dict[str, bytes] = field(default_factory=dict)
     chunks: dict[str, KnownChunk] = field(default_factory=dict)
+    arrays: dict[str, weakref.ref[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> "Base":

@@ -208,6 +208,13 @@ class Chunks(abc.ABC):
         """
         raise NotImplementedError
 
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        """Share all chunks of an array, if it is known to be that of the base.
+
+        Return their checksums, or `None` if they have to be written.
+        """
+        raise NotImplementedError
+
     def part(self, name: str) -> "Chunks":
         """The location where one of several processes writes; `name` ends with `/`."""
         return self
@@ -276,6 +283,14 @@ class Attempt(contextlib.AbstractContextManager[Any]):
     chunks: Chunks
     root: str
     is_first: bool = True
+
+    def share(self, base: Base, next: Base) -> None:
+        """As `Chunks.share`; also before the context is entered."""
+        self.chunks.share(base, next)
+
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        """As `Chunks.adopt`; also before the context is entered."""
+        return self.chunks.adopt(name, record)
 
     def show(self) -> None:  # noqa: B027
         """Let other processes see the attempt, which they are about to `join`."""
