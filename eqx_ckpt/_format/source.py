@@ -198,7 +198,7 @@ def read_or_note(
     source: Source,
     reads: Sequence[RegionRead],
     damage: dict[str, str],
-    report: Report | None,
+    report: Report | None = None,
 ) -> list[Array]:
     """Read regions; put damaged leaves, whose arrays mean nothing, into `damage`."""
     # NumPy returns a scalar, not an array, for a region of an array without axes.

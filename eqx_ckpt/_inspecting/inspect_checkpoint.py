@@ -11,7 +11,13 @@ from .._format.leaf_names import is_below
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
 from .._format.manifest import Manifest
 from .._format.sample_record import state_folder
-from .._format.source import raise_damage, read_regions, RegionRead, Source
+from .._format.source import (
+    raise_damage,
+    read_or_note,
+    read_regions,
+    RegionRead,
+    Source,
+)
 from .._lazy import Array
 from .._progress import check_progress, Progress, reporting
 from .._sources.checkpoint_source import Checkpoint, opened
@@ -213,7 +219,7 @@ def _read_all(source: Source, damage: dict[str, str], verified: Report | None) -
         )
     )
     for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-        arrays = source.read(window, damage, verified)
+        arrays = read_or_note(source, window, damage, verified)
         if isinstance(source, Checkpoint):
             source.check_hashes(window, arrays, damage)
 

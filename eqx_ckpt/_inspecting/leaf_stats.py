@@ -9,7 +9,7 @@ from typing import Any
 from .._format.chunk_grid import batches, blocks, whole
 from .._format.leaf_names import is_below
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
-from .._format.source import raise_damage, RegionRead, Source
+from .._format.source import raise_damage, read_or_note, RegionRead, Source
 from .._lazy import Array, np
 from .._sources.consistent_read import read_consistently
 from .._storage.calls.threads import Pool
@@ -131,7 +131,7 @@ def _pieces(
     computing: list[Future[list[tuple[str, Moments]]]] = []
     with Pool(len(os.sched_getaffinity(0))) as pool:
         for window in batches(reads, lambda read: read.nbytes, _WINDOW):
-            arrays = source.read(window, damage)
+            arrays = read_or_note(source, window, damage)
             done, computing = computing, []
             for future in done:
                 yield from future.result()

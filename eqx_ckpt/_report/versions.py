@@ -3,11 +3,11 @@
 import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._format.source import RegionRead, Source
-from .._lazy import Array, np
+from .._format.source import read_or_note, RegionRead, Source
+from .._lazy import Array
 from .._run.run_steps import Run
 from .._sources.consistent_read import Reading
 from .._tree.matching.foreign_spelling import respelled
@@ -50,21 +50,20 @@ class Column:
     def read(self, reads: Sequence[RegionRead]) -> list[Array | None]:
         """The arrays of regions; `None` for those of leaves with a problem."""
         try:
-            arrays: Sequence[Any] = self._read(reads)
+            arrays: Sequence[Array | None] = self._read(reads)
         except OSError as e:
             if e.errno not in _REFUSED:
                 raise
             arrays = [self._read_alone(read) for read in reads]
         found = zip(reads, arrays, strict=True)
-        # NumPy makes a scalar of a region of an array without axes.
-        return [None if self.problem(r.name) else np.asarray(a) for r, a in found]
+        return [None if self.problem(r.name) else array for r, array in found]
 
-    def _read(self, reads: Sequence[RegionRead]) -> Sequence[Any]:
+    def _read(self, reads: Sequence[RegionRead]) -> list[Array]:
         if not self._own:
-            return self._source.read(reads, self.damage)
+            return read_or_note(self._source, reads, self.damage)
         damage: dict[str, str] = {}
         own = [r._replace(name=self._own.get(r.name, r.name)) for r in reads]
-        found = self._source.read(own, damage)
+        found = read_or_note(self._source, own, damage)
         names = {there.name: read.name for there, read in zip(own, reads, strict=True)}
         self.damage |= {names[name]: why for name, why in damage.items()}
         return found

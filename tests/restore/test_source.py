@@ -110,10 +110,17 @@ def test_what_is_wrong_with_a_source():
         assert "the dictionary is damaged" in str(error.value)
         assert "'model/w': it is gone." in str(error.value)
     source = InMemory(ARRAYS, cut=["model/b"])
-    with pytest.raises(
-        eqx_ckpt.CheckpointError, match=r"leaf 'model/b' that is bfloat"
+    for read in (
+        lambda: eqx_ckpt.tree_deserialise_leaves(source, like),
+        lambda: eqx_ckpt.inspect.verify(source),
+        lambda: eqx_ckpt.inspect.stats(source),
+        lambda: eqx_ckpt.inspect.digest(source),
+        lambda: eqx_ckpt.inspect.diff(source, InMemory(ARRAYS), values=True),
     ):
-        eqx_ckpt.tree_deserialise_leaves(source, like)
+        with pytest.raises(
+            eqx_ckpt.CheckpointError, match=r"leaf 'model/b' that is bfloat"
+        ):
+            read()
     for dtype, problem in {
         "U3": "cannot be stored exactly",
         ">f4": "pass `kind=",
