@@ -288,6 +288,25 @@ def test_a_session_is_what_is_saved_between_two_restores(
     assert [s.step for s in history(tmp_path / "000005").sessions] == [None, 3]
 
 
+def test_a_renamed_step_is_known_by_the_number_with_which_it_was_saved(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(manager(tmp_path), 1, 2, 3)
+    (tmp_path / "000002").rename(tmp_path / "000005")
+    one = manager(tmp_path)
+    one.restore(TREE, 5)
+    save(one, 6)
+    assert history(tmp_path / "000006").sessions[-1].step == 2
+    found = listed(str(tmp_path), capsys)
+    assert {step: h["relation"] for step, h in found.items()} == {
+        1: "same",
+        3: "fork",
+        5: "same",
+        6: "same",
+    }
+    assert found[3]["common"] == 2
+
+
 def test_keep_looks_at_steps_and_does_not_go_on_from_them(
     tmp_path: pathlib.Path,
 ) -> None:
