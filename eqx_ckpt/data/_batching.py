@@ -26,7 +26,7 @@ class Batching(NamedTuple):
     order: Order
 
     @property
-    def make_up(self) -> str:
+    def settings(self) -> str:
         rows = self.rows
         chunks = (
             "" if rows.chunk is None else f" chunk={rows.chunk} window={rows.window}"

@@ -24,21 +24,21 @@ class Block(eqx.Module, Transient):
     - `at`: which batch in `rows` is next, if there are any: two words for the loader
         that fetched it, seed, epoch and position.
     - `used`: how many batches of `rows` the cursor has passed, if there are any.
-    - `make_up`: the make-up of the loader, as text.
+    - `settings`: the settings of the loader, as text.
     - `accept_any`: whether the position of another loader may be restored.
     """
 
     rows: PyTree[Array | None]
     at: UInt32[Array, "5"] | None
     used: UInt32[Array, ""] | None
-    make_up: str = eqx.field(static=True)
+    settings: str = eqx.field(static=True)
     accept_any: bool = eqx.field(static=True)
 
     def note(self) -> str:
-        return self.make_up
+        return self.settings
 
     def accepts(self, note: str) -> bool:
-        return self.accept_any or note == self.make_up
+        return self.accept_any or note == self.settings
 
     def fresh(self) -> "Block":
         """The same block without batches; `like` may be abstract."""
@@ -49,14 +49,14 @@ class Block(eqx.Module, Transient):
 
     def without_batches(self) -> "Block":
         """The block of a cursor that holds no memory for batches."""
-        return Block(None, None, None, self.make_up, self.accept_any)
+        return Block(None, None, None, self.settings, self.accept_any)
 
 
 class Cursor(eqx.Module):
     """Where a [`eqx_ckpt.data.Loader`][] is in its data: three integers.
 
-    Save it with the model, in the same tree. From an equal cursor, a loader of the same
-    make-up gives equal batches, in any process, on any number of devices.
+    Save it with the model, in the same tree. From an equal cursor, a loader with the
+    same settings gives equal batches, in any process, on any number of devices.
 
     **Attributes:**
 

@@ -69,7 +69,7 @@ class Drawing(eqx.Module):
             lambda s: jnp.zeros((self.cache, size, *s.shape), s.dtype), self.host.like
         )
         at, used = jnp.zeros(5, jnp.uint32), jnp.uint32(NOT_FETCHED)
-        return Block(rows, at, used, block.make_up, block.accept_any)
+        return Block(rows, at, used, block.settings, block.accept_any)
 
     def fetch(self, numbers: Array) -> PyTree[Array]:
         """Rows by their numbers; inside `jit`."""

@@ -107,9 +107,9 @@ class Loader(eqx.Module):
         )
 
     @property
-    def make_up(self) -> str:
-        """What determines the order of the rows. A cursor belongs to one make-up."""
-        return self._drawing.batching.make_up
+    def settings(self) -> str:
+        """What determines the order of the rows, as text; a cursor belongs to it."""
+        return self._drawing.batching.settings
 
     @property
     def batches_per_epoch(self) -> int:
@@ -122,8 +122,8 @@ class Loader(eqx.Module):
         **Arguments:**
 
         - `seed`: selects the permutations, `0 <= seed < 2**32`.
-        - `accept_any`: let a restore accept the position of a loader with another
-            make-up (number of rows, batch size, order), which is otherwise an error.
+        - `accept_any`: let a restore accept the position of a loader with different
+            settings (number of rows, batch size, order), which is otherwise an error.
 
         **Returns:**
 
@@ -133,7 +133,7 @@ class Loader(eqx.Module):
             raise ValueError(
                 f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
             )
-        empty = Block(None, None, None, self.make_up, accept_any)
+        empty = Block(None, None, None, self.settings, accept_any)
         # Separate arrays, since a step may donate the cursor.
         return Cursor(
             jnp.uint32(int(seed)),
@@ -161,7 +161,7 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `ValueError`: the cursor belongs to a loader of another make-up.
+        - `ValueError`: the cursor belongs to a loader with different settings.
         - `RuntimeError`: the loader is closed.
         - `jax.errors.JaxRuntimeError` or `ValueError`: a row cannot be read, and the
             error names it; or the loader of a compiled function is closed. Which of
@@ -277,8 +277,8 @@ class Loader(eqx.Module):
             raise TypeError(
                 f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
             )
-        if cursor.block.make_up != self.make_up:
+        if cursor.block.settings != self.settings:
             raise ValueError(
-                f"It is the cursor of another loader: {cursor.block.make_up}; this one "
-                f"is {self.make_up}."
+                "It is the cursor of a loader with different settings: "
+                f"{cursor.block.settings}; those of this one are {self.settings}."
             )

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-# Part of every cursor's make-up: a change to the numbers below is a new version.
+# Part of the settings in every cursor: a change to the numbers below is a new version.
 VERSION = 3
 
 

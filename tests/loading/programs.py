@@ -18,7 +18,7 @@ KINDS = ("array", "on device", "random access", "stored")
 CHUNK, WINDOW = 3, 2
 
 
-class MakeUp(NamedTuple):
+class LoaderSettings(NamedTuple):
     """What makes a loader, but for `folder`, where stored rows are."""
 
     kind: str
@@ -61,7 +61,7 @@ Operations = list[tuple[str, int]]
 
 
 def draw(
-    folder: str, makes: list[MakeUp], operations: list[Operations], is_new: bool
+    folder: str, makes: list[LoaderSettings], operations: list[Operations], is_new: bool
 ) -> list[list[Batch]]:
     """Go on where the last job has stopped: draw from each loader, save its cursor."""
     mesh = Mesh(np.array(jax.devices()), ("d",))

@@ -18,7 +18,7 @@ from eqx_ckpt.data._order import Rows, rows
 from faults import jobs
 from faults.zygote import Zygote
 from loading import programs
-from loading.programs import KINDS, MakeUp
+from loading.programs import KINDS, LoaderSettings
 
 
 COUNTS = (7, 12)
@@ -35,7 +35,7 @@ def folder(tmp_path_factory) -> str:
 
 # Compiled programs are kept for each loader.
 @ft.cache
-def loader_of(folder: str, make: MakeUp) -> data.Loader:
+def loader_of(folder: str, make: LoaderSettings) -> data.Loader:
     return make.loader(folder)
 
 
@@ -53,7 +53,7 @@ def epoch_of(data: Rows, order: str, seed: int, epoch: int) -> list[int]:
 class Expected:
     """Where a loader has to be, and what comes next."""
 
-    def __init__(self, make: MakeUp, seed: int) -> None:
+    def __init__(self, make: LoaderSettings, seed: int) -> None:
         self.data, self.order, self.seed = make.rows, make.order, seed
         self.epoch = self.position = 0
 
@@ -96,7 +96,7 @@ OPERATIONS = st.one_of(
 
 @given(
     st.builds(
-        MakeUp,
+        LoaderSettings,
         st.sampled_from(KINDS),
         st.sampled_from(COUNTS),
         st.sampled_from(ORDERS),
@@ -160,7 +160,7 @@ def test_a_sequence_of_draws(tmp_path, folder, make, seed, operations, axes):
                 loader = loader_of(folder, make)
                 like = loader.start(accept_any=True)
                 cursor = eqx_ckpt.tree_deserialise_leaves(path, like)
-                # From here on, of this make-up.
+                # From here on, with these settings.
                 eqx_ckpt.tree_serialise_leaves(path, cursor, overwrite=True)
                 cursor = eqx_ckpt.tree_deserialise_leaves(path, loader.start())
             case "other", cache, kind:
@@ -225,7 +225,7 @@ def test_jobs_of_other_sizes(zygote: Zygote, disk: pathlib.Path) -> None:
     chance = np.random.default_rng(32)
     programs.store(str(disk), (10, 13))
     made = zip(KINDS, (10, 13, 10, 13), ORDERS, (4, 8, 4, 8), (1, 2, 3, 1), strict=True)
-    makes = [MakeUp(*one) for one in made]
+    makes = [LoaderSettings(*one) for one in made]
     models = [Expected(make, seed) for seed, make in enumerate(makes)]
     for turn, (processes, devices) in enumerate(((2, 2), (1, 4), (4, 1))):
         operations = [
