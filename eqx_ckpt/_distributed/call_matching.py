@@ -20,7 +20,12 @@ Number: TypeAlias = tuple[int, ...]
 _VERBS = ("latest", "should_save", "restore", "save")
 
 
-_DONE = {"save": "saved", "copy": "saved", "restore": "restored"}
+_DONE = {
+    "save": "saved",
+    "copy": "saved",
+    "restore": "restored",
+    "delete": "deleted",
+}
 
 
 class Call:

@@ -6,17 +6,18 @@ flushes it.
 
 import contextlib
 import functools as ft
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .._errors import CheckpointError, LeafMismatchError
 from .._format.leaf_record import LeafRecord
 from .._storage.interface.base import Base
-from .._storage.interface.place import Attempt, Share, Storage
+from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.place import Attempt, Share, Shown, Storage
 from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
-from .._types import Checksums, Layout, PathLike
+from .._types import Checksums, Layout, PathLike, Report
 from .process_errors import from_json, to_json
 from .process_group import digest_of, Group, group_of
 from .write_assignment import assign, place_of
@@ -113,24 +114,24 @@ class JointAttempt(Attempt):
 
     def _begin(self) -> None:
         """Let process 0 begin the attempt, and join it."""
-        path, self.root = self._group.from_first("begun", self._begin_first)
+        shown, self.root = self._group.from_first("begun", self._begin_first)
         self._is_awaited = True
-        chunks = self._attempt.chunks if self._attempt else self._join(path).chunks
+        chunks = self._attempt.chunks if self._attempt else self._join(shown).chunks
         self.chunks = chunks.part(_part(self._group.index))
         if self._bases is not None:
             self.chunks.share(*self._bases)
 
-    def _begin_first(self) -> tuple[str, str]:
+    def _begin_first(self) -> tuple[Shown, str]:
         attempt = self._target.begin(
             self._layout, self._arrays, overwrite=self._overwrite
         )
         self._attempt = self._stack.enter_context(attempt)
-        attempt.show()
-        return attempt.chunks.place.spec["path"], attempt.root
+        return attempt.show(), attempt.root
 
-    def _join(self, path: str) -> Share:
+    def _join(self, shown: Sequence[Any]) -> Share:
+        path, _ = shown
         try:
-            self._share = self._target.join(path, self._layout)
+            self._share = self._target.join(Shown(*shown), self._layout)
         except FileNotFoundError:
             raise CheckpointError(
                 f"Process {self._group.index} does not see "
@@ -138,6 +139,20 @@ class JointAttempt(Attempt):
                 "processes have to save to one shared directory, or to one store."
             ) from None
         return self._stack.enter_context(self._share)
+
+    def write(
+        self,
+        arrays: Mapping[str, LeafRecord],
+        pieces: Iterable[Piece],
+        written: Report | None,
+    ) -> Checksums:
+        try:
+            return super().write(arrays, pieces, written)
+        except (OSError, CheckpointError):
+            # Process 0 did not wait for this one; `gather` will say so.
+            if self._share is None or not self._share.is_removed():
+                raise
+            return {}
 
     def gather(self, checksums: Checksums) -> None:
         if self._share is not None:

@@ -98,13 +98,17 @@ class Circle:
         value: Any,
         timeout: float,
         make: Callable[[list[Any]], Any],
+        so_far: str = "",
     ) -> Any:
-        """Combine all messages on the first process; return the result on each."""
+        """Combine all messages on the first process; return the result on each.
+
+        Whoever gives up while the first process does that says what is known `so_far`.
+        """
         if self.service is None:
             return meet_on_devices(self.first, text, value, make)
         if self.index == self.first:
             return self._lead(self.service, text, value, timeout, make)
-        return self._follow(self.service, text, value, timeout)
+        return self._follow(self.service, text, value, timeout, so_far)
 
     def _lead(
         self,
@@ -244,7 +248,9 @@ class Circle:
             service.delete(place)
         return said
 
-    def _follow(self, service: Service, text: str, value: Any, timeout: float) -> Any:
+    def _follow(
+        self, service: Service, text: str, value: Any, timeout: float, so_far: str
+    ) -> Any:
         call = Call(self.index, (self._life, next(self._numbers)), text, value)
         with self._lock:
             ended, self._ended = self._ended, []
@@ -266,20 +272,20 @@ class Circle:
         service.delete(self._place(call))
         service.delete(self._place(call, "answers"))
         if "outcome" in answer:
-            answer = self._outcome(service, text, answer["outcome"], timeout)
+            late = too_late(text, [self.first], self.members, timeout, so_far)
+            answer = self._outcome(service, answer["outcome"], timeout, late)
         if "error" in answer:
             raise from_json(answer.get("from"), answer["error"])
         return answer["value"]
 
     def _outcome(
-        self, service: Service, text: str, number: int, timeout: float
+        self, service: Service, number: int, timeout: float, late: CheckpointError
     ) -> dict[str, Any]:
-        """Wait for what comes of a meeting; if there is none in time, it fails."""
+        """Wait for what comes of a meeting; if there is none in time, it is `late`."""
         key = self._outcome_of(number)
         try:
             outcome = service.wait(key, timeout + TIMEOUT_MARGIN)
             if outcome is None:
-                late = too_late(text, [self.first], self.members, timeout)
                 outcome = service.decide(key, {"error": to_json(late)})
             return outcome
         except BaseException as e:

@@ -208,11 +208,16 @@ def group_of(call: str, timeout: float) -> Group | None:
     return None if is_alone() else Group(_all(), call, timeout)
 
 
-def from_first(call: str, make: Callable[[], _T], timeout: float) -> _T:
-    """Compute a value on process 0, and return it on every process."""
+def from_first(
+    call: str, make: Callable[[], _T], timeout: float, *, so_far: str = ""
+) -> _T:
+    """Compute a value on process 0, and return it on every process.
+
+    Whoever gives up while process 0 does that says what is known `so_far`.
+    """
     if is_alone():
         return make()
-    return _all().together(call, None, timeout, lambda _: make())
+    return _all().together(call, None, timeout, lambda _: make(), so_far)
 
 
 def gather_errors(

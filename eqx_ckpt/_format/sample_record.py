@@ -137,7 +137,7 @@ class Record:
     - `state`: the number of the checkpoint with the state that follows the samples, or
         `None`.
     - `steps`: the number of steps that `record_scan` has taken.
-    - `writer`: a random text for each writer, in storages without locks.
+    - `writer`: a random text for each process that opened the recording to write.
     - `checksums`: for each leaf and band, the crc32c at the end of each chunk's file;
         for a chunk that is not full, the crc32c of its samples, chain by chain.
     """

@@ -42,7 +42,7 @@ from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .retention import checked_keep, Keep, Mode
-from .run_steps import as_step, in_words, KnownSteps, retain, Run
+from .run_steps import as_step, in_words, KnownSteps, may_be_deleted, retain, Run
 from .run_sweeps import RunSweeps
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 from .state_origin import StateOrigin
@@ -361,7 +361,9 @@ class CheckpointManager:
             if problem is not None:
                 raise problem
             assert number is not None
-            from_first(call, lambda: self._run.delete(number), self._timeout)
+            delete = ft.partial(self._run.delete, number)
+            so_far = f"{may_be_deleted(number)} "
+            from_first(call, delete, self._timeout, so_far=so_far)
             self._known.remove([number])
 
     def should_save(self, step: SupportsIndex) -> bool:

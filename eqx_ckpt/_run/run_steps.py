@@ -57,6 +57,13 @@ def in_words(step: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def may_be_deleted(step: int) -> str:
+    return (
+        f"Whether step {step} was deleted is not known: `steps()` says what is there. "
+        "What is left of it goes when a manager starts."
+    )
+
+
 class UnusableEntry(NamedTuple):
     """An entry of a run that looks like a step, and is none."""
 
@@ -245,10 +252,7 @@ class Run:
         try:
             self.stored.remove([step])
         except (OSError, CheckpointError) as e:
-            e.add_note(
-                f"Whether step {step} was deleted is not known: `steps()` says what is "
-                "there. What is left of it goes when a manager starts."
-            )
+            e.add_note(may_be_deleted(step))
             raise
 
     def clean_up(self) -> None:

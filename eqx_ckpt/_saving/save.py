@@ -421,12 +421,8 @@ class Save:
                         report("write", name, self._records[name].nbytes)
                 if self.finite:
                     pieces = self.finite.watch(pieces)
-                checksums = attempt.chunks.write(
-                    self._records,
-                    pieces,
-                    written if release or report else None,
-                    create=attempt.is_first,
-                )
+                heard = written if release or report else None
+                checksums = attempt.write(self._records, pieces, heard)
                 if self.finite:
                     self.finite.raise_for_found(self.path, self._leaves)
                 checksums.update(self._adopted)

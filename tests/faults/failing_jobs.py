@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
 from eqx_ckpt._distributed import jax_service as coordination
-from eqx_ckpt._storage.calls import opening
+from eqx_ckpt._storage.calls import opening, posix_calls
 from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from eqx_ckpt._storage.directory import directory_place as storage
 from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
@@ -128,6 +128,20 @@ def _elsewhere(directory: str) -> Callable[..., int]:
     return opened
 
 
+def _swapped(elsewhere: str) -> Callable[..., int]:
+    """`open_folder` while somebody else has put a directory at the path."""
+
+    def opened(path: str, **how: bool) -> int:
+        os.mkdir(elsewhere)
+        posix_calls.exchange(path, elsewhere)
+        try:
+            return opening.open_folder(path, **how)
+        finally:
+            posix_calls.exchange(path, elsewhere)
+
+    return opened
+
+
 def fail(directory: str) -> dict[str, Case]:
     """Saves that fail on one process only, in different phases."""
     first, good = jax.process_index() == 0, state(1)
@@ -139,6 +153,10 @@ def fail(directory: str) -> dict[str, Case]:
         cases[name] = attempt(directory, name, save, f"{directory}/new", good)
 
     check("not shared", storage, "open_folder", _elsewhere(directory), not first)
+    elsewhere = f"{directory}-elsewhere"
+    check("swapped", storage, "open_folder", _swapped(elsewhere), not first)
+    if not first:
+        os.rmdir(elsewhere)  # Nothing was written there.
     check("disk full", ChunkFiles, "write", _raising(errno.ENOSPC), not first)
     check("first full", ChunkFiles, "write", _raising(errno.ENOSPC), first)
     check("flush", storage, "flush", _raising(errno.EIO), not first)
@@ -196,6 +214,37 @@ def fail_to_remove(directory: str) -> tuple[dict[int, tuple[str, str]], list[int
     DirectorySteps.remove = whole
     manager.save(4, state(4)).result()
     return errors, manager.steps()
+
+
+def give_up_on_a_deletion(directory: str) -> tuple[tuple[str, str], list[int]]:
+    """Process 1 waits no longer while process 0 deletes."""
+    begun, given_up = (pathlib.Path(directory, name) for name in ("begun", "given up"))
+    run = f"{directory}/run"
+    manager = eqx_ckpt.CheckpointManager(run, timeout=TIMEOUT)
+    for step in (1, 2):
+        manager.save(step, state(step)).result()
+    remove, wait = DirectorySteps.remove, coordination.Service.wait
+
+    def removed(steps: DirectorySteps, which: Sequence[int]) -> None:
+        remove(steps, which)
+        begun.touch()
+        while not given_up.exists():
+            time.sleep(0.01)
+
+    def impatient(service: coordination.Service, key: str, seconds: float) -> Any:
+        while (found := wait(service, key, 0.1)) is None and not begun.exists():
+            pass
+        return found
+
+    if jax.process_index() == 0:
+        DirectorySteps.remove = removed
+    else:
+        coordination.Service.wait = impatient
+    raised = caught(manager.delete, 1)
+    given_up.touch()
+    DirectorySteps.remove, coordination.Service.wait = remove, wait
+    manager.save(3, state(3)).result()
+    return raised, manager.steps()
 
 
 def in_the_background(directory: str) -> None:

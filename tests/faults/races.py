@@ -1,7 +1,6 @@
 """Processes that work on one path at the same time; run in a child of the zygote."""
 
 import dataclasses
-import glob
 import os
 import signal
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from multiprocessing.connection import Pipe
 from typing import Any, NoReturn
 
 import eqx_ckpt
+from eqx_ckpt._storage.calls.posix_calls import exchange
 
 from . import shim
 
@@ -126,27 +126,28 @@ def finish_first(
 
 
 def swap_meanwhile(
-    racer: Racer, path: str, elsewhere: str, first: int, last: int
+    racer: Racer, find: Callable[[], str], aside: str, first: int, last: int
 ) -> tuple[Any, int]:
-    """What a save to a path returns or raises, and how often it was stopped.
+    """What a call returns or raises, and how often it was stopped.
 
-    From one stop to another, a link is in place of its hidden directory.
+    From one stop to another, what is `aside` takes the place of the directory that
+    `find` finds, if that is there at the first of them. It is not put back if it has
+    been moved since.
     """
-    directory, name = os.path.split(path)
-    aside, hidden = f"{directory}/aside", ""
+    planted, swapped = os.lstat(aside), ""
     stops = 0
     while racer.is_stopped:
         stops += 1
-        if hidden and stops == last and os.path.islink(hidden):
-            os.unlink(hidden)
-            os.rename(aside, hidden)
-        found = glob.glob(f"{directory}/.{name}.*.tmp")
-        if stops == first and found and not os.path.islink(found[0]):
-            hidden = found[0]
-            os.rename(hidden, aside)
-            os.symlink(elsewhere, hidden)
+        if stops == first and (swapped := find()):
+            exchange(swapped, aside)
+        if stops == last and swapped and _is_at(planted, swapped):
+            exchange(swapped, aside)
         racer.go_on()
     return racer.finish(), stops
+
+
+def _is_at(found: os.stat_result, path: str) -> bool:
+    return os.path.lexists(path) and os.path.samestat(found, os.lstat(path))
 
 
 def _outcome(call: Call) -> Any:

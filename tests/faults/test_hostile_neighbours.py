@@ -1,19 +1,22 @@
 """What somebody else puts where this package writes, or where TensorStore reads."""
 
 import functools as ft
+import glob
 import os
 import pathlib
 import shutil
 import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
 import eqx_ckpt
-from faults import races, shim, workloads
-from faults.zygote import Zygote
+from eqx_ckpt._storage.calls.posix_calls import delete
+from faults import exports, races, shim, workloads
+from faults.zygote import OF_MANY, Zygote
 from stores.values import bucket_at
 
 
@@ -227,47 +230,158 @@ def test_data_elsewhere_are_not_read(tmp_path: pathlib.Path) -> None:
             function()
 
 
+class Swap(NamedTuple):
+    """What takes the place of a directory at a stop, until another one."""
+
+    kind: str
+    first: int
+    last: int
+
+    def play(
+        self, disk: str, call: races.Call, find: Callable[[], str]
+    ) -> tuple[Any, int]:
+        """What a call returns, and the number of its stops; nothing goes elsewhere."""
+        run, elsewhere = pathlib.Path(disk, "run"), pathlib.Path(disk, "elsewhere")
+        shutil.copytree(pathlib.Path(disk, "template"), run)
+        elsewhere.mkdir()
+        aside = elsewhere
+        if self.kind == "link":
+            aside = pathlib.Path(disk, "aside")
+            aside.symlink_to(elsewhere)
+        inode = elsewhere.stat().st_ino
+        racer = races.Racer(shim.Fault(str(run), 1, "STOP", for_ever=True), call)
+        args = (racer, find, str(aside), self.first, self.last)
+        answer, stops = races.swap_meanwhile(*args)
+        folders = {os.stat(f).st_ino: f for f, _, _ in os.walk(disk)}
+        if inode in folders:
+            # Of a recording, a state is saved by its path.
+            assert {*os.listdir(folders[inode])} <= {"states"}, (self, answer)
+        return answer, stops
+
+
 def swap_at(
-    disk: str, overwrite: bool, layout: eqx_ckpt.typing.Layout, first: int, last: int
+    disk: str, overwrite: bool, layout: eqx_ckpt.typing.Layout, swap: Swap
 ) -> int:
-    """Swap the hidden directory of a save at a stop, until another one; look after."""
-    run, elsewhere = pathlib.Path(disk, "run"), pathlib.Path(disk, "elsewhere")
-    path = str(run / "new")
-    shutil.copytree(pathlib.Path(disk, "template"), run)
-    elsewhere.mkdir()
-    fault = shim.Fault(str(run), 1, "STOP", for_ever=True)
-    racer = races.Racer(fault, (workloads.save, (path, 1, overwrite, layout)))
-    error, stops = races.swap_meanwhile(racer, path, str(elsewhere), first, last)
-    assert os.listdir(elsewhere) == [], (first, last, error)
+    """Swap the hidden directory of a save; look after."""
+    path = f"{disk}/run/new"
+    call = workloads.save, (path, 1, overwrite, layout)
+    error, stops = swap.play(disk, call, ft.partial(hidden_beside, path))
     if error is None:
-        assert workloads.load(path) == 1
+        assert workloads.load(path) == 1, swap
     else:
-        assert isinstance(error, eqx_ckpt.CheckpointError | OSError)
-        assert ".new" in str(error), (first, last, error)
-        if not os.path.islink(path):
-            assert workloads.load(path) == (0 if overwrite else None)
-    shutil.rmtree(run)
-    elsewhere.rmdir()
+        assert isinstance(error, eqx_ckpt.CheckpointError | OSError), swap
+        assert ".new" in str(error), (swap, error)
+        assert workloads.load(path) == (0 if overwrite else None), (swap, error)
+    clear(disk)
     return stops
 
 
-@pytest.mark.parametrize(("layout", "overwrite"), [("zarr", True), ("ocdbt", False)])
+def hidden_beside(path: str) -> str:
+    directory, name = os.path.split(path)
+    return next(iter(glob.glob(f"{directory}/.{name}.*.tmp")), "")
+
+
+def clear(disk: str) -> None:
+    for name in ("run", "elsewhere", "aside"):
+        delete(f"{disk}/{name}")
+
+
+def swap_at_each(
+    swap: Callable[[Swap], int], for_a_moment: str, to_the_end: str, distance: int = 1
+) -> None:
+    stops = swap(Swap(for_a_moment, 0, 0))
+    assert stops > 10
+    for first in range(1, stops + 1, distance):
+        swap(Swap(for_a_moment, first, first + 1))
+        swap(Swap(to_the_end, first, stops + 1))
+
+
+@pytest.mark.parametrize(
+    ("layout", "overwrite", "kinds"),
+    [
+        ("zarr", True, ("directory", "link")),
+        ("ocdbt", False, ("link", "directory")),
+    ],
+)
 def test_a_save_whose_directory_is_swapped(
     zygote: Zygote,
     disk: pathlib.Path,
     layout: eqx_ckpt.typing.Layout,
     overwrite: bool,
+    kinds: tuple[str, str],
 ) -> None:
-    """For a link, before each of its operations, for one of them or for all.
+    """Before each of its operations, for one of them or for all.
 
-    Nothing is written through the link, and what was saved is whole.
+    Nothing is written elsewhere, and what was saved is whole.
     """
     (disk / "template").mkdir()
     if overwrite:
         zygote.call(workloads.save, str(disk / "template/new"), 0, False, layout)
     swap = ft.partial(zygote.call, swap_at, str(disk), overwrite, layout)
-    stops = swap(0, 0)
-    assert stops > 10
-    for first in range(1, stops + 1):
-        for last in (first + 1, stops + 1):
-            swap(first, last)
+    swap_at_each(swap, *kinds)
+
+
+def record_more(path: str) -> None:
+    with eqx_ckpt.recording.Recording(path, LIKE) as recording:
+        recording.resume({"step": 0})
+        pathlib.Path(path).with_name("opened").touch()
+        recording.extend({"w": np.ones((2, 3), np.float32)})
+        recording.commit({"step": 2})
+
+
+def swap_recording(disk: str, swap: Swap) -> int:
+    """Swap the directory of a recording once it is open; look after."""
+    run = pathlib.Path(disk, "run")
+    path = run / "recording"
+    call = record_more, (str(path),)
+    error, stops = swap.play(
+        disk, call, lambda: str(path) if (run / "opened").exists() else ""
+    )
+    places = [p for p in (path, run.parent / "aside", run.parent / "elsewhere")]
+    (place,) = [p for p in places if (p / "recording.json").is_file()]
+    count = len(eqx_ckpt.recording.Samples(place).read()["w"])
+    if error is None:
+        assert count == 4, swap
+    else:
+        assert isinstance(error, eqx_ckpt.CheckpointError | OSError), swap
+        assert str(path) in str(error), (swap, error)
+        assert count in (2, 4), (swap, error)
+    with eqx_ckpt.recording.Recording(place, LIKE) as recording:
+        assert recording.resume({"step": 0}) == {"step": count // 2}, (swap, error)
+    clear(disk)
+    return stops
+
+
+def test_a_recording_whose_directory_is_swapped(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """As a save; no commit refers to a state that is elsewhere."""
+    zygote.call(record, disk / "template/recording")
+    swap = ft.partial(zygote.call, swap_recording, str(disk))
+    swap_at_each(swap, "directory", "link")
+
+
+def swap_export(disk: str, swap: Swap) -> int:
+    """Swap the hidden directory of an export to Orbax; look after."""
+    path = f"{disk}/run/orbax"
+    call = exports.WRITERS["orbax"], (f"{disk}/source", path)
+    error, stops = swap.play(disk, call, ft.partial(hidden_beside, path))
+    if os.path.exists(path):
+        source = eqx_ckpt.interop.open_orbax(path)
+        assert exports.seed_of(source) == 1, (swap, error)
+    else:
+        assert isinstance(error, eqx_ckpt.CheckpointError | OSError), (swap, error)
+    clear(disk)
+    return stops
+
+
+@pytest.mark.slow
+def test_an_export_whose_directory_is_swapped(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """Before some of the operations of Orbax."""
+    pytest.importorskip("orbax.checkpoint")
+    (disk / "template").mkdir()
+    zygote.call(workloads.save, str(disk / "source"), 1, False)
+    swap = ft.partial(zygote.call, swap_export, str(disk), timeout=OF_MANY)
+    swap_at_each(swap, "directory", "link", 23)

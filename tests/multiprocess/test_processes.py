@@ -159,7 +159,7 @@ def test_what_fails_on_one_fails_on_all(
     zygote: Zygote, disk: pathlib.Path, program
 ) -> None:
     first, second = zygote.call(jobs.values, 2, 4, program, str(disk))
-    failing = dict.fromkeys(("not shared", "disk full", "flush"), 1)
+    failing = dict.fromkeys(("not shared", "swapped", "disk full", "flush"), 1)
     for name, case in first.items():
         assert case.kind == second[name].kind != "", name
         errors = [case.text, second[name].text]
@@ -172,6 +172,7 @@ def test_what_fails_on_one_fails_on_all(
         path = f"{disk}/.new."
         assert f"Process 1 does not see {path}" in first["not shared"].text
         assert "save to one shared directory" in first["not shared"].text
+        assert "is not the directory that process 0 has opened" in first["swapped"].text
     assert not programs.hidden(str(disk))
 
 
@@ -185,6 +186,18 @@ def test_a_failure_to_remove_old_steps_is_told_to_all(
         assert kind == "OSError"
         assert f"Step {step} was saved. Removing older steps failed." in text
     assert [steps for _, steps in ends] == [[4], [4]]
+
+
+def test_a_deletion_that_a_process_does_not_wait_for(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """It may have happened, as here, and the error says so."""
+    args = 2, 4, failing_jobs.give_up_on_a_deletion, str(disk)
+    for (kind, text), steps in zygote.call(jobs.values, *args):
+        assert kind == "CheckpointError"
+        assert "No answer from process 0 of 2" in text
+        assert "Whether step 1 was deleted is not known: `steps()` says" in text
+        assert steps == [2, 3]
 
 
 def test_a_run(zygote: Zygote, disk: pathlib.Path) -> None:

@@ -137,12 +137,25 @@ def stopping(
 
 
 def save_to_another_store(path: str, layout: eqx_ckpt.typing.Layout) -> tuple[str, str]:
-    """To process 1, the URL is another place, which nobody else sees."""
+    _go_to_another_store()
+    save = eqx_ckpt.tree_serialise_leaves
+    return caught(save, path, state(1), layout=layout, timeout=TIMEOUT)
+
+
+def record_in_another_store(path: str) -> tuple[str, str]:
+    _go_to_another_store()
+    return caught(eqx_ckpt.recording.Recording, path, SAMPLE, timeout=TIMEOUT)
+
+
+SAMPLE = {"w": jax.ShapeDtypeStruct((3,), np.float32)}
+OTHER = "other/"
+
+
+def _go_to_another_store() -> None:
+    """To process 1, each URL is another place, which nobody else sees."""
 
     def elsewhere(values: KeyValues) -> Any:
-        return open_kvstore({**values.spec, "path": f"other/{values.spec['path']}"})
+        return open_kvstore({**values.spec, "path": OTHER + values.spec["path"]})
 
     if jax.process_index() == 1:
         KeyValues.open = elsewhere
-    save = eqx_ckpt.tree_serialise_leaves
-    return caught(save, path, state(1), layout=layout, timeout=TIMEOUT)

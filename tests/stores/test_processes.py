@@ -14,6 +14,7 @@ from faults import dying_jobs, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy
 from stores.place import Place
+from stores.values import bucket_at
 
 
 POINTS = ("amid the writes", "before the commit", "after the commit")
@@ -165,3 +166,19 @@ def test_another_store_under_the_same_url(
         assert f"Process 1 does not see {path}/@" in text
         assert "or to one store" in text
     assert not locate(s3.url).list_keys()
+
+
+def test_a_recording_in_another_store_under_the_same_url(
+    s3: Place, zygote: Zygote
+) -> None:
+    """Which holds the same recording, as far as it was recorded before."""
+    path = f"{s3.url}/new"
+    eqx_ckpt.recording.Recording(path, programs.SAMPLE).close()
+    here = bucket_at(path)
+    there = here.at(programs.OTHER + here.spec["path"])
+    for key in here.list_keys():
+        there.write(key, here.read(key) or b"")
+    args = (programs.environment(s3), programs.record_in_another_store, path)
+    for kind, text in zygote.call(jobs.values, 2, 4, programs.at, *args):
+        assert kind == "CheckpointError"
+        assert f"does not see '{path}' as process 0 has opened it" in text

@@ -17,7 +17,7 @@ from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Layout
-from ..interface.place import Attempt, Share
+from ..interface.place import Attempt, Share, Shown
 from ..interface.replacing import already_there, inside, remove_replaced
 from ..interface.sure_reads import (
     listed_and_missing,
@@ -92,9 +92,10 @@ class BucketAttempt(Attempt):
                 "saved; choose another path."
             )
 
-    def show(self) -> None:
+    def show(self) -> Shown:
         assert self._heartbeat is not None
         self._heartbeat.show()
+        return super().show()
 
     def commit(self, manifest: bytes) -> None:
         assert self._heartbeat is not None

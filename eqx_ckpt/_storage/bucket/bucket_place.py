@@ -17,6 +17,7 @@ from ..interface.place import (
     ONE_CHECKPOINT,
     ONE_RECORDING,
     Share,
+    Shown,
     SoleWriter,
     Steps,
 )
@@ -44,8 +45,8 @@ class Bucket(KeyValues):
     ) -> Attempt:
         return BucketAttempt(self, layout, overwrite)
 
-    def join(self, path: str, layout: Layout) -> Share:
-        return BucketShare(self.at(path), layout)
+    def join(self, shown: Shown, layout: Layout) -> Share:
+        return BucketShare(self.at(shown.path), layout)
 
     def steps(self) -> Steps:
         return BucketSteps(self)

@@ -65,15 +65,16 @@ class BucketWriter(SoleWriter):
         # The process that this one has joined holds it.
         self._lease: _Lease | None = None
 
-    def acquire(self) -> None:
+    def acquire(self) -> int:
         check_above(self._place, is_new=False)
         if self._conditions:
             check_conditions(self._place, replace=True)
         self._lease = _Lease(self._place, self._conditions)
         self._lease.start()
-        self.join()
+        self.join(0)
+        return 0
 
-    def join(self) -> None:
+    def join(self, inode: int) -> None:
         absent = self._place.read_version(uuid.uuid4().hex, 1)
         self._absent = absent.version
 

@@ -4,6 +4,7 @@ A pipe would block whoever opens it, a device may do anything, and a link leads
 elsewhere.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -31,7 +32,7 @@ def open_plain(
         fd = os.open(path, flags | safe, 0o666, dir_fd=folder)
     except OSError as e:
         # The links in the path may form a loop, too.
-        is_link = e.errno == errno.ELOOP and _is_link(path, folder)
+        is_link = e.errno == errno.ELOOP and is_link_at(path, folder)
         if not is_link and e.errno != errno.ENXIO:
             raise
         raise NotPlain(e.errno, "It is a link or a socket", path) from None
@@ -42,23 +43,44 @@ def open_plain(
     raise NotPlain(errno.EINVAL, "It is not a file", path)
 
 
-def _is_link(path: str, folder: int | None) -> bool:
-    try:
-        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return stat.S_ISLNK(status.st_mode)
-
-
 def reading(path: str) -> BinaryIO:
     """A file that a user names, to read."""
     return os.fdopen(open_plain(path, follow=True)[0], "rb")
 
 
-def open_folder(path: str, *, follow: bool = True) -> int:
-    """Open a directory; it may be a link to one, which is to `follow`."""
-    link = 0 if follow else os.O_NOFOLLOW
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link)
+def open_folder(path: str, *, follow: bool = True, folder: int | None = None) -> int:
+    """Open a directory; it may be a link to one, which is to `follow`.
+
+    The path may be relative to a folder that is open.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return os.open(path, flags | (0 if follow else os.O_NOFOLLOW), dir_fd=folder)
+
+
+def make_folder(path: str) -> int:
+    """Make a directory, and open it, and not a link that has taken its place."""
+    os.mkdir(path)
+    try:
+        return open_folder(path, follow=False)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise
+
+
+def path_through(folder: int) -> str:
+    """A path to an open directory, whatever is at its own; `""` if there is none."""
+    path = f"/proc/self/fd/{folder}"
+    # Not everywhere, and not in a process that has given up its privileges.
+    return path if os.path.isdir(path) else ""
+
+
+def is_link_at(path: str, folder: int | None = None) -> bool:
+    """Whether a path is a link; it may be relative to a folder that is open."""
+    try:
+        return stat.S_ISLNK(os.lstat(path, dir_fd=folder).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def is_removed(folder: int) -> bool:

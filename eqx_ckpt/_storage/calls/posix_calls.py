@@ -55,9 +55,9 @@ def fsync_all(directory: str) -> None:
         fsync(directory)
 
 
-def fsync(path: str) -> None:
+def fsync(path: str, folder: int | None = None) -> None:
     # A directory is opened for reading, too.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(fd)
     except OSError as e:
@@ -76,13 +76,17 @@ def start_write_back(fd: int) -> None:
         LIBC.sync_file_range(fd, *all_of_it, _SYNC_FILE_RANGE_WRITE)
 
 
-def exchange(a: str, b: str) -> None:
-    """Exchange two directories in one atomic operation."""
+def exchange(a: str, b: str, folder: int | None = None) -> None:
+    """Exchange two directories in one atomic operation.
+
+    The path of the first may be relative to a folder that is open.
+    """
     if sys.platform != "linux":
         raise OSError(
             errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
         )
-    arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
+    of_a = _AT_FDCWD if folder is None else folder
+    arguments = (of_a, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
     if LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
         raise os_error(b)
 

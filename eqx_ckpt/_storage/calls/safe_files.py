@@ -13,13 +13,14 @@ from .opening import NotPlain, open_plain
 from .posix_calls import start_write_back
 
 
-def open_file(path: str, key: str) -> tuple[int, int] | None:
+def open_file(path: str, key: str, folder: int | None = None) -> tuple[int, int] | None:
     """Open a file of a checkpoint; never a link out of it, nor a pipe that blocks.
 
-    Return its descriptor, and its size in bytes; `None` if there is no such file.
+    Return its descriptor, and its size in bytes; `None` if there is no such file. The
+    path may be relative to a folder that is open.
     """
     try:
-        return open_plain(path + key)
+        return open_plain(path + key, folder=folder)
     # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
@@ -36,9 +37,11 @@ def open_existing(path: str, key: str) -> tuple[int, int]:
     return opened
 
 
-def read_file(path: str, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
+def read_file(
+    path: str, key: str, most: int = MAX_BYTES + 1, folder: int | None = None
+) -> bytes | None:
     """The content of a file, or its first `most` bytes; `None` if there is none."""
-    opened = open_file(path, key)
+    opened = open_file(path, key, folder)
     if opened is None:
         return None
     with os.fdopen(opened[0], "rb") as f:

@@ -3,15 +3,14 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..._errors import CheckpointError, CorruptCheckpointError, LeafNameError
+from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.opening import is_removed
 from ..calls.safe_files import fill, of_leaf, open_existing
 from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
 from ..interface.base import Base
@@ -105,11 +104,7 @@ class ChunkFiles(Chunks):
             if written:
                 written(piece.name, piece.array.nbytes)
 
-        folder = None if create else self._files.within
-        with (
-            unless_removed(folder),
-            Workers(self._write, MAX_IN_FLIGHT, on_done) as workers,
-        ):
+        with Workers(self._write, MAX_IN_FLIGHT, on_done) as workers:
             for name, record in arrays.items():
                 self._begin(name, record, create)
             for piece in pieces:
@@ -161,19 +156,6 @@ class ChunkFiles(Chunks):
         self, keys: Sequence[str]
     ) -> Iterator[bytes | CorruptCheckpointError | None]:
         return self.place.read_all(keys)
-
-
-@contextlib.contextmanager
-def unless_removed(folder: int | None) -> Generator[None, None, None]:
-    """Ignore what fails because process 0 has removed an open directory.
-
-    It did not wait for this process; `gather` will say so.
-    """
-    try:
-        yield
-    except (OSError, CheckpointError):
-        if folder is None or not is_removed(folder):
-            raise
 
 
 def files_of(path: str, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:

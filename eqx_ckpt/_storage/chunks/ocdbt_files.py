@@ -9,24 +9,20 @@ import functools as ft
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..._errors import CorruptCheckpointError
-from ..._format.leaf_record import LeafRecord
-from ..._types import Checksums, Report
+from ..calls.opening import path_through
 from ..calls.safe_files import fill, open_existing
 from ..calls.tensorstore_calls import KvSpec
 from ..interface.chunk_bytes import (
     ChunkBytes,
-    no_checksums,
-    Piece,
     Problem,
     Value,
     Wanted,
 )
 from ..interface.place import Chunks, Storage
-from .chunk_files import unless_removed
 from .ocdbt_database import Database
 from .ocdbt_tree import DatabaseTree, parsed
 
@@ -41,40 +37,25 @@ class DatabaseFiles(Database):
     def __init__(self, place: Storage) -> None:
         super().__init__(place)
         self._tree = DatabaseTree(place)
-        # A directory that is open, and a path through it for TensorStore.
-        self._within: tuple[int, str] | None = None
+        # A path for TensorStore through a directory that is open.
+        self._within = ""
 
     def write_within(self, folder: int) -> None:
-        path = f"/proc/self/fd/{folder}/"
-        # Not everywhere, and not in a process that has given up its privileges.
-        if os.path.isdir(path):
-            self._within = folder, path
+        path = path_through(folder)
+        self._within = path and f"{path}/"
 
     @property
     def new_spec(self) -> KvSpec:
         spec = super().new_spec
-        if self._within is not None:
-            spec["base"] = {**self.place.spec, "path": self._within[1]}
+        if self._within:
+            spec["base"] = {**self.place.spec, "path": self._within}
         return spec
 
     def part(self, name: str) -> "DatabaseFiles":
         part = DatabaseFiles(self.place / name)
-        if self._within is not None:
-            part._within = self._within[0], self._within[1] + name
+        if self._within:
+            part._within = self._within + name
         return part
-
-    def write(
-        self,
-        arrays: Mapping[str, LeafRecord],
-        pieces: Iterable[Piece],
-        written: Report | None = None,
-        *,
-        create: bool = True,
-    ) -> Checksums:
-        within = None if create or self._within is None else self._within[0]
-        with unless_removed(within):
-            return super().write(arrays, pieces, written, create=create)
-        return no_checksums(arrays)
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         by_key = {one.chunk.key.encode(): one for one in wanted}

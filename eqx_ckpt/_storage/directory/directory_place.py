@@ -18,7 +18,7 @@ from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpoi
 from ..._format.manifest import MANIFEST, MAX_BYTES
 from ..._format.manifest_parser import unrelated_keys
 from ..._types import Layout
-from ..calls.opening import is_open_at, is_removed, open_folder
+from ..calls.opening import is_open_at, is_removed, make_folder, open_folder
 from ..calls.posix_calls import delete, exchange, flush
 from ..calls.safe_files import (
     check_case,
@@ -39,12 +39,15 @@ from ..interface.place import (
     Chunks,
     DatabaseOptions,
     Share,
+    Shown,
     SoleWriter,
     Steps,
     Storage,
 )
 from ..interface.replacing import (
     already_there,
+    check_inode,
+    has_manifest,
     is_replacement,
     Kind,
     remove_replaced,
@@ -140,13 +143,7 @@ class Directory(Storage):
             if chunks.has_folders and os.path.lexists(stem + ".LOCK"):
                 check_case(arrays, above, "pass `layout='ocdbt'`, ")
             temporary = stem + ".tmp"
-            os.mkdir(temporary)
-            try:
-                folder = open_folder(temporary, follow=False)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.rmdir(temporary)
-                raise
+            folder = make_folder(temporary)
             stack.callback(os.close, folder)
             chunks.write_within(folder)
             held = stack.pop_all()
@@ -160,12 +157,18 @@ class Directory(Storage):
             held,
         )
 
-    def join(self, path: str, layout: Layout) -> Share:
+    def join(self, shown: Shown, layout: Layout) -> Share:
+        path = shown.path.rstrip("/")
         # Opened before the first write: it reports the errors of writes since then.
-        folder = open_folder(path.rstrip("/"), follow=False)
-        chunks = self.layouts[layout](self.at(path))
+        folder = open_folder(path, follow=False)
+        try:
+            check_inode(folder, shown.inode, path)
+        except BaseException:
+            os.close(folder)
+            raise
+        chunks = self.layouts[layout](self.at(shown.path))
         chunks.write_within(folder)
-        return _DirectoryShare(chunks, path.rstrip("/"), folder)
+        return _DirectoryShare(chunks, path, folder)
 
     def steps(self) -> Steps:
         return DirectorySteps(self)
@@ -207,19 +210,25 @@ class _DirectoryAttempt(Attempt):
     is_ours: bool = True
     root = ""
 
+    def show(self) -> Shown:
+        inode = os.fstat(self.folder).st_ino
+        return Shown(self.chunks.place.spec["path"], inode)
+
     def commit(self, manifest: bytes) -> None:
         with writing_to(self.target, "save again"):
             write_file(MANIFEST, [manifest], self.folder)
         flush(self.parent, self.temporary)
         replaced = self._rename()
-        if os.path.islink(self.target):
-            self._move_back(replaced)
-            raise _was_replaced(self.temporary)
         try:
-            os.fsync(self.parent)
+            is_other = self._is_other()
+            if not is_other:
+                os.fsync(self.parent)
         except OSError:
             self._undo(replaced)
             raise
+        if is_other:
+            self._move_back(replaced)
+            raise _was_replaced(self.temporary)
         if replaced:
             remove_replaced(
                 repr(self.target),
@@ -255,6 +264,24 @@ class _DirectoryAttempt(Attempt):
                 # Another process has removed it, or saved there, since this has looked.
             else:
                 return replaced
+
+    def _is_other(self) -> bool:
+        """Whether the rename took what was at the hidden path for a moment.
+
+        Another process may have removed or replaced this one since, which is no error.
+        """
+        if is_open_at(self.folder, self.target):
+            return False
+        try:
+            there = open_folder(self.target, follow=False)
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            return True  # It is a link.
+        try:
+            return not has_manifest(".", there) and is_open_at(there, self.target)
+        finally:
+            os.close(there)
 
     def _problem(self) -> str:
         """Why what has replaced the old checkpoint is not intact, or `''`."""
@@ -314,10 +341,11 @@ class _DirectoryShare(Share):
     path: str
     folder: int
 
+    def is_removed(self) -> bool:
+        return is_removed(self.folder)
+
     def flush(self) -> None:
         flush(self.folder, self.path)
-        if not is_removed(self.folder) and not is_open_at(self.folder, self.path):
-            raise _was_replaced(self.path)
 
     def __exit__(
         self,

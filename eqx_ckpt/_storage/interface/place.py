@@ -118,8 +118,8 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def join(self, path: str, layout: Layout) -> "Share":
-        """Take part in an attempt that another process has begun at `path`.
+    def join(self, shown: "Shown", layout: Layout) -> "Share":
+        """Take part in an attempt that another process has begun, and shows.
 
         Raises `FileNotFoundError` if this process cannot see it.
         """
@@ -268,6 +268,13 @@ def every_chunk(leaves: Mapping[str, LeafRecord]) -> Iterator[Wanted]:
                 yield Wanted(chunk, [])
 
 
+class Shown(NamedTuple):
+    """Where an attempt is, and the inode of its directory, which others compare."""
+
+    path: str
+    inode: int = 0
+
+
 class Attempt(contextlib.AbstractContextManager[Any]):
     """One try to save one checkpoint, by one process or by several.
 
@@ -292,8 +299,18 @@ class Attempt(contextlib.AbstractContextManager[Any]):
         """As `Chunks.adopt`; also before the context is entered."""
         return self.chunks.adopt(name, record)
 
-    def show(self) -> None:  # noqa: B027
+    def show(self) -> Shown:
         """Let other processes see the attempt, which they are about to `join`."""
+        return Shown(self.chunks.place.spec["path"])
+
+    def write(
+        self,
+        arrays: Mapping[str, LeafRecord],
+        pieces: Iterable[Piece],
+        written: Report | None,
+    ) -> Checksums:
+        """Write what this process saves, as `Chunks.write`."""
+        return self.chunks.write(arrays, pieces, written, create=self.is_first)
 
     def gather(self, checksums: Checksums) -> None:  # noqa: B027
         """Wait until all processes have written; add the checksums of the others."""
@@ -318,6 +335,10 @@ class Share(contextlib.AbstractContextManager[Any]):
     """One process's part in an attempt that another process has begun."""
 
     chunks: Chunks
+
+    def is_removed(self) -> bool:
+        """Whether the process that has begun the attempt has removed it."""
+        return False
 
     @abc.abstractmethod
     def flush(self) -> None:
@@ -409,11 +430,14 @@ class SoleWriter(abc.ABC):
     """
 
     @abc.abstractmethod
-    def acquire(self) -> None:
-        """Be the only writer until `release`; raise if somebody else is."""
+    def acquire(self) -> int:
+        """Be the only writer until `release`; raise if somebody else is.
+
+        Returns the inode of a directory, which others compare when they `join`.
+        """
 
     @abc.abstractmethod
-    def join(self) -> None:
+    def join(self, inode: int) -> None:
         """Write for another process of the same job, which is the only writer."""
 
     @abc.abstractmethod
@@ -458,6 +482,9 @@ class SoleWriter(abc.ABC):
     @abc.abstractmethod
     def take_over(self, key: str, value: bytes) -> None:
         """Replace what `read` gave, so that no earlier writer can `commit` there."""
+
+    def check_is_here(self, folder: str) -> None:  # noqa: B027
+        """Raise if what was written by its path, and not by this, is elsewhere."""
 
     @abc.abstractmethod
     def commit(self, key: str, value: bytes) -> None:

@@ -131,10 +131,13 @@ def whole_above(path: str) -> tuple[str, str]:
     return "", ""
 
 
-def has_manifest(directory: str) -> bool:
-    """Whether the manifest of a checkpoint is in a directory."""
+def has_manifest(directory: str, folder: int | None = None) -> bool:
+    """Whether the manifest of a checkpoint is in a directory.
+
+    Its path may be relative to a folder that is open.
+    """
     try:
-        fd, _ = open_plain(f"{directory}/{MANIFEST}")
+        fd, _ = open_plain(f"{directory}/{MANIFEST}", folder=folder)
     except OSError:
         return False
     try:
@@ -179,6 +182,17 @@ def remove_replaced(
         f"What was written to {where} is not intact any more: {problem}. Nothing was "
         "saved, and what was there before is there again; save again."
     )
+
+
+def check_inode(folder: int, inode: int, path: str) -> None:
+    """Raise unless an open directory is the one that process 0 has opened."""
+    if os.fstat(folder).st_ino != inode:
+        raise CheckpointError(
+            f"{path!r} is not the directory that process 0 has opened there. Somebody "
+            "who may write to its parent directory has replaced it: use one that only "
+            "you can write to. Or it has another inode on each machine, as where an "
+            "object store is mounted: use its URL. Nothing was written to it."
+        )
 
 
 def _check_not_current(path: str) -> None:

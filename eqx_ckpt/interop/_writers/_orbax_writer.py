@@ -18,7 +18,7 @@ from ..._format.leaf_record import LeafRecord, scalar_from_text, SCALAR_KINDS
 from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._sources.checkpoint_source import opened
-from ..._storage.calls.opening import open_folder
+from ..._storage.calls.opening import make_folder, open_folder, path_through
 from ..._storage.calls.posix_calls import delete, exchange, flush
 from ..._storage.calls.safe_files import list_files, writing_to
 from ..._storage.calls.store_path import local_path
@@ -172,35 +172,42 @@ _KIND = Kind("a checkpoint of Orbax", _differs, is_folder=True)
 
 @contextlib.contextmanager
 def _beside(place: Path, *, overwrite: bool) -> Generator[Path, None, None]:
-    """A path to write to, which becomes `place` if nothing fails."""
+    """A path to write to, which becomes `place` if nothing fails.
+
+    It leads through a directory that is open, as somebody else may put a link at that.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # Opened before the first write: it reports the errors of writes since then.
         parent = open_folder(str(place.parent))
         stack.callback(os.close, parent)
-        hidden = Path(f"{stack.enter_context(locked_attempt(str(place)))}.tmp")
-        hidden.mkdir()
-        stack.callback(delete, str(hidden))
-        new = hidden / "new"
-        yield new
-        flush(parent, str(hidden))
-        replaced = _move(new, place, overwrite=overwrite)
+        hidden = f"{stack.enter_context(locked_attempt(str(place)))}.tmp"
+        folder = make_folder(hidden)
+        stack.callback(os.close, folder)
+        stack.callback(delete, hidden)
+        yield Path(path_through(folder) or hidden, _NEW)
+        flush(parent, hidden)
+        replaced = _move(folder, place, overwrite=overwrite)
         try:
             os.fsync(parent)
         except OSError:
             if replaced:
-                exchange(str(new), str(place))
+                exchange(_NEW, str(place), folder)
             raise
 
 
-def _move(new: Path, place: Path, *, overwrite: bool) -> bool:
-    """Move a directory to `place`, or exchange it with what it replaces: is that so?"""
+# The name in the hidden directory.
+_NEW = "new"
+
+
+def _move(folder: int, place: Path, *, overwrite: bool) -> bool:
+    """Move what is new to `place`, or exchange it with what it replaces: is that so?"""
     if is_replacement(str(place), _KIND, overwrite=overwrite):
-        exchange(str(new), str(place))
+        exchange(_NEW, str(place), folder)
         return True
     try:
         # Fails unless `place` is missing or an empty directory.
-        new.rename(place)
+        os.rename(_NEW, place, src_dir_fd=folder)
     except OSError as e:
         if e.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise already_there(repr(str(place))) from None

@@ -1,12 +1,15 @@
 """Where a recording is: what is committed there, and who may write."""
 
+import contextlib
 import dataclasses
+import hashlib
 import uuid
 from collections.abc import Callable
 
 from ..._errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
-from ..._format.sample_record import from_bytes, Leaf, RECORD, Record
+from ..._format.sample_record import from_bytes, Leaf, RECORD, Record, STATES
 from ..._run.run_steps import Run
+from ..._storage.interface.place import step_name
 from ..._storage.interface.sure_reads import read_surely
 from ..._storage.locate import locate
 from ..._types import PathLike
@@ -46,20 +49,25 @@ class Place:
                 "record. Pass a directory or URL that all of them see."
             )
         self.states = Run(below(path, self.base.url()))
-        self.record = wanted
+        self.record = wanted = dataclasses.replace(wanted, writer=uuid.uuid4().hex)
         try:
             call = f"beginning (max_samples={max_samples})"
-            self.team.from_first(call, lambda: self._begin(wanted, differs))
-            self.team.gather(call, lambda: self._join(wanted, differs))
+            begun = self.team.from_first(call, lambda: self._begin(wanted, differs))
+            self.team.gather(call, lambda: self._join(begun, wanted, differs))
             self.columns = self._go_on()
         except BaseException:
             self.files.release()
             raise
 
-    def _begin(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
-        """Acquire the recording, and delete what was written after the last commit."""
+    def _begin(
+        self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
+    ) -> tuple[int, str]:
+        """Acquire the recording, and delete what was written after the last commit.
+
+        Return by what the other processes know it.
+        """
         self._found()  # Before there is a lock.
-        self.files.acquire()
+        inode = self.files.acquire()
         self.files.check([leaf.name for leaf in wanted.leaves])
         self.record = self._found_or_new(wanted, differs)
         make_groups(self.files, self.record)
@@ -68,17 +76,26 @@ class Place:
         self.files.flush()
         self.states.stored.sweep()
         self._forget_states()
+        return inode, "" if self.team.is_alone else _digest(self.files.read(RECORD))
 
-    def _join(self, wanted: Record, differs: Callable[[Leaf, Leaf], str]) -> None:
+    def _join(
+        self,
+        begun: tuple[int, str],
+        wanted: Record,
+        differs: Callable[[Leaf, Leaf], str],
+    ) -> None:
         """Join the recording that the first process has acquired."""
         if self.team.is_first:
             return
-        self.files.join()
-        data = self.files.read(RECORD)
-        if data is None:
+        inode, digest = begun
+        data = None
+        with contextlib.suppress(FileNotFoundError):
+            self.files.join(inode)
+            data = self.files.read(RECORD)
+        if data is None or _digest(data) != digest:
             raise CheckpointError(
-                f"This process does not see {self.where}, which process 0 has "
-                "created. All processes must record to one shared directory or URL."
+                f"This process does not see {self.where} as process 0 has opened it. "
+                "All processes must record to one shared directory, or to one store."
             )
         self.record = from_bytes(data, self.where)
         check_same(self.record, wanted, self.where, differs)
@@ -87,14 +104,14 @@ class Place:
         self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
     ) -> Record:
         data = self._found()
-        if data is not None:
-            found = from_bytes(data, self.where)
-            check_same(found, wanted, self.where, differs)
-            found = dataclasses.replace(found, writer=uuid.uuid4().hex)
-            self.files.take_over(RECORD, found.to_commit())
-            return found
-        self.files.commit(RECORD, wanted.to_commit())
-        return wanted
+        if data is None:
+            self.files.commit(RECORD, wanted.to_commit())
+            return wanted
+        found = from_bytes(data, self.where)
+        check_same(found, wanted, self.where, differs)
+        found = dataclasses.replace(found, writer=wanted.writer)
+        self.files.take_over(RECORD, found.to_commit())
+        return found
 
     def _found(self) -> bytes | None:
         """The record; raise if there is none, and something else is there."""
@@ -125,15 +142,17 @@ class Place:
 
     def commit(self, record: Record) -> None:
         """Replace the record, in all processes; clean up after the previous one."""
-        self.team.from_first(
-            f"commit {record.commit}",
-            lambda: self.files.commit(RECORD, record.to_commit()),
-            final=True,
-        )
+        call = f"commit {record.commit}"
+        self.team.from_first(call, lambda: self._commit(record), final=True)
         self.record = record
         if self.team.is_first:
             show(self.files, record)
             self._forget_states()
+
+    def _commit(self, record: Record) -> None:
+        if record.state is not None:
+            self.files.check_is_here(f"{STATES}/{step_name(record.state)}")
+        self.files.commit(RECORD, record.to_commit())
 
     def _forget_states(self) -> None:
         """Delete all states but the one of the last commit."""
@@ -168,3 +187,7 @@ class Place:
         return (
             f"0 draws are safe: files of {min(record.draws)} committed draws are gone"
         )
+
+
+def _digest(record: bytes | None) -> str:
+    return hashlib.sha256(record or b"").hexdigest()
