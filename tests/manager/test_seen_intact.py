@@ -156,3 +156,29 @@ def test_overwrite_puts_back_what_it_replaced(
     eqx_ckpt.inspect.verify(path)
     assert eqx_ckpt.tree_deserialise_leaves(path, tree(0))["step"] == 1
     assert {p.name for p in path.parent.iterdir()} <= {"step", "elsewhere"}
+
+
+@pytest.mark.parametrize("damage", [lose_a_chunk, cut_the_manifest])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_killed_overwrite_has_replaced(
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+    layout: eqx_ckpt.typing.Layout,
+    damage: Damage,
+) -> None:
+    """A clean-up removes it once the new one is intact."""
+    run, new = tmp_path / "run", tmp_path / "new"
+    step, hidden = run / "000001", run / f".000001.{'0123456789abcdef' * 2}.tmp"
+    for seed, path in enumerate((hidden, new), 1):
+        eqx_ckpt.tree_serialise_leaves(path, tree(seed), layout=layout)
+    shutil.copytree(new, step)
+    damage(step)
+    eqx_ckpt.CheckpointManager(run).close()
+    assert f"{hidden} stays: it is a checkpoint, and {str(step)!r}" in caplog.text
+    assert eqx_ckpt.inspect.garbage_collect(run, dry_run=True) == {}
+    assert eqx_ckpt.tree_deserialise_leaves(hidden, tree(0))["step"] == 1
+    shutil.rmtree(step)
+    new.rename(step)
+    assert {*eqx_ckpt.inspect.garbage_collect(run, dry_run=True)} == {str(hidden)}
+    eqx_ckpt.CheckpointManager(run).close()
+    assert [path.name for path in run.iterdir()] == ["000001"]

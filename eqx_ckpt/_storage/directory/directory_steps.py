@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..._errors import CheckpointError
+from ..._errors import CheckpointError, CheckpointNotFoundError
+from ..._format.manifest import MANIFEST
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, fsync
 from ..interface import committed_manifest as committed
@@ -16,6 +17,7 @@ from ..interface.attempt_lock import (
     is_dead,
     locked_attempt,
     sweep_attempts,
+    target_of,
 )
 from ..interface.place import is_misspelled_step, is_step, step_name, Steps, Storage
 
@@ -103,11 +105,34 @@ class DirectorySteps(Steps):
         _remove(self._step(step).url() for step in steps)
 
     def sweep(self) -> None:
-        sweep_attempts(self._path)
+        sweep_attempts(self._path, self._still_needed)
+
+    def _still_needed(self, stem: str) -> str:
+        """Why the checkpoint of a dead attempt stays, which was replaced, or `''`.
+
+        It goes when what has replaced it is intact, as after a save that lives.
+        """
+        target = target_of(stem)
+        if not _is_older(f"{stem}.tmp", target):
+            return ""
+        try:
+            problem = self._intact.problem(self._run.at(f"{target}/"))
+        except CheckpointNotFoundError:
+            return ""
+        except OSError as e:
+            problem = str(e)
+        return problem and (
+            f"it is a checkpoint, and {target!r}, which has replaced it, is not "
+            f"intact: {problem}. Keep one of them, and delete the other one."
+        )
 
     def orphans(self) -> dict[str, int | None]:
         stems = [os.path.join(self._path, name) for name in attempts_in(self._path)]
-        dead = [f"{stem}.tmp" for stem in stems if is_dead(stem)]
+        dead = [
+            f"{stem}.tmp"
+            for stem in stems
+            if is_dead(stem) and not self._still_needed(stem)
+        ]
         return {path: _nbytes(path) for path in dead}
 
     def sweep_all(self) -> None:
@@ -115,6 +140,15 @@ class DirectorySteps(Steps):
 
     def _step(self, step: int) -> Storage:
         return self._run / f"{step_name(step)}/"
+
+
+def _is_older(one: str, other: str) -> bool:
+    """Whether two directories have a manifest, of which the first is the older one."""
+    try:
+        times = [os.lstat(f"{path}/{MANIFEST}").st_mtime_ns for path in (one, other)]
+    except OSError:
+        return False
+    return times[0] <= times[1]
 
 
 def _is_at(was: os.stat_result, path: str) -> bool:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from ..._errors import CheckpointError
 from ..calls.opening import open_plain
@@ -113,13 +113,22 @@ def is_dead(stem: str) -> bool:
     return True
 
 
-def sweep_attempts(directory: str) -> None:
-    """Remove what dead attempts left in a directory, and nothing of a live one."""
+def target_of(stem: str) -> str:
+    """The path that an attempt is beside."""
+    directory, name = os.path.split(stem)
+    return os.path.join(directory, name[1:-33])
+
+
+def sweep_attempts(directory: str, still_needed: Callable[[str], str]) -> None:
+    """Remove what dead attempts left in a directory, and nothing of a live one.
+
+    `still_needed` says why what a dead one left has to stay, or `''`.
+    """
     for name in attempts_in(directory):
-        _sweep_one(os.path.join(directory, name))
+        _sweep_one(os.path.join(directory, name), still_needed)
 
 
-def _sweep_one(stem: str) -> None:
+def _sweep_one(stem: str, still_needed: Callable[[str], str]) -> None:
     try:
         lock = open_plain(stem + ".lock", os.O_RDWR | os.O_CREAT)[0]
     except OSError as e:
@@ -128,7 +137,11 @@ def _sweep_one(stem: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_nlink:
+        if not os.fstat(lock).st_nlink:
+            return
+        if problem := still_needed(stem):
+            logger.warning("%s.tmp stays: %s", stem, problem)
+        else:
             logger.info("Removing %s.tmp, which a dead process left.", stem)
             # What that exchanged or hid must not reappear half deleted.
             fsync(os.path.dirname(stem))
