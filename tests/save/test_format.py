@@ -75,6 +75,20 @@ def test_the_golden_checkpoints_restore(name, layout):
     assert manifest.metadata == {"loss": 0.25}
 
 
+def test_the_golden_run_has_its_history():
+    digest = re.search(
+        '"digest": "(.*)"', (DATA / "v1-run/000001/zarr.json").read_text()
+    )
+    first, last = (
+        eqx_ckpt.inspect.read_manifest(DATA / f"v1-run/00000{step}").history
+        for step in (1, 2)
+    )
+    assert (first.step, last.step, last.earlier) == (1, 2, 0)
+    assert first.run == last.run
+    assert last.sessions[:1] == first.sessions
+    assert last.sessions[1][1:] == (1, digest[1])
+
+
 def test_a_save_writes_what_it_wrote_when_the_golden_checkpoint_was_saved(tmp_path):
     eqx_ckpt.tree_serialise_leaves(
         tmp_path / "new", golden_tree(), metadata={"loss": 0.25}
