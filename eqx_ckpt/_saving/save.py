@@ -30,6 +30,7 @@ from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.place import Attempt, check_layout, check_shares, Storage
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
+from .._tree.leaves.leaf_kinds import is_on_host
 from .._tree.plans.write_plan import (
     compressed,
     Compression,
@@ -373,23 +374,26 @@ class Save:
             self._attempt.share(*self.bases)
 
     def adopt(self) -> None:
-        """Share the very arrays that the base has; only the others stay in `arrays`."""
+        """Find the very arrays that the base has: they need not be hashed.
+
+        Those on accelerators are shared now, before they may be donated, and are not
+        copied to the host. Only the others stay in `arrays`.
+        """
         base, next = self.bases or (None, None)
         if base is None or next is None:
             return
-        left: list[Write] = []
-        for write in self.arrays:
-            name, record, leaf, _ = write
-            if isinstance(leaf, jax.Array):
-                next.arrays[name] = weakref.ref(leaf)
+        for name, record, leaf, _ in self.arrays:
+            if not isinstance(leaf, jax.Array):
+                continue
+            next.arrays[name] = weakref.ref(leaf)
             known = base.arrays.get(name)
-            found = None
-            if known is not None and known() is leaf:
-                found = self._attempt.adopt(name, record)
-            if found is None:
-                left.append(write)
-            else:
+            if known is None or known() is not leaf:
+                continue
+            next.same.add(name)
+            found = None if is_on_host(leaf) else self._attempt.adopt(name, record)
+            if found is not None:
                 self._adopted[name] = found
+        left = [write for write in self.arrays if write.name not in self._adopted]
         self.arrays = left
 
     def run(

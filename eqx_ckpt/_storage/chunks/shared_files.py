@@ -91,7 +91,7 @@ class SharedFiles(NewFiles):
         if (
             known is None
             or self._base.metadata[chunk.name] != text
-            or known.checksums[CRC32C_DIGITS:] != encoded.content_hash()
+            or not (chunk.name in self.next.same or _has_hash(encoded, known))
             or not self._link(key)
         ):
             super().write(chunk, encoded)
@@ -155,6 +155,10 @@ class SharedFiles(NewFiles):
     def _file_id(self, key: str) -> FileId:
         found = os.stat(self.root + key, dir_fd=self.within, follow_symlinks=False)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _has_hash(encoded: Encoded, known: KnownChunk) -> bool:
+    return encoded.content_hash() == known.checksums[CRC32C_DIGITS:]
 
 
 @ft.cache

@@ -30,12 +30,14 @@ class Base:
 
     - `path`: the directory of the arrays; it ends with `/`.
     - `arrays`: the very arrays that this process has saved there, if none can change.
+    - `same`: the names of those that were the same in the base before it.
     """
 
     path: str
     metadata: dict[str, bytes] = field(default_factory=dict)
     chunks: dict[str, KnownChunk] = field(default_factory=dict)
     arrays: dict[str, weakref.ref[Any]] = field(default_factory=dict)
+    same: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> "Base":

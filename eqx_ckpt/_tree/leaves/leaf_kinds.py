@@ -178,14 +178,18 @@ def _describe_sharding(sharding: "Sharding") -> dict[str, Any] | None:
     }
 
 
+def is_on_host(leaf: jax.Array) -> bool:
+    """Whether an array is in host memory, so that its data need no copy."""
+    return next(iter(leaf.sharding.device_set)).platform == "cpu"
+
+
 def start_transfer(leaf: Any) -> None:
     """Start to copy an array to the host, so that `shards` waits less."""
     if not isinstance(leaf, jax.Array) or _key_impl(leaf.dtype):
         return
-    devices = leaf.sharding.device_set
-    if next(iter(devices)).platform == "cpu":
+    if is_on_host(leaf):
         return
-    if len(devices) == 1:
+    if len(leaf.sharding.device_set) == 1:
         leaf.copy_to_host_async()
         return
     for shard in leaf.addressable_shards:
