@@ -42,11 +42,12 @@ from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .retention import checked_keep, Keep, Mode
-from .run_steps import as_step, in_words, KnownSteps, may_be_deleted, retain, Run
+from .run_steps import as_step, in_words, may_be_deleted, Run
 from .run_sweeps import RunSweeps
 from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 from .state_origin import StateOrigin
 from .step_before import StepBefore
+from .step_removal import KnownSteps, retain
 
 
 class CheckpointManager:

@@ -5,22 +5,20 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
 from .._lazy import np
 from .._sources.consistent_read import being_read
 from .._storage.calls.store_path import StorePath
-from .._storage.calls.threads import at_once
 from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
-from .._types import check_flag, check_text, PathLike
-from .retention import check_mode, Keep, Mode, ranked
+from .._types import check_text, PathLike
+from .retention import check_mode, Mode, ranked
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -276,208 +274,3 @@ class Run:
                 f"`metadata={{{metric!r}: float(value)}}`."
             )
         return best[0]
-
-
-def garbage_collect(
-    directory: PathLike, *, dry_run: bool = False
-) -> dict[str, int | None]:
-    """Remove what saves that died have left in a run, as a new manager does.
-
-    A save that lives is never touched, of whatever process and machine. In an object
-    store, this watches each of them for ten minutes, unless there is none.
-
-    **Arguments:**
-
-    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
-        an object store.
-    - `dry_run`: change nothing, and say what is there. In a store, a save that is going
-        on is listed then too, as only time tells whether it lives.
-
-    **Returns:**
-
-    What was removed: by path, its bytes, without those of files that a checkpoint
-    shares. In a store, they are `None`.
-
-    **Raises:**
-
-    - `OSError`: the file system or the store fails.
-
-    !!! example
-
-        ```python
-        import eqx_ckpt
-
-        for path, nbytes in eqx_ckpt.inspect.garbage_collect("runs/a").items():
-            print(path, nbytes)
-        assert eqx_ckpt.inspect.garbage_collect("runs/a", dry_run=True) == {}
-        ```
-    """
-    check_flag("dry_run", dry_run)
-    steps = locate(directory).steps()
-    before = steps.orphans()
-    if dry_run:
-        return before
-    steps.sweep_all()
-    left = steps.orphans()
-    return {path: nbytes for path, nbytes in before.items() if path not in left}
-
-
-class KnownSteps:
-    """The steps that a manager knows without listing the run each time.
-
-    **Attributes:**
-
-    - `are_listed`: whether those of earlier managers are known.
-    - `damaged`: those that a restore has passed over.
-    """
-
-    def __init__(self) -> None:
-        self._there: set[int] = set()
-        self.are_listed = False
-        self._running: list[tuple[int, Future[None]]] = []  # one at a time
-        self.damaged: set[int] = set()
-
-    def list(self, steps: Iterable[int]) -> None:
-        self._there.update(steps)
-        self.are_listed = True
-
-    def begin(self, step: int, saving: Future[None]) -> None:
-        self._running = [(step, saving)]
-
-    def add(self, step: int) -> None:
-        self._there.add(step)
-        self.damaged.discard(step)
-
-    def remove(self, steps: Iterable[int]) -> None:
-        self._there.difference_update(steps)
-        self.damaged.difference_update(steps)
-
-    def now(self) -> set[int]:
-        """The undamaged steps that exist or are being saved."""
-        # Read first, because a save that ends meanwhile is then among those that exist.
-        running = {step for step, saving in self._running if not saving.done()}
-        return running | (self._there - self.damaged)
-
-
-class Candidates(Mapping[int, Any]):
-    """The metadata of the steps that may be removed, read on access.
-
-    **Attributes:**
-
-    - `unreadable`: the steps whose metadata were accessed and cannot be read.
-    """
-
-    def __init__(
-        self, run: Run, without: set[int], goes_on: Callable[[], None]
-    ) -> None:
-        self._run = run
-        self._goes_on = goes_on
-        steps = (step for step in run.removable() if step not in without)
-        self._steps = dict.fromkeys(steps)
-        self.unreadable: set[int] = set()
-
-    def __getitem__(self, step: int) -> Any:
-        if step not in self._steps:
-            raise KeyError(step)
-        self._goes_on()
-        try:
-            return self._run.metadata(step)
-        except (CorruptCheckpointError, CheckpointNotFoundError, OSError) as e:
-            # Keep it: its metadata cannot show that it is worse.
-            logger.warning("The metadata of step %d cannot be read: %s", step, e)
-            self.unreadable.add(step)
-            return None
-
-    def drop_damaged(self, kept: set[int], saved: int) -> bool:
-        """Drop the steps that are not intact; return whether there are any.
-
-        Raise if it is the step that was just saved.
-        """
-        is_whole = at_once(
-            lambda step: self._is_whole(step, saved), kept & self._steps.keys()
-        )
-        dropped = [step for step, whole in is_whole.items() if not whole]
-        for step in dropped:
-            del self._steps[step]
-        self.unreadable.difference_update(dropped)
-        return bool(dropped)
-
-    def _is_whole(self, step: int, saved: int) -> bool:
-        self._goes_on()
-        try:
-            problem = self._run.stored.problem(step)
-        except CheckpointNotFoundError:
-            return False  # Another process has removed it.
-        except OSError as e:
-            if step == saved:
-                raise
-            problem = str(e)
-        if problem and step == saved:
-            raise CorruptCheckpointError(
-                f"{self._run.location(step)} was saved, and is not intact any more: "
-                f"{problem}. No older step was removed; save another step."
-            )
-        if problem:
-            logger.warning(
-                "Step %d was not seen intact, and does not count: %s", step, problem
-            )
-        return not problem
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-
-def _chosen(answer: Any) -> list[int]:
-    """Validate the steps that a function of `keep` returned."""
-    try:
-        return [as_step(step) for step in answer]
-    except (TypeError, ValueError) as e:
-        raise CheckpointError(
-            f"`keep` returned {answer!r}. It has to return steps, as integers. No step "
-            "was removed."
-        ) from e
-
-
-def retain(
-    run: Run,
-    keep: Sequence[Keep],
-    damaged: set[int],
-    saved: int,
-    goes_on: Callable[[], None],
-) -> list[int]:
-    """Remove, and return, the steps that no function keeps, after `saved`.
-
-    `goes_on` is called for each step that is looked at or removed.
-    """
-    try:
-        steps = Candidates(run, damaged, goes_on)
-        removed = _steps_to_remove(run, keep, steps, saved)
-        for step in removed:
-            goes_on()
-            run.stored.remove([step])
-    except Exception as e:
-        e.add_note(f"Step {saved} was saved. Removing older steps failed.")
-        raise
-    for step in removed:
-        logger.info("Removed %s.", run.path(step))
-    return removed
-
-
-def _steps_to_remove(
-    run: Run, keep: Sequence[Keep], steps: Candidates, saved: int
-) -> list[int]:
-    """The steps that are not kept, if all that are kept have been seen intact.
-
-    A step that is not intact does not count, and stays.
-    """
-    while True:
-        kept = {saved, max(steps, default=saved)}
-        for function in keep:
-            kept.update(_chosen(function(steps)))
-        kept |= steps.unreadable
-        removed = [step for step in steps if step not in kept and not run.is_read(step)]
-        if not removed or not steps.drop_damaged(kept, saved):
-            return removed

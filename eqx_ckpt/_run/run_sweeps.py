@@ -1,10 +1,12 @@
-"""Sweeps of a run beside its saves, which they never hold up."""
+"""Removing what dead saves have left, on request and beside the saves of a run."""
 
 import atexit
 import os
 import threading
 
 from .._storage.calls.threads import is_ending, start
+from .._storage.locate import locate
+from .._types import check_flag, PathLike
 from .run_steps import Run
 
 
@@ -59,3 +61,47 @@ def _end() -> None:
 
 # A forked child does not have the parent's threads.
 os.register_at_fork(after_in_child=_running.clear)
+
+
+def garbage_collect(
+    directory: PathLike, *, dry_run: bool = False
+) -> dict[str, int | None]:
+    """Remove what saves that died have left in a run, as a new manager does.
+
+    A save that lives is never touched, of whatever process and machine. In an object
+    store, this watches each of them for ten minutes, unless there is none.
+
+    **Arguments:**
+
+    - `directory`: of a run, or any directory with checkpoints; or the place of a run in
+        an object store.
+    - `dry_run`: change nothing, and say what is there. In a store, a save that is going
+        on is listed then too, as only time tells whether it lives.
+
+    **Returns:**
+
+    What was removed: by path, its bytes, without those of files that a checkpoint
+    shares. In a store, they are `None`.
+
+    **Raises:**
+
+    - `OSError`: the file system or the store fails.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        for path, nbytes in eqx_ckpt.inspect.garbage_collect("runs/a").items():
+            print(path, nbytes)
+        assert eqx_ckpt.inspect.garbage_collect("runs/a", dry_run=True) == {}
+        ```
+    """
+    check_flag("dry_run", dry_run)
+    steps = locate(directory).steps()
+    before = steps.orphans()
+    if dry_run:
+        return before
+    steps.sweep_all()
+    left = steps.orphans()
+    return {path: nbytes for path, nbytes in before.items() if path not in left}

@@ -266,7 +266,7 @@ def in_the_background(directory: str) -> None:
     for n in range(4):
         savings.append(save(f"{directory}/{n}", {"w": array}))
         array = step(array)
-    for _ in range(100):  # Each of these is an agreement too.
+    for _ in range(30):  # Each of these is an agreement too.
         assert not manager.should_save(0)
     assert not any(saving.done() for saving in savings)
     go_on.set()
