@@ -83,6 +83,9 @@ def test_the_golden_run_has_its_history():
         eqx_ckpt.inspect.read_manifest(DATA / f"v1-run/00000{step}").history
         for step in (1, 2)
     )
+    assert digest
+    assert first
+    assert last
     assert (first.step, last.step, last.earlier) == (1, 2, 0)
     assert first.run == last.run
     assert last.sessions[:1] == first.sessions
