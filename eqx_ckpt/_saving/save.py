@@ -425,8 +425,8 @@ class Save:
                         report("write", name, self._records[name].nbytes)
                 if self.finite:
                     pieces = self.finite.watch(pieces)
-                heard = written if release or report else None
-                checksums = attempt.write(self._records, pieces, heard)
+                watch = written if release or report else None
+                checksums = attempt.write(self._records, pieces, watch)
                 if self.finite:
                     self.finite.raise_for_found(self.path, self._leaves)
                 checksums.update(self._adopted)
