@@ -4,6 +4,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,16 @@ WRITERS: dict[str, Callable[[str, str], None]] = {
     "orbax": _named(interop.to_orbax),
     "copy": _named(eqx_ckpt.copy),
 }
+
+
+def write_and_die(name: str, source: str, path: str) -> None:
+    """Be killed before what was written takes its name."""
+
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.link = os.rename = os.replace = die
+    WRITERS[name](source, path)
 
 
 def digest(path: str) -> str:

@@ -1,11 +1,14 @@
 """Exports and copies on a disk that fails: a clear error, and the old file is there."""
 
+import os
 import pathlib
 import shutil
+import signal
 
 import pytest
 
-from faults import exports, replay
+import eqx_ckpt
+from faults import exports, replay, workloads
 from faults.failures import assert_says_why, ERRORS
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
@@ -75,3 +78,20 @@ def test_every_crash_state(zygote: Zygote, disk: pathlib.Path, name: str) -> Non
     result = replay.explore(log, root, disk / "first", disk, check)
     assert result.states > 3
     assert not result.bad, str(result)
+
+
+@pytest.mark.parametrize("name", [name for name in exports.WRITERS if name != "orbax"])
+def test_what_a_killed_one_leaves_in_a_run_is_removed(
+    zygote: Zygote, disk: pathlib.Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """By the next manager, without a warning, as of a killed save."""
+    with eqx_ckpt.CheckpointManager(disk / "run") as manager:
+        manager.save(1, workloads.tree(1))
+    source = str(disk / "run" / "000001")
+    outcome = zygote.run(exports.write_and_die, name, source, str(disk / "run" / name))
+    assert outcome.signal == signal.SIGKILL
+    assert len({*os.listdir(disk / "run")} - {"000001"}) == 2  # And its lock.
+    with eqx_ckpt.CheckpointManager(disk / "run") as manager:
+        assert manager.steps() == [1]
+    assert os.listdir(disk / "run") == ["000001"]
+    assert not [r for r in caplog.records if r.levelname != "INFO"]
