@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from .._types import check_integer
 from ._batching import Batching
 from ._cursor import Block, Cursor
 from ._drawing import draw_block, draw_next, Drawing, map_rows
@@ -15,7 +16,7 @@ from ._host_callback import DeviceRows, Host
 from ._order import Order
 from ._prefetch import batches, checked_sharding
 from ._row_reader import DataSource, reader_of
-from ._row_sources import check_count, is_a, is_integer
+from ._row_sources import is_a
 
 
 class Loader(eqx.Module):
@@ -76,7 +77,7 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `TypeError`: `source` is not a source.
+        - `TypeError`: `source` is not a source, or a number not an integer.
         - `ValueError`: another argument is out of its range.
         """
         if not is_a(DataSource, source):
@@ -87,8 +88,8 @@ class Loader(eqx.Module):
             )
         reader = reader_of(source)
         count = reader.rows.total
-        check_count("batch_size", batch_size)
-        check_count("cache", cache)
+        batch_size = check_integer("batch_size", batch_size, 1)
+        cache = check_integer("cache", cache, 1)
         if order not in get_args(Order):
             known = ", ".join(map(repr, get_args(Order)))
             raise ValueError(f"`order` is {order!r}. Pass one of {known}.")
@@ -102,8 +103,8 @@ class Loader(eqx.Module):
         self._drawing = Drawing(
             Host(reader),
             None if arrays is None else DeviceRows(arrays),
-            Batching(reader.rows, int(batch_size), order),
-            int(cache),
+            Batching(reader.rows, batch_size, order),
+            cache,
         )
 
     @property
@@ -129,14 +130,15 @@ class Loader(eqx.Module):
 
         A [`eqx_ckpt.data.Cursor`][], also for use as `like` in a restore.
         """
-        if not is_integer(seed) or not 0 <= int(seed) < 2**32:
+        seed = check_integer("seed", seed, 0)
+        if seed >= 2**32:
             raise ValueError(
                 f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
             )
         empty = Block(None, None, None, self.settings, accept_any)
         # Separate arrays, since a step may donate the cursor.
         return Cursor(
-            jnp.uint32(int(seed)),
+            jnp.uint32(seed),
             jnp.uint32(0),
             jnp.uint32(0),
             self._drawing.cached(empty),
@@ -185,7 +187,7 @@ class Loader(eqx.Module):
         As `next`; all arrays have a first axis of length `k`.
         """
         self._check(cursor)
-        check_count("k", k)
+        k = check_integer("k", k, 1)
         batching = self._drawing.batching
         if batching.batch_size * (k + 1) + batching.rows.total >= 2**32:
             raise ValueError(f"`k` is {k}: more rows than a loader can number.")
@@ -222,8 +224,9 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `TypeError`: `sharding` is not a `Sharding` or a device.
-        - `ValueError`: as `next`, or `prefetch` is not an integer >= 0, or `sharding`
+        - `TypeError`: `sharding` is not a `Sharding` or a device, or `prefetch` is not
+            an integer.
+        - `ValueError`: as `next`, or `prefetch` is negative, or `sharding`
             does not fit an array of a batch.
         - `RuntimeError`: the loader is closed; or, from the iterator, a row of a data
             set cannot be read.
@@ -231,8 +234,7 @@ class Loader(eqx.Module):
             damaged.
         """
         self._check(cursor)
-        if not is_integer(prefetch) or prefetch < 0:
-            raise ValueError(f"`prefetch` is {prefetch!r}. Pass an integer >= 0.")
+        check_integer("prefetch", prefetch, 0)
         placed = checked_sharding(
             sharding, self._drawing.batching.batch_size, self._drawing.host.like
         )

@@ -124,17 +124,8 @@ def _rows_of(
     return out
 
 
-def is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def is_a(kind: type, value: Any) -> bool:
     return isinstance(value, kind)
-
-
-def check_count(argument: str, value: Any) -> None:
-    if not is_integer(value) or value < 1:
-        raise ValueError(f"`{argument}` is {value!r}. Pass a positive integer.")
 
 
 def as_numbers(name: str, value: Any, way_out: str) -> np.ndarray | jax.Array:

@@ -17,10 +17,10 @@ from .._sources.stored_rows import CheckpointRows, SampleRows, ZarrRows
 from .._storage.calls.host_memory import memory
 from .._storage.calls.threads import ForkedLock
 from .._tree.matching.name_tree import checked_prefix, nested
-from .._types import PathLike
+from .._types import check_integer, PathLike
 from ._order import Rows
 from ._row_reader import DataSource, RowReader
-from ._row_sources import check_count, check_numbers, common_length
+from ._row_sources import check_numbers, common_length
 
 
 _Stored = CheckpointRows | SampleRows | ZarrRows
@@ -80,7 +80,7 @@ class StoredDataSource(DataSource):
                 "Pass either the path of a checkpoint, or Zarr arrays by name: "
                 "`StoredDataSource(x='data/x.zarr')`."
             )
-        check_count("window", window)
+        check_integer("window", window, 1)
         found = _opened(path, prefix) if path is not None else _zarr(arrays)
         where = ", ".join(map(str, arrays.values() or [path]))
         self._reader = _StoredReader(*found, window, where)

@@ -498,9 +498,9 @@ def test_arrays_that_are_no_numbers_are_named(on_device):
     ("arguments", "error"),
     [
         ({"batch_size": 11}, "10 rows"),
-        ({"batch_size": 0}, "positive"),
-        ({"batch_size": -1}, "positive"),
-        ({"batch_size": True}, "positive"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": -1}, "at least 1"),
+        ({"batch_size": True}, "at least 1"),
         ({"batch_size": 2, "cache": 0}, "cache"),
         ({"batch_size": 2, "order": "random"}, "'shuffle'"),
     ],
