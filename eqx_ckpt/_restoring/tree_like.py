@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
-from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.garbage_collector import collector_paused
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.matching.leaf_match import TreeMatch

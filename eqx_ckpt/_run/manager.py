@@ -26,7 +26,7 @@ from .._saving.background_save import (
 from .._saving.finite_check import FiniteCheck
 from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
-from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
 from .._storage.interface.place import check_layout, check_shares

@@ -23,7 +23,7 @@ from .._format.manifest import check_size, Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
 from .._sources.checkpoint_source import base_at
-from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import is_ending
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece

@@ -11,7 +11,7 @@ from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import MANIFEST
 from .._format.manifest_parser import HEAD_BYTES
 from .._format.source import Source
-from .._storage.calls.host_memory import collector_paused
+from .._storage.calls.garbage_collector import collector_paused
 from .._storage.locate import locate
 from .._types import PathLike
 from .checkpoint_source import opened

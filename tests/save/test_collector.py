@@ -1,6 +1,8 @@
 """The garbage collector is paused while a tree is gone through, and no longer."""
 
 import gc
+import threading
+import time
 
 import jax.numpy as jnp
 import pytest
@@ -13,10 +15,20 @@ TREE = {"w": jnp.ones(3), "step": 1}
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
 def as_before(request):
-    """Whether the collector is on before, which it has to be afterwards."""
+    """Whether the collector is on before, which it has to be afterwards.
+
+    A thread that an earlier test left may pause it for a moment.
+    """
+
+    def is_restored():
+        deadline = time.monotonic() + 60
+        while gc.isenabled() != request.param and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return gc.isenabled() == request.param
+
     if not request.param:
         gc.disable()
-    yield lambda: gc.isenabled() == request.param
+    yield is_restored
     gc.enable()
 
 
@@ -47,4 +59,32 @@ def test_after_an_error(tmp_path, as_before):
     assert as_before()
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "none", TREE)
+    assert as_before()
+
+
+def test_of_two_threads_the_last_one_turns_it_on(tmp_path, as_before, monkeypatch):
+    """The other one begins while the first still pauses it, and ends after it."""
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE)
+    begun, first_has_ended = threading.Event(), threading.Event()
+    disable = gc.disable
+
+    def disable_late():
+        if threading.current_thread() is second:
+            begun.set()
+            # Not for ever: it may hold a lock that the first one needs to end.
+            first_has_ended.wait(0.5)
+        disable()
+
+    second = threading.Thread(target=eqx_ckpt.tree_match, args=(tmp_path / "new", TREE))
+    monkeypatch.setattr(gc, "disable", disable_late)
+
+    def where(tree):
+        if not begun.is_set():
+            second.start()
+            assert begun.wait(60)
+        return tree["w"]
+
+    eqx_ckpt.tree_match(tmp_path / "new", TREE, where=where)
+    first_has_ended.set()
+    second.join(60)
     assert as_before()
