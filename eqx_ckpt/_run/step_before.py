@@ -26,11 +26,10 @@ class StepBefore:
         if self._saved is not None and self._saved[0] == step:
             return self._saved[1]
         try:
-            found = Checkpoint(self._run.location(step))
+            return Checkpoint(self._run.location(step)).as_base()
         except (CheckpointError, OSError) as e:
             logger.warning("Nothing is shared with step %d: %s", step, e)
             return None
-        return Base.of(found.chunks.place.spec["path"], found.manifest)
 
     def remember(self, step: int, base: Base) -> None:
         """Note a step that was committed."""

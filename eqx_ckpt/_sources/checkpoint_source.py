@@ -143,6 +143,10 @@ class Checkpoint(Source):
         raise_damage(damage, self)
         self.chunks.verify()
 
+    def as_base(self) -> Base:
+        """It as the base of a save; one whose layout shares nothing has no chunks."""
+        return Base.of(self.chunks.place.spec["path"], self._manifest)
+
     def __str__(self) -> str:
         return str(self.chunks)
 
@@ -156,7 +160,7 @@ def base_at(path: PathLike | Storage) -> Base:
             f"layout={found.manifest.layout!r}. Pass a checkpoint in a directory that "
             "has `layout='zarr'`, or leave `base` out."
         )
-    return Base.of(found.chunks.place.spec["path"], found.manifest)
+    return found.as_base()
 
 
 def opened(source: PathLike | Source) -> Source:

@@ -33,9 +33,9 @@ def copy(
 
     The records of the leaves, the metadata and the history of a step are kept, and of
     another format how it joins keys: what restores from the source restores from the
-    copy. A few chunks are
-    in memory at a time, each compared with its checksum if the source has one. In a job
-    of several processes, call it in each of them: each copies a part of the chunks.
+    copy. A few chunks are in memory at a time, each compared with its checksum if the
+    source has one. In a job of several processes, call it in each of them: each copies
+    a part of the chunks.
 
     **Arguments:**
 
