@@ -78,12 +78,20 @@ def check_word(argument: str, value: Any, words: Collection[str]) -> None:
         raise wrong(value, str)(f"`{argument}` is {value!r}. Pass one of {known}.")
 
 
-def check_integer(argument: str, value: Any, least: int | None = None) -> int:
-    """Return an integer of Python, NumPy or JAX; raise if it is less than `least`."""
+def as_integer(value: Any) -> int | None:
+    """An integer of Python, NumPy or JAX as an `int`; `None` if it is none."""
+    # Older versions of NumPy take their own bools for integers.
+    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
+        return None
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        return operator.index(value)
     except TypeError:
-        number = None
+        return None
+
+
+def check_integer(argument: str, value: Any, least: int | None = None) -> int:
+    """Return an integer as an `int`; raise if it is none, or less than `least`."""
+    number = as_integer(value)
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" of at least {least}"
         kind = TypeError if number is None else ValueError

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import logging
-import operator
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
-from .._lazy import np
 from .._sources.consistent_read import being_read
 from .._storage.calls.store_path import StorePath
 from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
-from .._types import check_text, PathLike
+from .._types import as_integer, check_text, PathLike
 from .retention import check_mode, Mode, ranked
 
 
@@ -34,12 +32,8 @@ _SHOWN = 50
 
 def as_step(value: Any) -> int:
     """Convert a step to an `int`, from an integer of Python, NumPy or JAX."""
-    try:
-        is_bool = isinstance(value, bool | np.bool_)
-        step = -1 if is_bool else operator.index(value)
-    except TypeError:
-        step = -1
-    if not 0 <= step <= MAX_STEP:
+    step = as_integer(value)
+    if step is None or not 0 <= step <= MAX_STEP:
         raise ValueError(
             f"{in_words(value)} is not a step. Pass a non-negative integer below 2**63."
         )

@@ -104,7 +104,7 @@ def test_a_like_that_cannot_be_recorded(tmp_path, like, words):
 
 
 @pytest.mark.parametrize("name", ["chains", "max_samples", "chunk_bytes"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "a"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, np.True_, "a"])
 def test_counts(tmp_path, name, value, unchecked):
     kind = ValueError if type(value) is int else TypeError
     with refuses(kind, f"`{name}` is {value!r}"):
