@@ -21,18 +21,18 @@ from ._restoring.restore import (
 )
 from ._restoring.tree_like import tree_like as tree_like, tree_match as tree_match
 from ._run.manager import CheckpointManager as CheckpointManager
-from ._run.retention import (
+from ._saving.save import (
+    tree_serialise_leaves as tree_serialise_leaves,
+    tree_serialise_leaves_async as tree_serialise_leaves_async,
+)
+from ._steps.retention import (
     keep_best as keep_best,
     keep_every as keep_every,
     keep_last as keep_last,
 )
-from ._run.save_times import (
+from ._steps.save_times import (
     save_every_seconds as save_every_seconds,
     save_every_steps as save_every_steps,
-)
-from ._saving.save import (
-    tree_serialise_leaves as tree_serialise_leaves,
-    tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
 from ._storage.calls.store_path import StorePath as StorePath
 from ._tree.leaves.filter_spec import (

@@ -2,8 +2,8 @@
 
 from ._progress import Progress as Progress
 from ._run.damage_fallback import OnDamage as OnDamage
-from ._run.retention import Keep as Keep, Mode as Mode
-from ._run.save_times import When as When
+from ._steps.retention import Keep as Keep, Mode as Mode
+from ._steps.save_times import When as When
 from ._tree.leaves.casting import Casting as Casting
 from ._tree.plans.read_plan import Missing as Missing, Unexpected as Unexpected
 from ._tree.plans.write_plan import Compression as Compression

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .._run.retention import Mode
+from .._steps.retention import Mode
 from .._types import Layout, Target
 from . import (
     checkpoint_commands as _checkpoint,

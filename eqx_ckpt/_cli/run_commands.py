@@ -9,10 +9,10 @@ import eqx_ckpt
 from .._format.display import in_bytes
 from .._format.run_history import History
 from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
-from .._run.compare_histories import in_marks, Relation, relations
-from .._run.retention import Mode, ranked
-from .._run.run_steps import as_step, Run
-from .._run.run_sweeps import garbage_collect
+from .._steps.compare_histories import in_marks, Relation, relations
+from .._steps.retention import Mode, ranked
+from .._steps.run_steps import as_step, Run
+from .._steps.run_sweeps import garbage_collect
 from .._types import is_real
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of

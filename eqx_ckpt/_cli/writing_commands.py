@@ -10,7 +10,7 @@ import eqx_ckpt
 
 from .._format.source import Source
 from .._report.write_report import written
-from .._run.run_steps import Run
+from .._steps.run_steps import Run
 from .command_sources import found_at
 from .exit_status import DAMAGED, TROUBLE
 from .progress_bar import bar

@@ -10,7 +10,7 @@ from .._format.leaf_record import scalar_to_text
 from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
-from .._run.compare_histories import in_marks, relations
+from .._steps.compare_histories import in_marks, relations
 from .._types import is_real
 from .alerts import find_alerts
 from .histogram import Histogram

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array
-from .._run.run_steps import Run
 from .._sources.consistent_read import Reading
+from .._steps.run_steps import Run
 from .._tree.matching.foreign_spelling import respelled
 from .._types import PathLike
 

@@ -1,1 +1,1 @@
-"""The steps of a training run: manager, retention, when to save, fallback."""
+"""The manager of a training run, and from which step it goes on."""

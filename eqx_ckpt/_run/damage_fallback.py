@@ -10,8 +10,8 @@ from jaxtyping import PyTree
 from .._distributed.process_group import from_first, gather_errors
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._inspecting.inspect_checkpoint import verify
+from .._steps.run_steps import Run
 from .._types import check_word
-from .run_steps import Run
 
 
 OnDamage: TypeAlias = Literal["raise", "fallback"]

@@ -26,6 +26,17 @@ from .._saving.background_save import (
 from .._saving.finite_check import FiniteCheck
 from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
+from .._steps.retention import checked_keep, Keep, Mode
+from .._steps.run_steps import as_step, in_words, may_be_deleted, Run
+from .._steps.run_sweeps import RunSweeps
+from .._steps.save_times import (
+    caught_sigterm,
+    checked_when,
+    is_due,
+    stop_watching,
+    When,
+)
+from .._steps.step_removal import KnownSteps, retain
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
@@ -41,13 +52,8 @@ from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
-from .retention import checked_keep, Keep, Mode
-from .run_steps import as_step, in_words, may_be_deleted, Run
-from .run_sweeps import RunSweeps
-from .save_times import caught_sigterm, checked_when, is_due, stop_watching, When
 from .state_origin import StateOrigin
 from .step_before import StepBefore
-from .step_removal import KnownSteps, retain
 
 
 class CheckpointManager:

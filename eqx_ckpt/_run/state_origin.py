@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .._format.run_history import continued, History, Session
 from .._format.source import Source
 from .._sources.checkpoint_source import Checkpoint
-from .run_steps import Run
+from .._steps.run_steps import Run
 
 
 class _Restored(NamedTuple):

@@ -4,8 +4,8 @@ import logging
 
 from .._errors import CheckpointError
 from .._sources.checkpoint_source import Checkpoint
+from .._steps.run_steps import Run
 from .._storage.interface.base import Base
-from .run_steps import Run
 
 
 logger = logging.getLogger("eqx_ckpt")

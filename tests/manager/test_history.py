@@ -22,7 +22,7 @@ from eqx_ckpt._format.run_history import (
     MOST_SESSIONS,
     Session,
 )
-from eqx_ckpt._run.compare_histories import relations
+from eqx_ckpt._steps.compare_histories import relations
 from faults import calls, jobs
 from faults.manifests import edited
 from faults.zygote import Zygote

@@ -42,6 +42,7 @@ LAYERS = [
     "_progress",
     "_inspecting",
     "_saving _restoring",
+    "_steps",
     "_run",
     "_report",
     "data interop._readers recording._writing",

@@ -215,7 +215,7 @@ def test_what_is_wrong_gives_alerts(run, report):
 
 
 def test_steps_that_vanish(run, report, monkeypatch):
-    from eqx_ckpt._run.run_steps import Run
+    from eqx_ckpt._steps.run_steps import Run
 
     monkeypatch.setattr(Run, "readable_or_not", lambda self: [1, 2, 3, 4])
     alerts, found, _ = report(run)

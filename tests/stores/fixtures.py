@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("eqx_ckpt._storage.bucket.heartbeat.clock", clock)
     # What a sweep has done is looked at when it has ended.
-    monkeypatch.setattr("eqx_ckpt._run.run_sweeps.PATIENCE", 600.0)
+    monkeypatch.setattr("eqx_ckpt._steps.run_sweeps.PATIENCE", 600.0)
     return clock
 
 

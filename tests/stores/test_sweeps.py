@@ -8,7 +8,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._run import run_sweeps
+from eqx_ckpt._steps import run_sweeps
 from eqx_ckpt._storage.bucket import heartbeat
 from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
 from helpers import assert_same

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..._errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
 from ..._format.sample_record import from_bytes, Leaf, RECORD, Record, STATES
-from ..._run.run_steps import Run
+from ..._steps.run_steps import Run
 from ..._storage.interface.place import step_name
 from ..._storage.interface.sure_reads import read_surely
 from ..._storage.locate import locate
