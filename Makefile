@@ -34,9 +34,6 @@ help:
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
 
-# What does not depend on the version of Python or of a package runs on one.
-ONCE := tests/model tests/report tests/project/test_benchmarks.py
-
 # Saves, restores and runs, and the shape of the package.
 QUICK := tests/manager tests/restore tests/save/test_s*.py tests/project/test_layers.py
 
@@ -74,8 +71,10 @@ exhaustive: .venv/dev
 model: .venv/dev
 	.venv/bin/python -m tests.model
 
+# What uses JAX, Equinox, TensorStore or NumPy runs on all; what is about files, messages
+# between processes or documentation, and repetitions, has the mark `once`.
 pytest-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive" $(ONCE:%=--ignore=%)
+	.venv-$*/bin/$(PYTEST) -m "not slow and not once and not exhaustive"
 
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict

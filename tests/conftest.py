@@ -36,18 +36,19 @@ pytest_plugins = ["faults.fixtures", "stores.fixtures"]
 
 # What the tests in a folder need, or look at.
 MARKS = {
-    "interop": "peers",
-    "multiprocess": "job",
-    "project": "form",
-    "report": "browser",
-    "stores": "store",
+    "interop": ["peers"],
+    "model": ["once"],
+    "multiprocess": ["job"],
+    "project": ["form"],
+    "report": ["browser", "once"],
+    "stores": ["store"],
 }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     for item in items:
-        if mark := MARKS.get(item.path.relative_to(tests).parts[0]):
+        for mark in MARKS.get(item.path.relative_to(tests).parts[0], ()):
             item.add_marker(mark)
 
 

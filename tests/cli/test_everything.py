@@ -214,6 +214,7 @@ def files(root):
     return {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
 
 
+@pytest.mark.once
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KIND)
 def test_each_command(places, said, tmp_path, name):

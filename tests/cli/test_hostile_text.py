@@ -20,6 +20,9 @@ from faults.manifests import rewritten
 from .everything import make
 
 
+pytestmark = pytest.mark.once
+
+
 pytest.importorskip("typer")
 EVIL = (
     "x\x1b[35m\x07\r\nFORGED\x0b\x85\u2028FORGED \x9b35m\x7f\u202e\u2066\ud800\x00"

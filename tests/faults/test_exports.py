@@ -14,6 +14,9 @@ from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(

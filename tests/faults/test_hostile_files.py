@@ -17,6 +17,9 @@ from faults.readers import MEMORY, read_in_child, TIMEOUT
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 @pytest.fixture
 def path(zygote: Zygote, disk: pathlib.Path) -> pathlib.Path:
     zygote.call(workloads.save, str(disk / "new"), 1)

@@ -20,6 +20,9 @@ from faults.zygote import OF_MANY, Zygote
 from stores.values import bucket_at
 
 
+pytestmark = pytest.mark.once
+
+
 HEX = "0123456789abcdef" * 2
 LIKE = {"w": jax.ShapeDtypeStruct((3,), np.float32)}
 TREE = {"w": np.arange(6, dtype=np.float32)}

@@ -15,6 +15,9 @@ from faults.shim import Fault
 from faults.zygote import OF_MANY, Outcome, Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 _ONLY_REMOVING_FAILED = "Step {} was saved. Removing older steps failed."
 SCENARIOS = [
     scenarios.FIRST_STEP,

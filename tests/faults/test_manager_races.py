@@ -13,6 +13,9 @@ from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 ROUNDS = 15
 READ = [scenarios.KEEP_TWO, scenarios.of_databases(scenarios.KEEP_TWO)]
 

@@ -14,6 +14,9 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 SCENARIOS = [
     scenarios.BESIDE,
     scenarios.OVERWRITE,

@@ -15,6 +15,9 @@ from faults.shim import CHANGES, Fault
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 LAYOUTS = ["zarr", "ocdbt"]
 SEEDS = [1, 2, 3]
 ROUNDS = 15

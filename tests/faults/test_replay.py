@@ -12,6 +12,9 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 @pytest.mark.parametrize("step", toy_savers.STEPS)
 def test_the_explorer_sees_a_missing_step(
     zygote: Zygote, disk: pathlib.Path, step: str

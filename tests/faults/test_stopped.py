@@ -12,6 +12,9 @@ from faults.shim import Fault
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 KINDS = ("create", "open", "mkdir", "sync", "rename", "link", "unlink", "lock")
 
 

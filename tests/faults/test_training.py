@@ -9,6 +9,9 @@ from faults import runs, training
 from faults.zygote import Zygote
 
 
+pytestmark = pytest.mark.once
+
+
 KILLS = 30
 
 

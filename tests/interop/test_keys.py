@@ -16,6 +16,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import interop
 from helpers import assert_same
+from versions import thinned
 
 
 CKPT = "memory://keys"
@@ -91,7 +92,7 @@ def export(name: str, path: Any, **how: Any) -> str:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", thinned(FORMATS, len(FORMATS)))
 def test_any_tree_is_restored_or_its_leaves_are_named(name, tmp_path):
     if name == "orbax":
         pytest.importorskip("orbax.checkpoint")

@@ -17,6 +17,9 @@ from eqx_ckpt import interop
 from .mutations import check, mutated, retyped, retyped_json
 
 
+pytestmark = pytest.mark.once
+
+
 ARRAYS = {
     "a.0.w": np.arange(6, dtype=np.float32).reshape(2, 3),
     "a.0.b": np.ones(3, np.float16),

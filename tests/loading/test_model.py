@@ -21,6 +21,9 @@ from loading import programs
 from loading.programs import KINDS, LoaderSettings
 
 
+pytestmark = pytest.mark.once
+
+
 COUNTS = (7, 12)
 SIZES = (2, 4, 5)
 ORDERS = ("sequential", "shuffle", "epochs", "independent")

@@ -16,6 +16,9 @@ from scipy.stats import chisquare
 from eqx_ckpt.data._order import Order, Rows, rows
 
 
+pytestmark = pytest.mark.once
+
+
 LEAST_P = 1e-4
 SMALL = [1, 2, 3, 4, 5, 6]
 LARGER = [

@@ -4,6 +4,8 @@ import warnings
 
 import pytest
 
+from versions import thinned
+
 from . import leaves
 from .check import Route, Tree
 from .places import to_memory
@@ -33,7 +35,7 @@ def direct(source: str, some: Tree) -> Route:
     return Route(source, some, DIRECT)
 
 
-@pytest.fixture(scope="module", params=ROUTES)
+@pytest.fixture(scope="module", params=thinned(ROUTES, 4))
 def route(request: pytest.FixtureRequest, some: Tree, tmp_path_factory) -> Route:
     """Each way in, which the tests of it share."""
     if request.param == "orbax":

@@ -55,6 +55,7 @@ def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
     assert second["late because"] == ("CorruptCheckpointError", "This is damaged.")
 
 
+@pytest.mark.once
 def test_a_restore_is_late_on_the_first(zygote: Zygote, disk: pathlib.Path) -> None:
     """It fails there too, although all that it reads is there."""
     program = calls.restore_late_on_the_first
@@ -78,6 +79,7 @@ def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) ->
     assert ends[0][2] == [5]
 
 
+@pytest.mark.once
 def test_a_deadline_passes_during_an_answer(zygote: Zygote, disk: pathlib.Path) -> None:
     """It fails in all, and in none alone."""
     ends = zygote.call(jobs.values, 4, 2, calls.give_up_on_an_answer, str(disk))
@@ -107,6 +109,7 @@ def test_delete(zygote: Zygote, disk: pathlib.Path) -> None:
         assert is_told == (who == 0)
 
 
+@pytest.mark.once
 def test_one_of_three_is_late(zygote: Zygote, disk: pathlib.Path) -> None:
     """The others are told who, at once; the next common call works."""
     ends = zygote.call(jobs.values, 3, 1, calls.late, str(disk / "run"))

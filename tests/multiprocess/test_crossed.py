@@ -10,6 +10,9 @@ from stores import programs
 from stores.place import Place
 
 
+pytestmark = pytest.mark.once
+
+
 _AT_ONCE = 20
 # Jobs at the same time.
 _JOBS = 4

@@ -9,6 +9,9 @@ import pytest
 from eqx_ckpt._distributed.call_matching import Call, Calls
 
 
+pytestmark = pytest.mark.once
+
+
 LATE = {"error": {"kind": "X", "text": "late", "errno": None}}
 
 

@@ -232,10 +232,12 @@ def test_damage_that_one_process_reads_for_all(
         assert "'same': same/c.0.0 is damaged" in text
 
 
+@pytest.mark.once
 def test_several_saves_in_the_background(zygote: Zygote, disk: pathlib.Path) -> None:
     zygote.call(jobs.values, 2, 4, failing_jobs.in_the_background, str(disk))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
     """The older step is intact, no half of the new one is seen, and no debris stays."""
@@ -251,6 +253,7 @@ def test_kill_one_process(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
         assert found == [[1, 2] if saved else [1]], point
 
 
+@pytest.mark.once
 def test_process_0_hangs_and_dies(zygote: Zygote, disk: pathlib.Path) -> None:
     calls = [
         (2, 4, dying_jobs.save_and_hang, str(disk / point), 0, point, 3.0)
@@ -286,6 +289,7 @@ def test_kill_one_of_four(zygote: Zygote, disk: pathlib.Path) -> None:
         assert zygote.call(jobs.values, 1, 8, dying_jobs.resume, directory) == [[1]]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_late_process_is_named(zygote: Zygote, disk: pathlib.Path, who: int) -> None:
     """All of them raise, nothing is saved, and the next save works."""

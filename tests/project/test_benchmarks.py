@@ -7,6 +7,9 @@ from benchmarks import measure, table, workloads
 from benchmarks.faults import __main__ as faults
 
 
+pytestmark = pytest.mark.once
+
+
 @pytest.mark.parametrize("peer", ["eqx_ckpt", "equinox"])
 def test_what_is_measured_comes_back(tmp_path, peer):
     path = tmp_path / "saved"

@@ -3,6 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
+
+pytestmark = pytest.mark.once
+
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/comparison.md").read_text()

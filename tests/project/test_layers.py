@@ -17,6 +17,9 @@ import pytest
 import eqx_ckpt
 
 
+pytestmark = pytest.mark.once
+
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "eqx_ckpt"
 MODULES = {

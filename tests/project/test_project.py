@@ -6,6 +6,10 @@ import zipfile
 from pathlib import Path
 
 import hatchling.build
+import pytest
+
+
+pytestmark = pytest.mark.once
 
 
 ROOT = Path(__file__).parents[2]

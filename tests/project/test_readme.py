@@ -17,6 +17,9 @@ import pytest
 import eqx_ckpt
 
 
+pytestmark = pytest.mark.once
+
+
 ROOT = Path(__file__).parents[2]
 HOMES = (eqx_ckpt.inspect, eqx_ckpt.interop, eqx_ckpt.data, eqx_ckpt.recording)
 SNIPPET = re.compile(

@@ -9,6 +9,9 @@ import pytest
 from benchmarks import readme
 
 
+pytestmark = pytest.mark.once
+
+
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 HINT = "Run `python -m benchmarks.readme`."
 

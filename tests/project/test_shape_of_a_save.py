@@ -9,6 +9,9 @@ import pytest
 import eqx_ckpt
 
 
+pytestmark = pytest.mark.once
+
+
 PACKAGE = str(Path(eqx_ckpt.__file__).parent)
 
 # In a process of its own, in which nothing is cached yet.

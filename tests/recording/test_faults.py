@@ -15,6 +15,9 @@ from faults.zygote import Zygote
 from recording import chains
 
 
+pytestmark = pytest.mark.once
+
+
 BLOCKS = 3
 
 

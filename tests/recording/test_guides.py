@@ -11,6 +11,9 @@ from faults.zygote import Zygote
 from recording import guides
 
 
+pytestmark = pytest.mark.once
+
+
 PAGE = "recording.md"
 LONG = 600  # seconds, to compile
 

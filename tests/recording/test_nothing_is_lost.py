@@ -14,6 +14,9 @@ from eqx_ckpt.recording import record_scan, Recording, Samples
 from eqx_ckpt.recording._writing import _recording_log
 
 
+pytestmark = pytest.mark.once
+
+
 LIKE = {"x": jnp.float32(0)}
 
 

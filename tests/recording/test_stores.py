@@ -116,11 +116,13 @@ def kill(zygote: Zygote, place: Place, dies_at: int) -> bool:
     return bool(outcome.signal)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("dies_at", [1, 9, 17, 25])
 def test_killed_at_some_writes(zygote, s3, dies_at):
     assert kill(zygote, s3, dies_at)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_killed_at_any_write(zygote, place):
     for n in itertools.count(2, 7):

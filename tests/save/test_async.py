@@ -232,6 +232,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.once
 def test_memory_is_bounded_and_flat(tmp_path):
     done = run_python(MEMORY, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -247,6 +247,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.once
 def test_memory_of_a_save(disk: pathlib.Path):
     """A few batches of a tree of 400 MiB."""
     command = [sys.executable, "-c", _PEAK, str(disk)]

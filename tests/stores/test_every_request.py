@@ -29,6 +29,7 @@ from stores import programs, proxy
 from stores.fixtures import Clock
 from stores.place import Place
 from stores.values import bucket_at
+from versions import thinned
 
 
 OWN = (eqx_ckpt.CheckpointError, OSError)
@@ -287,7 +288,9 @@ LAYOUTS = pytest.mark.parametrize("run", ["zarr", "ocdbt"], indirect=True)
 
 
 @LAYOUTS
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "operation", thinned(OPERATIONS, len(OPERATIONS)), ids=lambda f: f.__name__
+)
 def test_one_fault(run: Run, operation: Callable[..., None]) -> None:
     """Every third request once, with one fault or another."""
     draw = random.Random(f"{run.layout}, {operation.__name__}")
@@ -304,6 +307,7 @@ def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
             run.strike(operation, {number: action})
 
 
+@pytest.mark.once
 @LAYOUTS
 @pytest.mark.parametrize(
     "pairs", [2, pytest.param(100, marks=pytest.mark.exhaustive)], ids=["few", "many"]
@@ -317,6 +321,7 @@ def test_two_faults(run: Run, pairs: int) -> None:
             run.strike(operation, {n: draw.choice(actions(run)) for n in numbers})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("run", ["zarr"], indirect=True)
 def test_what_came_of_a_deletion_is_not_seen(run: Run) -> None:
     """The answers are wrong that say whether the manifest is gone."""
@@ -329,6 +334,7 @@ def test_what_came_of_a_deletion_is_not_seen(run: Run) -> None:
     assert "Whether step 2 was deleted is not known" in said(error)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("run", ["zarr"], indirect=True)
 def test_whether_the_data_were_swept_is_not_seen_at_once(run: Run) -> None:
     """A manager sweeps before the commit, and the answer after it is wrong."""
@@ -343,6 +349,7 @@ def test_whether_the_data_were_swept_is_not_seen_at_once(run: Run) -> None:
     assert run.strike(save, {number: "late", number + 1: "halved"})
 
 
+@pytest.mark.once
 @LAYOUTS
 @pytest.mark.parametrize("operation", DECIDE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from helpers import assert_same
 from stores import proxy
 from stores.place import Place
 from stores.values import bucket_at
+from versions import thinned
 
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -135,7 +136,9 @@ def said(error: Exception | None) -> str:
     return "" if error is None else f"{error} {getattr(error, '__notes__', '')}"
 
 
-@pytest.mark.parametrize(("overwrite", "layout", "request_", "actions"), SAVES)
+@pytest.mark.parametrize(
+    ("overwrite", "layout", "request_", "actions"), thinned(SAVES, 3)
+)
 def test_a_save(place, overwrite, layout, request_, actions: str, monkeypatch):
     struck = 0
     # A second request is another one only for some.
@@ -223,6 +226,7 @@ def test_a_restore(place, layout, request_, actions):
     assert found(place) == 1
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("action", ["404", "flipped", "halved", "torn", "503", "reset"])
 def test_a_commit_of_which_no_news_can_be_trusted(place, action):
     """What is read back after a lost answer may be wrong too."""
@@ -260,6 +264,7 @@ def test_one_who_replaces_and_one_who_removes(place):
     assert keys(place) == set()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("answers", "layout", "rounds"),
     [
@@ -303,6 +308,7 @@ def test_sixteen_writers(place, answers, layout, rounds):
         eqx_ckpt.inspect.verify(here.url)
 
 
+@pytest.mark.once
 def test_writers_who_all_replace(place):
     assert save(place, 0) is None
     outcomes: dict[int, Exception | None] = {}
@@ -430,6 +436,7 @@ def in_a_process(url: str, setting: str) -> str:
     return done.stdout or done.stderr
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("users", [1, 4])
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 def test_a_slow_line_behind_a_hop_that_buffers(s3, users, layout, monkeypatch):
@@ -517,6 +524,7 @@ def test_a_failed_save_does_not_go_on(place, monkeypatch):
     assert 0 < len(sent) <= 64
 
 
+@pytest.mark.once
 def test_a_store_that_dies_at_the_commit(s3):
     strike(s3, "PUT manifest", "503", ()).when = proxy.ALWAYS
     assert "is not known" in in_a_process(s3.url, "retries=1")

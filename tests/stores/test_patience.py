@@ -82,6 +82,7 @@ def given_up(call: Callable[[], Any]) -> BaseException:
     return raised.value
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "ask",
     ["steps", "latest", "best", "restore", "save", "verify", "start", "overwrite"],
@@ -160,6 +161,7 @@ def test_a_slow_request_is_waited_for(place: Place, monkeypatch) -> None:
     assert restored["w"].tolist() == STATE["w"].tolist()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_no_request_comes_after_it_was_given_up(
     place: Place, monkeypatch: pytest.MonkeyPatch, overwrite: bool

@@ -122,6 +122,7 @@ def test_a_run(where: Where) -> None:
     assert {key[:6] for key in where.keys} <= {"000004", "000005"} | {"d", "manife"}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> None:
     """All of them raise, and nothing is left."""
@@ -138,6 +139,7 @@ def test_what_the_store_denies_to_one(s3: Place, zygote: Zygote, index: int) -> 
     eqx_ckpt.inspect.verify(path)
 
 
+@pytest.mark.once
 @at("disk ocdbt", slow=("s3 zarr",))
 @pytest.mark.parametrize("who", [0, 1])
 def test_kill_one_process(where: Where, who: int) -> None:
