@@ -17,6 +17,7 @@ from .display import escape, first_lines, in_bytes, tree_html
 from .dtype_names import SIZES
 from .leaf_names import encode, is_cut
 from .leaf_record import CannotSave, CHECKSUM_DIGITS, LeafRecord
+from .references import PIN, References, references_to_text
 from .run_history import History, history_to_json
 from .user_metadata import pack
 
@@ -89,6 +90,9 @@ class Manifest:
         have become. `None`: by their names only.
     - `history`: of a step that a manager saved, the [`eqx_ckpt.inspect.History`][]: its
         run, and which step it goes on from.
+    - `references`: of a step of an incremental run in a store, by the name of each leaf
+        that shares chunks with earlier steps, for each chunk in C order, the prefix
+        below the run where it is, or `""` if it is the step's own.
     """
 
     leaves: Mapping[str, LeafRecord]
@@ -100,6 +104,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     separators: str | None = None
     history: History | None = None
+    references: References = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -168,12 +173,13 @@ def _is_in_database(manifest: Manifest) -> Callable[[str], object]:
 
 def _is_file(manifest: Manifest) -> Callable[[str], object]:
     keys = {MANIFEST, manifest.root + MANIFEST}
+    pin = manifest.root + PIN
     for name, record in manifest.leaves.items():
         if record.is_array:
             keys.add(f"{manifest.root}{name}/{MANIFEST}")
             chunks = chunk_keys(record.data_shape, record.chunk_shape)
             keys.update(f"{manifest.root}{name}/{key}" for key in chunks)
-    return keys.__contains__
+    return lambda key: key in keys or bool(manifest.root) and key.startswith(pin)
 
 
 # For each layout, a test of whether a key belongs to a checkpoint.
@@ -235,7 +241,7 @@ def _unsealed(manifest: Manifest, more: int = 0) -> bytes:
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"unsaved": {{{",".join(unsaved)}}},\n'
         f'"optional": {json.dumps(optional)},\n'
-        '"necessary": {},\n'
+        f'"necessary": {{{references_to_text(manifest.references)}}},\n'
         f'"types": [{",".join(types)}],\n'
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()

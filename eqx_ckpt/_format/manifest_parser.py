@@ -47,6 +47,7 @@ from .manifest import (
     Manifest,
     NO_DIGEST,
 )
+from .references import References, references_from_json
 from .run_history import History, history_from_json, history_to_json
 from .user_metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
 
@@ -80,6 +81,10 @@ _PARTS = {
 _TAIL = b"\n}}}\n"
 
 
+# The necessary fields that this version knows.
+_NECESSARY = {"references"}
+
+
 # What checks of values of any type raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
@@ -103,7 +108,7 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     head = _verified(data, where)
     with _reading(where):
         parts = dict(_parts(data, head))
-        _check_necessary(parts.pop("necessary"), where)
+        _check_necessary(parts["necessary"], where)
         return _checked(parts)
 
 
@@ -130,11 +135,11 @@ def history_from_bytes(data: bytes, where: str) -> History | None:
 
 
 def _check_necessary(text: str, where: str) -> None:
-    """Raise if a manifest has a necessary field; this version knows none."""
-    if fields := _loads(text):
+    """Raise if a manifest has a necessary field that this version does not know."""
+    if unknown := _loads(text).keys() - _NECESSARY:
         raise _newer(
             where,
-            f"was saved by a newer version of eqx_ckpt: it has {sorted(fields)}, "
+            f"was saved by a newer version of eqx_ckpt: it has {sorted(unknown)}, "
             "which a reader needs to know",
         )
 
@@ -271,6 +276,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
         layout=content["layout"],
         separators=optional.get("separators"),
         history=_checked_history(optional),
+        references=_checked_references(content, leaves),
     )
 
 
@@ -279,6 +285,19 @@ def _checked_history(optional: dict[str, Any]) -> History | None:
         return None
     try:
         return history_from_json(optional["history"])
+    except ValueError as e:
+        raise _Wrong(str(e)) from None
+
+
+def _checked_references(
+    content: dict[str, Any], leaves: dict[str, LeafRecord]
+) -> References:
+    if "references" not in content["necessary"]:
+        return {}
+    _require(content["layout"] == "zarr", "a database refers to other steps")
+    found = content["necessary"]["references"]
+    try:
+        return references_from_json(found, content["root"], leaves)
     except ValueError as e:
         raise _Wrong(str(e)) from None
 

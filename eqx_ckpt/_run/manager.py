@@ -119,8 +119,7 @@ class CheckpointManager:
             infinities. The error names the leaves, and is raised like other errors of a
             background save.
         - `incremental`: share what has not changed with the newest step, as with the
-            `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Each step stays a whole
-            checkpoint, and any may be deleted.
+            `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Any step may be deleted.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)

@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 
 from .._distributed.joint_attempt import all_saving, Together
 from .._distributed.meeting import check_timeout, TIMEOUT
+from .._format.leaf_record import CHECKSUM_DIGITS
 from .._format.manifest import check_size, Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
@@ -101,9 +102,10 @@ def tree_serialise_leaves(
     - `compression`: `None`, `"zstd"`, or a function `(name, record)` that returns one
         of them for each array. `record` is the array's
         [`eqx_ckpt.inspect.LeafRecord`][].
-    - `base`: an earlier checkpoint. Each file that would be equal to one of its files
-        becomes a hard link to that, on the same file system, and takes no more bytes.
-        Both checkpoints are whole: delete either. For `layout="zarr"` in a directory.
+    - `base`: an earlier checkpoint, with which chunks are shared that are equal. On a
+        disk, files become hard links, and both checkpoints are whole. In a store, both
+        are steps of one run, and this one refers to that: see *Training*. For
+        `layout="zarr"`.
     - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
         `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
         bar.
@@ -353,7 +355,7 @@ class Save:
     def share_with(self, path: PathLike) -> None:
         """Share chunks with a checkpoint."""
         check_shares("base", self._target, self._manifest.layout)
-        self.share(base_at(path))
+        self.share(base_at(path, self._target))
 
     def share(self, base: Base | None) -> Base:
         """Share chunks with a base; return what `run` makes the next one."""
@@ -433,16 +435,29 @@ class Save:
                 attempt.gather(checksums)
                 manifest = b""
                 if attempt.is_first:
-                    for name, found in checksums.items():
-                        assert all(found), name
-                        record = self._records[name]
-                        self._leaves[name] = record._replace(checksums=tuple(found))
+                    attempt.chunks.complete(self._records, checksums)
                     if report:
                         report("commit")
-                    manifest = to_bytes(replace(self._manifest, root=attempt.root))
+                    references = self._record(checksums)
+                    found = replace(
+                        self._manifest, root=attempt.root, references=references
+                    )
+                    manifest = to_bytes(found)
                 attempt.commit(manifest)
         finally:
             if report:
                 report.close()
         if attempt.is_first:
             logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))
+
+    def _record(self, checksums: Checksums) -> dict[str, tuple[str, ...]]:
+        """Put the checksums into the records; return what is in other attempts."""
+        references: dict[str, tuple[str, ...]] = {}
+        for name, found in checksums.items():
+            assert all(found), name
+            own = tuple([text[:CHECKSUM_DIGITS] for text in found])
+            self._leaves[name] = self._records[name]._replace(checksums=own)
+            attempts = tuple([text[CHECKSUM_DIGITS:] for text in found])
+            if any(attempts):
+                references[name] = attempts
+        return references

@@ -15,6 +15,7 @@ from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import chunks_of, content_hash
 from .._storage.interface.committed_manifest import read_committed
 from .._storage.interface.place import Chunks, Storage
+from .._storage.interface.referred_chunks import stored_chunks
 from .._storage.interface.sure_reads import listed_and_missing
 from .._storage.locate import locate
 from .._types import PathLike, Report
@@ -84,7 +85,7 @@ class Checkpoint(Source):
         head = HEAD.match(self._head)
         assert head is not None
         self.digest = head[2].decode()
-        self.chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        self.chunks = stored_chunks(place, manifest)
         self._manifest = manifest
 
     @property
@@ -137,8 +138,10 @@ class Checkpoint(Source):
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for damage to files that no restore reads, and for all other damage."""
+        # Of an array that has chunks elsewhere, there is no `zarr.json`.
+        without = damage.keys() | self._manifest.references.keys()
         arrays = self._manifest.leaves.items()
-        undamaged = {n: r for n, r in arrays if r.is_array and n not in damage}
+        undamaged = {n: r for n, r in arrays if r.is_array and n not in without}
         check_array_metadata(self.chunks, undamaged, damage)
         raise_damage(damage, self)
         self.chunks.verify()
@@ -151,14 +154,17 @@ class Checkpoint(Source):
         return str(self.chunks)
 
 
-def base_at(path: PathLike | Storage) -> Base:
+def base_at(path: PathLike, target: Storage) -> Base:
     """A checkpoint as the base of a save, which may share its chunks."""
-    found = Checkpoint(path)
-    if found.manifest.layout not in found.chunks.place.shares:
+    place = locate(path)
+    found = Checkpoint(place)
+    problem = target.why_apart(place)
+    if found.manifest.layout not in target.shares:
+        problem = f"it has layout={found.manifest.layout!r}, and not 'zarr'"
+    if problem:
         raise ValueError(
-            f"Nothing can be shared with `base`, {found}: it has "
-            f"layout={found.manifest.layout!r}. Pass a checkpoint in a directory that "
-            "has `layout='zarr'`, or leave `base` out."
+            f"Nothing can be shared with `base`, {place}: {problem}. Pass a different "
+            "`base`, or leave it out."
         )
     return found.as_base()
 

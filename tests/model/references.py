@@ -1,10 +1,9 @@
 """Steps of a bucket that refer to chunks of earlier attempts, and their deletion.
 
-A design that is checked before it is code. O is a committed step. W and V each save a
-step of their own, whose one chunk is equal to that of O: their manifests refer to it,
-in O's prefix. A deleter removes O's step; a sweeper then removes the chunks to which
-nothing refers. A step names the prefix where a chunk lies, so references form no
-chains.
+O is a committed step. W and V each save a step of their own, whose one chunk is equal
+to that of O: their manifests refer to it, in O's prefix. A deleter removes O's step; a
+sweeper then removes the chunks to which nothing refers. A step names the prefix where a
+chunk lies, so references form no chains.
 
 A list may lag by less than ten minutes. A writer can be suspended for longer, once.
 """

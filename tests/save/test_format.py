@@ -92,6 +92,17 @@ def test_the_golden_run_has_its_history():
     assert last.sessions[1][1:] == (1, digest[1])
 
 
+def test_the_golden_step_has_chunks_in_a_step_that_was_deleted():
+    golden = DATA / "v1-references" / "000002"
+    assert eqx_ckpt.inspect.verify(golden)
+    manifest = eqx_ckpt.inspect.read_manifest(golden)
+    (attempt,) = {*manifest.references["b"]}
+    assert manifest.references == {"b": (attempt,), "w": ("", attempt)}
+    found = eqx_ckpt.tree_deserialise_leaves(golden, eqx_ckpt.tree_like(golden))
+    assert found["w"].tolist() == [-1, *range(1, 8)]
+    assert (found["b"].tolist(), found["step"]) == ([1, 1, 1], 2)
+
+
 def test_a_save_writes_what_it_wrote_when_the_golden_checkpoint_was_saved(tmp_path):
     eqx_ckpt.tree_serialise_leaves(
         tmp_path / "new", golden_tree(), metadata={"loss": 0.25}

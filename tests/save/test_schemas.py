@@ -66,7 +66,13 @@ def test_a_step_with_a_history_follows_the_schema(tmp_path):
 
 
 def test_the_golden_files_follow_the_schemas():
-    for name in ("v1", "v1-ocdbt", "v1-recording/states/000002", "v1-run/000002"):
+    for name in (
+        "v1",
+        "v1-ocdbt",
+        "v1-recording/states/000002",
+        "v1-references/000002",
+        "v1-run/000002",
+    ):
         check(DATA / name / "zarr.json", "manifest")
     check(DATA / "v1-recording" / "recording.json", "recording")
 

@@ -14,7 +14,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -22,7 +22,7 @@ import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last
 from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
 from eqx_ckpt._storage.locate import locate
-from faults.workloads import tree
+from faults.workloads import small_chunks, tree
 from faults.zygote import Zygote
 from helpers import assert_same
 from stores import programs, proxy
@@ -39,42 +39,69 @@ CONCLUSIONS = (
     eqx_ckpt.CheckpointNotFoundError,
     eqx_ckpt.CorruptCheckpointError,
 )
-BEFORE = {1: 1, 2: 2}
-NEW = 3
+# All of these share a chunk.
+BEFORE = {1: 101, 2: 201}
+NEW = 301
 STOPPED = ("before", "after", "busy")
 
 
+# A layout, or the one of steps that refer to each other.
+Kind: TypeAlias = Literal["zarr", "ocdbt", "shared"]
+
+
+def how(run: str, kind: Kind, base: int) -> dict[str, Any]:
+    if kind == "shared":
+        return {"base": f"{run}/{base:06d}"}
+    return {"layout": kind}
+
+
 @ft.cache
-def objects(layout: eqx_ckpt.typing.Layout) -> dict[str, bytes]:
-    """Of a run with the steps of `BEFORE`, and of two saves that died."""
+def objects(kind: Kind) -> dict[str, bytes]:
+    """Of a run with the steps of `BEFORE`, and of two saves that died.
+
+    If they share, a step before them has a chunk of theirs, and was deleted.
+    """
     run = f"memory://{uuid.uuid4().hex}"
-    for step, seed in BEFORE.items():
-        eqx_ckpt.tree_serialise_leaves(
-            f"{run}/{step:06d}", tree(seed), layout=layout, metadata={"loss": step}
-        )
+    with small_chunks():
+        if kind == "shared":
+            eqx_ckpt.tree_serialise_leaves(f"{run}/000000", tree(401))
+        for step, seed in BEFORE.items():
+            eqx_ckpt.tree_serialise_leaves(
+                f"{run}/{step:06d}",
+                tree(seed),
+                metadata={"loss": step},
+                **how(run, kind, step - 1),
+            )
     base = bucket_at(run)
     found = {key: base.read(key) or b"" for key in base.list_keys()}
+    found.pop("000000/zarr.json", None)
     for step, attempt in ((2, "e" * 32), (9, "f" * 32)):
         found[f"{step:06d}/@{attempt}/w/c.0"] = b"left"
     return found
 
 
-def save(run: str, layout: eqx_ckpt.typing.Layout) -> None:
-    eqx_ckpt.tree_serialise_leaves(f"{run}/000003", tree(NEW), layout=layout)
+def save(run: str, kind: Kind) -> None:
+    with small_chunks():
+        path, options = f"{run}/000003", how(run, kind, 2)
+        eqx_ckpt.tree_serialise_leaves(path, tree(NEW), **options)
 
 
-def overwrite(run: str, layout: eqx_ckpt.typing.Layout) -> None:
-    path = f"{run}/000002"
-    eqx_ckpt.tree_serialise_leaves(path, tree(NEW), layout=layout, overwrite=True)
+def overwrite(run: str, kind: Kind) -> None:
+    with small_chunks():
+        path, options = f"{run}/000002", how(run, kind, 2)
+        eqx_ckpt.tree_serialise_leaves(path, tree(NEW), overwrite=True, **options)
 
 
-def retain(run: str, layout: eqx_ckpt.typing.Layout) -> None:
-    with CheckpointManager(run, keep=keep_last(1), layout=layout) as manager:
+def retain(run: str, kind: Kind) -> None:
+    shares = kind == "shared"
+    options: Any = {"incremental": True} if shares else {"layout": kind}
+    made = CheckpointManager(run, keep=keep_last(1), **options)
+    with small_chunks(), made as manager:
         manager.save(3, tree(NEW)).result()
         manager.wait()
 
 
-def sweep(run: str, layout: eqx_ckpt.typing.Layout) -> None:
+def sweep(run: str, kind: Kind) -> None:
     steps = locate(run).steps()
     clock: Any = heartbeat.clock
     for _ in range(2):
@@ -82,17 +109,18 @@ def sweep(run: str, layout: eqx_ckpt.typing.Layout) -> None:
         clock.now += heartbeat.ORPHANED_AFTER + 1
 
 
-def restore(run: str, layout: eqx_ckpt.typing.Layout) -> None:
+def restore(run: str, kind: Kind) -> None:
     with CheckpointManager(run) as manager:
-        assert_same(manager.restore(tree(0)), tree(2))
+        assert_same(manager.restore(tree(0)), tree(BEFORE[2]))
         assert manager.best("loss") == 1
 
 
-def export(run: str, layout: eqx_ckpt.typing.Layout) -> None:
+def export(run: str, kind: Kind) -> None:
+    layout = "zarr" if kind == "shared" else kind
     eqx_ckpt.copy(f"{run}/000002", f"{run}/000003", layout=layout)
 
 
-def delete(run: str, layout: eqx_ckpt.typing.Layout) -> None:
+def delete(run: str, kind: Kind) -> None:
     with CheckpointManager(run) as manager:
         manager.delete(2)
 
@@ -102,7 +130,7 @@ OPERATIONS: dict[Callable[..., None], dict[int, int | None]] = {
     save: {3: NEW},
     overwrite: {2: NEW},
     retain: {1: None, 2: None, 3: NEW},
-    export: {3: 2},
+    export: {3: BEFORE[2]},
     delete: {2: None},
     sweep: {},
     restore: {},
@@ -129,11 +157,9 @@ class Run:
     # Where a process that is to be stopped says which one it is.
     pid_file: pathlib.Path
 
-    def __init__(
-        self, place: Place, clock: Clock, layout: eqx_ckpt.typing.Layout
-    ) -> None:
+    def __init__(self, place: Place, clock: Clock, kind: Kind) -> None:
         self.place, self._clock = place, clock
-        self.layout: eqx_ckpt.typing.Layout = layout
+        self.kind: Kind = kind
         self._numbers = itertools.count()
         self._begin()
 
@@ -141,7 +167,7 @@ class Run:
         name = next(self._numbers)
         self.url = f"{self.place.url.removesuffix('run')}{name}/run"
         store = bucket_at(self.url)
-        writing = [store.writing(*item) for item in objects(self.layout).items()]
+        writing = [store.writing(*item) for item in objects(self.kind).items()]
         for future in writing:
             future.result(timeout=300)
         self._manager = locate(self.url).steps()
@@ -208,7 +234,7 @@ class Run:
         """The requests of an operation, without a fault."""
         self._begin()
         self.place.proxy.requests.clear()
-        operation(self.url, self.layout)
+        operation(self.url, self.kind)
         number = len(self.place.proxy.requests)
         self._check(operation, None)
         return number
@@ -217,7 +243,7 @@ class Run:
         self,
         operation: Callable[..., None],
         faults: dict[int, str],
-        perform: Callable[[str, eqx_ckpt.typing.Layout], None] | None = None,
+        perform: Callable[[str, Kind], None] | None = None,
     ) -> Exception | None:
         """Perform an operation with faults, by the number of a request; look after."""
         self._begin()
@@ -226,7 +252,7 @@ class Run:
             self.place.proxy.add(self.actions()[action], when={number})
         error: Exception | None = None
         try:
-            (perform or operation)(self.url, self.layout)
+            (perform or operation)(self.url, self.kind)
         except OWN as e:
             error = e
         finally:
@@ -248,7 +274,7 @@ class Run:
         there, after = self._found(), changed(BEFORE, operation)
         if error is None:
             expected = [after]
-        elif f"Step {NEW} was saved." in said(error):
+        elif "Step 3 was saved." in said(error):
             # Some of the older ones were removed.
             assert after.items() <= there.items() <= (BEFORE | after).items(), there
             return
@@ -281,25 +307,25 @@ def run(request: Any, place: Place, clock: Clock, impatient: None) -> Run:
 def actions(run: Run) -> list[str]:
     """TensorStore aborts if a database is answered 404 or 412."""
     found = [name for name in run.actions() if "stopped" not in name]
-    return found if run.layout == "zarr" else found[2:]
+    return found[2:] if run.kind == "ocdbt" else found
 
 
-LAYOUTS = pytest.mark.parametrize("run", ["zarr", "ocdbt"], indirect=True)
+KINDS = pytest.mark.parametrize("run", ["zarr", "ocdbt", "shared"], indirect=True)
 
 
-@LAYOUTS
+@KINDS
 @pytest.mark.parametrize(
     "operation", thinned(OPERATIONS, len(OPERATIONS)), ids=lambda f: f.__name__
 )
 def test_one_fault(run: Run, operation: Callable[..., None]) -> None:
     """Every third request once, with one fault or another."""
-    draw = random.Random(f"{run.layout}, {operation.__name__}")
+    draw = random.Random(f"{run.kind}, {operation.__name__}")
     for number in range(draw.choice((1, 2, 3)), run.count(operation) + 1, 3):
         run.strike(operation, {number: draw.choice(actions(run))})
 
 
 @pytest.mark.exhaustive
-@LAYOUTS
+@KINDS
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
     for number in range(1, run.count(operation) + 1):
@@ -308,7 +334,7 @@ def test_every_fault(run: Run, operation: Callable[..., None]) -> None:
 
 
 @pytest.mark.once
-@LAYOUTS
+@KINDS
 @pytest.mark.parametrize(
     "pairs", [2, pytest.param(100, marks=pytest.mark.exhaustive)], ids=["few", "many"]
 )
@@ -350,7 +376,7 @@ def test_whether_the_data_were_swept_is_not_seen_at_once(run: Run) -> None:
 
 
 @pytest.mark.once
-@LAYOUTS
+@KINDS
 @pytest.mark.parametrize("operation", DECIDE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(
     "which",
@@ -371,9 +397,9 @@ def test_a_process_that_is_stopped(
     # A sweeper waits for ten minutes between two looks.
     clock = Clock() if operation is sweep else None
 
-    def perform(url: str, layout: eqx_ckpt.typing.Layout) -> None:
+    def perform(url: str, kind: Kind) -> None:
         program = ft.partial(programs.stopping, operation, run.pid_file, clock)
-        zygote.call(programs.at, programs.environment(run.place), program, url, layout)
+        zygote.call(programs.at, programs.environment(run.place), program, url, kind)
 
     last = run.count(operation)
     numbers = range(1, last + 1)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import eqx_ckpt
@@ -79,6 +80,30 @@ def test_saved_by_four_processes(where: Where) -> None:
     where.run(4, 2, common.save, four, False, where.layout)
     where.run(2, 4, common.restore_anywhere, four)
     where.run(1, 8, common.restore_anywhere, four)
+
+
+@at("s3 zarr", slow=("gcs zarr",))
+def test_each_refers_to_what_it_would_write(where: Where) -> None:
+    where.run(2, 4, common.save_incrementally, where.url)
+    two, three = (
+        eqx_ckpt.inspect.read_manifest(f"{where.url}/{step:06d}") for step in (2, 3)
+    )
+    (first,) = {*two.references["same"]}
+    assert first.startswith("000001/@")
+    assert two.references.keys() == {"same"}
+    (second,) = {*three.references["other"]}
+    assert second.startswith("000002/@")
+    # The other one is cut differently, as its mesh has changed.
+    assert three.references.keys() == {"other"}
+    for step in (1, 2, 3):
+        assert eqx_ckpt.inspect.verify(f"{where.url}/{step:06d}")
+    # One process goes on, and deletes what the two have saved.
+    tree = {"other": np.arange(128, dtype=np.float32).reshape(16, 8) + 2}
+    with eqx_ckpt.CheckpointManager(where.url, incremental=True) as manager:
+        manager.save(4, tree).result()
+        for step in (1, 2, 3):
+            manager.delete(step)
+    assert eqx_ckpt.inspect.verify(f"{where.url}/000004")
 
 
 def test_two_processes_write_what_one_would(s3: Place, zygote: Zygote) -> None:

@@ -15,9 +15,11 @@ from types import TracebackType
 from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
+from ..._format.references import attempts_of
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Layout
-from ..interface.place import Attempt, Share, Shown
+from ..interface.place import Attempt, run_of, Share, Shown
+from ..interface.referred_chunks import stored_chunks
 from ..interface.replacing import already_there, inside, remove_replaced
 from ..interface.sure_reads import (
     listed_and_missing,
@@ -28,6 +30,7 @@ from ..interface.sure_reads import (
 from . import publication
 from .heartbeat import Heartbeat, SHOWN
 from .keyvalue_place import KeyValues, Versioned
+from .reference_marks import may_be_referred_to
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -61,6 +64,8 @@ class BucketAttempt(Attempt):
         self._place = target / self.root
         self.chunks = target.layouts[layout](self._place)
         self._is_ours = True
+        # Whether others may have seen the manifest, and refer to what is here.
+        self._was_shown = False
         try:
             if target.spec.get("use_conditional_write", True):
                 check_conditions(self._place, replace=self._old.value is not None)
@@ -101,6 +106,7 @@ class BucketAttempt(Attempt):
         assert self._heartbeat is not None
         self._heartbeat.check()
         publishing = publication.Publication(self._target, manifest, self._old)
+        self._was_shown = True
         try:
             publishing.publish()
             self._is_ours = False
@@ -124,13 +130,17 @@ class BucketAttempt(Attempt):
         has seen the manifest, or its mark, or what it has left, is seen here.
         """
         assert self._heartbeat is not None
-        leaves = from_bytes(manifest, str(self._target)).leaves
+        parsed = from_bytes(manifest, str(self._target))
+        chunks = stored_chunks(self._target, parsed)
+        run = run_of(self._target)
+        elsewhere = (run / attempt for attempt in attempts_of(parsed.references))
+        places = [self._place, *elsewhere]
         problem: Exception = CheckpointError(f"A manager is removing {self._place}.")
         for pause in (0.0, *publication.PAUSES):
             time.sleep(pause)
             try:
-                is_marked = SWEPT in self._place.list_keys()
-                is_missing = bool(missing_surely(self.chunks, leaves))
+                is_marked = any(SWEPT in place.list_keys() for place in places)
+                is_missing = bool(missing_surely(chunks, parsed.leaves))
             except (OSError, CheckpointError) as e:
                 problem = e
                 continue
@@ -146,8 +156,9 @@ class BucketAttempt(Attempt):
     ) -> None:
         """Delete what was replaced, if the new data are seen to be intact."""
         try:
-            leaves = from_bytes(manifest, str(self._target)).leaves
-            problem = missing_surely(self.chunks, leaves)
+            parsed = from_bytes(manifest, str(self._target))
+            chunks = stored_chunks(self._target, parsed)
+            problem = missing_surely(chunks, parsed.leaves)
         except (OSError, CheckpointError) as e:
             _warn(e)
             return
@@ -178,7 +189,8 @@ class BucketAttempt(Attempt):
             self._heartbeat.end()
         if self._is_ours:
             try:
-                self._target.delete_below(self.root)
+                if not (self._was_shown and may_be_referred_to(self._target)):
+                    self._target.delete_below(self.root)
             except (OSError, CheckpointError) as e:
                 logger.warning("Could not delete %s: %s", self._place, e)
 
@@ -282,8 +294,10 @@ def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
 
 
 def remove_data(place: KeyValues, manifest: bytes) -> None:
-    """Delete what a manifest points to."""
+    """Delete what a manifest pointed to; a sweep does, if others may refer to it."""
     checkpoint = from_bytes(manifest, str(place))
+    if may_be_referred_to(place):
+        return
     if checkpoint.root:
         place.delete_below(checkpoint.root)
     else:

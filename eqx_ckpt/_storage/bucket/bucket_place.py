@@ -14,12 +14,15 @@ from ..calls.tensorstore_calls import no_bucket, wait_for
 from ..interface.committed_manifest import is_checkpoint
 from ..interface.place import (
     Attempt,
+    is_step_at,
     ONE_CHECKPOINT,
     ONE_RECORDING,
+    run_of,
     Share,
     Shown,
     SoleWriter,
     Steps,
+    Storage,
 )
 from ..interface.replacing import inside_of
 from .bucket_attempt import BucketAttempt, BucketShare, whole_above
@@ -50,6 +53,13 @@ class Bucket(KeyValues):
 
     def steps(self) -> Steps:
         return BucketSteps(self)
+
+    def why_apart(self, base: Storage) -> str:
+        """References stay in a run, whose deletions follow them."""
+        is_one_run = run_of(base).spec == run_of(self).spec
+        if is_one_run and is_step_at(self) and is_step_at(base):
+            return ""
+        return f"in a store, it and {self} have to be steps of one run"
 
     def whole_above(self) -> tuple[str, str]:
         return whole_above(self)

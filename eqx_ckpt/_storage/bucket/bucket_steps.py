@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ..._errors import CheckpointError, CorruptCheckpointError
@@ -24,6 +24,7 @@ from ..interface.place import is_misspelled_step, is_step, step_name, Steps
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data, SWEPT
 from .keyvalue_place import KeyValues
+from .reference_marks import Marks
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -175,13 +176,18 @@ def _remove(place: KeyValues) -> None:
 
 
 class OrphanSweeper:
-    """Deletes the data of dead attempts, which one manager observes over time."""
+    """Deletes the data of dead attempts, which one manager observes over time.
+
+    And of steps that were deleted, while other steps may have referred to them. What is
+    referred to stays.
+    """
 
     def __init__(self, run: KeyValues) -> None:
         self._run = run
         # By prefix: its keys, and since when they have not changed.
         self._seen: dict[str, tuple[int, float]] = {}
         self._in_use: set[str] = set()
+        self._marks = Marks(run)
         self._is_ended = threading.Event()
 
     def end(self) -> None:
@@ -189,16 +195,23 @@ class OrphanSweeper:
         self._is_ended.set()
 
     def candidates(self) -> list[str]:
-        """The prefixes of attempts that no manifest refers to, alive or not."""
-        return self._unused([*self._unknown()[0]])
+        """The prefixes of attempts with something that nothing refers to.
 
-    def _unknown(self) -> tuple[dict[str, list[str]], set[str]]:
+        They may be alive.
+        """
+        everything = self._run.list_keys()
+        found, _ = self._unknown(everything)
+        unused = self._unused([*found])
+        return self._unreferenced(unused, everything, {*unused})
+
+    def _unknown(
+        self, everything: Sequence[str]
+    ) -> tuple[dict[str, list[str]], set[str]]:
         """The keys of each attempt that is not known to be in use, by its prefix.
 
         And the prefixes of steps that have a manifest and several attempts.
         """
         found: dict[str, list[str]] = {}
-        everything = self._run.list_keys()
         for key in everything:
             m = _STEP_ATTEMPT.match(key)
             if m and is_step(m[1]):
@@ -225,7 +238,8 @@ class OrphanSweeper:
         That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
         is gone: whoever replaced that may have to put it back.
         """
-        found, contested = self._unknown()
+        everything = self._run.list_keys()
+        found, contested = self._unknown(everything)
         waiting = found.keys() - contested | {*self._unused([*contested])}
         seen, now = self._seen, heartbeat.clock()
         self._seen = {}
@@ -236,9 +250,10 @@ class OrphanSweeper:
             self._seen[prefix] = state, since if state == before else now
             if state == before and now - since >= heartbeat.ORPHANED_AFTER:
                 silent.append(prefix)
-        for prefix in self._unused(silent):
-            if not self._is_ended.is_set():
-                self._remove(prefix)
+        unused = self._unused(silent)
+        living = found.keys() - {*silent}
+        if removed := self._unreferenced(unused, everything, living):
+            self._remove(removed, living)
 
     def _unused(self, prefixes: Sequence[str]) -> list[str]:
         """The attempts that no manifest refers to; the others are remembered."""
@@ -268,19 +283,45 @@ class OrphanSweeper:
         except CheckpointError:
             return True  # Damaged: its data may still be useful.
 
-    def _remove(self, prefix: str) -> None:
-        """Delete an attempt, unless it is committed meanwhile.
+    def _unreferenced(
+        self, prefixes: Sequence[str], everything: Sequence[str], living: Set[str]
+    ) -> list[str]:
+        """The attempts with something that nothing refers to, of a list of all keys."""
+        if not prefixes or not self._read_marks(everything, living):
+            return []
+        keys: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
+        for key in everything:
+            if (m := _STEP_ATTEMPT.match(key)) and m[0] in keys:
+                keys[m[0]].append(key)
+        return [p for p in prefixes if self._marks.unmarked(p, keys[p])]
 
-        Whoever commits it after this has looked sees the mark, which is deleted last.
+    def _read_marks(self, everything: Sequence[str], living: Set[str]) -> bool:
+        """Whether it can be seen what the steps and the living attempts refer to."""
+        try:
+            self._marks.read(everything, living)
+        except CheckpointError as e:
+            logger.warning("Nothing can be swept in %s: %s", self._run, e)
+            return False
+        return True
+
+    def _remove(self, prefixes: Sequence[str], living: Set[str]) -> None:
+        """Delete attempts, but for what is committed, or referred to, meanwhile.
+
+        Whoever commits something after this has looked sees the mark, which is deleted
+        last.
         """
-        place = self._run / prefix
-        place.write(SWEPT, b"1")
-        if self._is_in_use(prefix):
+        for prefix in prefixes:
+            (self._run / prefix).write(SWEPT, b"1")
+        # What is referred to by now, and by whom; nobody refers to more after this.
+        is_known = self._read_marks(self._run.list_keys(), living)
+        for prefix in prefixes:
+            place = self._run / prefix
+            if is_known and not self._is_in_use(prefix):
+                logger.info("Removing %s, which nothing needs any more.", prefix)
+                keys = [prefix + key for key in place.list_keys() if key != SWEPT]
+                unmarked = self._marks.unmarked(prefix, keys)
+                place.delete([key.removeprefix(prefix) for key in unmarked])
             place.delete([SWEPT])
-            return
-        logger.info("Removing %s, which a dead process left.", prefix)
-        place.delete([key for key in place.list_keys() if key != SWEPT])
-        place.delete([SWEPT])
 
 
 def _manifest_of(prefix: str) -> str:

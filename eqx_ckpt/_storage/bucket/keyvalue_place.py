@@ -57,6 +57,7 @@ class KeyValues(Storage):
 
     spec: KvSpec
     scheme: ClassVar[str]
+    shares = ("zarr",)
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkValues,
         "ocdbt": Database,

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.chunk_grid import batches, chunk_keys
-from ..._format.leaf_record import LeafRecord
+from ..._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
 from ..calls.send_window import Transfers, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
 from ..calls.worker_threads import Workers
+from ..interface.base import Base
 from ..interface.chunk_bytes import (
     Chunk,
     ChunkBytes,
@@ -27,7 +28,8 @@ from ..interface.chunk_bytes import (
     Value,
     Wanted,
 )
-from ..interface.place import Chunks, every_chunk, Storage
+from ..interface.place import Chunks, Storage
+from .shared_values import SharedValues
 
 
 # Maximum length of a key without the path and the leaf name, such as
@@ -43,8 +45,9 @@ _MAX_IN_FLIGHT = 32 * 2**20
 _LEAST = 2**16
 
 
-# A chunk, what is stored of it, and its checksums.
-_Value: TypeAlias = tuple[Chunk, bytes, str]
+# A chunk, what is stored of it, and its checksums. A chunk that is shared has no value,
+# and its attempt follows the checksums.
+_Value: TypeAlias = tuple[Chunk, bytes | None, str]
 
 
 # A batch of chunks, and the answers that are waited for.
@@ -73,6 +76,8 @@ class Target(abc.ABC):
 class ChunkValues(Chunks):
     """Each chunk is a value of its own."""
 
+    _shared: SharedValues | None = None
+
     def __init__(self, place: Storage) -> None:
         self.place = place
 
@@ -91,6 +96,14 @@ class ChunkValues(Chunks):
     def target(self) -> Target:
         return _Requests(self.place)
 
+    def share(self, base: Base, next: Base) -> None:
+        self._shared = SharedValues(self.place, base, next)
+
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        assert self._shared is not None
+        self._shared.begin(_put)
+        return self._shared.adopt(name, record)
+
     def write(
         self,
         arrays: Mapping[str, LeafRecord],
@@ -105,19 +118,22 @@ class ChunkValues(Chunks):
         def put(piece: Piece, values: Iterable[_Value]) -> None:
             for chunk, value, found in values:
                 checksums[chunk.name][chunk.position] = found
-                target.put(chunk.key, value)
+                if value is not None:
+                    target.put(chunk.key, value)
             if written:
                 written(piece.name, piece.array.nbytes)
 
         try:
             if create and not arrays:
                 target.put(MANIFEST, _EMPTY)
-            for name, record in arrays.items() if create else ():
-                target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
-            with Workers(_compressed, _MAX_IN_FLIGHT, put) as workers:
+            if self._shared:
+                self._shared.begin(_put)
+            elif create:
+                _put_metadata(target, arrays)
+            with Workers(self._compressed, _MAX_IN_FLIGHT, put) as workers:
                 for piece in pieces:
                     if piece.record.compression is None:
-                        put(piece, _values(piece))
+                        put(piece, self._values(piece))
                     else:
                         workers.put(piece, piece.array.nbytes)
                 workers.finish()
@@ -126,6 +142,35 @@ class ChunkValues(Chunks):
             target.cancel()
             raise
         return checksums
+
+    def complete(self, arrays: Mapping[str, LeafRecord], checksums: Checksums) -> None:
+        if self._shared is None:
+            return
+        # A Zarr reader would take chunks that are elsewhere for zeros.
+        whole = {
+            name: record
+            for name, record in arrays.items()
+            if all(len(text) == CHECKSUM_DIGITS for text in checksums[name])
+        }
+        target = self.target()
+        try:
+            _put_metadata(target, whole)
+            target.finish()
+        except BaseException:
+            target.cancel()
+            raise
+
+    def _values(self, piece: Piece) -> Iterator[_Value]:
+        for chunk, encoded in stored(piece):
+            found = self._shared.find(chunk, encoded) if self._shared else ""
+            value = None if found else b"".join(encoded)
+            found = found or encoded.checksums
+            if self._shared:
+                self._shared.note(chunk, found)
+            yield chunk, value, found
+
+    def _compressed(self, piece: Piece) -> list[_Value]:
+        return [*self._values(piece)]
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
         """Ask for chunks, many at a time."""
@@ -158,10 +203,10 @@ class ChunkValues(Chunks):
     def listed(self) -> set[str]:
         return {*self.place.list_keys()}
 
-    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+    def missing(self, wanted: Iterable[Wanted]) -> str:
         """One listing: a request for a chunk would transfer it."""
         there = self.listed()
-        keys = (one.chunk.key for one in every_chunk(leaves))
+        keys = (one.chunk.key for one in wanted)
         lost = next((key for key in keys if key not in there), "")
         return f"{lost} is missing" if lost else ""
 
@@ -208,13 +253,9 @@ def check_limits(
         )
 
 
-def _values(piece: Piece) -> Iterator[_Value]:
-    for chunk, encoded in stored(piece):
-        yield chunk, b"".join(encoded), encoded.checksums
-
-
-def _compressed(piece: Piece) -> list[_Value]:
-    return [*_values(piece)]
+def _put_metadata(target: Target, arrays: Mapping[str, LeafRecord]) -> None:
+    for name, record in arrays.items():
+        target.put(f"{name}/{MANIFEST}", zarr_json(record[:9]))
 
 
 def _weight(wanted: Wanted) -> int:
@@ -245,3 +286,9 @@ class _Requests(Target):
     def cancel(self) -> None:
         """Requests already sent may still land, under a prefix that is never reused."""
         self._writing.give_up()
+
+
+def _put(place: Storage, key: str, value: bytes) -> None:
+    writing = _Requests(place)
+    writing.put(key, value)
+    writing.finish()

@@ -1,7 +1,7 @@
 """Arrays whose chunks are in one OCDBT database, in any storage."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TYPE_CHECKING
 
 from fastcrc import crc32
@@ -16,8 +16,8 @@ from ..calls.tensorstore_calls import (
     own_context,
     wait_for,
 )
-from ..interface.chunk_bytes import Problem
-from ..interface.place import every_chunk, Storage
+from ..interface.chunk_bytes import Problem, Wanted
+from ..interface.place import Storage
 from .chunk_values import check_limits, ChunkValues, Target
 from .ocdbt_tree import DatabaseTree, parsed
 
@@ -80,9 +80,9 @@ class Database(ChunkValues):
     def problem(self) -> str:
         return self.place.database_problem()
 
-    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+    def missing(self, wanted: Iterable[Wanted]) -> str:
         there = {*self.place.list_keys()}
-        keys = [one.chunk.key for one in every_chunk(leaves)]
+        keys = [one.chunk.key for one in wanted]
         entries = DatabaseTree(self.place).look_up(key.encode() for key in keys)
         for key in keys:
             entry = entries.get(key.encode(), Problem("not in the database"))

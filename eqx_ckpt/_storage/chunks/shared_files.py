@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ..._errors import CorruptCheckpointError
 from ..._format.chunk_grid import chunk_keys
-from ..._format.leaf_record import CRC32C_DIGITS, LeafRecord
+from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..calls.safe_files import has_bytes, write_file
 from ..interface.base import Base, FileId, KnownChunk
@@ -91,7 +91,7 @@ class SharedFiles(NewFiles):
         if (
             known is None
             or self._base.metadata[chunk.name] != text
-            or not (chunk.name in self.next.same or _has_hash(encoded, known))
+            or not (chunk.name in self.next.same or known.has_hash(encoded))
             or not self._link(key)
         ):
             super().write(chunk, encoded)
@@ -155,10 +155,6 @@ class SharedFiles(NewFiles):
     def _file_id(self, key: str) -> FileId:
         found = os.stat(self.root + key, dir_fd=self.within, follow_symlinks=False)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _has_hash(encoded: Encoded, known: KnownChunk) -> bool:
-    return encoded.content_hash() == known.checksums[CRC32C_DIGITS:]
 
 
 @ft.cache

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..._errors import CheckpointError, CheckpointNotFoundError
 from ..._format.manifest import MANIFEST
+from ..._format.references import INCREMENTAL
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, fsync
 from ..interface import committed_manifest as committed
@@ -102,6 +103,13 @@ class DirectorySteps(Steps):
         return self._intact.problem(self._step(step))
 
     def remove(self, steps: Sequence[int]) -> None:
+        if steps and os.path.lexists(self._path + INCREMENTAL):
+            raise CheckpointError(
+                f"{self._run} was copied from a store, where its steps share chunks: "
+                f"without step {steps[0]}, others could not be read. Nothing was "
+                "removed. Copy those that you need with `eqx_ckpt.copy`, and remove "
+                "the directory."
+            )
         _remove(self._step(step).url() for step in steps)
 
     def sweep(self) -> None:

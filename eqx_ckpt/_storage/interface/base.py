@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..._format.chunk_grid import chunk_keys
+from ..._format.leaf_record import CRC32C_DIGITS
 from ..._format.manifest import Manifest, zarr_json
+from ..._format.references import attempt_at
+from .chunk_bytes import Encoded
 
 
 # The device of a file, its inode, its bytes, and when they were written.
@@ -13,10 +16,17 @@ FileId = tuple[int, int, int, int]
 
 
 class KnownChunk(NamedTuple):
-    """The checksums of a chunk, and its file, if this process knows that."""
+    """The checksums of a chunk, and where it is.
+
+    On a disk, `file`, if this process knows that; in a store, the `attempt` of the run.
+    """
 
     checksums: str
     file: FileId | None = None
+    attempt: str = ""
+
+    def has_hash(self, encoded: Encoded) -> bool:
+        return encoded.content_hash() == self.checksums[CRC32C_DIGITS:]
 
 
 @dataclass
@@ -42,12 +52,16 @@ class Base:
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> "Base":
         """That of a checkpoint whose arrays are at a path."""
-        base = cls(path)
+        base, own = cls(path), attempt_at(path)
         arrays = manifest.leaves.items() if manifest.layout == "zarr" else ()
         for name, record in arrays:
             if record.is_array:
                 base.metadata[name] = zarr_json(record[:9])
                 keys = chunk_keys(record.data_shape, record.chunk_shape)
-                for key, checksums in zip(keys, record.checksums, strict=True):
-                    base.chunks[f"{name}/{key}"] = KnownChunk(checksums)
+                attempts = manifest.references.get(name, ("",) * len(keys))
+                for key, checksums, attempt in zip(
+                    keys, record.checksums, attempts, strict=True
+                ):
+                    known = KnownChunk(checksums, attempt=attempt or own)
+                    base.chunks[f"{name}/{key}"] = known
         return base

@@ -16,6 +16,7 @@ from ..._format.manifest_parser import (
 )
 from ..._format.run_history import History
 from .place import Storage
+from .referred_chunks import stored_chunks
 from .sure_reads import missing_surely, parse_surely, read_surely
 
 
@@ -97,7 +98,7 @@ def problem_of(place: Storage) -> str:
     except CheckpointError as e:
         return str(e)
     try:
-        chunks = place.layouts[manifest.layout](place.arrays(manifest.root))
+        chunks = stored_chunks(place, manifest)
         return chunks.problem() or missing_surely(chunks, manifest.leaves)
     except CorruptCheckpointError as e:
         return str(e)

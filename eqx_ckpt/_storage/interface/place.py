@@ -124,6 +124,10 @@ class Storage(abc.ABC):
         Raises `FileNotFoundError` if this process cannot see it.
         """
 
+    def why_apart(self, base: "Storage") -> str:
+        """Why a checkpoint here cannot share chunks with one at `base`, or `''`."""
+        return "" if type(base) is type(self) else f"it is not in a place as {self}"
+
     @abc.abstractmethod
     def steps(self) -> "Steps":
         """The steps of a run, if this is one."""
@@ -215,6 +219,11 @@ class Chunks(abc.ABC):
         """
         raise NotImplementedError
 
+    def complete(  # noqa: B027
+        self, arrays: Mapping[str, LeafRecord], checksums: Checksums
+    ) -> None:
+        """Write what depends on which chunks of all processes are shared."""
+
     def part(self, name: str) -> "Chunks":
         """The location where one of several processes writes; `name` ends with `/`."""
         return self
@@ -240,12 +249,12 @@ class Chunks(abc.ABC):
         """Why nothing here may be read, or `''`."""
         return ""
 
-    def missing(self, leaves: Mapping[str, LeafRecord]) -> str:
+    def missing(self, wanted: Iterable[Wanted]) -> str:
         """What is wrong with the first chunk that is not there in full, or `''`.
 
         Names and sizes are compared; no data are read.
         """
-        for one, source in self.fetch(every_chunk(leaves)):
+        for one, source in self.fetch(wanted):
             try:
                 with source:
                     check_size(one.chunk, source.nbytes)
@@ -514,10 +523,21 @@ def check_shares(argument: str, place: Storage, layout: Layout) -> None:
     """Raise if checkpoints of a layout cannot share chunks in a place."""
     if layout not in place.shares:
         raise ValueError(
-            f"`{argument}` is for checkpoints in directories, with `layout='zarr'`. "
-            f"In {place}, with `layout={layout!r}`, each checkpoint is written in "
-            f"full: leave `{argument}` out."
+            f"`{argument}` is for checkpoints with `layout='zarr'`. With "
+            f"`layout={layout!r}`, as in {place}, each checkpoint is written in full: "
+            f"leave `{argument}` out."
         )
+
+
+def run_of(place: S) -> S:
+    """The location of the run that a step is in."""
+    above, slash, _ = place.spec["path"].rstrip("/").rpartition("/")
+    return place.at(above + slash)
+
+
+def is_step_at(place: Storage) -> bool:
+    """Whether a location has the name of a step."""
+    return is_step(place.spec["path"].rstrip("/").rpartition("/")[2])
 
 
 def step_name(step: int) -> str:

@@ -13,7 +13,7 @@ from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
 from ..calls.tensorstore_calls import contradicts
-from .place import Chunks, Storage
+from .place import Chunks, every_chunk, Storage
 
 
 # How often a request is repeated while the answers contradict each other.
@@ -68,7 +68,7 @@ def parse_surely(
 
 def missing_surely(chunks: Chunks, leaves: Mapping[str, LeafRecord]) -> str:
     """As `Chunks.missing`; a problem counts only if it is found twice."""
-    return chunks.missing(leaves) and chunks.missing(leaves)
+    return chunks.missing(every_chunk(leaves)) and chunks.missing(every_chunk(leaves))
 
 
 def listed_and_missing(place: Storage, key: str) -> ConnectionError:

@@ -1,0 +1,103 @@
+"""The chunks of a save in a store that are in earlier attempts of its run."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ..._errors import CheckpointError
+from ..._format.chunk_grid import chunk_keys
+from ..._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
+from ..._format.manifest import MANIFEST, zarr_json
+from ..._format.manifest_parser import HEAD_BYTES
+from ..._format.references import attempt_at, INCREMENTAL, pin_of
+from ..interface.base import Base, KnownChunk
+from ..interface.chunk_bytes import Chunk, Encoded
+from ..interface.committed_manifest import root_of
+from ..interface.place import run_of, Storage
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# Writes a value of a key below a location.
+Put: TypeAlias = Callable[[Storage, str, bytes], None]
+
+
+class SharedValues:
+    """What a save refers to, in place of writing it again.
+
+    A chunk is known by the hash of its content, and is seen to be there. It is not read
+    again, as all of the base would have to be.
+
+    **Attributes:**
+
+    - `next`: what is saved now, as the base of a later save.
+    """
+
+    def __init__(self, place: Storage, base: Base, next: Base) -> None:
+        self._place = place
+        self._base = base
+        self.next = next
+        next.path = place.spec["path"]
+        self._own = attempt_at(next.path)
+        self._known: Mapping[str, KnownChunk] | None = None
+
+    def begin(self, put: Put) -> None:
+        """Say what this attempt may refer to, so that nobody removes it; once."""
+        if self._known is not None:
+            return
+        self._known = {}
+        try:
+            self._known = self._pinned(put)
+        except (OSError, CheckpointError) as e:
+            logger.warning("Nothing is shared with %s: %s", self._base.path, e)
+
+    def _pinned(self, put: Put) -> Mapping[str, KnownChunk]:
+        base, known = attempt_at(self._base.path), self._base.chunks
+        attempts = {chunk.attempt for chunk in known.values()}
+        if not base or not attempts:
+            return {}
+        run = run_of(run_of(self._place))
+        put(run, INCREMENTAL, b"1")
+        put(self._place, *pin_of(attempts))
+        # Whoever has deleted it before, has not seen that. Nobody does so after this.
+        step, _, root = base.partition("/")
+        if root_of(run.read(f"{step}/{MANIFEST}", HEAD_BYTES) or b"") != root:
+            return {}
+        there = {a + key for a in attempts for key in (run / a).list_keys()}
+        return {
+            key: chunk for key, chunk in known.items() if chunk.attempt + key in there
+        }
+
+    def find(self, chunk: Chunk, encoded: Encoded) -> str:
+        """The checksums of an equal chunk, and its attempt; `''` if there is none."""
+        known = (self._known or {}).get(chunk.key)
+        if known is None or not self._is_alike(chunk.name, chunk.record):
+            return ""
+        is_equal = chunk.name in self.next.same or known.has_hash(encoded)
+        return known.checksums + known.attempt if is_equal else ""
+
+    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+        """The same of all chunks of an array that is that of the base."""
+        if not self._is_alike(name, record):
+            return None
+        keys = chunk_keys(record.data_shape, record.chunk_shape)
+        known = [(self._known or {}).get(f"{name}/{key}") for key in keys]
+        found = [chunk.checksums + chunk.attempt for chunk in known if chunk]
+        if len(found) != len(keys):
+            return None
+        for key, text in zip(keys, found, strict=True):
+            self._note(name, record, f"{name}/{key}", text)
+        return found
+
+    def _is_alike(self, name: str, record: LeafRecord) -> bool:
+        return self._base.metadata.get(name) == zarr_json(record[:9])
+
+    def note(self, chunk: Chunk, text: str) -> None:
+        """Note that a chunk is here, or in the attempt that follows its checksums."""
+        self._note(chunk.name, chunk.record, chunk.key, text)
+
+    def _note(self, name: str, record: LeafRecord, key: str, text: str) -> None:
+        self.next.metadata[name] = zarr_json(record[:9])
+        checksums, attempt = text[:CHECKSUM_DIGITS], text[CHECKSUM_DIGITS:]
+        self.next.chunks[key] = KnownChunk(checksums, attempt=attempt or self._own)
