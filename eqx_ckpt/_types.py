@@ -29,6 +29,10 @@ Layout: TypeAlias = Literal["zarr", "ocdbt"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
+# Those in which a checkpoint can share chunks with another one.
+SHARING_LAYOUTS: tuple[Layout, ...] = ("zarr",)
+
+
 # What `interop` opens, by the function that does it, and what it converts to.
 Format: TypeAlias = Literal[
     "checkpoint", "eqx", "flax", "jax_arrays", "npz", "orbax", "safetensors"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._types import LAYOUTS
+from .._types import LAYOUTS, SHARING_LAYOUTS
 from .chunk_grid import chunk_count
 from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS
 from .leaf_names import (
@@ -294,7 +294,7 @@ def _checked_references(
 ) -> References:
     if "references" not in content["necessary"]:
         return {}
-    _require(content["layout"] == "zarr", "a database refers to other steps")
+    _require(content["layout"] in SHARING_LAYOUTS, "a database refers to other steps")
     found = content["necessary"]["references"]
     try:
         return references_from_json(found, content["root"], leaves)

@@ -41,7 +41,6 @@ from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
 from .._storage.interface.place import check_layout, check_shares
-from .._storage.locate import locate
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import (
     default_deserialise_filter_spec,
@@ -132,7 +131,7 @@ class CheckpointManager:
         check_flag("check_finite", check_finite)
         check_flag("incremental", incremental)
         if incremental:
-            check_shares("incremental", locate(directory), layout)
+            check_shares("incremental", layout)
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress

@@ -354,7 +354,7 @@ class Save:
 
     def share_with(self, path: PathLike) -> None:
         """Share chunks with a checkpoint."""
-        check_shares("base", self._target, self._manifest.layout)
+        check_shares("base", self._manifest.layout)
         self.share(base_at(path, self._target))
 
     def share(self, base: Base | None) -> Base:

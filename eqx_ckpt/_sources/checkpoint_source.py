@@ -18,7 +18,7 @@ from .._storage.interface.place import Chunks, Storage
 from .._storage.interface.referred_chunks import stored_chunks
 from .._storage.interface.sure_reads import listed_and_missing
 from .._storage.locate import locate
-from .._types import PathLike, Report
+from .._types import PathLike, Report, SHARING_LAYOUTS
 from .recording_source import find_recorded, Recorded
 
 
@@ -159,7 +159,7 @@ def base_at(path: PathLike, target: Storage) -> Base:
     place = locate(path)
     found = Checkpoint(place)
     problem = target.why_apart(place)
-    if found.manifest.layout not in target.shares:
+    if found.manifest.layout not in SHARING_LAYOUTS:
         problem = f"it has layout={found.manifest.layout!r}, and not 'zarr'"
     if problem:
         raise ValueError(

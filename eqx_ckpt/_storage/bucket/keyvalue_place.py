@@ -57,7 +57,6 @@ class KeyValues(Storage):
 
     spec: KvSpec
     scheme: ClassVar[str]
-    shares = ("zarr",)
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkValues,
         "ocdbt": Database,

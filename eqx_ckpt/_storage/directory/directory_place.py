@@ -73,7 +73,6 @@ class Directory(Storage):
     spec: KvSpec
     link: str = ""
     always_fits = 2000
-    shares = ("zarr",)
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkFiles,
         "ocdbt": DatabaseFiles,

@@ -8,6 +8,7 @@ from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import CRC32C_DIGITS
 from ..._format.manifest import Manifest, zarr_json
 from ..._format.references import attempt_at
+from ..._types import SHARING_LAYOUTS
 from .chunk_bytes import Encoded
 
 
@@ -53,7 +54,7 @@ class Base:
     def of(cls, path: str, manifest: Manifest) -> "Base":
         """That of a checkpoint whose arrays are at a path."""
         base, own = cls(path), attempt_at(path)
-        arrays = manifest.leaves.items() if manifest.layout == "zarr" else ()
+        arrays = manifest.leaves.items() if manifest.layout in SHARING_LAYOUTS else ()
         for name, record in arrays:
             if record.is_array:
                 base.metadata[name] = zarr_json(record[:9])

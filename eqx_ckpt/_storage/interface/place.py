@@ -15,7 +15,14 @@ from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.chunk_grid import whole
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
-from ..._types import check_word, Checksums, Layout, LAYOUTS, Report
+from ..._types import (
+    check_word,
+    Checksums,
+    Layout,
+    LAYOUTS,
+    Report,
+    SHARING_LAYOUTS,
+)
 from ..calls.tensorstore_calls import KvSpec
 from .base import Base
 from .chunk_bytes import check_size, ChunkBytes, chunks_of, Piece, Wanted
@@ -42,7 +49,6 @@ class Storage(abc.ABC):
     - `spec`: of the TensorStore key-value store; its path ends with `/`.
     - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
     - `is_shared`: whether all processes of a job see the same values.
-    - `shares`: the layouts in which checkpoints can share chunks.
     - `max_key`, `max_object`: how many bytes a key and a value may have.
     - `always_fits`: if path and leaf name together are shorter, no limit is exceeded.
     - `database`: options for the spec of an OCDBT database here.
@@ -51,7 +57,6 @@ class Storage(abc.ABC):
     spec: KvSpec
     layouts: ClassVar[Mapping[Layout, "Callable[[Storage], Chunks]"]]
     is_shared: ClassVar[bool] = True
-    shares: ClassVar[Sequence[Layout]] = ()
     max_key: ClassVar[float] = math.inf
     max_object: ClassVar[float] = math.inf
     always_fits: ClassVar[float] = 0
@@ -208,7 +213,7 @@ class Chunks(abc.ABC):
     def share(self, base: Base, next: Base) -> None:
         """Share what is equal with a base; note in `next` what is here then.
 
-        Only for a layout among the `Storage.shares`.
+        Only for the `SHARING_LAYOUTS`.
         """
         raise NotImplementedError
 
@@ -519,13 +524,13 @@ def check_layout(layout: Layout) -> None:
     check_word("layout", layout, LAYOUTS)
 
 
-def check_shares(argument: str, place: Storage, layout: Layout) -> None:
-    """Raise if checkpoints of a layout cannot share chunks in a place."""
-    if layout not in place.shares:
+def check_shares(argument: str, layout: Layout) -> None:
+    """Raise if checkpoints of a layout cannot share chunks."""
+    if layout not in SHARING_LAYOUTS:
         raise ValueError(
             f"`{argument}` is for checkpoints with `layout='zarr'`. With "
-            f"`layout={layout!r}`, as in {place}, each checkpoint is written in full: "
-            f"leave `{argument}` out."
+            f"`layout={layout!r}`, each checkpoint is written in full: leave "
+            f"`{argument}` out."
         )
 
 
