@@ -15,6 +15,7 @@ from ._errors import (
     LeafMismatchError as LeafMismatchError,
     LeafNameError as LeafNameError,
 )
+from ._mirroring.mirror import Mirror as Mirror
 from ._restoring.restore import (
     restore_or_init as restore_or_init,
     tree_deserialise_leaves as tree_deserialise_leaves,

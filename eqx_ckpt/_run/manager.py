@@ -16,6 +16,8 @@ from .._distributed.process_group import from_first, gather_errors, most_said
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.manifest import Manifest
 from .._inspecting.inspect_checkpoint import read_manifest
+from .._mirroring.mirror import Mirror
+from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
 from .._restoring.restore import restored
 from .._saving.background_save import (
@@ -96,6 +98,7 @@ class CheckpointManager:
         timeout: float = TIMEOUT,
         check_finite: bool = False,
         incremental: bool = False,
+        mirror: Mirror | Sequence[Mirror] | None = None,
     ) -> None:
         """**Arguments:**
 
@@ -119,6 +122,9 @@ class CheckpointManager:
             background save.
         - `incremental`: share what has not changed with the newest step, as with the
             `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Any step may be deleted.
+        - `mirror`: an [`eqx_ckpt.Mirror`][], to which steps are uploaded in the
+            background; or several. `keep` does not remove a step that is being
+            uploaded, or is next. In a job, the first process uploads.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -144,8 +150,10 @@ class CheckpointManager:
         self._origin = StateOrigin(self._run)
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
+        self._mirrors = Mirrors(directory, mirror)
         if is_first():
             self._run.clean_up()
+        self._mirrors.begin()
 
     def save(
         self,
@@ -460,12 +468,42 @@ class CheckpointManager:
     def _settle(self) -> None:
         wait([saving for saving in saves_of(self) if not saving.is_run_here()])
 
-    def close(self) -> None:
+    def mirrored(self) -> list[int]:
+        """The steps that are in the mirror, in order; of several, in any of them.
+
+        **Raises:**
+
+        - `OSError`, [`eqx_ckpt.CheckpointError`][]: a mirror cannot be listed.
+        """
+        return self._mirrors.steps()
+
+    def uploads(self) -> dict[int, Future[None]]:
+        """The uploads of this manager, as futures by step: of the last hundred steps.
+
+        The `result()` of one returns when the step is in each mirror for which it was
+        due. It raises if the step cannot be uploaded, or if a newer one is in its
+        place. In a job, they are those of the first process.
+        """
+        return self._mirrors.futures()
+
+    @property
+    def upload_error(self) -> Exception | None:
+        """Why uploads fail now, or `None`; they are tried again."""
+        return self._mirrors.error()
+
+    def close(self, *, mirror: bool = True) -> None:
         """Wait for the running save, as `wait` does, and refuse further saves.
 
         A clean-up that goes on is stopped; the next manager does the rest. This
         restores the signal handler of SIGTERM. A closed manager can still restore.
+
+        **Arguments:**
+
+        - `mirror`: whether to wait for uploads, until the `timeout` of the mirror.
+            Otherwise, an upload that runs is given up. What is left, the next manager
+            of the run uploads.
         """
+        check_flag("mirror", mirror)
         self._check_thread()
         with self._one_at_a_time.own:
             self._closed = True
@@ -473,6 +511,7 @@ class CheckpointManager:
             try:
                 self._wait_for_save()
             finally:
+                self._mirrors.close(waits=mirror)
                 self._sweeps.end()
 
     def __enter__(self) -> "CheckpointManager":
@@ -496,9 +535,12 @@ class CheckpointManager:
         if self._before and base:
             self._before.remember(saved, base)
         goes_on = ft.partial(group.goes_on, "retained")
-        tidy_up = ft.partial(
-            retain, self._run, self._keep, self._known.damaged, saved, goes_on
-        )
+
+        def tidy_up() -> list[int]:
+            self._mirrors.saved(saved, is_last=self._told)
+            keep = [*self._keep, self._mirrors.held]
+            return retain(self._run, keep, self._known.damaged, saved, goes_on)
+
         so_far = (
             f"Step {saved} was saved; whether older steps were removed is not known. "
         )

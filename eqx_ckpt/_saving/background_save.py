@@ -1,7 +1,6 @@
 """Background saves, whose failures are never lost."""
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from .._errors import CheckpointError
+from .._storage.calls.threads import lower_priority
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -72,9 +72,7 @@ class Saving(Future[None]):
             self.run_here()  # Fails at once, and cleans up.
 
     def _thread_main(self) -> None:
-        if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
-            with contextlib.suppress(OSError):  # A sandbox may forbid it.
-                os.nice(_NICENESS)  # Threads that this one starts inherit it.
+        lower_priority(_NICENESS)
         self.run_here()
 
     def run_here(self) -> None:

@@ -46,6 +46,7 @@ LAYERS = [
     "_inspecting",
     "_saving _restoring",
     "_steps",
+    "_mirroring",
     "_run",
     "_report",
     "data interop._readers recording._writing",

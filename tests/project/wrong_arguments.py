@@ -205,7 +205,14 @@ def managers() -> list[Case]:
             {k: WRITE[k] for k in ("layout", "compression", "progress", "timeout")}
             | {"directory": PATH, "keep": [3, "ab"], "when": [3, "ab"]}
             | {"staging_bytes": ["x", True], "check_finite": FLAG}
-            | {"incremental": FLAG},
+            | {"incremental": FLAG, "mirror": [3, "s3://bucket/run", []]},
+        ),
+        (
+            "",
+            ck.Mirror,
+            lambda: {"path": "there"},
+            {"path": PATH, "keep": [3, "ab"], "when": [3, "ab"], "timeout": SECONDS}
+            | {"bytes_per_second": ["x", True]},
         ),
         (
             "manager.save",

@@ -1,6 +1,8 @@
 """Threads, as far as the interpreter still lets them start, and their locks."""
 
+import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,6 +38,13 @@ def start(thread: threading.Thread) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def lower_priority(by: int) -> None:
+    """Let this thread, and those that it starts, ask less of the processor."""
+    if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
+        with contextlib.suppress(OSError):  # A sandbox may forbid it.
+            os.nice(by)
 
 
 class ForkedLock:

@@ -1,19 +1,15 @@
 """Copy a source into a checkpoint."""
 
-from collections.abc import Iterator, Sequence
-
 from ..._distributed.joint_attempt import all_saving
 from ..._distributed.meeting import TIMEOUT
 from ..._distributed.process_group import from_first, gather_errors
 from ..._errors import CheckpointError
-from ..._format.chunk_grid import blocks, start_of, whole
-from ..._format.manifest import Manifest
-from ..._format.source import read_regions, RegionRead, Source
+from ..._format.source import Source
 from ..._progress import Progress
 from ..._saving.save import Alone, Save
+from ..._saving.source_copy import pieces_of, plan_copy
 from ..._sources.consistent_read import Reading
-from ..._storage.interface.chunk_bytes import Piece
-from ..._tree.plans.write_plan import Compression, Write, WritePlan
+from ..._tree.plans.write_plan import compressed, Compression
 from ..._types import Layout, PathLike
 from ._export_checks import check_leaves, Form
 
@@ -92,30 +88,10 @@ def copy(
                     f"{reading} was replaced meanwhile, or is not the same for all "
                     "processes. Nothing was written. Begin again."
                 )
-            plan = _plan(opened.manifest)
+            plan = plan_copy(opened.manifest)
+            plan = plan._replace(writes=compressed(plan.writes, compression))
             metadata = opened.manifest.metadata
-            save = Save(path, plan, compression, metadata, layout, progress)
+            save = Save(path, plan, None, metadata, layout, progress)
             save.begin(group, overwrite)
             with reading.unless_replaced():
-                save.run(_pieces(opened, save.arrays))
-
-
-def _plan(manifest: Manifest) -> WritePlan:
-    writes: list[Write] = []
-    for name, record in manifest.leaves.items():
-        record = record._replace(checksums=(), compression=None)
-        writes.append(Write(name, record, record if record.is_array else None))
-    unsaved = dict(manifest.unsaved)
-    return WritePlan(writes, unsaved, manifest.separators, manifest.history)
-
-
-def _pieces(source: Source, writes: Sequence[Write]) -> Iterator[Piece]:
-    """What this process writes, in pieces along the chunks."""
-    for name, new, _, owned in writes:
-        record = source.manifest.leaves[name]
-        region = whole(record.data_shape)
-        for part in blocks(region, record.chunk_shape, record.itemsize):
-            if owned is None or start_of(part) in owned:
-                (array,) = read_regions(source, [RegionRead(name, record, part)])
-                if array.size:
-                    yield Piece(name, new, part, array)
+                save.run(pieces_of(opened, save.arrays))

@@ -1,0 +1,108 @@
+"""All mirrors of a run, as its manager sees them."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from .._distributed.jax_service import is_first
+from .._steps.run_steps import Run
+from .._types import PathLike
+from .mirror import Mirror
+from .uploader import Uploader
+
+
+class Mirrors:
+    """The mirrors of a run; in a job, its first process uploads to them."""
+
+    def __init__(
+        self, directory: PathLike, mirror: Mirror | Sequence[Mirror] | None
+    ) -> None:
+        given = checked_mirrors(mirror)
+        self._uploaders = [Uploader(Run(directory), one) for one in given]
+        places = [Run(directory), *self.runs()]
+        urls = [run.directory for run in places]
+        for url in urls:
+            if urls.count(url) > 1:
+                raise ValueError(
+                    f"`mirror` is {mirror!r}, and {url!r} would have each step twice. "
+                    "Pass another place, such as a bucket."
+                )
+
+    def runs(self) -> list[Run]:
+        """The run in each mirror."""
+        return [uploader.there for uploader in self._uploaders]
+
+    def begin(self) -> None:
+        """Upload what an earlier manager has not."""
+        if is_first():
+            for uploader in self._uploaders:
+                uploader.begin()
+
+    def saved(self, step: int, *, is_last: bool) -> None:
+        for uploader in self._uploaders:
+            uploader.saved(step, is_last=is_last)
+
+    def held(self, steps: Mapping[int, Any]) -> set[int]:
+        """A `keep` for the local steps: of those that are to be uploaded."""
+        return {step for uploader in self._uploaders for step in uploader.held()}
+
+    def steps(self) -> list[int]:
+        """The steps that are in any mirror."""
+        return sorted({step for run in self.runs() for step in run.steps()})
+
+    def futures(self) -> dict[int, Future[None]]:
+        found: dict[int, list[Future[None]]] = {}
+        for uploader in self._uploaders:
+            for step, future in uploader.futures().items():
+                found.setdefault(step, []).append(future)
+        return {step: _all_of(found[step]) for step in sorted(found)}
+
+    def error(self) -> Exception | None:
+        """What fails now, in the first mirror in which something does."""
+        errors = (uploader.error for uploader in self._uploaders)
+        return next((error for error in errors if error is not None), None)
+
+    def close(self, *, waits: bool) -> None:
+        try:
+            for uploader in self._uploaders if waits else ():
+                uploader.wait()
+        finally:
+            for uploader in self._uploaders:
+                uploader.end()
+
+
+def checked_mirrors(mirror: Mirror | Sequence[Mirror] | None) -> list[Mirror]:
+    """Validate `mirror`, and return all of them as a list."""
+    if mirror is None:
+        return []
+    found: Any = [mirror] if isinstance(mirror, Mirror) else mirror
+    is_list = isinstance(found, Sequence) and bool(found)
+    if not is_list or not all(isinstance(one, Mirror) for one in found):
+        raise TypeError(
+            f"`mirror` is {mirror!r}. Pass such as `eqx_ckpt.Mirror('s3://bucket/run')`"
+            ", or several in a list; the default is none."
+        )
+    return [*found]
+
+
+def _all_of(futures: Sequence[Future[None]]) -> Future[None]:
+    """A future that ends with the last of some, with the first error of them."""
+    if len(futures) == 1:
+        return futures[0]
+    joined = Future[None]()
+    joined.set_running_or_notify_cancel()
+    left = [*futures]
+
+    def note(future: Future[None]) -> None:
+        left.remove(future)
+        if not left:
+            errors = [one.exception() for one in futures]
+            error = next((e for e in errors if e is not None), None)
+            if error is None:
+                joined.set_result(None)
+            else:
+                joined.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(note)
+    return joined

@@ -1,0 +1,95 @@
+"""Copy one step to a mirror, unless it is there."""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from .._errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+)
+from .._format.manifest import Manifest
+from .._saving.save import Alone, Save
+from .._saving.source_copy import pieces_of, plan_copy
+from .._sources.checkpoint_source import Checkpoint
+from .._sources.consistent_read import Reading
+from .._steps.run_steps import Run
+from .._storage.interface.chunk_bytes import Piece
+
+
+class LocalProblem(CheckpointError):
+    """The step to be uploaded cannot be read, or is gone."""
+
+
+def upload(run: Run, step: int, mirror: Run, watch: Callable[[int], None]) -> None:
+    """Copy a step to a mirror. If this returns, it is there, intact.
+
+    `watch` is called with the bytes of each piece; what it raises gives the upload up.
+    """
+    with Reading(run.path(step)) as reading:
+        with _local(reading):
+            source = reading.open()
+        manifest = source.manifest
+        found = _found(mirror, step)
+        if found is not None:
+            if not is_same_step(manifest, found):
+                raise CheckpointExistsError(
+                    f"Step {step} in {mirror.directory!r} is not step {step} in "
+                    f"{run.directory!r}: they were saved by different runs, or after "
+                    "different restores. Nothing was uploaded. Pass another place as "
+                    "`mirror`, or delete the steps there that you do not want."
+                )
+            if not mirror.stored.problem(step):
+                return
+        plan, metadata = plan_copy(manifest), manifest.metadata
+        path = mirror.path(step)
+        save = Save(path, plan, None, metadata, manifest.layout, False)
+        save.begin(Alone(), overwrite=found is not None)
+        pieces = _read(pieces_of(source, save.arrays), reading)
+        save.run(_watched(pieces, watch))
+
+
+def _found(mirror: Run, step: int) -> Manifest | None:
+    try:
+        return Checkpoint(mirror.location(step)).manifest
+    except CheckpointNotFoundError:
+        return None
+
+
+def is_same_step(one: Manifest, other: Manifest) -> bool:
+    """Whether two manifests are of the same step, which was saved once."""
+    if one.history or other.history:
+        return one.history == other.history
+    return _content(one) == _content(other)
+
+
+def _content(manifest: Manifest) -> object:
+    leaves = {
+        name: record._replace(compression=None)
+        for name, record in manifest.leaves.items()
+    }
+    return leaves, manifest.unsaved, manifest.metadata
+
+
+@contextlib.contextmanager
+def _local(reading: Reading) -> Generator[None]:
+    """Tell what fails here from what fails in the mirror."""
+    try:
+        yield
+    except (CheckpointError, OSError) as e:
+        raise LocalProblem(f"{reading} cannot be uploaded: {e}") from e
+
+
+def _read(pieces: Iterator[Piece], reading: Reading) -> Iterator[Piece]:
+    while True:
+        with _local(reading), reading.unless_replaced():
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+
+
+def _watched(pieces: Iterable[Piece], watch: Callable[[int], None]) -> Iterator[Piece]:
+    for piece in pieces:
+        watch(piece.array.nbytes)
+        yield piece

@@ -1,0 +1,126 @@
+"""Which steps are due for a mirror, and which of them is next: plain decisions."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+
+from .._errors import CheckpointError
+from .._steps.save_times import is_due, When
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# Futures of so many uploads that have ended are kept.
+_MOST_ENDED = 100
+
+
+class UploadQueue:
+    """One step is uploaded, and the newest one that is due after it waits.
+
+    **Attributes:**
+
+    - `futures`: of each step that was due, in this order; of the last hundred.
+    - `is_listed`: whether it is known what is in the mirror.
+    - `running`: the step that is uploaded, or `None`.
+    """
+
+    def __init__(self, when: Sequence[When]) -> None:
+        self._when = when
+        self.futures: dict[int, Future[None]] = {}
+        self.is_listed = False
+        self.running: int | None = None
+        self._waiting: int | None = None
+        # The newest step that was saved before the mirror was listed.
+        self._unlisted: int | None = None
+        # The newest step that is in the mirror, and that was due.
+        self._there: int | None = None
+        self._last: int | None = None
+
+    def held(self) -> set[int]:
+        """The steps that may have to be uploaded still."""
+        steps = (self.running, self._waiting, self._unlisted)
+        return {step for step in steps if step is not None}
+
+    def has_work(self) -> bool:
+        return not self.is_listed or self._waiting is not None
+
+    def listed(self, local: Iterable[int], there: Iterable[int]) -> None:
+        """Note what is in the mirror; local steps that are newer may be due."""
+        self._there = self._last = max(there, default=None)
+        self.is_listed, self._unlisted = True, None
+        for step in sorted(local):
+            self._consider(step)
+
+    def saved(self, step: int, *, is_last: bool) -> None:
+        """Note a step that was saved; the last one of a process is due in any case."""
+        if is_last:
+            self._put(step)
+        elif self.is_listed:
+            if step == self._last:  # It has replaced one that was damaged.
+                self._last = None if self._there == step else self._there
+            self._consider(step)
+        else:
+            self._unlisted = step
+
+    def _consider(self, step: int) -> None:
+        if self._last is not None and step <= self._last:
+            return
+        if not self._when or is_due(self._when, step, self._last):
+            self._put(step)
+
+    def _put(self, step: int) -> None:
+        """Let a step wait, in place of an older one."""
+        if self._waiting is not None and self._waiting != step:
+            self._drop(self._waiting, step)
+        if step not in self.futures or self.futures[step].done():
+            self.futures.pop(step, None)
+            self.futures[step] = future = Future[None]()
+            future.set_running_or_notify_cancel()  # Nobody else can end it.
+        self._waiting = step
+        self._last = max(step, self._last or 0)
+
+    def begin(self) -> int | None:
+        """The next step to upload, or `None`."""
+        self.running, self._waiting = self._waiting, None
+        return self.running
+
+    def put_back(self) -> None:
+        """The upload did not end; it is tried again, unless a newer step waits."""
+        step, self.running = self.running, None
+        assert step is not None
+        if self._waiting is None:
+            self._waiting = step
+        elif self._waiting != step:
+            self._drop(step, self._waiting)
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """The step is in the mirror, or will never be."""
+        step, self.running = self.running, None
+        assert step is not None
+        if error is None:
+            self._there = max(step, self._there or 0)
+        elif self._last == step:
+            self._last = self._there  # The next one is due in its place.
+        if step != self._waiting:
+            self._end(step, error)
+
+    def _drop(self, step: int, newer: int) -> None:
+        message = f"Step {step} is not uploaded, as step {newer} is due already."
+        logger.info("%s", message)
+        self._end(step, CheckpointError(message))
+
+    def _end(self, step: int, error: BaseException | None) -> None:
+        if error is None:
+            self.futures[step].set_result(None)
+        else:
+            self.futures[step].set_exception(error)
+        ended = [step for step, future in self.futures.items() if future.done()]
+        for old in ended[:-_MOST_ENDED]:
+            del self.futures[old]
+
+    def give_up(self, error: BaseException) -> None:
+        """Nothing more is uploaded."""
+        for step in self.held() & self.futures.keys():
+            self._end(step, error)
+        self.running = self._waiting = self._unlisted = None

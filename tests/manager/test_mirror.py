@@ -1,0 +1,430 @@
+"""A run in two places: what is uploaded when, beside a model; and what fails."""
+
+import contextlib
+import logging
+import pathlib
+import queue
+import random
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
+from eqx_ckpt._mirroring import uploader
+from helpers import assert_same
+from stores import proxy
+from stores.place import Place
+
+
+EVERY = 3
+KEPT = 2
+PATIENCE = 300.0  # seconds; longer than anything here takes
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"b": np.full(3, step), "w": np.full((40, 50), step), "step": step}
+
+
+@pytest.fixture(autouse=True)
+def impatiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "PAUSES", (0.001,))
+
+
+class Gate:
+    """Stops each upload before it begins, and says what becomes of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._arrived: queue.Queue[int] = queue.Queue()
+        self._answers: queue.Queue[Exception | None] = queue.Queue()
+        real = uploader.upload
+
+        def upload(run: Any, step: int, mirror: Any, watch: Any) -> None:
+            self._arrived.put(step)
+            if (error := self._answers.get(timeout=PATIENCE)) is not None:
+                raise error
+            real(run, step, mirror, watch)
+
+        monkeypatch.setattr(uploader, "upload", upload)
+
+    def arrives(self) -> int:
+        """The step whose upload begins next."""
+        return self._arrived.get(timeout=PATIENCE)
+
+    def answer(self, error: Exception | None = None) -> None:
+        self._answers.put(error)
+
+    def is_idle(self) -> bool:
+        return self._arrived.empty()
+
+
+@dataclass
+class Model:
+    """What is where, and what is uploaded next."""
+
+    local: set[int] = field(default_factory=set)
+    there: set[int] = field(default_factory=set)
+    running: int | None = None
+    waiting: int | None = None
+    last: int | None = None
+    dropped: set[int] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """A new manager looks at both places."""
+        self.running = self.waiting = None
+        self.last = max(self.there, default=None)
+        for step in sorted(self.local):
+            self.consider(step)
+
+    def consider(self, step: int) -> None:
+        is_new = self.last is None or step > self.last
+        if is_new and step // EVERY > (self.last or 0) // EVERY:
+            self.put(step)
+
+    def put(self, step: int) -> None:
+        if self.waiting is not None:
+            self.dropped.add(self.waiting)
+        self.waiting = self.last = step
+
+    def save(self, step: int) -> None:
+        self.local.add(step)
+        self.consider(step)
+
+    def retain(self) -> None:
+        held = {self.running, self.waiting}
+        self.local = {s for s in self.local if s in held or s == max(self.local)}
+
+    def end(self, *, ok: bool) -> None:
+        step, self.running = self.running, None
+        assert step is not None
+        if ok:
+            self.there.add(step)
+            self.there = {*sorted(self.there)[-KEPT:], step}
+        elif self.waiting is None:
+            self.waiting = step
+        else:
+            self.dropped.add(step)
+
+
+class World:
+    """A run and its mirror, beside the model of both."""
+
+    def __init__(self, run: pathlib.Path, there: str, gate: Gate) -> None:
+        self.run, self.there, self.gate = run, there, gate
+        self.model = Model()
+        self.step = 0
+        self.open()
+
+    def open(self) -> None:
+        mirror = Mirror(self.there, when=save_every_steps(EVERY), keep=keep_last(KEPT))
+        self.manager = CheckpointManager(self.run, keep=keep_last(1), mirror=mirror)
+        # What is there is known from here on.
+        self.settle(self.manager)
+        self.model.begin()
+        self.arrive()
+
+    @staticmethod
+    def settle(manager: CheckpointManager) -> None:
+        """Wait until the mirror was looked at."""
+        for one in manager._mirrors._uploaders:
+            with one._changed:
+                assert one._changed.wait_for(
+                    lambda one=one: one._queue.is_listed, PATIENCE
+                )
+
+    def arrive(self) -> None:
+        """The next upload begins, if there is one."""
+        model = self.model
+        if model.running is None and model.waiting is not None:
+            assert self.gate.arrives() == model.waiting
+            model.running, model.waiting = model.waiting, None
+
+    def save(self, by: int) -> None:
+        self.step += by
+        self.model.save(self.step)
+        self.manager.save(self.step, state(self.step)).result(PATIENCE)
+        self.model.retain()
+        self.arrive()
+
+    def upload(self, error: Exception | None) -> None:
+        if self.model.running is None:
+            return
+        step = self.model.running
+        self.gate.answer(error)
+        if error is None:
+            future = self.manager.uploads()[step]
+            assert future.result(PATIENCE) is None
+        self.model.end(ok=error is None)
+        self.arrive()
+        if error is not None:
+            assert self.manager.upload_error is error
+
+    def close(self) -> None:
+        self.manager.close(mirror=False)
+        if self.model.running is not None:
+            self.gate.answer(ConnectionError("It is closed."))
+        for one in self.manager._mirrors._uploaders:
+            with one._changed:
+                assert one._changed.wait_for(lambda one=one: not one._thread, PATIENCE)
+
+    def restart(self, *, loses_disk: bool) -> None:
+        self.close()
+        if loses_disk:
+            shutil.rmtree(self.run, ignore_errors=True)
+            self.model.local.clear()
+        self.open()
+
+    def check(self) -> None:
+        assert set(self.manager.steps()) >= self.model.local
+        assert set(self.manager.mirrored()) == self.model.there
+        for step in self.model.dropped & self.manager.uploads().keys():
+            error = self.manager.uploads()[step].exception(0)
+            assert f"Step {step} is not uploaded" in str(error)
+
+
+CALLS = "save save save save ok ok fail restart lose".split()
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory", "s3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sequences(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    seed: int,
+    kind: str,
+) -> None:
+    there = str(tmp_path / "there")
+    if kind != "disk":
+        there = f"memory://{uuid.uuid4().hex}/run"
+    if kind == "s3":
+        there = request.getfixturevalue("s3").url
+    random_ = random.Random(seed)
+    world = World(tmp_path / "run", there, Gate(monkeypatch))
+    for _ in range(30):
+        what = random_.choice(CALLS)
+        if what == "save":
+            world.save(random_.choice([1, 1, 2, 5]))
+        elif what in ("ok", "fail"):
+            world.upload(None if what == "ok" else ConnectionError("By the test."))
+        else:
+            world.restart(loses_disk=what == "lose")
+        world.check()
+    world.close()
+    # The mirror is an ordinary run, without the local one.
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    alone = CheckpointManager(there)
+    for step in alone.steps():
+        assert_same(alone.restore(state(0), step), state(step))
+        assert eqx_ckpt.inspect.verify(alone._run.path(step))
+
+
+@contextlib.contextmanager
+def a_training(
+    tmp_path: pathlib.Path, there: str, **how: Any
+) -> Iterator[CheckpointManager]:
+    keep = keep_last(1)
+    mirror = Mirror(there, **how)
+    with CheckpointManager(tmp_path / "run", keep=keep, mirror=mirror) as manager:
+        yield manager
+
+
+def save(manager: CheckpointManager, step: int) -> None:
+    manager.save(step, state(step)).result(PATIENCE)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [(proxy.answered(403), PermissionError), (proxy.answered(503), ConnectionError)],
+)
+def test_a_store_that_refuses(
+    tmp_path: pathlib.Path,
+    s3: Place,
+    caplog: pytest.LogCaptureFixture,
+    action: Callable[[proxy.Exchange], None],
+    kind: type[Exception],
+) -> None:
+    """The training goes on, one warning says so, and in the end the newest is there."""
+    s3.proxy.add(action)
+    with a_training(tmp_path, s3.url) as manager:
+        for step in (1, 2, 3):
+            save(manager, step)
+        until(lambda: manager.upload_error is not None)
+        assert isinstance(manager.upload_error, kind)
+        assert set(manager.steps()) <= {1, 2, 3}
+        s3.proxy.rules.clear()
+        save(manager, 4)
+    assert manager.mirrored()[-1] == 4
+    assert manager.upload_error is None
+    assert sum("the training goes on" in text for text in warnings_of(caplog)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_loses_an_answer(tmp_path: pathlib.Path, s3: Place) -> None:
+    s3.proxy.add(proxy.lost, "PUT", r"000001/zarr\.json", range(1, 3))
+    with a_training(tmp_path, s3.url) as manager:
+        save(manager, 1)
+        assert manager.uploads()[1].result(PATIENCE) is None
+    assert manager.mirrored() == [1]
+    alone = CheckpointManager(s3.url)
+    assert_same(alone.restore(state(0)), state(1))
+
+
+def test_nothing_waits_for_a_frozen_store(
+    tmp_path: pathlib.Path, s3: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.proxy.add(proxy.hung)
+    with CheckpointManager(
+        tmp_path / "run",
+        keep=keep_last(1),
+        mirror=Mirror(s3.url, timeout=0.01),
+    ) as manager:
+        for step in range(5):
+            save(manager, step)
+            # The step before may be next to be uploaded; no older one is held.
+            assert len(manager.steps()) <= 2
+        manager.close()
+    assert any("were not uploaded: 4" in text for text in warnings_of(caplog))
+    assert_same(CheckpointManager(tmp_path / "run").restore(state(0)), state(4))
+    with a_training(tmp_path, str(tmp_path / "there")) as manager:
+        pass
+    assert manager.mirrored() == [4]
+
+
+class Pieces:
+    """Does something before a piece of an upload is sent."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], when: int = 1
+    ) -> None:
+        real, self.seen = uploader.upload, 0
+
+        def upload(run: Any, step: int, mirror: Any, watch: Any) -> None:
+            def watched(nbytes: int) -> None:
+                self.seen += 1
+                if self.seen == when:
+                    act()
+                watch(nbytes)
+
+            real(run, step, mirror, watched)
+
+        monkeypatch.setattr(uploader, "upload", upload)
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_the_local_step_goes_during_its_upload(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_all: bool
+) -> None:
+    """Deleted by somebody else: that upload fails, and the next one does not."""
+    gone = tmp_path / "run" / ("" if is_all else "000001")
+    Pieces(monkeypatch, lambda: shutil.rmtree(gone))
+    there = tmp_path / "there"
+    with a_training(tmp_path, str(there)) as manager:
+        manager.save(1, state(1)).result(PATIENCE)
+        error = manager.uploads()[1].exception(PATIENCE)
+        assert "cannot be uploaded" in str(error)
+        assert manager.mirrored() == []
+        assert not there.exists() or list(there.iterdir()) == []
+        save(manager, 2)
+        assert manager.uploads()[2].result(PATIENCE) is None
+    assert manager.mirrored() == [2]
+
+
+def test_a_damaged_step_is_not_uploaded(tmp_path: pathlib.Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        save(manager, 1)
+    chunk = tmp_path / "run/000001/w/c.0.0"
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    with a_training(tmp_path, str(tmp_path / "there")) as manager:
+        manager.close()
+        assert "checksum" in str(manager.upload_error)
+    assert manager.mirrored() == []
+
+
+def test_the_last_step_goes_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGTERM the newest step is due, and the upload of an older one stops."""
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        assert may_go_on.wait(PATIENCE)
+
+    Pieces(monkeypatch, hold)
+    when = save_every_steps(2)
+    with a_training(tmp_path, str(tmp_path / "there"), when=when) as manager:
+        save(manager, 2)
+        assert began.wait(PATIENCE)
+        manager._told = True  # As `should_save` does after SIGTERM.
+        save(manager, 3)
+        may_go_on.set()
+        assert manager.uploads()[3].result(PATIENCE) is None
+        assert "Step 2 is not uploaded" in str(manager.uploads()[2].exception(0))
+    assert manager.mirrored() == [3]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_close(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The end waits for the upload, unless it is told not to: then it is given up."""
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        assert may_go_on.wait(PATIENCE)
+
+    Pieces(monkeypatch, hold)
+    there = tmp_path / "there"
+    mirror = Mirror(there)
+    manager = CheckpointManager(tmp_path / "run", mirror=mirror)
+    save(manager, 1)
+    upload = manager.uploads()[1]
+    assert began.wait(PATIENCE)
+    if waits:
+        may_go_on.set()
+    manager.close(mirror=waits)
+    may_go_on.set()
+    if waits:
+        assert upload.result(0) is None
+        assert manager.mirrored() == [1]
+        return
+    assert "were not uploaded: 1" in str(upload.exception(0))
+    with a_training(tmp_path, str(there)) as manager:
+        pass
+    assert manager.mirrored() == [1]
+
+
+def test_another_step_of_the_same_number(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is never replaced, and what is wrong is said."""
+    there = tmp_path / "there"
+    with CheckpointManager(there) as other:
+        save(other, 1)
+    with a_training(tmp_path, str(there)) as manager:
+        manager.save(1, state(7)).result(PATIENCE)
+    # It was not due, as there is one; so nothing was lost, and nothing was said.
+    assert_same(CheckpointManager(there).restore(state(0)), state(1))
