@@ -20,7 +20,7 @@ class UploadQueue:
 
     **Attributes:**
 
-    - `futures`: of each step that was due, in this order; of the last hundred.
+    - `futures`: of each step that was due, or may have been; of the last hundred.
     - `is_listed`: whether it is known what is in the mirror.
     - `running`: the step that is uploaded, or `None`.
     """
@@ -47,10 +47,15 @@ class UploadQueue:
 
     def listed(self, local: Iterable[int], there: Iterable[int]) -> None:
         """Note what is in the mirror; local steps that are newer may be due."""
-        self._there = self._last = max(there, default=None)
-        self.is_listed, self._unlisted = True, None
+        self._there = max(there, default=None)
+        known = (self._there, self._waiting)
+        self._last = max((step for step in known if step is not None), default=None)
+        newest, self._unlisted = self._unlisted, None
+        self.is_listed = True
         for step in sorted(local):
             self._consider(step)
+        if newest is not None and newest not in self.held():
+            self._end(newest, CheckpointError(f"Step {newest} was not due."))
 
     def saved(self, step: int, *, is_last: bool) -> None:
         """Note a step that was saved; the last one of a process is due in any case."""
@@ -61,7 +66,10 @@ class UploadQueue:
                 self._last = None if self._there == step else self._there
             self._consider(step)
         else:
+            if self._unlisted is not None:
+                self._drop(self._unlisted, step)
             self._unlisted = step
+            self._open(step)
 
     def _consider(self, step: int) -> None:
         if self._last is not None and step <= self._last:
@@ -73,12 +81,15 @@ class UploadQueue:
         """Let a step wait, in place of an older one."""
         if self._waiting is not None and self._waiting != step:
             self._drop(self._waiting, step)
+        self._open(step)
+        self._waiting = step
+        self._last = max(step, self._last or 0)
+
+    def _open(self, step: int) -> None:
         if step not in self.futures or self.futures[step].done():
             self.futures.pop(step, None)
             self.futures[step] = future = Future[None]()
             future.set_running_or_notify_cancel()  # Nobody else can end it.
-        self._waiting = step
-        self._last = max(step, self._last or 0)
 
     def begin(self) -> int | None:
         """The next step to upload, or `None`."""
@@ -106,7 +117,7 @@ class UploadQueue:
             self._end(step, error)
 
     def _drop(self, step: int, newer: int) -> None:
-        message = f"Step {step} is not uploaded, as step {newer} is due already."
+        message = f"Step {step} is not uploaded, as step {newer} is newer."
         logger.info("%s", message)
         self._end(step, CheckpointError(message))
 

@@ -4,6 +4,7 @@ Only that thread waits for the mirror, and nothing that it raises reaches the tr
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -36,6 +37,11 @@ _SHORT = 3
 
 
 _PATIENCE = 3.0  # seconds
+
+
+# Seconds that the interpreter waits at its end for a request that was sent. It would
+# otherwise kill the thread, and with it the process, in the middle of TensorStore.
+_LAST_PATIENCE = 60.0
 
 
 # What fails again, however often it is tried: another step may not.
@@ -156,6 +162,7 @@ class Uploader:
             where = self.there.directory
             logger.warning("Waiting for the upload to %s. Ctrl-C gives up.", where)
             self.wait()
+        self.end()
 
     def _work(self) -> None:
         lower_priority(_NICENESS)
@@ -271,12 +278,13 @@ _working: set[Uploader] = set()
 
 @atexit.register
 def _finish() -> None:
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         for uploader in list(_working):
             uploader.finish()
-    except KeyboardInterrupt:
-        for uploader in list(_working):
-            uploader.end()
+    for uploader in list(_working):
+        uploader.end()
+    for uploader in list(_working):
+        uploader.wait(_LAST_PATIENCE)
 
 
 def _forget() -> None:

@@ -289,6 +289,7 @@ def test_a_store_that_loses_an_answer(tmp_path: pathlib.Path, s3: Place) -> None
     assert_same(alone.restore(state(0)), state(1))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nothing_waits_for_a_frozen_store(
     tmp_path: pathlib.Path, s3: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
