@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import itertools
 import os
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in MARKS.get(item.path.relative_to(tests).parts[0], ()):
             item.add_marker(mark)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 # Eight devices, so that one process can save and restore sharded arrays.

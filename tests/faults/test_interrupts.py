@@ -19,6 +19,7 @@ import pytest
 
 import eqx_ckpt
 from helpers import assert_same
+from versions import thinned
 
 
 PACKAGE = os.path.dirname(eqx_ckpt.__file__)
@@ -191,7 +192,7 @@ def test_ctrl_c_while_work_is_handed_to_a_thread(made, patience, what):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, 3))
 def test_ctrl_c(made, patience, way):
     call = WAYS[way]
     call()

@@ -9,6 +9,7 @@ from faults import runs, scenarios, workloads
 from faults.scenarios import Scenario
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
+from versions import thinned
 
 
 SCENARIOS = [
@@ -21,7 +22,9 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", thinned(SCENARIOS, 3), ids=lambda scenario: scenario.name
+)
 def test_kill_at_every_operation(
     zygote: Zygote, disk: pathlib.Path, scenario: Scenario
 ) -> None:

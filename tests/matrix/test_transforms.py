@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from versions import thinned
 
 from .check import assert_none, differences, Route, Tree
 from .contexts import CONTEXTS
@@ -18,7 +19,7 @@ def everything(every) -> str:
     return to_memory({"part": every})
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", thinned(OPERATIONS, 3))
 def test_every_kind(everything, every, operation):
     seen, _ = results(operation, every)
     route = Route(everything, seen, through(operation))

@@ -1,5 +1,8 @@
 """Each protocol is right in every order of its steps, and needs each of its guards."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 from .checker import check, Model, Step
@@ -28,6 +31,14 @@ GUARDS = [
     for model in MODELS
     for guard in model.guards
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """A check keeps each state that it finds: to look for garbage takes as long."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize(("model", "scene"), SCENES)
