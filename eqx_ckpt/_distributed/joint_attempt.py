@@ -6,7 +6,7 @@ flushes it.
 
 import contextlib
 import functools as ft
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -81,6 +81,8 @@ class JointAttempt(Attempt):
         self._attempt: Attempt | None = None
         self._share: Share | None = None
         self._bases: tuple[Base, Base] | None = None
+        self._has_begun = False
+        self._failure: BaseException | None = None
         # Whether the others wait for this process's checksums, or for its commit.
         self._is_awaited = self._is_to_commit = False
 
@@ -101,16 +103,29 @@ class JointAttempt(Attempt):
     def share(self, base: Base, next: Base) -> None:
         self._bases = base, next
 
-    def adopt(self, name: str, record: LeafRecord) -> None:
-        """Nothing: the directory may not be there yet."""
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        self._begin_once()
+        return super().adopt(name, record, positions)
 
     def __enter__(self) -> "JointAttempt":
+        self._begin_once()
+        return self
+
+    def _begin_once(self) -> None:
+        """Begin, or raise what this has raised before."""
+        if self._failure is not None:
+            raise self._failure
+        if self._has_begun:
+            return
         try:
             self._begin()
         except BaseException as e:
+            self._failure = e
             self._end(e)
             raise
-        return self
+        self._has_begun = True
 
     def _begin(self) -> None:
         """Let process 0 begin the attempt, and join it."""

@@ -48,6 +48,7 @@ from .._tree.leaves.filter_spec import (
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
 )
+from .._tree.leaves.frozen_spec import check_frozen
 from .._tree.plans.read_plan import Missing, Request, Unexpected
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
@@ -98,6 +99,7 @@ class CheckpointManager:
         timeout: float = TIMEOUT,
         check_finite: bool = False,
         incremental: bool = False,
+        frozen: PyTree = None,
         mirror: Mirror | Sequence[Mirror] | None = None,
     ) -> None:
         """**Arguments:**
@@ -122,6 +124,8 @@ class CheckpointManager:
             background save.
         - `incremental`: share what has not changed with the newest step, as with the
             `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Any step may be deleted.
+        - `frozen`: which leaves of the trees do not change between the steps, as in
+            [`eqx_ckpt.tree_serialise_leaves`][]. Only with `incremental=True`.
         - `mirror`: an [`eqx_ckpt.Mirror`][], to which steps are uploaded in the
             background; or several. `keep` does not remove a step that is being
             uploaded, or is next. In a job, the first process uploads.
@@ -138,6 +142,14 @@ class CheckpointManager:
         check_flag("incremental", incremental)
         if incremental:
             check_shares("incremental", layout)
+        if frozen is not None:
+            check_frozen(frozen)
+            if not incremental:
+                raise ValueError(
+                    "`frozen` is for `incremental=True`: pass that, or leave `frozen` "
+                    "out."
+                )
+        self._frozen = frozen
         self._layout: Layout = layout
         self._compression: Compression = compression
         self._progress: Progress = progress
@@ -202,7 +214,7 @@ class CheckpointManager:
             self._run.stored.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
-                plan = plan_writes(pytree, filter_spec, is_leaf)
+                plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
                 if is_first():
                     plan = plan._replace(history=self._origin.of_step(number))
                 save = Save(

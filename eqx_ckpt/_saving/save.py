@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import platform
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -23,7 +22,6 @@ from .._format.leaf_record import CHECKSUM_DIGITS
 from .._format.manifest import check_size, Manifest, to_bytes
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
-from .._sources.checkpoint_source import base_at
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import is_ending
 from .._storage.interface.base import Base
@@ -31,7 +29,6 @@ from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.place import Attempt, check_layout, check_shares, Storage
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
-from .._tree.leaves.leaf_kinds import is_on_host
 from .._tree.plans.write_plan import (
     compressed,
     Compression,
@@ -42,7 +39,9 @@ from .._tree.plans.write_plan import (
 from .._types import check_flag, Checksums, IsLeaf, Layout, LAYOUTS, PathLike
 from .background_save import pending_saves, raise_pending_failure, Saving
 from .finite_check import FiniteCheck
+from .known_bases import known_bases
 from .staging import checked_limit, Staging
+from .unchanged import find_unchanged
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -72,6 +71,7 @@ def tree_serialise_leaves(
     layout: Layout = "zarr",
     compression: Compression = None,
     base: PathLike | None = None,
+    frozen: PyTree = None,
     progress: Progress = False,
     timeout: float = TIMEOUT,
 ) -> None:
@@ -106,6 +106,11 @@ def tree_serialise_leaves(
         disk, files become hard links, and both checkpoints are whole. In a store, both
         are steps of one run, and this one refers to that: see *Training*. For
         `layout="zarr"`.
+    - `frozen`: which leaves have not changed since `base`: `True`, or a function
+        `leaf -> bool`, or a PyTree prefix of them, as for `equinox.partition`. Such an
+        array on a GPU or TPU is compared there, by a fingerprint of 128 bits, with what
+        this process has saved; if it is equal, it is not copied to the host. What has
+        changed nevertheless is saved, and a warning is logged that names it.
     - `progress`: a function `(phase, leaf, done, total)`, called with `"write"` or
         `"commit"`, the name of a leaf, and two numbers of bytes; or `True`, to show a
         bar.
@@ -121,7 +126,8 @@ def tree_serialise_leaves(
     - [`eqx_ckpt.CheckpointExistsError`][]: `path` exists already.
     - [`eqx_ckpt.LeafNameError`][]: two leaves would have the same name, or the same
         directory on a file system that ignores letter case.
-    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` is not a prefix of `pytree`.
+    - [`eqx_ckpt.LeafMismatchError`][]: `filter_spec` or `frozen` is not a prefix of
+        `pytree`.
     - [`eqx_ckpt.CheckpointError`][]: a leaf or `metadata` cannot be saved exactly.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `base`.
     - `OSError`: the disk is full, not writable, or failing.
@@ -143,12 +149,14 @@ def tree_serialise_leaves(
     with (all_saving(path, timeout) if is_job else None) or Alone() as group:
         if pending_saves:
             raise_pending_failure()
-        plan = plan_writes(pytree, filter_spec, is_leaf)
+        _check_frozen(frozen, base)
+        plan = plan_writes(pytree, filter_spec, is_leaf, frozen)
         save = Save(path, plan, compression, metadata, layout, progress)
         if base is not None:
             save.share_with(base)
         save.begin(group, overwrite)
         save.run()
+        save.remember()
 
 
 def tree_serialise_leaves_async(
@@ -162,6 +170,7 @@ def tree_serialise_leaves_async(
     layout: Layout = "zarr",
     compression: Compression = None,
     base: PathLike | None = None,
+    frozen: PyTree = None,
     progress: Progress = False,
     staging_bytes: int | None = None,
     timeout: float = TIMEOUT,
@@ -211,12 +220,22 @@ def tree_serialise_leaves_async(
         raise_pending_failure()
         limit = checked_limit(staging_bytes)
         with collector_paused():
-            plan = plan_writes(pytree, filter_spec, is_leaf)
+            _check_frozen(frozen, base)
+            plan = plan_writes(pytree, filter_spec, is_leaf, frozen)
             save = Save(path, plan, compression, metadata, layout, progress)
             if base is not None:
                 save.share_with(base)
             save.begin(group, overwrite)
-            return save_in_background(save, group, stack.pop_all(), limit)
+            held, afterwards = stack.pop_all(), save.remember
+            return save_in_background(save, group, held, limit, None, afterwards)
+
+
+def _check_frozen(frozen: PyTree, base: PathLike | None) -> None:
+    if frozen is not None and base is None:
+        raise ValueError(
+            "`frozen` says which leaves have not changed since `base`: pass `base`, or "
+            "leave `frozen` out."
+        )
 
 
 def save_in_background(
@@ -328,6 +347,7 @@ class Save:
             self._writes = compressed(self._writes, compression)
         self._leaves = {write.name: write.record for write in self._writes}
         self._adopted: Checksums = {}
+        self._frozen = plan.frozen
         self._report: Reporter | None = None
         if progress:
             total = sum(write.record.nbytes for write in self._writes)
@@ -355,7 +375,7 @@ class Save:
     def share_with(self, path: PathLike) -> None:
         """Share chunks with a checkpoint."""
         check_shares("base", self._manifest.layout)
-        self.share(base_at(path, self._target))
+        self.share(known_bases.find(path, self._target))
 
     def share(self, base: Base | None) -> Base:
         """Share chunks with a base; return what `run` makes the next one."""
@@ -376,7 +396,7 @@ class Save:
             self._attempt.share(*self.bases)
 
     def adopt(self) -> None:
-        """Find the very arrays that the base has: they need not be hashed.
+        """Find the arrays that the base is known to have: they need not be hashed.
 
         Those on accelerators are shared now, before they may be donated, and are not
         copied to the host. Only the others stay in `arrays`.
@@ -384,15 +404,9 @@ class Save:
         base, next = self.bases or (None, None)
         if base is None or next is None:
             return
-        for name, record, leaf, _ in self.arrays:
-            if not isinstance(leaf, jax.Array):
-                continue
-            next.arrays[name] = weakref.ref(leaf)
-            known = base.arrays.get(name)
-            if known is None or known() is not leaf:
-                continue
-            next.same.add(name)
-            found = None if is_on_host(leaf) else self._attempt.adopt(name, record)
+        for write in find_unchanged(self.arrays, self._frozen, base, next):
+            name, record = write.name, write.record
+            found = self._attempt.adopt(name, record, write.positions())
             if found is not None:
                 self._adopted[name] = found
         left = [write for write in self.arrays if write.name not in self._adopted]
@@ -447,6 +461,7 @@ class Save:
         finally:
             if report:
                 report.close()
+        self._learn()
         if attempt.is_first:
             logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))
 
@@ -461,3 +476,21 @@ class Save:
             if any(attempts):
                 references[name] = attempts
         return references
+
+    def _learn(self) -> None:
+        """Note what the base and the next one share; warn of what is not frozen."""
+        if self.bases is None:
+            return
+        base, next = self.bases
+        base.learn(next)
+        if changed := sorted(next.changed.intersection(self._frozen)):
+            logger.warning(
+                "Leaves that are `frozen` have changed, and were saved in %s: %s.",
+                self.path,
+                ", ".join(map(repr, changed)),
+            )
+
+    def remember(self) -> None:
+        """Keep what this process knows of it, for a save of which it is the base."""
+        if self.bases is not None:
+            known_bases.remember(self._target, self.bases[1])

@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "layout": "same",
         "compression": "same",
         "base": "own",
+        "frozen": "own",
         "progress": "own",
         "timeout": "own",
     },
@@ -77,6 +78,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "timeout": "own",
         "check_finite": "same",
         "incremental": "same",
+        "frozen": "own",
     },
     "CheckpointManager.save": {
         "step": "same",
@@ -197,6 +199,8 @@ def _saves(directory: str) -> Iterator[Case]:
         "timeout": TIMEOUT + 1,
     }
     yield from _changed("tree_serialise_leaves", save, usual, changes)
+    usual["base"] = f"{directory}/there"
+    yield from _changed("tree_serialise_leaves", save, usual, {"frozen": True})
 
 
 def _restores(directory: str) -> Iterator[Case]:
@@ -352,6 +356,8 @@ def _runs(directory: str) -> Iterator[Case]:
         "incremental": True,
     }
     yield from _changed("CheckpointManager", made, usual, changes)
+    usual["incremental"] = True
+    yield from _changed("CheckpointManager", made, usual, {"frozen": True})
 
     def save(step: int, pytree: Any, **how: Any) -> None:
         manager.save(10 * step + next(numbers), pytree, **how).result()

@@ -6,6 +6,7 @@ import pathlib
 import socket
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
+from eqx_ckpt._distributed.joint_attempt import JointAttempt
 from eqx_ckpt._storage.chunks import chunk_files
 from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
+from manager.looking import as_on, looked_at
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.
@@ -282,21 +285,55 @@ def save_a_nan(run: str) -> tuple[str, list[int]]:
     return str(error), manager.steps()
 
 
-def save_incrementally(run: str) -> None:
-    """Save three steps: an array changes in the second, the sharding in the third."""
+def save_incrementally(run: str) -> list[set[str]]:
+    """Save three steps: an array changes in the second, the sharding in the third.
+
+    Return which arrays each save has copied to the host, as on accelerators.
+    """
     data = np.arange(128, dtype=np.float32).reshape(16, 8)
     rows, columns = (NamedSharding(mesh(), P(*axes)) for axes in ("x", (None, "x")))
-    steps = [
-        {"same": shared(data, rows), "other": shared(data + step, rows)}
-        for step in (1, 2)
-    ]
-    steps += [{"same": shared(data, columns), "other": shared(data + 2, rows)}]
-    with eqx_ckpt.CheckpointManager(run, incremental=True, timeout=TIMEOUT) as manager:
-        for step, tree in enumerate(steps, 1):
-            manager.save(step, tree)
-        for step, tree in enumerate(steps, 1):
-            for name, found in manager.restore(tree, step).items():
-                assert_same(found, tree[name])
+    everywhere, keys = NamedSharding(mesh(), P()), np.arange(8, dtype=np.uint32)
+    objects = {"object": shared(data, rows), "copies": shared(data, everywhere)}
+
+    def tree(other: int, sharding: Sharding) -> dict[str, Any]:
+        data_of_keys = shared(keys.reshape(4, 2), rows)
+        return {
+            **objects,
+            "same": shared(data, sharding),
+            "other": shared(data + other, rows),
+            "keys": jax.random.wrap_key_data(data_of_keys),
+            "one": jnp.asarray(data),
+        }
+
+    steps = [tree(1, rows), tree(2, rows), tree(2, columns)]
+    frozen = lambda leaf: leaf is not objects["object"]  # noqa: E731
+    how: dict[str, Any] = {"incremental": True, "frozen": frozen, "timeout": TIMEOUT}
+    copied: list[set[str]] = []
+    with as_on("accelerator"), eqx_ckpt.CheckpointManager(run, **how) as manager:
+        for step, leaves in enumerate(steps, 1):
+            copied += [looked_at(manager, step, leaves, "accelerator")]
+        for step, leaves in enumerate(steps, 1):
+            for name, found in manager.restore(leaves, step).items():
+                assert_same(found, leaves[name])
+    return copied
+
+
+def fail_to_begin(run: str) -> tuple[str, list[int]]:
+    """Fail to begin a step whose arrays are shared before they are written."""
+    rows = NamedSharding(mesh(), P("x"))
+    tree = {"w": shared(np.arange(16, dtype=np.float32), rows)}
+    how: dict[str, Any] = {"incremental": True, "timeout": TIMEOUT}
+    fails = mock.patch.object(JointAttempt, "_begin_first", side_effect=OSError("no"))
+    with as_on("accelerator"), eqx_ckpt.CheckpointManager(run, **how) as manager:
+        manager.save(1, tree)
+        try:
+            with fails:
+                manager.save(2, tree).result()
+            text = ""
+        except (OSError, eqx_ckpt.CheckpointError) as e:
+            text = str(e)
+        assert looked_at(manager, 3, tree, "accelerator") == set()
+        return text, manager.steps()
 
 
 def _written() -> int:

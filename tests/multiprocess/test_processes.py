@@ -47,7 +47,11 @@ def test_a_nan_of_one_process_is_refused_by_all(
 
 
 def test_each_shares_what_it_would_write(zygote: Zygote, disk: pathlib.Path) -> None:
-    zygote.call(jobs.values, 2, 4, programs.save_incrementally, str(disk / "run"))
+    copied = zygote.call(
+        jobs.values, 2, 4, programs.save_incrementally, str(disk / "run")
+    )
+    assert copied[0][0] | copied[1][0] >= {"object", "keys", "one", "copies"}
+    assert [of_process[1:] for of_process in copied] == [[{"other"}, {"same"}]] * 2
     one, two, three = (disk / "run" / f"00000{step}" for step in (1, 2, 3))
     first, second = (
         {key for key in files_below(a) & files_below(b) if (a / key).samefile(b / key)}
@@ -56,10 +60,19 @@ def test_each_shares_what_it_would_write(zygote: Zygote, disk: pathlib.Path) -> 
     chunks = {f"c.{i}.0" for i in range(4)}
     of_same = {f"same/{name}" for name in (*chunks, "zarr.json")}
     of_other = {f"other/{name}" for name in (*chunks, "zarr.json")}
-    assert first == of_same | {"other/zarr.json"}
-    assert second == of_other
+    always = {key for key in files_below(one) if key[:4] in ("obje", "copi", "keys")}
+    always |= {"one/c.0.0", "one/zarr.json"}
+    assert first == of_same | {"other/zarr.json"} | always
+    assert second == of_other | always
     for path in (one, two, three):
         assert eqx_ckpt.inspect.verify(path)
+
+
+def test_a_step_that_cannot_begin(zygote: Zygote, disk: pathlib.Path) -> None:
+    found = zygote.call(jobs.values, 2, 4, programs.fail_to_begin, str(disk / "run"))
+    assert [steps for _, steps in found] == [[1, 3], [1, 3]]
+    assert [text.endswith("no") for text, _ in found] == [True, True]
+    assert not programs.hidden(str(disk / "run"))
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])

@@ -45,7 +45,10 @@ WRITE: Table = SAVE | {
     "progress": BAR,
     "timeout": SECONDS,
 }
-BASE: Table = {"base": [path for path in PATH if path is not None]}
+BASE: Table = {
+    "base": [path for path in PATH if path is not None],
+    "frozen": [3, "x"],
+}
 HOW: Table = {
     "is_leaf": FUNCTION,
     "filter_spec": FUNCTIONS,
@@ -205,7 +208,8 @@ def managers() -> list[Case]:
             {k: WRITE[k] for k in ("layout", "compression", "progress", "timeout")}
             | {"directory": PATH, "keep": [3, "ab"], "when": [3, "ab"]}
             | {"staging_bytes": ["x", True], "check_finite": FLAG}
-            | {"incremental": FLAG, "mirror": [3, "s3://bucket/run", []]},
+            | {"incremental": FLAG, "frozen": [3, "x"]}
+            | {"mirror": [3, "s3://bucket/run", []]},
         ),
         (
             "",

@@ -90,11 +90,12 @@ def test_each_refers_to_what_it_would_write(where: Where) -> None:
     )
     (first,) = {*two.references["same"]}
     assert first.startswith("000001/@")
-    assert two.references.keys() == {"same"}
+    always = {"object", "copies", "keys", "one"}
+    assert two.references.keys() == {"same"} | always
     (second,) = {*three.references["other"]}
     assert second.startswith("000002/@")
     # The other one is cut differently, as its mesh has changed.
-    assert three.references.keys() == {"other"}
+    assert three.references.keys() == {"other"} | always
     for step in (1, 2, 3):
         assert eqx_ckpt.inspect.verify(f"{where.url}/{step:06d}")
     # One process goes on, and deletes what the two have saved.

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..._errors import CorruptCheckpointError, LeafNameError
@@ -112,10 +112,12 @@ class ChunkFiles(Chunks):
             workers.finish()
         return checksums
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
         with contextlib.suppress(OSError):  # The write fails too, in its own thread.
             self._make_folders(name)
-            return self._files.adopt(name, record)
+            return self._files.adopt(name, record, positions)
         return None
 
     def _make_folders(self, name: str) -> None:

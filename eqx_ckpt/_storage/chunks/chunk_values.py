@@ -6,7 +6,7 @@ for it.
 
 import abc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..._errors import CorruptCheckpointError, LeafNameError
@@ -99,10 +99,12 @@ class ChunkValues(Chunks):
     def share(self, base: Base, next: Base) -> None:
         self._shared = SharedValues(self.place, base, next)
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
         assert self._shared is not None
         self._shared.begin(_put)
-        return self._shared.adopt(name, record)
+        return self._shared.adopt(name, record, positions)
 
     def write(
         self,

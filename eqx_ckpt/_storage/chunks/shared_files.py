@@ -3,7 +3,7 @@
 import functools as ft
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ..._errors import CorruptCheckpointError
 from ..._format.chunk_grid import chunk_keys
@@ -52,8 +52,10 @@ class NewFiles:
         """Write a chunk; its checksums are known then."""
         write_file(self.root + chunk.key, encoded, self.within)
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
-        """Link all chunks of an array that is in the base, and return their checksums.
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        """Link chunks of an array that is in the base, and return the checksums.
 
         `None`, and nothing is linked, unless this process knows all of the files.
         """
@@ -86,27 +88,33 @@ class SharedFiles(NewFiles):
             super().write_metadata(name, text)
 
     def write(self, chunk: Chunk, encoded: Encoded) -> None:
-        key, text = chunk.key, zarr_json(chunk.record[:9])
-        known = self._base.chunks.get(key)
-        if (
-            known is None
-            or self._base.metadata[chunk.name] != text
-            or not (chunk.name in self.next.same or known.has_hash(encoded))
-            or not self._link(key)
-        ):
+        key, file = chunk.key, None
+        if self._base.proposed(chunk, encoded, self.next) and self._link(key):
+            known, file = self._base.chunks[key], self._file_id(key)
+            if file == known.file:
+                encoded.checksums = known.checksums
+            elif self._is_equal(key, encoded):
+                self._base.chunks[key] = KnownChunk(encoded.checksums, file)
+            else:
+                file = None
+        if file is None:
             super().write(chunk, encoded)
-        elif known.file is not None and self._file_id(key) == known.file:
-            encoded.checksums = known.checksums
-        elif not self._is_equal(key, encoded):
-            super().write(chunk, encoded)
-        self.next.metadata[chunk.name] = text
-        self.next.chunks[key] = KnownChunk(encoded.checksums, self._file_id(key))
+            file = self._file_id(key)
+        self.next.metadata[chunk.name] = zarr_json(chunk.record[:9])
+        self.next.chunks[key] = KnownChunk(encoded.checksums, file)
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
-        if self._base.metadata.get(name) != zarr_json(record[:9]):
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        text = zarr_json(record[:9])
+        if self._base.metadata.get(name) != text:
             return None
+        keys = chunk_keys(record.data_shape, record.chunk_shape)
+        found = [""] * len(keys)
         linked: dict[str, KnownChunk] = {}
-        for key in chunk_keys(record.data_shape, record.chunk_shape):
+        for position, key in enumerate(keys):
+            if positions is not None and position not in positions:
+                continue
             key = f"{name}/{key}"
             known = self._base.chunks.get(key)
             if known is None or known.file is None or not self._link(key):
@@ -114,9 +122,11 @@ class SharedFiles(NewFiles):
             linked[key] = known
             if self._file_id(key) != known.file:
                 break
+            found[position] = known.checksums
         else:
+            self.next.metadata[name] = text
             self.next.chunks.update(linked)
-            return [known.checksums for known in linked.values()]
+            return found
         for key in linked:
             os.unlink(self.root + key, dir_fd=self.within)
         return None

@@ -1,7 +1,7 @@
 """The chunks of a save in a store that are in earlier attempts of its run."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from ..._errors import CheckpointError
@@ -72,26 +72,27 @@ class SharedValues:
     def find(self, chunk: Chunk, encoded: Encoded) -> str:
         """The checksums of an equal chunk, and its attempt; `''` if there is none."""
         known = (self._known or {}).get(chunk.key)
-        if known is None or not self._is_alike(chunk.name, chunk.record):
+        if known is None or not self._base.proposed(chunk, encoded, self.next):
             return ""
-        is_equal = chunk.name in self.next.same or known.has_hash(encoded)
-        return known.checksums + known.attempt if is_equal else ""
+        return known.checksums + known.attempt
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
-        """The same of all chunks of an array that is that of the base."""
-        if not self._is_alike(name, record):
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        """The same of chunks of an array that is that of the base."""
+        if self._base.metadata.get(name) != zarr_json(record[:9]):
             return None
         keys = chunk_keys(record.data_shape, record.chunk_shape)
-        known = [(self._known or {}).get(f"{name}/{key}") for key in keys]
-        found = [chunk.checksums + chunk.attempt for chunk in known if chunk]
-        if len(found) != len(keys):
-            return None
+        found = [""] * len(keys)
+        for position in range(len(keys)) if positions is None else positions:
+            known = (self._known or {}).get(f"{name}/{keys[position]}")
+            if known is None:
+                return None
+            found[position] = known.checksums + known.attempt
         for key, text in zip(keys, found, strict=True):
-            self._note(name, record, f"{name}/{key}", text)
+            if text:
+                self._note(name, record, f"{name}/{key}", text)
         return found
-
-    def _is_alike(self, name: str, record: LeafRecord) -> bool:
-        return self._base.metadata.get(name) == zarr_json(record[:9])
 
     def note(self, chunk: Chunk, text: str) -> None:
         """Note that a chunk is here, or in the attempt that follows its checksums."""

@@ -9,7 +9,7 @@ from ..._format.leaf_record import CRC32C_DIGITS
 from ..._format.manifest import Manifest, zarr_json
 from ..._format.references import attempt_at
 from ..._types import SHARING_LAYOUTS
-from .chunk_bytes import Encoded
+from .chunk_bytes import Chunk, Encoded
 
 
 # The device of a file, its inode, its bytes, and when they were written.
@@ -26,9 +26,6 @@ class KnownChunk(NamedTuple):
     file: FileId | None = None
     attempt: str = ""
 
-    def has_hash(self, encoded: Encoded) -> bool:
-        return encoded.content_hash() == self.checksums[CRC32C_DIGITS:]
-
 
 @dataclass
 class Base:
@@ -41,14 +38,18 @@ class Base:
 
     - `path`: the directory of the arrays; it ends with `/`.
     - `arrays`: the very arrays that this process has saved there, if none can change.
-    - `same`: the names of those that were the same in the base before it.
+    - `fingerprints`: of arrays, as they were on their devices.
+    - `same`: the names of arrays that are known to be those of the base before it.
+    - `changed`: the names of arrays with a chunk that differs from that of the base.
     """
 
     path: str
     metadata: dict[str, bytes] = field(default_factory=dict)
     chunks: dict[str, KnownChunk] = field(default_factory=dict)
     arrays: dict[str, weakref.ref[Any]] = field(default_factory=dict)
+    fingerprints: dict[str, Any] = field(default_factory=dict)
     same: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> "Base":
@@ -66,3 +67,27 @@ class Base:
                     known = KnownChunk(checksums, attempt=attempt or own)
                     base.chunks[f"{name}/{key}"] = known
         return base
+
+    def proposed(self, chunk: Chunk, encoded: Encoded, next: "Base") -> bool:
+        """Whether a chunk of `next` seems to be that of this one; note it if not."""
+        known = self.chunks.get(chunk.key)
+        if known is None or self.metadata[chunk.name] != zarr_json(chunk.record[:9]):
+            return False
+        if chunk.name in next.same:
+            return True
+        if encoded.content_hash() == known.checksums[CRC32C_DIGITS:]:
+            return True
+        next.changed.add(chunk.name)
+        return False
+
+    def learn(self, next: "Base") -> None:
+        """Note what a checkpoint shows of the arrays that it shares with this one."""
+        differ = {
+            key.rpartition("/")[0]
+            for key, chunk in next.chunks.items()
+            if self.chunks.get(key) != chunk
+        }
+        for name in next.arrays.keys() - differ:
+            self.arrays[name] = next.arrays[name]
+            if name in next.fingerprints:
+                self.fingerprints[name] = next.fingerprints[name]

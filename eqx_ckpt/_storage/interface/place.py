@@ -7,7 +7,14 @@ import abc
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -217,10 +224,13 @@ class Chunks(abc.ABC):
         """
         raise NotImplementedError
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
-        """Share all chunks of an array, if it is known to be that of the base.
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        """Share chunks of an array, if it is known to be that of the base.
 
-        Return their checksums, or `None` if they have to be written.
+        By default, all of them. Return the checksums of all chunks, "" of those that
+        another process writes; or `None` if they have to be written.
         """
         raise NotImplementedError
 
@@ -309,9 +319,11 @@ class Attempt(contextlib.AbstractContextManager[Any]):
         """As `Chunks.share`; also before the context is entered."""
         self.chunks.share(base, next)
 
-    def adopt(self, name: str, record: LeafRecord) -> list[str] | None:
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
         """As `Chunks.adopt`; also before the context is entered."""
-        return self.chunks.adopt(name, record)
+        return self.chunks.adopt(name, record, positions)
 
     def show(self) -> Shown:
         """Let other processes see the attempt, which they are about to `join`."""

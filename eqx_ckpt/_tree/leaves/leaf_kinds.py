@@ -13,6 +13,7 @@ from ..._format.chunk_grid import (
     relative,
     Start,
     start_of,
+    touched,
     whole,
 )
 from ..._format.leaf_record import (
@@ -206,22 +207,11 @@ def shards(
     `owned` selects the pieces that start at these positions. Pieces of a NumPy array
     are views.
     """
-    if record.kind == "key":
-        with jax.ensure_compile_time_eval():
-            leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, Written):
-        leaf = np.frombuffer(leaf, np.uint8)
-    shape, dtype = record.data_shape, np.dtype(record.data_type)
-    parts = {"": (whole(shape), leaf)}
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
-        parts = {repr(region): (region, data) for region, data in reversed(regions)}
-    for region, part in parts.values():
-        pieces = blocks(region, record.chunk_shape, dtype.itemsize)
-        if owned is not None:
-            pieces = [piece for piece in pieces if start_of(piece) in owned]
-            if not pieces:
-                continue
+    dtype = np.dtype(record.data_type)
+    for region, part in parts(leaf, record):
+        pieces = _owned_pieces(region, record, owned)
+        if not pieces:
+            continue
         host = np.asarray(part)
         if not host.dtype.isnative:
             host = host.astype(host.dtype.newbyteorder("="))
@@ -232,6 +222,42 @@ def shards(
         for piece in pieces:
             # An array of rank zero has one piece.
             yield piece, host if piece is region else host[relative(piece, region)]
+
+
+def chunk_positions(
+    leaf: Any, record: LeafRecord, owned: Collection[Start]
+) -> set[int]:
+    """Which chunks of a leaf are in the pieces that start at these positions."""
+    return {
+        position
+        for region, _ in parts(leaf, record)
+        for piece in _owned_pieces(region, record, owned)
+        for position in touched(piece, record.data_shape, record.chunk_shape)
+    }
+
+
+def _owned_pieces(
+    region: Region, record: LeafRecord, owned: Collection[Start] | None
+) -> list[Region]:
+    pieces = blocks(region, record.chunk_shape, record.itemsize)
+    return [piece for piece in pieces if owned is None or start_of(piece) in owned]
+
+
+def parts(leaf: Any, record: LeafRecord) -> list[tuple[Region, Any]]:
+    """The data of a leaf where they are, each with its region of the Zarr array.
+
+    Of a sharded array, these are the distinct shards that this process has.
+    """
+    if record.kind == "key":
+        with jax.ensure_compile_time_eval():
+            leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, Written):
+        leaf = np.frombuffer(leaf, np.uint8)
+    shape = record.data_shape
+    if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
+        return [(whole(shape), leaf)]
+    regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
+    return [*{repr(region): (region, data) for region, data in regions[::-1]}.values()]
 
 
 def fingerprint(leaf: Any) -> str:

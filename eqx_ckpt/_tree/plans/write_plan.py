@@ -25,8 +25,9 @@ from ..leaves.filter_spec import (
     LeafWriter,
     saved_by,
 )
+from ..leaves.frozen_spec import frozen_flags
 from ..leaves.key_paths import check_distinct, key_paths, Namer
-from ..leaves.leaf_kinds import describe, fingerprint, shards
+from ..leaves.leaf_kinds import chunk_positions, describe, fingerprint, shards
 from ..leaves.transient import is_transient
 from ..leaves.unsaved_state import STATIC, warn_of_state
 
@@ -64,6 +65,12 @@ class Write(NamedTuple):
         for region, array in shards(self.leaf, self.record, owned=self.owned):
             if array.size:
                 yield Piece(self.name, self.record, region, array)
+
+    def positions(self) -> set[int] | None:
+        """Of the chunks that this process writes; `None`: all of them."""
+        if self.owned is None:
+            return None
+        return chunk_positions(self.leaf, self.record, self.owned)
 
 
 def compressed(writes: list[Write], compression: Compression) -> list[Write]:
@@ -154,24 +161,31 @@ class WritePlan(NamedTuple):
     """The writes, and the fingerprints of the leaves that are not saved.
 
     `separators` are those of the source of a copy, and `history` is that of the step.
+    `frozen` has the names of the leaves that are said not to change.
     """
 
     writes: list[Write]
     unsaved: dict[str, str]
     separators: str | None = None
     history: History | None = None
+    frozen: Collection[str] = ()
 
 
-def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePlan:
+def plan_writes(
+    pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, frozen: PyTree = None
+) -> WritePlan:
     """Plan a save; report every leaf that cannot be saved in one error."""
+    leaves = list(named_leaves(pytree, filter_spec, is_leaf, "pytree"))
+    names: set[str] = set()
+    if frozen is not None:
+        flags = frozen_flags(frozen, pytree, is_leaf)
+        names = {leaf.name for leaf, flag in zip(leaves, flags, strict=True) if flag}
     writes: list[Write] = []
     saved: list[tuple[KeyPath, str]] = []
     unsaved: dict[str, str] = {}
     suspects: dict[str, Any] = {}
     problems: list[str] = []
-    for name, path, leaf, spec, keys in named_leaves(
-        pytree, filter_spec, is_leaf, "pytree"
-    ):
+    for name, path, leaf, spec, keys in leaves:
         if is_transient(leaf):
             unsaved[name] = leaf.note()
             continue
@@ -204,7 +218,7 @@ def plan_writes(pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> WritePl
         warn_of_state(suspects)
     if len(writes) > _MANY:
         _warn_of_numbers(writes)
-    return WritePlan(writes, unsaved)
+    return WritePlan(writes, unsaved, frozen=names)
 
 
 def _warn_of_numbers(writes: Sequence[Write]) -> None:
