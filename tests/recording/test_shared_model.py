@@ -145,5 +145,5 @@ class Shared(Machine):
 @pytest.mark.slow
 def test_any_sequence_of_several_processes(zygote):
     ends = collections.Counter()
-    run(type("Of", (Shared,), {"zygote": zygote, "ends": ends}), 5, 16)
+    run(type("Of", (Shared,), {"zygote": zygote, "ends": ends}), 5, 8)
     assert min(ends[end] for end in ("killed", "two")) > 0
