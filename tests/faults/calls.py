@@ -14,17 +14,12 @@ import jax
 import jax.extend
 
 import eqx_ckpt
-from eqx_ckpt._distributed import (
-    jax_service as coordination,
-    meeting,
-    process_group as group,
-)
+from eqx_ckpt._distributed import meeting, process_group as group
 from eqx_ckpt._distributed.process_group import Group
 from eqx_ckpt._restoring import replica_broadcast
 from eqx_ckpt._sources import consistent_read as reading
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
-from eqx_ckpt._storage.calls.posix_calls import exchange
-from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
+from support import DirectorySteps, exchange, jax_service as coordination
 
 from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state

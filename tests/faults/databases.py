@@ -13,8 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt._saving import staging
-from eqx_ckpt._storage.chunks import chunk_values
-from eqx_ckpt._storage.directory.directory_place import Directory
+from support import chunk_values, Directory
 
 from . import readers
 from .manifests import edited

@@ -17,8 +17,8 @@ from eqx_ckpt._distributed import (
     meeting,
     process_group as group,
 )
-from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from eqx_ckpt._storage.chunks.chunk_values import ChunkValues
+from support import ChunkFiles
 
 from .failing_jobs import attempt, caught, state
 from .jobs import End

@@ -18,11 +18,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
-from eqx_ckpt._distributed import jax_service as coordination
 from eqx_ckpt._storage.calls import opening, posix_calls
-from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from eqx_ckpt._storage.directory import directory_place as storage
-from eqx_ckpt._storage.directory.directory_steps import DirectorySteps
+from support import ChunkFiles, DirectorySteps, jax_service as coordination
 
 from .programs import (
     assert_same,

@@ -16,9 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
 from eqx_ckpt._distributed.joint_attempt import JointAttempt
-from eqx_ckpt._storage.chunks import chunk_files
-from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from manager.looking import as_on, looked_at
+from support import chunk_files, ChunkFiles
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.

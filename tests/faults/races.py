@@ -8,7 +8,7 @@ from multiprocessing.connection import Pipe
 from typing import Any, NoReturn
 
 import eqx_ckpt
-from eqx_ckpt._storage.calls.posix_calls import exchange
+from support import exchange
 
 from . import shim
 

@@ -7,12 +7,11 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt._storage.bucket.bucket_place import Memory
-from eqx_ckpt._storage.directory.directory_place import Directory
-from eqx_ckpt._storage.locate import locate
 from faults import workloads
 from faults.damage import damaged, files, report, swap
 from faults.databases import set_options
 from faults.workloads import every_kind
+from support import Directory, locate
 
 
 ARRAYS = [name for name, leaf in every_kind(1).items() if hasattr(leaf, "dtype")]

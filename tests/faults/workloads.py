@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqx_ckpt
-from eqx_ckpt._format import chunk_grid as chunks
+from support import chunk_grid as chunks
 
 from . import shim
 

@@ -9,7 +9,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointError, CheckpointManager
-from eqx_ckpt._storage.locate import locate
+from support import locate
 
 
 def state(step):

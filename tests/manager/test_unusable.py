@@ -11,7 +11,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_best, keep_last
-from eqx_ckpt._storage.locate import locate
+from support import locate
 
 
 TREE = {"w": np.ones(3), "step": 1}

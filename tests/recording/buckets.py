@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from eqx_ckpt._storage.bucket import bucket_writer
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from recording import chains
+from support import KeyValues
 
 
 def hasten() -> None:

@@ -12,11 +12,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._format import chunk_grid as chunks
 from eqx_ckpt._storage.interface import chunk_bytes
-from eqx_ckpt._storage.locate import locate
 from faults.workloads import small_chunks
 from helpers import assert_same
+from support import chunk_grid as chunks, locate
 
 
 NBYTES = 2**23

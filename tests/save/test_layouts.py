@@ -18,10 +18,10 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._storage.directory.directory_place import Directory
 from faults import databases, workloads
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same, files_below
+from support import Directory
 
 from .test_leaves import every_pattern, JAX_DTYPES, WIDE_DTYPES
 

@@ -9,9 +9,8 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt._saving import background_save as _futures, staging
-from eqx_ckpt._storage.chunks import chunk_files
-from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from eqx_ckpt._tree.plans import write_plan
+from support import chunk_files, ChunkFiles
 
 
 PIECE = 2**18

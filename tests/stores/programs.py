@@ -15,12 +15,14 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._storage.bucket import heartbeat, publication
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
-from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
+from eqx_ckpt._storage.bucket import publication
 from faults.failing_jobs import caught, state
 from faults.programs import assert_same, TIMEOUT
+from support import (
+    heartbeat,
+    KeyValues,
+    tensorstore_calls as kvstore,
+)
 
 from .place import Place
 from .values import bucket_at
@@ -155,7 +157,9 @@ def _go_to_another_store() -> None:
     """To process 1, each URL is another place, which nobody else sees."""
 
     def elsewhere(values: KeyValues) -> Any:
-        return open_kvstore({**values.spec, "path": OTHER + values.spec["path"]})
+        return kvstore.open_kvstore(
+            {**values.spec, "path": OTHER + values.spec["path"]}
+        )
 
     if jax.process_index() == 1:
         KeyValues.open = elsewhere

@@ -18,12 +18,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
-from eqx_ckpt._storage.locate import locate
 from faults.workloads import every_kind, small_chunks, tree
 from helpers import assert_same
 from stores.place import Place
 from stores.s3 import GIVEN
+from support import store_at
 
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -35,13 +34,13 @@ LAYOUTS = pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 
 def keys(url: str) -> list[str]:
     """The files of a directory, or the keys of a store, below a place."""
-    store = open_kvstore(locate(url).spec)
+    store = store_at(url)
     return sorted(key.decode() for key in store.list().result())
 
 
 def change(url: str, pattern: str, how: Callable[[bytes], bytes | None]) -> None:
     """Change or delete the file or object whose key this is found in."""
-    store = open_kvstore(locate(url).spec)
+    store = store_at(url)
     (key,) = [key for key in keys(url) if re.search(pattern, key)]
     store.write(key, how(store.read(key).result().value)).result()
 

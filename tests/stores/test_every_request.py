@@ -20,8 +20,6 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last
-from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
-from eqx_ckpt._storage.locate import locate
 from faults.workloads import small_chunks, tree
 from faults.zygote import Zygote
 from helpers import assert_same
@@ -29,6 +27,7 @@ from stores import programs, proxy
 from stores.fixtures import Clock
 from stores.place import Place
 from stores.values import bucket_at
+from support import bucket_attempt, heartbeat, locate
 from versions import thinned
 
 

@@ -17,14 +17,18 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import StorePath
-from eqx_ckpt._storage.bucket import bucket_attempt, bucket_steps
-from eqx_ckpt._storage.calls import send_window as window, tensorstore_calls as kvstore
-from eqx_ckpt._storage.chunks import chunk_values
+from eqx_ckpt._storage.calls import send_window as window
 from faults.workloads import small_chunks, tree
 from helpers import assert_same
 from stores import proxy
 from stores.place import Place
 from stores.values import bucket_at
+from support import (
+    bucket_attempt,
+    bucket_steps,
+    chunk_values,
+    tensorstore_calls as kvstore,
+)
 from versions import thinned
 
 

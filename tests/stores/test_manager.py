@@ -19,9 +19,6 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.bucket import bucket_steps, heartbeat
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
-from eqx_ckpt._storage.locate import locate
 from faults.manifests import sealed
 from faults.zygote import Zygote
 from helpers import assert_same
@@ -30,6 +27,7 @@ from stores.fixtures import Clock
 from stores.place import Place
 from stores.s3 import GIVEN
 from stores.values import bucket_at
+from support import bucket_steps, heartbeat, store_at
 
 
 STEPS = (100, 200, 300)
@@ -74,7 +72,7 @@ def save_steps(run: str) -> str:
 
 
 def write_all(run: str, values: dict[str, bytes]) -> str:
-    store = open_kvstore(bucket_at(run).spec)
+    store = store_at(run)
     for writing in [store.write(key, value) for key, value in values.items()]:
         writing.result(timeout=TIMEOUT)
     return run
@@ -95,7 +93,7 @@ def behind(place: Place) -> Place:
 
 
 def keys(run: str, below: str = "") -> list[str]:
-    found = [key.decode() for key in open_kvstore(locate(run).spec).list().result()]
+    found = [key.decode() for key in store_at(run).list().result()]
     return sorted(key for key in found if key.startswith(below))
 
 
@@ -106,7 +104,7 @@ def data_of(run: str, step: int) -> dict[str, bytes | None]:
 
 def flip(run: str, pattern: str) -> None:
     """Change a bit of the object or file whose key this is found in."""
-    store = open_kvstore(locate(run).spec)
+    store = store_at(run)
     (key,) = [key for key in keys(run) if re.search(pattern, key)]
     data = bytearray(store.read(key).result().value)
     data[len(data) // 2] ^= 1

@@ -12,9 +12,9 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
 from eqx_ckpt._storage.bucket import store_patience as patience
-from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
 from stores import frozen, proxy
 from stores.place import Place
+from support import tensorstore_calls as kvstore
 
 
 pytest_plugins = ["stores.fixtures"]

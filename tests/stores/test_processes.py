@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.locate import locate
 from faults import dying_jobs, jobs, programs as common
 from faults.zygote import Zygote
 from stores import programs, proxy
 from stores.place import Place
 from stores.values import bucket_at
+from support import locate
 
 
 POINTS = ("amid the writes", "before the commit", "after the commit")

@@ -22,16 +22,19 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import StorePath
-from eqx_ckpt._storage.bucket import bucket_attempt, heartbeat
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
-from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
-from eqx_ckpt._storage.locate import locate
 from faults.databases import set_options
 from faults.workloads import tree
 from helpers import assert_same, files_below
 from stores import proxy
 from stores.place import Place
 from stores.s3 import GIVEN
+from support import (
+    bucket_attempt,
+    heartbeat,
+    KeyValues,
+    store_at,
+    tensorstore_calls as kvstore,
+)
 
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -71,7 +74,7 @@ def test_every_manifest_of_a_database_is_verified(tmp_path, monkeypatch, on_disk
     url = str(tmp_path / "new") if on_disk else f"memory://{uuid.uuid4().hex}"
     state = {f"{i}": np.full(2000, i) for i in range(3)}
     eqx_ckpt.tree_serialise_leaves(url, state, layout="ocdbt")
-    store = kvstore.open_kvstore(locate(url).spec)
+    store = store_at(url)
     manifests = [key for key in store.list().result() if b"manifest." in key]
     assert len(manifests) == 1 if on_disk else len(manifests) > 3
     for key in manifests:

@@ -9,13 +9,12 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
 from eqx_ckpt._steps import run_sweeps
-from eqx_ckpt._storage.bucket import heartbeat
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
 from helpers import assert_same
 from stores import proxy
 from stores.fixtures import Clock
 from stores.place import Place
 from stores.values import bucket_at
+from support import heartbeat, store_at
 
 
 # Seconds; longer than anything here takes.
@@ -28,7 +27,7 @@ def state(step: int) -> dict[str, object]:
 
 
 def is_left(run: str) -> bool:
-    keys = [key.decode() for key in open_kvstore(bucket_at(run).spec).list().result()]
+    keys = [key.decode() for key in store_at(run).list().result()]
     return any(key.startswith(LEFT) for key in keys)
 
 

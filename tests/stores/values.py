@@ -2,8 +2,7 @@
 
 import os
 
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
-from eqx_ckpt._storage.locate import locate
+from support import KeyValues, locate
 
 
 def bucket_at(url: str | os.PathLike[str]) -> KeyValues:
