@@ -6,22 +6,30 @@ python -m benchmarks.incremental --width 768
 
 Workload B, a training state, of which the optimiser's first moment of one block changes
 with each step, or everything, or nothing does. The ways take turns in one process; each
-has a run of its own, and keeps two steps. Seconds are the least of all rounds.
+has a run of its own, and keeps two steps. Seconds are the least of all rounds. Then
+steps are restored and deleted, in turns too.
+
+`--device` takes the arrays for those of an accelerator, where what is frozen has a
+fingerprint: on a CPU, that shows what is left without the copy, not what a copy costs.
 """
 
 import argparse
+import contextlib
 import functools as ft
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 import eqx_ckpt
+from eqx_ckpt._saving import unchanged
 
 from .workloads import filled, nbytes, train_state
 
@@ -33,12 +41,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path)
+    parser.add_argument("--device", action="store_true")
     args = parser.parse_args()
     vocabulary = 50257 * args.width // 768
     make = ft.partial(train_state, width=args.width, vocabulary=vocabulary)
     tree = filled(eqx.filter_eval_shape(make, jax.random.key(0)))
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        found = compare(tree, args.rounds, Path(folder))
+        place = mock.patch.object(unchanged, "is_on_host", return_value=False)
+        with place if args.device else contextlib.nullcontext():
+            found = compare(tree, args.rounds, Path(folder))
+        restored = compare_restores(tree, args.rounds, Path(folder))
+        deleted = compare_deletions(args.rounds, Path(folder))
     plain = found["a plain save"]
     print(f"B of width {args.width}: {nbytes(tree) / 2**30:.2f} GiB.\n")
     print("| | blocked | until durable | processor time | bytes written |")
@@ -49,6 +62,8 @@ def main() -> None:
         )
         written = f"{least[3] / 2**20:.1f} MiB ({least[3] / plain[3]:.4f})"
         print(f"| {way} | {' | '.join(cells)} | {written} |")
+    print(f"\nRestore of a step that shares files, to a plain one: {restored:.3f}")
+    print(f"Deletion of one of 100 steps, to one of a plain run: {deleted:.3f}")
 
 
 def compare(tree: PyTree, rounds: int, folder: Path) -> dict[str, list[float]]:
@@ -56,10 +71,11 @@ def compare(tree: PyTree, rounds: int, folder: Path) -> dict[str, list[float]]:
     managers = {
         way: eqx_ckpt.CheckpointManager(
             folder / way.replace(" ", "-"),
-            incremental=incremental,
+            incremental=way != "a plain save",
+            frozen=frozen(tree) if "frozen" in way else None,
             keep=eqx_ckpt.keep_last(2),
         )
-        for way, (incremental, _) in WAYS.items()
+        for way in WAYS
     }
     trees = dict.fromkeys(WAYS, tree)
     for way, manager in managers.items():
@@ -67,7 +83,7 @@ def compare(tree: PyTree, rounds: int, folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for step in range(1, rounds + 1):
         for way, manager in managers.items():
-            trees[way] = jax.block_until_ready(WAYS[way][1](trees[way]))
+            trees[way] = jax.block_until_ready(WAYS[way](trees[way]))
             os.sync()
             now = measured(manager, step, trees[way])
             found[way] = [*map(min, found.get(way, now), now)]
@@ -105,13 +121,75 @@ def part_changed_in_new_arrays(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.copy(), part_changed(tree))
 
 
-# Whether the manager is incremental, and what becomes of the tree before each save.
-WAYS: dict[str, tuple[bool, Callable[[PyTree], PyTree]]] = {
-    "a plain save": (False, part_changed),
-    "everything changes": (True, changed),
-    "little changes, in new arrays": (True, part_changed_in_new_arrays),
-    "little changes, the rest are the same objects": (True, part_changed),
+@ft.partial(jax.jit, donate_argnums=0)
+def stepped(tree: PyTree) -> PyTree:
+    """A step of a training, through which the whole tree passes."""
+    where = lambda tree: tree["optimiser"][0].mu.blocks[0]  # noqa: E731
+    return eqx.tree_at(where, tree, jax.tree.map(lambda x: x + 1, where(tree)))
+
+
+def in_a_step(tree: PyTree) -> PyTree:
+    arrays, rest = eqx.partition(tree, eqx.is_array)
+    # The other ways have the first tree.
+    copies = jax.tree.map(lambda x: x.copy(), arrays)
+    return eqx.combine(stepped(copies), rest)
+
+
+def frozen(tree: PyTree) -> PyTree:
+    """All arrays but those of the block."""
+    where = lambda tree: tree["optimiser"][0].mu.blocks[0]  # noqa: E731
+    flags = jax.tree.map(eqx.is_array, tree)
+    return eqx.tree_at(where, flags, jax.tree.map(lambda _: False, where(flags)))
+
+
+# What becomes of the tree before each save.
+WAYS: dict[str, Callable[[PyTree], PyTree]] = {
+    "a plain save": part_changed,
+    "everything changes": changed,
+    "little changes, in new arrays": part_changed_in_new_arrays,
+    "little changes, frozen, in new arrays": part_changed_in_new_arrays,
+    "little changes, frozen, in a step that donates": in_a_step,
+    "little changes, the rest are the same objects": part_changed,
 }
+
+
+def compare_restores(tree: PyTree, rounds: int, folder: Path) -> float:
+    """Seconds to restore a step of which all files are links, to a plain one."""
+    runs = {way: folder / f"restored {way}" for way in (False, True)}
+    for way, run in runs.items():
+        with eqx_ckpt.CheckpointManager(run, incremental=way) as manager:
+            for number in (1, 2):
+                manager.save(number, tree).result()
+    least: dict[bool, float] = {}
+    for _ in range(rounds):
+        for way, run in runs.items():
+            start = time.perf_counter()
+            path = run / "000002"
+            jax.block_until_ready(eqx_ckpt.tree_deserialise_leaves(path, tree))
+            seconds = time.perf_counter() - start
+            least[way] = min(seconds, least.get(way, seconds))
+    return least[True] / least[False]
+
+
+def compare_deletions(rounds: int, folder: Path) -> float:
+    """Seconds to delete a step in the middle of 100, to those in a plain run."""
+    tree = {str(i): np.full(2000, i) for i in range(100)}
+    managers = {
+        way: eqx_ckpt.CheckpointManager(folder / f"deleted {way}", incremental=way)
+        for way in (False, True)
+    }
+    for manager in managers.values():
+        for number in range(100):
+            manager.save(number, tree)
+        manager.wait()
+    least: dict[bool, float] = {}
+    for number in range(40, 40 + rounds):
+        for way, manager in managers.items():
+            start = time.perf_counter()
+            manager.delete(number)
+            seconds = time.perf_counter() - start
+            least[way] = min(seconds, least.get(way, seconds))
+    return least[True] / least[False]
 
 
 if __name__ == "__main__":
