@@ -62,13 +62,17 @@ def ls(
     run: _Run,
     best: Annotated[str, typer.Option(help="Mark the step that is best in this.")] = "",
     mode: Annotated[Mode, typer.Option(help="Which value is best.")] = "min",
+    own: Annotated[
+        bool,
+        typer.Option("--own", help="Show what the deletion of each step would free."),
+    ] = False,
     json: _Json = False,
 ) -> None:
     """List the steps of a run.
 
     Example: eqx-ckpt ls runs/a --best loss
     """
-    _finish(_ls.ls(run, best, mode, json))
+    _finish(_ls.ls(run, best, mode, own, json))
 
 
 @app.command()

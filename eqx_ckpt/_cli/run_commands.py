@@ -1,5 +1,6 @@
 """The steps of a run."""
 
+import contextlib
 import datetime
 import os
 from typing import Any
@@ -24,7 +25,7 @@ from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled, 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
+def ls(path: str, best: str, mode: Mode, own: bool, as_json: bool) -> int:
     run = Run(path)
     status = 0
     found: list[dict[str, Any]] = []
@@ -41,6 +42,8 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
     for entry in found:
         if history := entry["history"]:
             entry["history"] = _history(history, related[entry["step"]])
+    if own:
+        _add_own_bytes(run, found)
     newest = found[-1] if found else None
     for unusable in run.unusable():
         entry = _described(unusable.step, unusable.path)
@@ -53,12 +56,24 @@ def ls(path: str, best: str, mode: Mode, as_json: bool) -> int:
     if as_json:
         say_json({"run": run.directory, "steps": found})
         return status
-    lines = iter(table(("step", "age", "size", "leaves", ""), map(_row, found)))
+    titles = ["step", "age", "size", *(["own"] if own else []), "leaves", ""]
+    lines = iter(table(titles, [_row(entry, own) for entry in found]))
     say(Styled(next(lines), "dim"))
     for line, entry in zip(lines, found, strict=True):
         color = "red" if entry["problem"] else "green" if entry["best"] else None
         say(Styled(line, color))
     return status
+
+
+def _add_own_bytes(run: Run, found: list[dict[str, Any]]) -> None:
+    """Add what deleting each step would free, as far as that can be seen."""
+    sizes: dict[int, int] = {}
+    # Of a step in a store that cannot be read, nobody knows what it refers to.
+    with contextlib.suppress(eqx_ckpt.CheckpointError):
+        sizes = run.stored.own_bytes([entry["step"] for entry in found])
+    for entry in found:
+        if entry["problem"] is None:
+            entry["own_nbytes"] = sizes.get(entry["step"])
 
 
 def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
@@ -105,8 +120,8 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
 
 def _described(step: int, path: str) -> dict[str, Any]:
     """An entry of which nothing else is known."""
-    unknown = ("saved", "nbytes", "leaves", "metadata", "history", "problem")
-    return {"step": step, "path": path, **dict.fromkeys(unknown)}
+    unknown = ("saved", "nbytes", "own_nbytes", "leaves", "metadata", "history")
+    return {"step": step, "path": path, **dict.fromkeys((*unknown, "problem"))}
 
 
 def _history(history: History, relation: Relation) -> dict[str, Any]:
@@ -121,7 +136,7 @@ def _history(history: History, relation: Relation) -> dict[str, Any]:
     }
 
 
-def _row(entry: dict[str, Any]) -> list[str]:
+def _row(entry: dict[str, Any], own: bool) -> list[str]:
     marks = [mark for mark in ("latest", "best") if entry[mark]]
     if history := entry["history"]:
         relation = Relation(history["relation"], history["common"])
@@ -133,9 +148,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
     elif isinstance(metadata, dict):
         parts = [f"{k}={number(v)}" for k, v in metadata.items()]
         notes += " ".join(parts)
-    size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
+    sizes = [entry["nbytes"], entry["own_nbytes"]] if own else [entry["nbytes"]]
+    shown = ["-" if size is None else in_bytes(size) for size in sizes]
     age = "-" if entry["saved"] is None else _age(entry["saved"])
-    return [str(entry["step"]), age, size, number(entry["leaves"]), notes]
+    return [str(entry["step"]), age, *shown, number(entry["leaves"]), notes]
 
 
 def _age(saved: float) -> str:

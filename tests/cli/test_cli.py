@@ -42,6 +42,22 @@ def test_ls(run, ask, data):
     assert found["steps"][0]["nbytes"] == 4 * 9 + 8
 
 
+def test_ls_of_what_each_step_has_for_itself(tmp_path, ask, data):
+    tree = {"base": np.arange(1000.0), "n": np.zeros(3)}
+    with eqx_ckpt.CheckpointManager(tmp_path, incremental=True) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {**tree, "n": tree["n"] + step})
+    (tmp_path / "000003/zarr.json").write_bytes(b"damaged")
+    head = ask("ls", tmp_path, "--own")[1].splitlines()[0]
+    assert head.split() == ["step", "age", "size", "own", "leaves"]
+    own = eqx_ckpt.inspect.own_bytes(tmp_path)
+    found = data("ls", tmp_path, "--own")[1]["steps"]
+    assert [entry["own_nbytes"] for entry in found] == [own[1], own[2], None]
+    assert 0 < own[1] < 4000
+    found = data("ls", tmp_path)[1]["steps"]
+    assert [entry["own_nbytes"] for entry in found] == [None] * 3
+
+
 def test_a_metric_that_no_step_has(run, ask, capsys):
     for options in ([], ["--json"]):
         status, text = ask("ls", run, "--best", "typo", *options)

@@ -91,7 +91,19 @@ class Pair:
         for step, tree in self.steps.items():
             assert inspect.verify(f"{self.run}/{step:06d}")
             assert_same(self.managers[0].restore(tree, step), tree)
+        self.check_what_each_has_for_itself()
         self.check_that_no_file_was_written_again()
+
+    def check_what_each_has_for_itself(self):
+        files = {}
+        for step in self.steps:
+            for path in (self.run / f"{step:06d}").rglob("*"):
+                if path.is_file():
+                    files.setdefault(path.stat().st_ino, []).append((step, path))
+        own = dict.fromkeys(self.steps, 0)
+        for (step, path), *others in files.values():
+            own[step] += 0 if others else path.stat().st_size
+        assert inspect.own_bytes(self.run) == own
 
     def check_that_no_file_was_written_again(self):
         found = {}
@@ -185,11 +197,6 @@ def test_any_deletion_in_any_order(tmp_path_factory, place, frozen, calls):
                 pair.check()
 
 
-def own_bytes(path):
-    files = [p.stat() for p in path.rglob("*") if p.is_file()]
-    return sum(status.st_size for status in files if status.st_nlink == 1)
-
-
 def test_a_step_takes_what_has_changed(tmp_path):
     tree = {"frozen": np.random.default_rng(0).random(100_000), "n": jnp.zeros(4)}
     with CheckpointManager(tmp_path, incremental=True, keep=keep_last(2)) as manager:
@@ -198,7 +205,7 @@ def test_a_step_takes_what_has_changed(tmp_path):
             manager.save(step, {**tree, "frozen": tree["frozen"].copy()}).result()
         assert manager.steps() == [3, 4]
         for step in (3, 4):
-            assert own_bytes(tmp_path / f"{step:06d}") < 2000
+            assert inspect.own_bytes(tmp_path)[step] < 2000
             assert_same(manager.restore(tree)["frozen"], tree["frozen"])
 
 

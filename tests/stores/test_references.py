@@ -249,6 +249,20 @@ def saved_twice(url, tree=None):
     return tree, {**tree, "n": tree["n"] + 1}
 
 
+def test_what_each_step_has_for_itself(url):
+    """By manifests alone, in bytes of data; what two steps have is neither's."""
+    tree, changed = saved_twice(url)
+    tree["w"] = tree["w"] + (np.arange(16.0) < 4)
+    with small_chunks(32), CheckpointManager(url, incremental=True) as manager:
+        manager.save(3, {"w": tree["w"], "n": changed["n"]}).result(TIMEOUT)
+        # `n` of the first step, and a chunk of `w` of the third.
+        assert inspect.own_bytes(url) == {1: 8, 2: 0, 3: 32}
+        manager.delete(1)
+        assert inspect.own_bytes(url) == {2: 32, 3: 32}
+        manager.delete(3)
+        assert inspect.own_bytes(url) == {2: 128 + 8}
+
+
 @pytest.fixture
 def url():
     return f"memory://{uuid.uuid4().hex}/run"

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from ..._errors import CheckpointError, CorruptCheckpointError
-from ..._format.manifest import MANIFEST
+from ..._format.manifest import MANIFEST, Manifest
 from ..._format.manifest_parser import from_bytes, HEAD_BYTES
 from ..calls.tensorstore_calls import contradicts
 from ..calls.threads import at_once
@@ -21,9 +21,11 @@ from ..interface.committed_manifest import (
     root_of,
 )
 from ..interface.place import is_misspelled_step, is_step, step_name, Steps
+from ..interface.sure_reads import read_surely
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data, SWEPT
 from .keyvalue_place import KeyValues
+from .own_chunks import own_bytes
 from .reference_marks import Marks
 
 
@@ -134,6 +136,16 @@ class BucketSteps(Steps):
         if not problem:
             self._intact[step] = attempts
         return problem
+
+    def own_bytes(self, steps: Sequence[int]) -> dict[int, int]:
+        found = at_once(self._manifest, steps)
+        return own_bytes({step: m for step, m in found.items() if m is not None})
+
+    def _manifest(self, step: int) -> Manifest | None:
+        """The manifest of a step, unless that was removed meanwhile."""
+        place = self._step(step)
+        data = read_surely(place, MANIFEST)
+        return None if data is None else from_bytes(data, str(place))
 
     def remove(self, steps: Sequence[int]) -> None:
         for step in steps:

@@ -102,6 +102,10 @@ class DirectorySteps(Steps):
     def problem(self, step: int) -> str:
         return self._intact.problem(self._step(step))
 
+    def own_bytes(self, steps: Sequence[int]) -> dict[int, int]:
+        """A step may be a link to a checkpoint elsewhere, which its deletion keeps."""
+        return {step: _nbytes(self._step(step).url()) for step in steps}
+
     def remove(self, steps: Sequence[int]) -> None:
         if steps and os.path.lexists(self._path + INCREMENTAL):
             raise CheckpointError(

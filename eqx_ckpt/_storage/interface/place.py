@@ -426,6 +426,10 @@ class Steps(abc.ABC):
         """
 
     @abc.abstractmethod
+    def own_bytes(self, steps: Sequence[int]) -> dict[int, int]:
+        """The bytes that each of all steps shares with no other one of them."""
+
+    @abc.abstractmethod
     def remove(self, steps: Sequence[int]) -> None:
         """Remove steps; none is ever visible in part."""
 
