@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .._format.display import in_bytes
 from .._format.leaf_record import scalar_to_text
 from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
@@ -33,7 +34,7 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     found = columns.found
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
     metrics = _metrics(found)
-    notes = _notes(found) if columns.kind == "run" else {}
+    notes = _notes(columns) if columns.kind == "run" else {}
     return {
         "kind": columns.kind,
         "title": columns.title,
@@ -46,14 +47,24 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     }
 
 
-def _notes(found: Sequence[Column]) -> dict[str, list[str]]:
-    """What is unusual about where steps of a run come from, by their labels."""
-    steps = {int(column.label): column.manifest.history for column in found}
-    histories = {step: history for step, history in steps.items() if history}
-    return {
+def _notes(columns: Columns) -> dict[str, list[str]]:
+    """What is unusual about steps of a run, by their labels.
+
+    That is, where they come from, and that they share most of their bytes.
+    """
+    manifests = {int(column.label): column.manifest for column in columns.found}
+    histories = {step: m.history for step, m in manifests.items() if m.history}
+    notes = {
         str(step): in_marks(step, histories[step].step, relation)
         for step, relation in relations(histories).items()
     }
+    for step, manifest in manifests.items():
+        own = columns.own_bytes.get(step)
+        if own is not None and own < manifest.nbytes:
+            notes.setdefault(str(step), []).append(
+                f"its deletion frees {in_bytes(own)}"
+            )
+    return notes
 
 
 def _column(column: Column) -> dict[str, Any]:

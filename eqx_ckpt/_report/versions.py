@@ -1,8 +1,9 @@
 """The versions of a checkpoint that a report compares: its columns."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -103,12 +104,14 @@ class Columns(NamedTuple):
     - `title`: the paths.
     - `found`: the versions, of which the last one is described in full.
     - `problems`: why steps are missing.
+    - `own_bytes`: what each step of a run has for itself, as far as that is known.
     """
 
     kind: str
     title: str
     found: list[Column]
     problems: list[Problem]
+    own_bytes: Mapping[int, int] = MappingProxyType({})
 
 
 def find_columns(
@@ -126,8 +129,15 @@ def find_columns(
         if run is None:
             raise e
         found, problems = _of_run(run, most)
-        return Columns("run", str(source), found, problems)
+        return Columns("run", str(source), found, problems, _own_bytes(run))
     return Columns("checkpoint", str(source), [column], [])
+
+
+def _own_bytes(run: Run) -> dict[int, int]:
+    try:
+        return run.stored.own_bytes(run.readable_or_not())
+    except CheckpointError:  # A step that cannot be read, which is named as such.
+        return {}
 
 
 def _run_at(path: PathLike | Source) -> Run | None:

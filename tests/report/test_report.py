@@ -90,6 +90,16 @@ def run(tmp_path):
     return tmp_path / "a run ü"
 
 
+def test_steps_that_share_most_of_their_bytes(tmp_path, report):
+    tree = {"base": np.arange(1000.0), "n": np.zeros(3)}
+    with eqx_ckpt.CheckpointManager(tmp_path, incremental=True) as manager:
+        for step in (1, 2):
+            manager.save(step, {**tree, "n": tree["n"] + step})
+    first, second = (column["notes"] for column in report(tmp_path)[1]["columns"])
+    assert first == second
+    assert first[0].startswith("its deletion frees ")
+
+
 def test_steps_that_did_not_lead_to_the_newest_one(run, report):
     with eqx_ckpt.CheckpointManager(run) as manager:
         manager.save(5, manager.restore(state(2), 2))
