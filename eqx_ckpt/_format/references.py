@@ -23,6 +23,10 @@ INCREMENTAL = "incremental"
 PIN = "refers."
 
 
+# The key of an attempt by which a manager says that it removes what nothing refers to.
+SWEPT = "swept"
+
+
 _ATTEMPT = re.compile(r"(?:[0-9]{6}|[1-9][0-9]{6,18})/@[0-9a-f]{32}/")
 
 

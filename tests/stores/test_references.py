@@ -14,7 +14,10 @@ from hypothesis import given, HealthCheck, settings, strategies as st
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect, keep_last
+from eqx_ckpt._format.references import SWEPT
 from eqx_ckpt._storage.bucket import heartbeat
+from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
+from eqx_ckpt._storage.bucket.reference_marks import Marks
 from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
 from eqx_ckpt._storage.locate import locate
 from faults.workloads import every_kind, small_chunks
@@ -314,10 +317,23 @@ def test_a_run_that_was_downloaded_is_read_and_no_step_of_it_removed(url, tmp_pa
         manager.save(3, tree).result(TIMEOUT)
     assert_same(manager.restore(tree, 3), tree)
     assert_same(manager.restore(first, 1), first)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="copied from a store"):
+        eqx_ckpt.tree_serialise_leaves(
+            tmp_path / "run" / "000001", tree, overwrite=True
+        )
+    assert inspect.verify(tmp_path / "run" / "000002")
     # One step alone is not enough.
     shutil.copytree(tmp_path / "run" / "000002", tmp_path / "half" / "000002")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=r"000001/@.*missing"):
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "half" / "000002", tree)
+
+
+def test_a_run_in_a_directory_may_have_a_neighbour_of_any_name(tmp_path):
+    for run in (tmp_path / MARK, tmp_path):
+        with CheckpointManager(run, keep=keep_last(1)) as manager:
+            for step in (1, 2):
+                manager.save(step, {"w": np.ones(3)})
+        assert manager.steps() == [2]
 
 
 def test_only_steps_of_one_run_share(url, tmp_path):
@@ -399,6 +415,157 @@ def test_what_a_save_refers_to_is_kept_while_it_lives(url, clock, is_late):
         saving.result(TIMEOUT)
         assert inspect.verify(path_of(url, 3))
         assert_same(manager.restore(tree), tree)
+
+
+def values(url):
+    """What writes a value of a key of a run, or deletes it, as nobody here would."""
+    store = open_kvstore(locate(url).spec)
+    return lambda key, value=None: store.write(key, value).result()
+
+
+def paused_save(url, step, tree, base):
+    """A save that waits before its commit, and what lets it go on."""
+    pause = Pause()
+    with small_chunks(32):
+        saving = eqx_ckpt.tree_serialise_leaves_async(
+            path_of(url, step), tree, base=path_of(url, base), progress=pause
+        )
+        assert pause.reached.wait(TIMEOUT)
+    return saving, pause
+
+
+def sweep(manager):
+    manager._sweeps.begin()
+    manager.wait()
+
+
+def test_ten_minutes_pass_after_the_last_reference(url, clock, monkeypatch):
+    """A list may lag for so long, and lack who refers to something by now."""
+    tree, _ = saved_twice(url)
+    manager = CheckpointManager(url)
+    manager.delete(1)
+    sweep(manager)
+    clock.now += heartbeat.ORPHANED_AFTER + 1
+    saving, pause = paused_save(url, 3, tree, 2)
+    manager.delete(2)
+    list_keys = KeyValues.list_keys
+
+    def lagging(place):
+        return [key for key in list_keys(place) if not key.startswith("000003/")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyValues, "list_keys", lagging)
+        sweep(manager)
+    pause.go_on.set()
+    saving.result(TIMEOUT)
+    assert inspect.verify(path_of(url, 3))
+
+
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_who_begins_while_a_manager_removes_keeps_its_chunks(
+    url, clock, monkeypatch, is_taken_back
+):
+    """Its base is a manifest that comes late, and perhaps goes again."""
+    _, tree = saved_twice(url)
+    late = open_kvstore(locate(url).spec).read("000002/zarr.json").result().value
+    write, manager = values(url), CheckpointManager(url)
+    write("000002/zarr.json")
+    manager.delete(1)
+    begun = []
+
+    def begin():
+        if not begun:
+            write("000002/zarr.json", late)
+            begun.append(paused_save(url, 3, tree, 2))
+            if is_taken_back:
+                write("000002/zarr.json")
+
+    read, delete = Marks.read, KeyValues.delete
+
+    def reading(marks, everything, dead):
+        if is_taken_back and dead:
+            begin()
+        read(marks, everything, dead)
+
+    def deleting(place, keys):
+        if any("/" in key for key in keys):
+            begin()
+        delete(place, keys)
+
+    monkeypatch.setattr(Marks, "read", reading)
+    monkeypatch.setattr(KeyValues, "delete", deleting)
+    sweep(manager)
+    clock.now += heartbeat.ORPHANED_AFTER + 1
+    sweep(manager)
+    ((saving, pause),) = begun
+    pause.go_on.set()
+    saving.result(TIMEOUT)
+    assert inspect.verify(path_of(url, 3))
+    assert_same(manager.restore(tree, 3), tree)
+
+
+def test_a_list_that_lacks_everything_removes_nothing(url, clock, monkeypatch):
+    _, tree = saved_twice(url)
+    manager = CheckpointManager(url)
+    manager.delete(1)
+    write, list_keys, blind = KeyValues.write, KeyValues.list_keys, []
+
+    def writing(place, key, value, *version):
+        if key == SWEPT:
+            blind.append(1)
+        return write(place, key, value, *version)
+
+    def listing(place):
+        return [] if blind and blind.pop() else list_keys(place)
+
+    monkeypatch.setattr(KeyValues, "write", writing)
+    monkeypatch.setattr(KeyValues, "list_keys", listing)
+    sweep(manager)
+    clock.now += heartbeat.ORPHANED_AFTER + 1
+    sweep(manager)
+    assert inspect.verify(path_of(url, 2))
+    assert_same(manager.restore(tree, 2), tree)
+
+
+def test_a_mark_that_is_missing_once_is_there(url, monkeypatch):
+    saved_twice(url)
+    manager = CheckpointManager(url)
+    read, wrong = KeyValues.read, [1]
+
+    def reading(place, key, *most):
+        return (
+            None if key == MARK and wrong and wrong.pop() else read(place, key, *most)
+        )
+
+    monkeypatch.setattr(KeyValues, "read", reading)
+    manager.delete(1)
+    assert not wrong
+    assert inspect.verify(path_of(url, 2))
+
+
+def test_what_was_copied_to_a_run_is_deleted_at_once(url, tmp_path):
+    """Nothing refers to what has no prefix, and no sweep looks there."""
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "000001", {"w": np.ones(3)})
+    write = values(url)
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            write(str(file.relative_to(tmp_path)), file.read_bytes())
+    manager = CheckpointManager(url, incremental=True)
+    for step in (2, 3):
+        manager.save(step, {"w": np.ones(3)}).result(TIMEOUT)
+    manager.delete(1)
+    assert not {key for key in keys(url) if key.startswith("000001/")}
+    manager.save(1, {"w": np.ones(3)}).result(TIMEOUT)
+
+
+def test_what_is_no_checkpoint_refers_to_nothing(url, clock):
+    saved_twice(url)
+    values(url)("000007/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    manager = CheckpointManager(url)
+    for step in (1, 2):
+        manager.delete(step)
+    removed_by_time(manager, clock)
+    assert keys(url) == {MARK, "000007/zarr.json"}
 
 
 def test_who_refers_to_nothing_deletes_at_once(url):

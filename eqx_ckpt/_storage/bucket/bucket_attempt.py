@@ -15,7 +15,7 @@ from types import TracebackType
 from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
-from ..._format.references import attempts_of
+from ..._format.references import attempt_at, attempts_of, SWEPT
 from ..._format.sample_record import is_state, RECORD
 from ..._types import Layout
 from ..interface.place import Attempt, run_of, Share, Shown
@@ -41,10 +41,6 @@ PREFIX = re.compile(r"@[0-9a-f]{32}/")
 
 
 PROBE = "probe"
-
-
-# The mark of a manager that removes an attempt.
-SWEPT = "swept"
 
 
 # The buckets that passed the test of conditional writes, by their identity.
@@ -296,12 +292,13 @@ def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
 def remove_data(place: KeyValues, manifest: bytes) -> None:
     """Delete what a manifest pointed to; a sweep does, if others may refer to it."""
     checkpoint = from_bytes(manifest, str(place))
-    if may_be_referred_to(place):
+    # To a directory that was copied to the store, nothing can refer.
+    is_attempt = bool(attempt_at(place.spec["path"] + checkpoint.root))
+    if is_attempt and may_be_referred_to(place):
         return
     if checkpoint.root:
         place.delete_below(checkpoint.root)
     else:
-        # A directory that was copied to the store.
         keys = place.list_keys()
         others = {MANIFEST, *foreign(keys, checkpoint)}
         place.delete([key for key in keys if key not in others])

@@ -5,12 +5,13 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, Manifest
 from ..._format.manifest_parser import from_bytes, HEAD_BYTES
+from ..._format.references import SWEPT
 from ..calls.tensorstore_calls import contradicts
 from ..calls.threads import at_once
 from ..interface.committed_manifest import (
@@ -23,7 +24,7 @@ from ..interface.committed_manifest import (
 from ..interface.place import is_misspelled_step, is_step, step_name, Steps
 from ..interface.sure_reads import read_surely
 from . import heartbeat
-from .bucket_attempt import PREFIX, remove_data, SWEPT
+from .bucket_attempt import PREFIX, remove_data
 from .keyvalue_place import KeyValues
 from .own_chunks import own_bytes
 from .reference_marks import Marks
@@ -196,8 +197,8 @@ class OrphanSweeper:
 
     def __init__(self, run: KeyValues) -> None:
         self._run = run
-        # By prefix: its keys, and since when they have not changed.
-        self._seen: dict[str, tuple[int, float]] = {}
+        # By prefix: its keys, and those that no manifest needs.
+        self._keys, self._unneeded = _Unchanged(), _Unchanged()
         self._in_use: set[str] = set()
         self._marks = Marks(run)
         self._is_ended = threading.Event()
@@ -214,7 +215,9 @@ class OrphanSweeper:
         everything = self._run.list_keys()
         found, _ = self._unknown(everything)
         unused = self._unused([*found])
-        return self._unreferenced(unused, everything, {*unused})
+        if not unused or not self._read_marks(everything, ()):
+            return []
+        return [p for p in unused if self._marks.unmarked(p, found[p])]
 
     def _unknown(
         self, everything: Sequence[str]
@@ -248,24 +251,23 @@ class OrphanSweeper:
         """Delete attempts that have been unused and unchanged for long enough.
 
         That is `ORPHANED_AFTER`. It begins when the last manifest that names an attempt
-        is gone: whoever replaced that may have to put it back.
+        is gone: whoever replaced that may have to put it back. For a key, when the last
+        manifest that refers to it is: a list may lag, and lack who refers to it now.
         """
         everything = self._run.list_keys()
         found, contested = self._unknown(everything)
         waiting = found.keys() - contested | {*self._unused([*contested])}
-        seen, now = self._seen, heartbeat.clock()
-        self._seen = {}
-        silent: list[str] = []
-        for prefix in sorted(waiting):
-            state = hash(tuple(sorted(found[prefix])))
-            before, since = seen.get(prefix, (0, now))
-            self._seen[prefix] = state, since if state == before else now
-            if state == before and now - since >= heartbeat.ORPHANED_AFTER:
-                silent.append(prefix)
-        unused = self._unused(silent)
-        living = found.keys() - {*silent}
-        if removed := self._unreferenced(unused, everything, living):
-            self._remove(removed, living)
+        keys = {prefix: sorted(found[prefix]) for prefix in waiting}
+        silent = self._keys.long_enough(keys)
+        if not keys or not self._read_marks(everything, silent):
+            return
+        unneeded = self._unneeded.long_enough(
+            {prefix: self._marks.unneeded(prefix, keys[prefix]) for prefix in keys}
+        )
+        unused = self._unused(sorted(silent & unneeded))
+        unmarked = {p: self._marks.unmarked(p, keys[p]) for p in unused}
+        if removed := {p: of_it for p, of_it in unmarked.items() if of_it}:
+            self._remove(removed, silent)
 
     def _unused(self, prefixes: Sequence[str]) -> list[str]:
         """The attempts that no manifest refers to; the others are remembered."""
@@ -295,45 +297,58 @@ class OrphanSweeper:
         except CheckpointError:
             return True  # Damaged: its data may still be useful.
 
-    def _unreferenced(
-        self, prefixes: Sequence[str], everything: Sequence[str], living: Set[str]
-    ) -> list[str]:
-        """The attempts with something that nothing refers to, of a list of all keys."""
-        if not prefixes or not self._read_marks(everything, living):
-            return []
-        keys: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
-        for key in everything:
-            if (m := _STEP_ATTEMPT.match(key)) and m[0] in keys:
-                keys[m[0]].append(key)
-        return [p for p in prefixes if self._marks.unmarked(p, keys[p])]
-
-    def _read_marks(self, everything: Sequence[str], living: Set[str]) -> bool:
+    def _read_marks(self, everything: Sequence[str], dead: Collection[str]) -> bool:
         """Whether it can be seen what the steps and the living attempts refer to."""
+        if self._is_ended.is_set():
+            return False
         try:
-            self._marks.read(everything, living)
+            self._marks.read(everything, dead)
         except CheckpointError as e:
             logger.warning("Nothing can be swept in %s: %s", self._run, e)
             return False
         return True
 
-    def _remove(self, prefixes: Sequence[str], living: Set[str]) -> None:
-        """Delete attempts, but for what is committed, or referred to, meanwhile.
+    def _remove(
+        self, unmarked: Mapping[str, Sequence[str]], dead: Collection[str]
+    ) -> None:
+        """Delete keys of attempts, but for what is committed, or needed, meanwhile.
 
-        Whoever commits something after this has looked sees the mark, which is deleted
-        last.
+        Nothing is deleted because of one answer: what is not needed was not needed
+        before, either. Whoever commits something after this has looked sees the mark,
+        which is deleted last; so does whoever wants to refer to something.
         """
-        for prefix in prefixes:
+        for prefix in unmarked:
             (self._run / prefix).write(SWEPT, b"1")
         # What is referred to by now, and by whom; nobody refers to more after this.
-        is_known = self._read_marks(self._run.list_keys(), living)
-        for prefix in prefixes:
+        is_known = self._read_marks(self._run.list_keys(), dead)
+        for prefix, before in unmarked.items():
             place = self._run / prefix
             if is_known and not self._is_in_use(prefix):
                 logger.info("Removing %s, which nothing needs any more.", prefix)
-                keys = [prefix + key for key in place.list_keys() if key != SWEPT]
-                unmarked = self._marks.unmarked(prefix, keys)
-                place.delete([key.removeprefix(prefix) for key in unmarked])
+                found = self._marks.unmarked(prefix, before)
+                keys = [key.removeprefix(prefix) for key in found]
+                place.delete([key for key in keys if key != SWEPT])
             place.delete([SWEPT])
+
+
+class _Unchanged:
+    """Since when keys have been the same, as one manager has seen them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def long_enough(self, keys: Mapping[str, Sequence[str]]) -> set[str]:
+        """The prefixes whose keys have been the same for `ORPHANED_AFTER`."""
+        seen, now = self._seen, heartbeat.clock()
+        self._seen = {}
+        found: set[str] = set()
+        for prefix, of_prefix in keys.items():
+            state = hash(tuple(of_prefix))
+            before, since = seen.get(prefix, (None, now))
+            self._seen[prefix] = state, since if state == before else now
+            if state == before and now - since >= heartbeat.ORPHANED_AFTER:
+                found.add(prefix)
+        return found
 
 
 def _manifest_of(prefix: str) -> str:

@@ -9,7 +9,8 @@ from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._format.manifest_parser import HEAD_BYTES
-from ..._format.references import attempt_at, INCREMENTAL, pin_of
+from ..._format.references import attempt_at, INCREMENTAL, pin_of, SWEPT
+from ..calls.threads import at_once
 from ..interface.base import Base, KnownChunk
 from ..interface.chunk_bytes import Chunk, Encoded
 from ..interface.committed_manifest import root_of
@@ -64,7 +65,14 @@ class SharedValues:
         step, _, root = base.partition("/")
         if root_of(run.read(f"{step}/{MANIFEST}", HEAD_BYTES) or b"") != root:
             return {}
-        there = {a + key for a in attempts for key in (run / a).list_keys()}
+        listed = at_once(lambda attempt: (run / attempt).list_keys(), attempts)
+        # A manager that marks an attempt later than that sees what was said here.
+        there = {
+            attempt + key
+            for attempt, keys in listed.items()
+            if SWEPT not in keys
+            for key in keys
+        }
         return {
             key: chunk for key, chunk in known.items() if chunk.attempt + key in there
         }

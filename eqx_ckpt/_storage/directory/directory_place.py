@@ -53,7 +53,7 @@ from ..interface.replacing import (
     remove_replaced,
     whole_above,
 )
-from .directory_steps import DirectorySteps
+from .directory_steps import check_shares_nothing, DirectorySteps
 from .directory_writer import DirectoryWriter
 from .foreign_paths import instead_of_a_run, what_is_at
 
@@ -128,7 +128,8 @@ class Directory(Storage):
         target = self.spec["path"].rstrip("/") or "/"
         if self.link and os.path.isdir(target) and os.listdir(target):
             target = self.link
-        is_replacement(target, CHECKPOINT, overwrite=overwrite)
+        if is_replacement(target, CHECKPOINT, overwrite=overwrite):
+            check_shares_nothing(target)
         above = os.path.dirname(target)
         os.makedirs(above, exist_ok=True)
         with contextlib.ExitStack() as stack:

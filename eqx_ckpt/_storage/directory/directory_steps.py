@@ -107,13 +107,8 @@ class DirectorySteps(Steps):
         return {step: _nbytes(self._step(step).url()) for step in steps}
 
     def remove(self, steps: Sequence[int]) -> None:
-        if steps and os.path.lexists(self._path + INCREMENTAL):
-            raise CheckpointError(
-                f"{self._run} was copied from a store, where its steps share chunks: "
-                f"without step {steps[0]}, others could not be read. Nothing was "
-                "removed. Copy those that you need with `eqx_ckpt.copy`, and remove "
-                "the directory."
-            )
+        if steps:
+            check_shares_nothing(self._step(steps[0]).url())
         _remove(self._step(step).url() for step in steps)
 
     def sweep(self) -> None:
@@ -152,6 +147,17 @@ class DirectorySteps(Steps):
 
     def _step(self, step: int) -> Storage:
         return self._run / f"{step_name(step)}/"
+
+
+def check_shares_nothing(path: str) -> None:
+    """Raise if others may need what is in the directory of a step."""
+    run, name = os.path.split(path)
+    if is_step(name) and os.path.isfile(f"{run}/{INCREMENTAL}"):
+        raise CheckpointError(
+            f"{run!r} was copied from a store, where its steps share chunks: without "
+            f"what is in {name!r}, others could not be read. Nothing was removed. Copy "
+            "the steps that you need with `eqx_ckpt.copy`, and remove the directory."
+        )
 
 
 def _is_older(one: str, other: str) -> bool:

@@ -7,6 +7,7 @@ from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
 from ..._format.references import attempts_of
 from ..._types import Checksums, Report
+from ..calls.threads import at_once
 from .chunk_bytes import Chunk, ChunkBytes, Piece, Wanted
 from .place import Chunks, run_of, Storage
 
@@ -50,20 +51,23 @@ class ReferredChunks(Chunks):
         yield from self._run.fetch(elsewhere)
 
     def listed(self) -> set[str]:
+        listed = at_once(lambda attempt: self._at(attempt).listed(), self._attempts)
         found = self._own.listed()
-        for attempt, chunks in self._attempts.items():
-            found.update(attempt + key for key in chunks.listed())
+        for attempt, keys in listed.items():
+            found.update(attempt + key for key in keys)
         return found
+
+    def _at(self, attempt: str) -> Chunks:
+        return self._attempts[attempt] if attempt else self._own
 
     def missing(self, wanted: Iterable[Wanted]) -> str:
         by_attempt: dict[str, list[Wanted]] = {}
         for one in wanted:
             by_attempt.setdefault(self._attempt(one.chunk), []).append(one)
-        for attempt, of_it in by_attempt.items():
-            chunks = self._attempts[attempt] if attempt else self._own
-            if problem := chunks.missing(of_it):
-                return attempt + problem
-        return ""
+        problems = at_once(
+            lambda attempt: self._at(attempt).missing(by_attempt[attempt]), by_attempt
+        )
+        return next((a + problem for a, problem in problems.items() if problem), "")
 
     def read_all(
         self, keys: Sequence[str]
