@@ -12,14 +12,21 @@ from .uploader import Uploader
 
 
 class Mirrors:
-    """The mirrors of a run; in a job, its first process uploads to them."""
+    """The mirrors of a run; in a job, its first process uploads to them.
+
+    **Attributes:**
+
+    - `runs`: the run in each mirror.
+    """
 
     def __init__(
         self, directory: PathLike, mirror: Mirror | Sequence[Mirror] | None
     ) -> None:
         given = checked_mirrors(mirror)
         self._uploaders = [Uploader(Run(directory), one) for one in given]
-        places = [Run(directory), *self.runs()]
+        # The threads that upload have their own, as one remembers what it has listed.
+        self.runs = [Run(one.path) for one in given]
+        places = [Run(directory), *self.runs]
         urls = [run.directory for run in places]
         for url in urls:
             if urls.count(url) > 1:
@@ -27,10 +34,6 @@ class Mirrors:
                     f"`mirror` is {mirror!r}, and {url!r} would have each step twice. "
                     "Pass another place, such as a bucket."
                 )
-
-    def runs(self) -> list[Run]:
-        """The run in each mirror."""
-        return [uploader.there for uploader in self._uploaders]
 
     def begin(self) -> None:
         """Upload what an earlier manager has not."""
@@ -48,7 +51,7 @@ class Mirrors:
 
     def steps(self) -> list[int]:
         """The steps that are in any mirror."""
-        return sorted({step for run in self.runs() for step in run.steps()})
+        return sorted({step for run in self.runs for step in run.steps()})
 
     def futures(self) -> dict[int, Future[None]]:
         found: dict[int, list[Future[None]]] = {}

@@ -15,38 +15,57 @@ from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
+from .._types import PathLike
+from .one_history import check_beside, OtherHistory
 
 
 class LocalProblem(CheckpointError):
     """The step to be uploaded cannot be read, or is gone."""
 
 
-def upload(run: Run, step: int, mirror: Run, watch: Callable[[int], None]) -> None:
+def upload(
+    run: Run,
+    step: int,
+    mirror: Run,
+    related: set[int],
+    watch: Callable[[int], None],
+) -> None:
     """Copy a step to a mirror. If this returns, it is there, intact.
 
-    `watch` is called with the bytes of each piece; what it raises gives the upload up.
+    The steps there that are known to be of its history are `related`. `watch` is called
+    with the bytes of each piece; what it raises gives the upload up.
     """
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
-        manifest = source.manifest
-        found = _found(mirror, step)
-        if found is not None:
-            if not is_same_step(manifest, found):
-                raise CheckpointExistsError(
-                    f"Step {step} in {mirror.directory!r} is not step {step} in "
-                    f"{run.directory!r}: they were saved by different runs, or after "
-                    "different restores. Nothing was uploaded. Pass another place as "
-                    "`mirror`, or delete the steps there that you do not want."
-                )
-            if not mirror.stored.problem(step):
-                return
-        plan, metadata = plan_copy(manifest), manifest.metadata
-        path = mirror.path(step)
-        save = Save(path, plan, None, metadata, manifest.layout, False)
-        save.begin(Alone(), overwrite=found is not None)
-        pieces = _read(pieces_of(source, save.arrays), reading)
-        save.run(_watched(pieces, watch))
+        history, found = source.manifest.history, _found(mirror, step)
+        if found is None and history is not None:
+            check_beside(mirror, step, history, related)
+        if found is not None and not is_same_step(source.manifest, found):
+            raise CheckpointExistsError(
+                f"Step {step} in {mirror.directory!r} is not step {step} in "
+                f"{run.directory!r}: they were saved by different runs, or after "
+                "different restores. Nothing was uploaded. Pass another place as "
+                "`mirror`, or delete the steps there that you do not want."
+            )
+        if found is None or mirror.stored.problem(step):
+            save = _copying(source.manifest, mirror.path(step))
+            save.begin(Alone(), overwrite=found is not None)
+            pieces = _read(pieces_of(source, save.arrays), reading)
+            save.run(_watched(pieces, watch))
+    if history is None:
+        return
+    try:
+        # Another machine may have uploaded a step of another history meanwhile.
+        check_beside(mirror, step, history, related)
+    except OtherHistory:
+        mirror.stored.remove([step])
+        raise
+
+
+def _copying(manifest: Manifest, path: PathLike) -> Save:
+    plan, metadata = plan_copy(manifest), manifest.metadata
+    return Save(path, plan, None, metadata, manifest.layout, False)
 
 
 def _found(mirror: Run, step: int) -> Manifest | None:

@@ -17,6 +17,7 @@ from .._steps.run_steps import Run
 from .._steps.step_removal import retain
 from .._storage.calls.threads import lower_priority, start
 from .mirror import Mirror
+from .one_history import OtherHistory
 from .step_upload import LocalProblem, upload
 from .upload_queue import UploadQueue
 
@@ -45,7 +46,7 @@ _LAST_PATIENCE = 60.0
 
 
 # What fails again, however often it is tried: another step may not.
-_FINAL = (LocalProblem, CheckpointExistsError, LeafNameError)
+_FINAL = (LocalProblem, CheckpointExistsError, LeafNameError, OtherHistory)
 
 
 class _Stopped(Exception):
@@ -71,6 +72,7 @@ class Uploader:
 
     def _reset(self) -> None:
         self._queue = UploadQueue(self._mirror.when)
+        self._related: set[int] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -221,7 +223,7 @@ class Uploader:
 
     def _upload(self, step: int) -> None:
         try:
-            upload(self._run, step, self.there, self._watch)
+            upload(self._run, step, self.there, self._related, self._watch)
         except Exception as e:
             may_succeed = isinstance(e, OSError | CheckpointError | _Stopped)
             with self._changed:

@@ -10,8 +10,8 @@ from jaxtyping import PyTree
 from .._distributed.process_group import from_first, gather_errors
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._inspecting.inspect_checkpoint import verify
-from .._steps.run_steps import Run
 from .._types import check_word
+from .tiers import Copy, Tiers
 
 
 OnDamage: TypeAlias = Literal["raise", "fallback"]
@@ -22,69 +22,91 @@ def check_on_damage(on_damage: OnDamage) -> None:
 
 
 def resumed(
-    run: Run, restored: Callable[[int], PyTree], on_damage: OnDamage, timeout: float
+    tiers: Tiers,
+    step: int | None,
+    restored: Callable[[Copy], PyTree],
+    on_damage: OnDamage,
+    timeout: float,
 ) -> tuple[PyTree, list[int]]:
-    """Restore the newest undamaged step; return it with the steps skipped.
+    """Restore a step, or the newest undamaged one; return it with those passed over.
 
-    All processes of a job restore the same step.
+    Only local ones are named. All processes of a job restore the same copy.
     """
-    how = "" if on_damage == "raise" else f"on_damage={on_damage!r}"
-    call = f"restore({how}) in {run.directory!r}"
-    steps = from_first(call, ft.partial(_steps, run), timeout)
-    newest = f"restore(step={steps[-1]}) in {run.directory!r}"
-    result, problem = gather_errors(newest, lambda: restored(steps[-1]), timeout)
+    how = "" if step is None else f"step={step}"
+    how += "" if on_damage == "raise" else f"on_damage={on_damage!r}"
+    call = f"restore({how}) in {tiers.directory!r}"
+    listed = from_first(call, ft.partial(_copies, tiers, step), timeout)
+    copies = [Copy(*copy) for copy in listed]
+    last = copies[-1]
+    newest = f"restore(step={last.step}) in {tiers.directory!r}"
+    result, problem = gather_errors(newest, lambda: restored(last), timeout)
     if problem is None:
         return result, []
-    if isinstance(problem, CheckpointNotFoundError):
-        newer = f"restore() newer than {steps[-1]} in {run.directory!r}"
-        step = from_first(
-            newer, lambda: max(run.readable_or_not(), default=-1), timeout
-        )
-        if step > steps[-1]:
+    if isinstance(problem, CheckpointNotFoundError) and step is None:
+        newer = f"restore() newer than {last.step} in {tiers.directory!r}"
+        found = from_first(newer, lambda: tiers.copies()[-1:], timeout)
+        if found and found[0][0] > last.step:
             # Another job has saved a newer step, and has removed this one.
-            return restored(step), []
+            return restored(Copy(*found[0])), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
-    older = ft.partial(_newest_whole, run, steps[:-1])
-    call = f"restore() older than {steps[-1]} in {run.directory!r}"
+    older = ft.partial(_newest_whole, tiers, copies, step)
+    call = f"restore() older than {last.step} in {tiers.directory!r}"
     whole = from_first(call, older, timeout)
+    whole = None if whole is None else Copy(*whole)
     if on_damage == "raise" or whole is None:
-        raise CorruptCheckpointError(f"{problem}\n{_fallback_hint(steps, whole)}")
+        hint = _fallback_hint(tiers, last, whole) if step is None or whole else ""
+        raise CorruptCheckpointError(f"{problem}\n{hint}".rstrip())
+    where = f" in {tiers.place(whole.tier)!r}" if whole.tier else ""
     warnings.warn(
-        f"Step {steps[-1]} is damaged, and step {whole} was restored: {problem}",
+        f"Step {last.step} is damaged, and step {whole.step}{where} was restored: "
+        f"{problem}",
         stacklevel=3,
     )
-    return restored(whole), [step for step in steps if step > whole]
+    first = copies.index(whole) + 1 if whole in copies else 0
+    return restored(whole), [copy.step for copy in copies[first:] if copy.tier == 0]
 
 
-def _steps(run: Run) -> list[int]:
-    """The committed steps; raise if there are none."""
-    steps = run.readable_or_not()
-    run.check_unusable(steps)
-    if not steps:
+def _copies(tiers: Tiers, step: int | None) -> list[Copy]:
+    """The committed steps in all tiers; raise if there are none."""
+    if step is not None:
+        return [tiers.nearest(step)]
+    copies = tiers.copies()
+    tiers.check_unusable(copies)
+    if not copies:
         raise CheckpointNotFoundError(
-            f"No committed checkpoint in {run.directory!r}. To start a new run there, "
-            f"look at `latest()` first, which is `None` then. {run.explain()}"
+            f"No committed checkpoint in {tiers.directory!r}. To start a new run "
+            "there, look at `latest()` first, which is `None` then. "
+            f"{tiers.explain()}"
         )
-    return steps
+    return copies
 
 
-def _newest_whole(run: Run, steps: Sequence[int]) -> int | None:
-    for step in reversed(steps):
+def _newest_whole(
+    tiers: Tiers, copies: Sequence[Copy], step: int | None
+) -> Copy | None:
+    """The best copy but for the last one; of a given step, one in another tier."""
+    others = copies[:-1] if step is None else tiers.farther(copies[-1])
+    for copy in reversed(others):
         try:
-            verify(run.path(step))
+            verify(tiers.path(copy))
         except (CorruptCheckpointError, CheckpointNotFoundError):
             continue
-        return step
+        return copy
     return None
 
 
-def _fallback_hint(steps: Sequence[int], whole: int | None) -> str:
-    """Advice on the newest step, which is damaged."""
+def _fallback_hint(tiers: Tiers, last: Copy, whole: Copy | None) -> str:
+    """Advice on a step that is damaged."""
     if whole is None:
         return "None of the older steps is intact."
+    if whole.step == last.step:
+        return (
+            f"Step {whole.step} in {tiers.place(whole.tier)!r} is intact: pass "
+            "`on_damage='fallback'` to go on from there."
+        )
     return (
-        f"This is step {steps[-1]}, the newest. Step {whole} is intact: pass "
+        f"This is step {last.step}, the newest. Step {whole.step} is intact: pass "
         f"`on_damage='fallback'` to go on from there (what is damaged is then replaced "
-        f"when that step is saved again), or `step={whole}` to look at it."
+        f"when that step is saved again), or `step={whole.step}` to look at it."
     )

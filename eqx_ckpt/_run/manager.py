@@ -56,6 +56,7 @@ from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .state_origin import StateOrigin
 from .step_before import StepBefore
+from .tiers import Copy, Tiers
 
 
 class CheckpointManager:
@@ -163,6 +164,7 @@ class CheckpointManager:
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
         self._mirrors = Mirrors(directory, mirror)
+        self._tiers = Tiers(self._run, self._mirrors.runs)
         if is_first():
             self._run.clean_up()
         self._mirrors.begin()
@@ -267,7 +269,8 @@ class CheckpointManager:
         - `step`: the step to restore; the default is the newest.
         - `on_damage`: if the newest step is damaged, `"raise"` an error that names the
             newest undamaged step, or `"fallback"` to that step, with a warning; a later
-            save then replaces the damaged one. A damaged `step` is always an error.
+            save then replaces the damaged one. A damaged `step` is an error, unless a
+            mirror has it.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**
@@ -296,37 +299,40 @@ class CheckpointManager:
             transform,
         )
 
-        def of_step(step: int) -> PyTree:
-            path, progress = self._run.path(step), self._progress
+        def of_copy(copy: Copy) -> PyTree:
+            path, progress = self._tiers.path(copy), self._progress
             tree, source = restored(
                 path, request, broadcast_replicas, progress, self._timeout
             )
             # `keep` looks at steps, and does not go on from them.
             if not self._is_run_here():
                 is_whole = where is None and not prefix
-                self._origin.restored(step, source, is_whole=is_whole)
+                self._origin.restored(copy.step, source, is_whole=is_whole)
             return tree
 
         self._settle()
-        if step is not None:
-            step = as_step(step)
+        number = None if step is None else as_step(step)
+        if number is not None and not self._mirrors.runs:
             try:
-                return of_step(step)
+                return of_copy(Copy(number, 0))
             except CheckpointNotFoundError as e:
-                raise self._run.missing(step) from e
-        result, passed = resumed(self._run, of_step, on_damage, self._timeout)
+                raise self._run.missing(number) from e
+        how = (on_damage, self._timeout)
+        result, passed = resumed(self._tiers, number, of_copy, *how)
         self._known.damaged.update(passed)
         return result
 
     def steps(self) -> list[int]:
-        """The saved steps, in order. Other entries of the directory are ignored.
+        """The saved steps, in order, also those in a mirror.
+
+        Other entries of the directory are ignored.
 
         **Raises:**
 
         - [`eqx_ckpt.CheckpointError`][]: a newer checkpoint is there whose name is a
             number, but not a step's name; or the directory was moved.
         """
-        return self._run.steps()
+        return self._tiers.steps()
 
     def latest(self) -> int | None:
         """The newest saved step, or `None` if there are no steps.
@@ -334,8 +340,10 @@ class CheckpointManager:
         **Raises:**
 
         - As `steps`.
+        - [`eqx_ckpt.CheckpointError`][]: the newest step in a mirror, and that in the
+            directory, did not come from one another.
         """
-        return from_first(self._call("latest()"), self._run.latest, self._timeout)
+        return from_first(self._call("latest()"), self._tiers.latest, self._timeout)
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step with the best value of a metric.
@@ -354,11 +362,14 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no step has the metric.
         - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
         """
-        return self._run.best(metric, mode)
+        return self._tiers.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
         """Read the manifest of a step: see [`eqx_ckpt.inspect.read_manifest`][]."""
-        return read_manifest(self._run.path(as_step(step)))
+        copy = Copy(as_step(step), 0)
+        if self._mirrors.runs:
+            copy = self._tiers.nearest(copy.step)
+        return read_manifest(self._tiers.path(copy))
 
     def delete(self, step: SupportsIndex) -> None:
         """Delete a step and all of its files. Waits for a running save.
@@ -386,7 +397,7 @@ class CheckpointManager:
             if problem is not None:
                 raise problem
             assert number is not None
-            delete = ft.partial(self._run.delete, number)
+            delete = ft.partial(self._tiers.delete, number)
             so_far = f"{may_be_deleted(number)} "
             from_first(call, delete, self._timeout, so_far=so_far)
             self._known.remove([number])
@@ -411,7 +422,10 @@ class CheckpointManager:
         number, why = as_step(step), 2 * caught_sigterm(self)
         call = self._call(f"should_save({in_words(step)})")
         if self._when and not self._known.are_listed:
-            listed = self._run.readable_or_not
+            # Nobody waits for a mirror here; what was seen there counts.
+            def listed() -> list[int]:
+                return [*self._run.readable_or_not(), *self._tiers.seen]
+
             self._known.list(from_first(f"{call}, the first", listed, self._timeout))
         there = self._known.now()
         if not why:

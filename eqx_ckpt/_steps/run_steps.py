@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError
@@ -260,11 +260,16 @@ class Run:
         check_text("metric", metric)
         check_mode(mode)
         steps = {step: self.metadata(step) for step in self.steps()}
-        best = ranked(steps, metric, mode)
-        if not best:
-            raise CheckpointNotFoundError(
-                f"None of the {len(steps)} steps in {self.directory!r} has a number "
-                f"{metric!r} in its metadata, other than NaN. Save it there: "
-                f"`metadata={{{metric!r}: float(value)}}`."
-            )
-        return best[0]
+        return best_of(steps, metric, mode, self.directory)
+
+
+def best_of(steps: Mapping[int, Any], metric: str, mode: Mode, where: str) -> int:
+    """The step of best metadata; raise if none has the metric."""
+    best = ranked(steps, metric, mode)
+    if not best:
+        raise CheckpointNotFoundError(
+            f"None of the {len(steps)} steps in {where!r} has a number {metric!r} in "
+            f"its metadata, other than NaN. Save it there: "
+            f"`metadata={{{metric!r}: float(value)}}`."
+        )
+    return best[0]

@@ -19,6 +19,8 @@ def _manager(place: str) -> eqx_ckpt.CheckpointManager:
 
 def train(place: str, steps: int) -> None:
     with _manager(place) as manager:
+        if manager.latest() is not None:
+            manager.restore(state(0))
         manager.save(steps, state(steps)).result()
 
 

@@ -46,11 +46,11 @@ class Gate:
         self._answers: queue.Queue[Exception | None] = queue.Queue()
         real = uploader.upload
 
-        def upload(run: Any, step: int, mirror: Any, watch: Any) -> None:
+        def upload(run: Any, step: int, *others: Any) -> None:
             self._arrived.put(step)
             if (error := self._answers.get(timeout=PATIENCE)) is not None:
                 raise error
-            real(run, step, mirror, watch)
+            real(run, step, *others)
 
         monkeypatch.setattr(uploader, "upload", upload)
 
@@ -129,6 +129,14 @@ class World:
         self.settle(self.manager)
         self.model.begin()
         self.arrive()
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on from the newest step of both places."""
+        there = self.model.local | self.model.there
+        assert self.manager.latest() == max(there, default=None)
+        if there:
+            assert_same(self.manager.restore(state(0)), state(max(there)))
 
     @staticmethod
     def settle(manager: CheckpointManager) -> None:
@@ -182,7 +190,11 @@ class World:
         self.open()
 
     def check(self) -> None:
-        assert set(self.manager.steps()) >= self.model.local
+        assert set(self.manager._run.steps()) >= self.model.local
+        both = self.model.local | self.model.there
+        assert set(self.manager.steps()) >= both
+        for step in both:
+            assert self.manager.read_manifest(step).leaves["step"].value == str(step)
         assert set(self.manager.mirrored()) == self.model.there
         for step in self.model.dropped & self.manager.uploads().keys():
             error = self.manager.uploads()[step].exception(0)
@@ -236,6 +248,10 @@ def a_training(
         yield manager
 
 
+def here(tmp_path: pathlib.Path) -> list[int]:
+    return CheckpointManager(tmp_path / "run").steps()
+
+
 def save(manager: CheckpointManager, step: int) -> None:
     manager.save(step, state(step)).result(PATIENCE)
 
@@ -270,7 +286,7 @@ def test_a_store_that_refuses(
             save(manager, step)
         until(lambda: manager.upload_error is not None)
         assert isinstance(manager.upload_error, kind)
-        assert set(manager.steps()) <= {1, 2, 3}
+        assert set(here(tmp_path)) <= {1, 2, 3}
         s3.proxy.rules.clear()
         save(manager, 4)
     assert manager.mirrored()[-1] == 4
@@ -302,7 +318,7 @@ def test_nothing_waits_for_a_frozen_store(
         for step in range(5):
             save(manager, step)
             # The step before may be next to be uploaded; no older one is held.
-            assert len(manager.steps()) <= 2
+            assert len(here(tmp_path)) <= 2
         manager.close()
     assert any("were not uploaded: 4" in text for text in warnings_of(caplog))
     assert_same(CheckpointManager(tmp_path / "run").restore(state(0)), state(4))
@@ -319,14 +335,16 @@ class Pieces:
     ) -> None:
         real, self.seen = uploader.upload, 0
 
-        def upload(run: Any, step: int, mirror: Any, watch: Any) -> None:
+        def upload(*others: Any) -> None:
+            others, watch = others[:-1], others[-1]
+
             def watched(nbytes: int) -> None:
                 self.seen += 1
                 if self.seen == when:
                     act()
                 watch(nbytes)
 
-            real(run, step, mirror, watched)
+            real(*others, watched)
 
         monkeypatch.setattr(uploader, "upload", upload)
 
@@ -353,10 +371,7 @@ def test_the_local_step_goes_during_its_upload(
 def test_a_damaged_step_is_not_uploaded(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path / "run") as manager:
         save(manager, 1)
-    chunk = tmp_path / "run/000001/w/c.0.0"
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 1
-    chunk.write_bytes(data)
+    spoil(tmp_path / "run/000001/w/c.0.0")
     with a_training(tmp_path, str(tmp_path / "there")) as manager:
         manager.close()
         assert "checksum" in str(manager.upload_error)
@@ -416,6 +431,93 @@ def test_close(
     with a_training(tmp_path, str(there)) as manager:
         pass
     assert manager.mirrored() == [1]
+
+
+def spoil(chunk: pathlib.Path) -> None:
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_a_damaged_step_is_read_from_the_mirror(
+    tmp_path: pathlib.Path, step: int | None
+) -> None:
+    there = str(tmp_path / "there")
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        save(manager, 1)
+        assert manager.uploads()[1].result(PATIENCE) is None
+        save(manager, 2)
+    assert manager.mirrored()[-1] == 2
+    spoil(tmp_path / "run/000002/w/c.0.0")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as raised:
+        manager.restore(state(0), step)
+    assert f"Step 2 in {there!r} is intact" in str(raised.value)
+    with pytest.warns(UserWarning, match="step 2 in '.*there' was restored"):
+        found = manager.restore(state(0), step, on_damage="fallback")
+    assert_same(found, state(2))
+    # If it is damaged there, too, an older one is the newest.
+    spoil(tmp_path / "there/000002/w/c.0.0")
+    if step is None:
+        with pytest.warns(UserWarning, match="step 1 was restored"):
+            assert_same(manager.restore(state(0), on_damage="fallback"), state(1))
+    else:
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="checksum"):
+            manager.restore(state(0), step, on_damage="fallback")
+
+
+def test_two_histories_are_never_mixed(tmp_path: pathlib.Path) -> None:
+    here, there = str(tmp_path / "run"), str(tmp_path / "there")
+    for place, step in ((there, 500), (here, 600)):
+        with CheckpointManager(place) as manager:
+            save(manager, step)
+    with CheckpointManager(here, mirror=Mirror(there)) as manager:
+        for ask in (manager.latest, lambda: manager.restore(state(0))):
+            with pytest.raises(eqx_ckpt.CheckpointError) as raised:
+                ask()
+            assert f"Step 600 in {here!r}" in str(raised.value)
+            assert f"step 500 in {there!r}" in str(raised.value)
+            assert "another run" in str(raised.value)
+            assert "delete the steps" in str(raised.value)
+        manager.close()
+        assert "step 500 there is of a different history" in str(manager.upload_error)
+    assert manager.mirrored() == [500]
+
+
+def test_a_second_machine_that_uploads_meanwhile(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who commits after another one finds that, and takes back what it uploaded."""
+    there = str(tmp_path / "there")
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        save(manager, 1)
+
+    def act() -> None:
+        with CheckpointManager(there) as other:
+            save(other, 3)
+
+    Pieces(monkeypatch, act)
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        assert_same(manager.restore(state(0)), state(1))
+        save(manager, 2)
+        error = manager.uploads()[2].exception(PATIENCE)
+        assert "step 3 there is of a different history (another start)" in str(error)
+    assert manager.mirrored() == [1, 3]
+
+
+def test_delete_in_both_places(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        save(manager, 1)
+        assert manager.uploads()[1].result(PATIENCE) is None
+    shutil.rmtree(tmp_path / "run/000001")
+    again = CheckpointManager(tmp_path / "run", mirror=Mirror(there))
+    assert again.steps() == [1]
+    again.delete(1)
+    assert again.steps() == again.mirrored() == []
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        again.delete(1)
+    again.close()
 
 
 def test_another_step_of_the_same_number(

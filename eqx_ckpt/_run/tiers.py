@@ -1,0 +1,151 @@
+"""The steps of a run and those in its mirrors, as one."""
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError, CheckpointNotFoundError
+from .._mirroring.one_history import check_histories
+from .._steps.retention import Mode
+from .._steps.run_steps import best_of, Run
+from .._storage.interface.committed_manifest import is_checkpoint
+from .._types import PathLike
+
+
+class Copy(NamedTuple):
+    """A step in one tier: 0 is the directory of the run, and the others are mirrors."""
+
+    step: int
+    tier: int
+
+
+class Tiers:
+    """The steps of all tiers. A mirror is asked only if the run does not suffice.
+
+    **Attributes:**
+
+    - `directory`: that of the run.
+    - `seen`: the steps in the mirrors, when they were listed last.
+    """
+
+    def __init__(self, local: Run, mirrors: Sequence[Run]) -> None:
+        self._runs = [local, *mirrors]
+        self.directory = local.directory
+        self.seen: set[int] = set()
+
+    def steps(self) -> list[int]:
+        return self._union(Run.steps)
+
+    def _union(self, list_steps: Callable[[Run], list[int]]) -> list[int]:
+        return sorted(set().union(*self._listed(list_steps)))
+
+    def _listed(self, list_steps: Callable[[Run], list[int]]) -> list[list[int]]:
+        """The steps of each tier."""
+        found: list[list[int]] = []
+        for tier, run in enumerate(self._runs):
+            with self._telling_of(tier):
+                found.append(list_steps(run))
+        self.seen.update(*found[1:])
+        return found
+
+    @contextlib.contextmanager
+    def _telling_of(self, tier: int) -> Generator[None]:
+        try:
+            yield
+        except (OSError, CheckpointError) as e:
+            if tier:
+                e.add_note(
+                    f"The mirror {self._runs[tier].directory!r} was asked. To go on "
+                    "without it, make a manager without `mirror`."
+                )
+            raise
+
+    def latest(self) -> int | None:
+        newest: list[int | None] = []
+        for tier, run in enumerate(self._runs):
+            with self._telling_of(tier):
+                newest.append(run.latest())
+        found = [step for step in newest if step is not None]
+        self.seen.update(step for step in newest[1:] if step is not None)
+        if len(found) > 1:
+            self._check([[] if step is None else [step] for step in newest])
+        return max(found, default=None)
+
+    def _check(self, listed: Sequence[Sequence[int]]) -> None:
+        newest = {
+            run: max(steps)
+            for run, steps in zip(self._runs, listed, strict=True)
+            if steps
+        }
+        check_histories(newest)
+
+    def best(self, metric: str, mode: Mode) -> int:
+        if len(self._runs) == 1:
+            return self._runs[0].best(metric, mode)
+        metadata: dict[int, Any] = {}
+        for run, steps in zip(self._runs, self._listed(Run.steps), strict=True):
+            for step in steps:
+                if step not in metadata:
+                    metadata[step] = run.metadata(step)
+        return best_of(metadata, metric, mode, self.directory)
+
+    def copies(self) -> list[Copy]:
+        """Those of all steps: the newest step last, and of each the nearest copy last.
+
+        Raise if the newest steps of two tiers are of different histories.
+        """
+        listed = self._listed(Run.readable_or_not)
+        self._check(listed)
+        return sorted(
+            (Copy(step, tier) for tier, steps in enumerate(listed) for step in steps),
+            key=lambda copy: (copy.step, -copy.tier),
+        )
+
+    def nearest(self, step: int) -> Copy:
+        """The copy of a step to read first; raise if there is none."""
+        for tier in range(len(self._runs)):
+            if self._has(tier, step):
+                return Copy(step, tier)
+        raise self._missing(step)
+
+    def farther(self, copy: Copy) -> list[Copy]:
+        """The copies of a step in farther tiers, the farthest first."""
+        tiers = range(len(self._runs) - 1, copy.tier, -1)
+        return [Copy(copy.step, tier) for tier in tiers if self._has(tier, copy.step)]
+
+    def _has(self, tier: int, step: int) -> bool:
+        with self._telling_of(tier):
+            return is_checkpoint(self._runs[tier].location(step))
+
+    def path(self, copy: Copy) -> PathLike:
+        return self._runs[copy.tier].path(copy.step)
+
+    def place(self, tier: int) -> str:
+        """The directory or the URL of a tier."""
+        return self._runs[tier].directory
+
+    def check_unusable(self, copies: Sequence[Copy]) -> None:
+        """As `Run.check_unusable`, of each tier."""
+        for run in self._runs:
+            run.check_unusable([copy.step for copy in copies])
+
+    def explain(self) -> str:
+        return self._runs[0].explain()
+
+    def _missing(self, step: int) -> CheckpointNotFoundError:
+        there = self._union(Run.readable_or_not)
+        if len(self._runs) == 1 or not there:
+            return self._runs[0].missing(step)
+        return CheckpointNotFoundError(
+            f"No committed checkpoint of step {step} in {self.directory!r}, nor in its "
+            f"mirror. The steps there are {', '.join(map(str, there))}."
+        )
+
+    def delete(self, step: int) -> None:
+        """Delete a step in each tier, the farthest first."""
+        others = [tier for tier in range(1, len(self._runs)) if self._has(tier, step)]
+        for tier in reversed(others):
+            with self._telling_of(tier):
+                self._runs[tier].delete(step)
+        if not others or self._has(0, step):
+            self._runs[0].delete(step)
