@@ -10,6 +10,8 @@ from jaxtyping import PyTree
 from ..._errors import LeafMismatchError
 from ..._types import IsLeaf
 from .key_paths import key_paths
+from .leaf_kinds import describe_like
+from .transient import is_transient
 
 
 def check_frozen(frozen: PyTree) -> None:
@@ -35,19 +37,23 @@ def frozen_flags(frozen: PyTree, pytree: PyTree, is_leaf: IsLeaf) -> list[bool]:
             "`leaf -> bool` for all leaves, or a PyTree of them whose structure is "
             "that of the upper part of `pytree`."
         ) from e
+    # As `key_paths`, without the paths, which take longer.
+    stop = is_transient
+    if is_leaf is not None:
+        stop = lambda x: is_leaf(x) or is_transient(x)  # noqa: E731
     return [
-        mask if isinstance(mask, bool) else _said(mask, path, leaf)
+        mask if isinstance(mask, bool) else _said(mask, leaf)
         for mask, node in zip(masks, nodes, strict=True)
-        for path, leaf in key_paths(node, is_leaf)
+        for leaf in jtu.tree_leaves(node, stop)
     ]
 
 
-def _said(mask: Callable[[Any], Any], path: tuple[Any, ...], leaf: Any) -> bool:
+def _said(mask: Callable[[Any], Any], leaf: Any) -> bool:
     said = mask(leaf)
     if not isinstance(said, bool | np.bool_):
-        at = f" at `{jtu.keystr(path)}`" if path else ""
+        shown = describe_like(leaf) or type(leaf).__name__
         raise TypeError(
-            f"The function {mask!r} of `frozen` returned {said!r} for a leaf{at}. It "
-            "has to return a bool."
+            f"The function {mask!r} of `frozen` returned {said!r} for a leaf that is "
+            f"{shown}. It has to return a bool."
         )
     return bool(said)
