@@ -207,6 +207,11 @@ def read_or_note(
     return arrays
 
 
+def nothing(read: RegionRead) -> Array:
+    """An array in the place of one that is damaged; it is not used."""
+    return np.empty(read.shape, read.record.data_type)
+
+
 def _check(
     source: Source,
     reads: Sequence[RegionRead],

@@ -20,6 +20,7 @@ from .._tree.transform.transform_trace import undisturbed, without_nan_checks
 from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
 from .placement import dtype_of, finished, for_xla, sharded
 from .transform_source import Transformed
+from .viewed_source import Viewed
 
 
 class Leaves:
@@ -28,8 +29,8 @@ class Leaves:
     def __init__(
         self, source: Source, derived: Derived | None, report: Announce | None
     ) -> None:
-        self._source = source
-        self._shown = source if derived is None else Transformed(source, derived)
+        self._source = source if derived is None else Viewed(source, derived)
+        self._shown = source if derived is None else Transformed(self._source, derived)
         self._derived = derived
         self._report = report
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._format.chunk_grid import shape_of
 from .._format.manifest import Manifest
-from .._format.source import RegionRead, Source
+from .._format.source import nothing, read_or_note, RegionRead, Source
 from .._storage.calls.host_memory import empty
 from .._tree.leaves.leaf_kinds import is_key
 from .._tree.transform.transform_argument import Derived, Origin
@@ -56,14 +56,12 @@ class Transformed(Source):
             else:
                 arrays[i] = _stored(origin.value, read)
         renamed = report and _under(names, report)
-        found = self._source.read([*whole.values()], damage, renamed)
+        found = read_or_note(self._source, [*whole.values()], damage, renamed)
         if parts:
             regions, targets = zip(*parts, strict=True)
             self._source.read_into(regions, targets, damage, renamed)
-        if len(found) != len(whole):
-            return found
-        for i, array in zip(whole, found, strict=True):
-            arrays[i] = array
+        for (i, one), array in zip(whole.items(), found, strict=True):
+            arrays[i] = nothing(reads[i]) if one.name in damage else array
         return arrays
 
     def _parts(

@@ -27,6 +27,8 @@ OPERATIONS: Mapping[str, Callable[[Any], Any]] = {
     "compared": lambda x: x == x,
     "weakened": lambda x: x.sum() * 0 + 1.5,
 }
+# They are read as they are, of any dtype.
+READ = ("sliced", "taken")
 NO_KEYS = ("cast", "negated", "compared", "weakened")
 # XLA computes with these as exactly as it does one operation at a time.
 DTYPES = (
@@ -49,6 +51,8 @@ def made_by(operation: str, leaf: Any) -> Any:
         return OPERATIONS[operation](leaf) if operation in OF_NUMBERS else NONE
     if np.ndim(leaf) == 0 and operation in NOT_OF_0_D:
         return NONE
+    if operation == "taken" and len(leaf) < 4:
+        return NONE
     if np.size(leaf) == 0 and operation in ("taken", "reversed", "weakened"):
         return NONE
     moves = operation in ("sliced", "taken", "stacked", "concatenated", "reshaped")
@@ -59,6 +63,9 @@ def made_by(operation: str, leaf: Any) -> Any:
         impl = jax.random.key_impl(leaf)
         made = OPERATIONS[operation](jax.random.wrap_key_data(data, impl=impl))
         return NONE if made.shape == leaf.shape and moves else made
+    if operation in READ and isinstance(leaf, np.ndarray):
+        made = OPERATIONS[operation](leaf)
+        return NONE if made.shape == leaf.shape else np.asarray(made)
     if is_jaxs(leaf.dtype) and leaf.dtype.name not in (*DTYPES, *MOVED):
         return NONE  # XLA cannot compile it, or ends the process.
     if not is_jaxs(leaf.dtype) or narrow(leaf.dtype) != leaf.dtype:
@@ -98,7 +105,8 @@ def through(operation: str) -> Call:
             "unexpected": "ignore",
         }
     )
-    return way._replace(outcome=computed_outcome, says=says_computed)
+    says = says_renamed if operation in READ else says_computed
+    return way._replace(outcome=computed_outcome, says=says)
 
 
 def computed_outcome(made: Any, like: Any, casting: str = "no", to: Any = None) -> Any:
@@ -109,6 +117,10 @@ def computed_outcome(made: Any, like: Any, casting: str = "no", to: Any = None) 
     # Python has computed with a number before.
     is_free = value.kind in ("jax", "key") and kind_of(made) not in NUMBERS
     return value._replace(where=to) if is_free else value
+
+
+def says_renamed(status: str, made: Any) -> str:
+    return "renamed" if status == "same" else status
 
 
 def says_computed(status: str, made: Any) -> str:

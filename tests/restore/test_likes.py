@@ -119,7 +119,7 @@ def test_a_transform_names_the_leaf_of_which_jax_cannot_compute(dtype):
     eqx_ckpt.tree_serialise_leaves(PATH, {"x": array}, overwrite=True)
     with pytest.raises(eqx_ckpt.LeafMismatchError, match="'x' is computed, and has"):
         eqx_ckpt.tree_match(
-            PATH, {"x": like}, transform=lambda old: {"x": old["x"][:2]}
+            PATH, {"x": like}, transform=lambda old: {"x": old["x"][::2]}
         )
     assert restored(array, array, transform=lambda old: old).dtype == array.dtype
 

@@ -23,6 +23,7 @@ from ..leaves.unsaved_state import STATIC
 from ..matching.leaf_match import LeafMatch, UNRETURNED
 from ..matching.name_tree import nested, struct_of
 from ..matching.similar_names import similar
+from .input_views import View
 from .transform_trace import Traced
 
 
@@ -76,14 +77,21 @@ class Derived:
 
     `manifest`: the leaves that it returned.
     `origins`: where each array of them comes from.
-    `inputs`: the arrays of the checkpoint, in the order of the inputs of `traced`.
+    `inputs`: the arrays of the checkpoint, and the parts of them that are read without
+    the rest, in the order of the inputs of `traced`.
+    `views`: by the name of such a part, the name of its leaf, and which part it is.
     """
 
     manifest: Manifest
     origins: Mapping[str, Origin]
     inputs: Mapping[str, LeafRecord]
+    views: Mapping[str, tuple[str, View]]
     traced: Traced
     prefix: str
+
+    def leaves_of(self, origin: Origin) -> list[str]:
+        """The leaves of the checkpoint that something comes from, wholly or in part."""
+        return [self.views[n][0] if n in self.views else n for n in origin.names]
 
 
 def described(
@@ -116,8 +124,12 @@ def unreturned(
         for name, match in matches.items()
         if match.status in ("missing", "abstract", "kept") and match.found == "nothing"
     ]
-    used = {name for origin in derived.origins.values() for name in origin.names}
-    left = [from_below(derived.prefix, n) for n in derived.inputs if n not in used]
+    used = {n for origin in derived.origins.values() for n in derived.leaves_of(origin)}
+    left = [
+        from_below(derived.prefix, name)
+        for name in derived.inputs
+        if name not in used and name not in derived.views
+    ]
     nearest = similar(absent, left)
     found: dict[str, LeafMatch] = {}
     for name in absent:
@@ -188,7 +200,11 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
             "`transform` returned no leaf. It has to return all leaves that `like` "
             "has: does it lack a `return`?"
         )
-    made, unsaved = _made(returned, traced, inputs)
+    views = _views(traced, inputs)
+    shown = inputs | {
+        name: view.record(inputs[leaf]) for name, (leaf, view) in views.items()
+    }
+    made, unsaved = _made(returned, traced, shown)
     return Derived(
         dataclasses.replace(
             manifest,
@@ -196,10 +212,23 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
             unsaved=_below(manifest.unsaved, prefix) | unsaved,
         ),
         {name: origin for name, (_, origin) in made.items() if origin is not None},
-        inputs,
+        shown,
+        views,
         traced,
         prefix,
     )
+
+
+def _views(
+    traced: Traced, inputs: Mapping[str, LeafRecord]
+) -> dict[str, tuple[str, View]]:
+    """The parts of leaves that are inputs of their own, by name."""
+    named = [*inputs.items()]
+    views: dict[str, tuple[str, View]] = {}
+    for view in traced.inputs[len(inputs) :]:
+        name, record = named[view.input]
+        views[view.name(name, record)] = name, view
+    return views
 
 
 def _below(unsaved: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -108,7 +108,7 @@ def parts_of(derived: Derived, reads: Iterable[Read]) -> list[Part]:
         _part(derived, [read for group in groups for read in group], devices)
         for devices, alike in on.items()
         for groups in batches(
-            _connected(alike), lambda group: _nbytes(derived, group), limit
+            _connected(derived, alike), lambda group: _nbytes(derived, group), limit
         )
     ]
 
@@ -122,8 +122,8 @@ def _names(read: Read) -> tuple[str, ...]:
     return () if read.origin is None else read.origin.names
 
 
-def _connected(reads: Sequence[Read]) -> list[list[Read]]:
-    """Group leaves, so that no two groups read the same input."""
+def _connected(derived: Derived, reads: Sequence[Read]) -> list[list[Read]]:
+    """Group leaves, so that no two groups read the same leaf of the checkpoint."""
     root: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -131,12 +131,13 @@ def _connected(reads: Sequence[Read]) -> list[list[Read]]:
             root[name] = name = root[root[name]]
         return name
 
-    for read in reads:
-        for name in _names(read):
-            root[find(name)] = find(_names(read)[0])
+    used = [derived.leaves_of(read.origin) if read.origin else [] for read in reads]
+    for names in used:
+        for name in names:
+            root[find(name)] = find(names[0])
     groups: dict[str | int, list[Read]] = {}
-    for read in reads:
-        key = find(_names(read)[0]) if _names(read) else read.position
+    for read, names in zip(reads, used, strict=True):
+        key = find(names[0]) if names else read.position
         groups.setdefault(key, []).append(read)
     return [*groups.values()]
 
@@ -160,6 +161,7 @@ def _part(derived: Derived, outputs: Sequence[Read], devices: _Devices) -> Part:
     numbers = [r.origin.output for r in outputs if r.origin is not None]
     computation = derived.traced.part([n for n in numbers if n is not None])
     names = [*derived.inputs]
+    position = derived.traced.position
     inputs = [
         Read(
             i,
@@ -171,7 +173,7 @@ def _part(derived: Derived, outputs: Sequence[Read], devices: _Devices) -> Part:
             _as_input(record),
             _on(devices, mesh, record),
         )
-        for i, name in ((i, names[i]) for i in computation.inputs)
+        for i, name in ((i, names[position(i)]) for i in computation.inputs)
         for record in [derived.inputs[name]]
     ]
     constants = [

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..._errors import CheckpointError
+from .input_views import View, views_of
 
 
 _NO_MESH = Mesh(np.empty((), object), ())
@@ -62,6 +63,8 @@ class _Step(NamedTuple):
 class Traced:
     """A function of arrays, of which any part can be computed by itself.
 
+    `inputs`: the arrays, and the static slices of them that it uses, in order. These
+    are inputs of their own.
     `effects`: the primitives with side effects that it uses.
     """
 
@@ -77,9 +80,14 @@ class Traced:
         self._maker: dict[int, int] = {}
         self._needs: list[int] = []
         self._constants: dict[int, Any] = {}
-        self._count = len(structs)
-        inputs = [self._new(1 << i) for i in range(len(structs))]
-        self._outputs = self._inlined(closed, inputs)
+        self.inputs: list[View] = []
+        # By the number of a variable, which of the inputs it is.
+        self._position: dict[int, int] = {}
+        self._number_of: dict[View, int] = {}
+        arrays = [
+            self._input(View.whole(i, struct.shape)) for i, struct in enumerate(structs)
+        ]
+        self._outputs = self._inlined(closed, arrays)
         self.effects = sorted(
             step.equation.primitive.name
             for step in self._steps
@@ -89,6 +97,13 @@ class Traced:
     def _new(self, needs: int) -> int:
         self._needs.append(needs)
         return len(self._needs) - 1
+
+    def _input(self, view: View) -> int:
+        if view not in self._number_of:
+            number = self._number_of[view] = self._new(1 << len(self.inputs))
+            self._position[number] = len(self.inputs)
+            self.inputs.append(view)
+        return self._number_of[view]
 
     def _inlined(self, closed: Any, inputs: Sequence[int]) -> list[int]:
         """Add the equations of a jaxpr, also those inside of `jax.jit`."""
@@ -105,6 +120,8 @@ class Traced:
             if _is_plain_jit(equation):
                 arguments = [number(atom) for atom in equation.invars]
                 outputs = self._inlined(equation.params["jaxpr"], arguments)
+            elif views := self._views(equation, number):
+                outputs = [*map(self._input, views)]
             else:
                 known = tuple(numbers[x] for x in _variables(equation))
                 needs = 0
@@ -116,6 +133,25 @@ class Traced:
             numbers |= zip(equation.outvars, outputs, strict=True)
         return [number(atom) for atom in closed.jaxpr.outvars]
 
+    def _views(self, equation: Any, number: Callable[[Any], int]) -> list[View]:
+        """What an equation returns, if these are static slices of an input."""
+        atoms = equation.invars
+        position = self._position.get(number(atoms[0])) if atoms else None
+        if position is None:
+            return []
+        return views_of(
+            equation, self.inputs[position], lambda i: self._value(number(atoms[i]))
+        )
+
+    def _value(self, number: int) -> int | None:
+        """The value of an integer that does not depend on an input."""
+        if self._needs[number]:
+            return None
+        computation = self._computation([number])
+        with undisturbed():
+            (value,) = computation([*computation.constants.values()], [])
+        return int(value)
+
     def _constant(self, value: Any) -> int:
         number = self._new(0)
         self._constants[number] = value
@@ -123,8 +159,7 @@ class Traced:
 
     def unchanged(self, output: int) -> int | None:
         """The input that an output is, if it is one."""
-        number = self._outputs[output]
-        return number if number < self._count else None
+        return self._position.get(self._outputs[output])
 
     def joined(self, output: int) -> list[int]:
         """The inputs that an output is, one after another along its first axis.
@@ -134,15 +169,16 @@ class Traced:
         return self._rows(self._outputs[output])
 
     def _rows(self, number: int) -> list[int]:
-        if number < self._count:
-            return [number]
+        if number in self._position:
+            return [self._position[number]]
         if number not in self._maker:
             return []
         step = self._steps[self._maker[number]]
         if len(step.inputs) < len(step.equation.invars):
             return []
         if _is_stack(step.equation):
-            return [*step.inputs] if max(step.inputs) < self._count else []
+            rows = [self._position.get(i) for i in step.inputs]
+            return [i for i in rows if i is not None] if None not in rows else []
         if not _is_concatenation(step.equation):
             return []
         parts = [self._rows(i) for i in step.inputs]
@@ -155,7 +191,13 @@ class Traced:
 
     def part(self, outputs: Iterable[int]) -> "Computation":
         """The equations that compute some of the outputs."""
-        wanted = [self._outputs[output] for output in outputs]
+        return self._computation([self._outputs[output] for output in outputs])
+
+    def position(self, number: int) -> int:
+        """Which of the inputs an input of a part is."""
+        return self._position[number]
+
+    def _computation(self, wanted: Sequence[int]) -> "Computation":
         steps: set[int] = set()
         todo, known = [*wanted], {*wanted}
         constants: dict[int, Any] = {}
@@ -164,7 +206,7 @@ class Traced:
             number = todo.pop()
             if number in self._constants:
                 constants[number] = self._constants[number]
-            elif number < self._count:
+            elif number in self._position:
                 inputs.add(number)
             elif self._maker[number] not in steps:
                 steps.add(self._maker[number])
