@@ -82,13 +82,17 @@ def tree(
     depth: Annotated[
         int | None, typer.Option("--depth", "-d", min=1, help="How far down.")
     ] = None,
+    since: Annotated[
+        str,
+        typer.Option(metavar="CKPT", help="Mark what is equal to this checkpoint's."),
+    ] = "",
     json: _Json = False,
 ) -> None:
     """Show the leaves of a checkpoint, with shapes, dtypes and sizes.
 
     Example: eqx-ckpt tree runs/a/000100 model --depth 2
     """
-    _finish(_tree.tree(path, prefix, depth, json))
+    _finish(_tree.tree(path, prefix, depth, since, json))
 
 
 @app.command()

@@ -15,8 +15,8 @@ def quickly(words: Sequence[str]) -> int | None:
         case ["ls", run]:
             return guarded(lambda: ls(run, "", "min", False, False))
         case ["tree", path]:
-            return guarded(lambda: tree(path, "", None, False))
+            return guarded(lambda: tree(path, "", None, "", False))
         case ["tree", path, prefix]:
-            return guarded(lambda: tree(path, prefix, None, False))
+            return guarded(lambda: tree(path, prefix, None, "", False))
         case _:
             return None

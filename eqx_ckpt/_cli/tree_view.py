@@ -1,23 +1,26 @@
 """The leaves of a checkpoint as a tree with subtotals."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from .._format.display import in_bytes
 from .._format.leaf_names import is_below
 from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest
+from .._inspecting.same_content import same_content
 from .._sources.checkpoint_source import opened
 from .._tree.matching.name_tree import checked_prefix
 from .command_sources import found_at
 from .terminal import say, say_json, Styled
 
 
-def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
+def tree(path: str, prefix: str, depth: int | None, since: str, as_json: bool) -> int:
     manifest = opened(found_at(path)).manifest
     prefix = checked_prefix(prefix, manifest)
-    root = grown(manifest, prefix)
+    earlier = opened(found_at(since)).manifest.leaves if since else {}
+    same = same_content(manifest.leaves, earlier)
+    root = grown(manifest, prefix, same)
     if not as_json:
         top = f"{path.rstrip('/')}/{prefix}" if prefix else path
         say(Styled(top, "bold"), "  ", *label(root))
@@ -34,6 +37,7 @@ def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
             "numbers": parameters(record),
             "sharding": record.sharding,
             "value": record.value,
+            "same": name in same if since else None,
         }
         for name, record in manifest.leaves.items()
         if is_below(prefix, name)
@@ -42,17 +46,22 @@ def tree(path: str, prefix: str, depth: int | None, as_json: bool) -> int:
     totals = {"nbytes": root.nbytes, "numbers": root.numbers}
     about = {"metadata": manifest.metadata, "versions": dict(manifest.versions)}
     found = {"leaves": leaves, "unsaved": unsaved}
-    say_json({"path": path, "prefix": prefix} | totals | about | found)
+    given = {"path": path, "prefix": prefix, "since": since or None}
+    say_json(given | totals | about | found)
     return 0
 
 
 @dataclass
 class Node:
-    """A leaf, or a folder of leaves; `unsaved` says what was left out in its place."""
+    """A leaf, or a folder of leaves; `unsaved` says what was left out in its place.
+
+    `same`: how many of the leaves are equal to those of an earlier checkpoint.
+    """
 
     nbytes: int = 0
     numbers: int = 0
     leaves: int = 0
+    same: int = 0
     record: LeafRecord | None = None
     unsaved: str | None = None
     children: dict[str, "Node"] = field(default_factory=lambda: {})
@@ -63,7 +72,7 @@ def parameters(record: LeafRecord) -> int:
     return math.prod(record.shape) if record.kind != "bytes" else 0
 
 
-def grown(manifest: Manifest, prefix: str) -> Node:
+def grown(manifest: Manifest, prefix: str, same: Set[str] = frozenset()) -> Node:
     """Build the tree of what is below a name."""
     root = Node()
     for name, record in manifest.leaves.items():
@@ -74,6 +83,7 @@ def grown(manifest: Manifest, prefix: str) -> Node:
                 node.nbytes += record.nbytes
                 node.numbers += parameters(record)
                 node.leaves += 1
+                node.same += name in same
     for name, why in manifest.unsaved.items():
         if is_below(prefix, name):
             _way_to(root, name[len(prefix) :])[-1].unsaved = why
@@ -109,6 +119,12 @@ def _below(node: Node, indent: str) -> list[tuple[str, str, Node, bool]]:
 
 def label(node: Node) -> list[str | Styled]:
     """The text beside the name of a node, the most important first."""
+    text = _about(node)
+    is_same = bool(node.leaves) and node.same == node.leaves
+    return [*text, "  ", Styled("unchanged", "dim")] if is_same else text
+
+
+def _about(node: Node) -> list[str | Styled]:
     record = node.record
     if node.unsaved is not None:
         return [Styled(f"left out: {node.unsaved}", "dim")]

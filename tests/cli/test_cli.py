@@ -104,6 +104,33 @@ def test_tree(run, ask, data):
     assert found["nbytes"] == 36
 
 
+def test_tree_since_another_step(tmp_path, ask, data):
+    model = {"frozen": {"a": jnp.ones(3), "b": np.zeros(2)}, "w": jnp.ones(2), "n": 1}
+    changed = {**model, "w": jnp.zeros(2)}
+    trees = [model, changed, {**changed, "n": 1.0, "frozen": {"a": jnp.ones((3, 1))}}]
+    for place in (tmp_path / "run", "memory://since/run"):
+        with eqx_ckpt.CheckpointManager(place, incremental=True) as manager:
+            for step, tree in enumerate(trees):
+                manager.save(step, tree)
+        first, second, third = (f"{place}/00000{step}" for step in range(3))
+        status, text = ask("tree", second, "--since", first)
+        assert status == 0
+        assert [line for line in text.splitlines() if "unchanged" not in line] == [
+            f"{second}  36 B  8 numbers in 4 leaves",
+            "└── w  float32[2]  8 B",
+        ]
+        _, found = data("tree", second, "--since", first)
+        assert found["since"] == first
+        same = eqx_ckpt.inspect.same_leaves(second, first)
+        assert same == {"frozen/a", "frozen/b", "n"}
+        assert same == {leaf["name"] for leaf in found["leaves"] if leaf["same"]}
+        assert eqx_ckpt.inspect.same_leaves(third, second) == {"w"}
+        assert data("tree", second)[1]["leaves"][0]["same"] is None
+    # What is compressed otherwise is equal, and what is cut otherwise is not.
+    eqx_ckpt.copy(second, tmp_path / "packed", compression="zstd")
+    assert eqx_ckpt.inspect.same_leaves(tmp_path / "packed", first) == same
+
+
 def test_what_was_left_out(tmp_path, ask, data):
     """What is not saved, or cannot be read, is listed with the reason."""
     tree = {"w": jnp.ones(2), "inside": {"name": "a\x1b[31m"}}

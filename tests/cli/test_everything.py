@@ -26,6 +26,7 @@ COMMANDS = {
     "ls --best": "ls X --best loss --mode max",
     "tree": "tree X",
     "tree of a part": "tree X w --depth 1",
+    "tree --since": "tree X --since X",
     "tree of nothing": "tree X none",
     "show": "show X w[0]",
     "show backwards": "show X w[::-1,-1]",
