@@ -53,7 +53,8 @@ def _remote(path: PathLike, url: str) -> Storage:
         store = path if isinstance(path, StorePath) else StorePath(url)
         return _BUCKETS[scheme](remote_kvstore(store))
     if scheme == "memory":
-        return Memory({"driver": "memory", "path": rest.strip("/") + "/"})
+        path = rest.strip("/")
+        return Memory({"driver": "memory", "path": path and f"{path}/"})
     raise CheckpointError(
         f"{censored(url)!r}: `{scheme}://` is not supported. Pass a directory, or "
         "a URL that begins with `s3://` or `gs://`."

@@ -628,3 +628,17 @@ def test_a_step_that_refers_to_itself_is_damaged(url):
     store.write("000002/zarr.json", edited(before, refer_to_itself)).result()
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="refers to itself"):
         inspect.read_manifest(path_of(url, 2))
+
+
+def test_a_run_at_the_root_of_a_store(s3):
+    """It shares chunks as any other one."""
+    tree = {"w": np.arange(16.0), "n": np.zeros(2)}
+    for root in (f"s3://{s3.bucket}", "memory://"):
+        with CheckpointManager(root, incremental=True) as manager:
+            for step in (1, 2):
+                manager.save(step, {**tree, "n": tree["n"] + step}).result(TIMEOUT)
+            manager.delete(1)
+            assert manager.steps() == [2]
+            assert manager.read_manifest(2).references.keys() == {"w"}
+            assert_same(manager.restore(tree), {**tree, "n": tree["n"] + 2})
+            manager.delete(2)
