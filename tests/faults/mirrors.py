@@ -1,11 +1,17 @@
 """A run with a mirror; run in a child of the zygote."""
 
 import pathlib
+import shutil
+import warnings
 from typing import Any
 
+import jax
 import numpy as np
 
 import eqx_ckpt
+
+from . import failing_jobs
+from .programs import assert_same, TIMEOUT
 
 
 def state(step: int) -> dict[str, Any]:
@@ -36,3 +42,48 @@ def again(place: str) -> list[int]:
     hidden = pathlib.Path(place, "there").glob(".*")
     assert [*hidden] == []
     return there.steps()
+
+
+def train_together(run: str, there: str) -> list[dict[str, Any]]:
+    """Each process of a job: what it sees after each part of a training."""
+    state, is_first = failing_jobs.state, jax.process_index() == 0
+    keep = eqx_ckpt.keep_last(1)
+    seen: list[dict[str, Any]] = []
+
+    def manager() -> eqx_ckpt.CheckpointManager:
+        mirror = eqx_ckpt.Mirror(there, keep=eqx_ckpt.keep_last(2))
+        return eqx_ckpt.CheckpointManager(run, keep=keep, mirror=mirror)
+
+    def look(of: eqx_ckpt.CheckpointManager) -> None:
+        now: dict[str, Any] = {"latest": of.latest(), "steps": of.steps()}
+        now |= {"mirrored": of.mirrored(), "uploads": [*of.uploads()]}
+        seen.append(now | {"best": of.best("loss")})
+
+    with manager() as first:
+        assert first.latest() is None
+        for step in (1, 2, 3):
+            first.save(step, state(step), metadata={"loss": step}).result()
+            if is_first:
+                assert first.uploads()[step].result(TIMEOUT) is None
+        look(first)
+        assert_same(first.restore(state(0)), state(3))
+        assert_same(first.restore(state(0), 2), state(2))  # Only the mirror has it.
+        if is_first:
+            # Process 0 has none of these rows.
+            chunk = pathlib.Path(run, "000003", "w", "c.3.0")
+            chunk.write_bytes(bytes(chunk.stat().st_size))
+        first.latest()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found = first.restore(state(0), on_damage="fallback")
+        assert_same(found, state(3))
+        seen[-1]["warned"] = [str(warning.message) for warning in warned]
+    if is_first:
+        shutil.rmtree(run)
+    with manager() as second:
+        assert_same(second.restore(state(0)), state(3))
+        second.save(4, state(4), metadata={"loss": 0})
+    # The end has waited: nothing here waits for process 0, but for this.
+    assert second.latest() == 4
+    look(second)
+    return seen
