@@ -16,6 +16,7 @@ from ._errors import (
     LeafNameError as LeafNameError,
 )
 from ._mirroring.mirror import Mirror as Mirror
+from ._mirroring.sync import sync as sync
 from ._restoring.restore import (
     restore_or_init as restore_or_init,
     tree_deserialise_leaves as tree_deserialise_leaves,

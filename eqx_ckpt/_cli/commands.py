@@ -14,6 +14,7 @@ from . import (
     tree_view as _tree,
     writing_commands as _convert,
     writing_commands as _report,
+    writing_commands as _sync,
 )
 from .exit_status import guarded, TROUBLE
 from .terminal import complain
@@ -66,13 +67,17 @@ def ls(
         bool,
         typer.Option("--own", help="Show what the deletion of each step would free."),
     ] = False,
+    mirror: Annotated[
+        str | None,
+        typer.Option(metavar="MIRROR", help="Show what is here, there, or in both."),
+    ] = None,
     json: _Json = False,
 ) -> None:
     """List the steps of a run.
 
     Example: eqx-ckpt ls runs/a --best loss
     """
-    _finish(_ls.ls(run, best, mode, own, json))
+    _finish(_ls.ls(run, best, mode, own, mirror, json))
 
 
 @app.command()
@@ -205,6 +210,22 @@ def copy(
         "compression": None if compression == "none" else compression,
     }
     _finish(_convert.copy(source, target, how | {"overwrite": overwrite}))
+
+
+@app.command()
+def sync(
+    run: _Run,
+    mirror: Annotated[
+        str, typer.Argument(metavar="MIRROR", help="A second place for the run.")
+    ],
+) -> None:
+    """Upload all steps of a run that a mirror has not, the newest one first.
+
+    The status is 1 if a step is damaged, and was not uploaded.
+
+    Example: eqx-ckpt sync runs/a s3://bucket/a
+    """
+    _finish(_sync.sync(run, mirror))
 
 
 @app.command()

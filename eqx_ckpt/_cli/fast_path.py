@@ -13,7 +13,7 @@ def quickly(words: Sequence[str]) -> int | None:
         return None
     match words:
         case ["ls", run]:
-            return guarded(lambda: ls(run, "", "min", False, False))
+            return guarded(lambda: ls(run, "", "min", False, None, False))
         case ["tree", path]:
             return guarded(lambda: tree(path, "", None, "", False))
         case ["tree", path, prefix]:

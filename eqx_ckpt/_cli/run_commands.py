@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import eqx_ckpt
@@ -10,9 +11,15 @@ import eqx_ckpt
 from .._format.display import in_bytes
 from .._format.run_history import History
 from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
-from .._steps.compare_histories import in_marks, Relation, relations
+from .._steps.compare_histories import (
+    in_marks,
+    is_same_step,
+    Relation,
+    relations,
+    why_not_the_same,
+)
 from .._steps.retention import Mode, ranked
-from .._steps.run_steps import as_step, Run
+from .._steps.run_steps import as_step, check_places, Run
 from .._steps.run_sweeps import garbage_collect
 from .._types import is_real
 from .command_sources import found_at
@@ -22,21 +29,19 @@ from .progress_bar import bar
 from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled, table
 
 
+_VANISHED = (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)
+
+
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def ls(path: str, best: str, mode: Mode, own: bool, as_json: bool) -> int:
+def ls(
+    path: str, best: str, mode: Mode, own: bool, mirror: str | None, as_json: bool
+) -> int:
     run = Run(path)
-    status = 0
-    found: list[dict[str, Any]] = []
-    for step in steps_of(run):
-        entry, problem = _entry(run, step)
-        if isinstance(problem, eqx_ckpt.CheckpointNotFoundError | FileNotFoundError):
-            continue  # It has vanished meanwhile.
-        if problem is not None:
-            entry["problem"] = in_options(problem)
-            status = max(status, status_of(problem))
-        found.append(entry)
+    places = [run] if mirror is None else [run, Run(mirror)]
+    check_places(places, mirror)
+    found, status = _entries(places)
     histories = {e["step"]: e["history"] for e in found if e["history"]}
     related = relations(histories)
     for entry in found:
@@ -45,19 +50,23 @@ def ls(path: str, best: str, mode: Mode, own: bool, as_json: bool) -> int:
     if own:
         _add_own_bytes(run, found)
     newest = found[-1] if found else None
-    for unusable in run.unusable():
-        entry = _described(unusable.step, unusable.path)
-        found.append(entry | {"problem": in_options(unusable.problem)})
-        status = DAMAGED
+    for place in places:
+        for unusable in place.unusable():
+            entry = _described(unusable.step, unusable.path, [place])
+            found.append(entry | {"problem": in_options(unusable.problem)})
+            status = DAMAGED
     first = _best(found, best, mode) if best else None
     for entry in found:
         entry["latest"] = entry is newest
         entry["best"] = entry["step"] == first
+        if mirror is None:
+            entry["places"] = None
     if as_json:
         say_json({"run": run.directory, "steps": found})
         return status
-    titles = ["step", "age", "size", *(["own"] if own else []), "leaves", ""]
-    lines = iter(table(titles, [_row(entry, own) for entry in found]))
+    rows = [_row(entry, own, run.directory) for entry in found]
+    titles = ["step", "age", "size", *(["own"] if own else []), "leaves"]
+    lines = iter(table([*titles, *(["where"] if mirror is not None else []), ""], rows))
     say(Styled(next(lines), "dim"))
     for line, entry in zip(lines, found, strict=True):
         color = "red" if entry["problem"] else "green" if entry["best"] else None
@@ -65,13 +74,50 @@ def ls(path: str, best: str, mode: Mode, own: bool, as_json: bool) -> int:
     return status
 
 
+def _entries(places: Sequence[Run]) -> tuple[list[dict[str, Any]], int]:
+    """What there is to say of each step in some places, and the exit status."""
+    listed = [(place, place.readable_or_not()) for place in places]
+    found: list[dict[str, Any]] = []
+    status = 0
+    steps = sorted({step for _, of_place in listed for step in of_place})
+    for step in steps or places[0].at_least_one():
+        having = [place for place, of_place in listed if step in of_place]
+        entry, problem = _entry(having, step)
+        # What has vanished here meanwhile may still be there.
+        while isinstance(problem, _VANISHED) and (having := having[1:]):
+            entry, problem = _entry(having, step)
+        if isinstance(problem, _VANISHED):
+            continue
+        if problem is not None:
+            entry["problem"] = in_options(problem)
+            status = max(status, status_of(problem))
+        elif len(having) > 1 and (difference := _difference(having, step)):
+            entry["problem"], status = difference, max(status, DAMAGED)
+        found.append(entry)
+    return found, status
+
+
+def _difference(places: Sequence[Run], step: int) -> str:
+    """What is wrong with the step of a number in two places, or `''`."""
+    try:
+        here, there = (read_manifest(place.path(step)) for place in places)
+    except _VANISHED:
+        return ""
+    except (eqx_ckpt.CheckpointError, OSError) as e:
+        return in_options(e)
+    if is_same_step(here, there):
+        return ""
+    return why_not_the_same(step, places[1].directory, places[0].directory)
+
+
 def _add_own_bytes(run: Run, found: list[dict[str, Any]]) -> None:
     """Add what deleting each step would free, as far as that can be seen."""
     sizes: dict[int, int] = {}
     # Of a step in a store that cannot be read, nobody knows what it refers to.
+    local = [entry for entry in found if run.directory in entry["places"]]
     with contextlib.suppress(eqx_ckpt.CheckpointError):
-        sizes = run.stored.own_bytes([entry["step"] for entry in found])
-    for entry in found:
+        sizes = run.stored.own_bytes([entry["step"] for entry in local])
+    for entry in local:
         if entry["problem"] is None:
             entry["own_nbytes"] = sizes.get(entry["step"])
 
@@ -94,20 +140,11 @@ def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
     )
 
 
-def steps_of(run: Run) -> list[int]:
-    """The steps of a run; raise if there is none."""
-    steps = run.readable_or_not()
-    if not steps:
-        raise eqx_ckpt.CheckpointNotFoundError(
-            f"There is no step in {run.directory!r}. {run.explain()}".rstrip()
-        )
-    return steps
-
-
-def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
-    """What there is to say of a step, and why it cannot be read."""
+def _entry(places: Sequence[Run], step: int) -> tuple[dict[str, Any], Exception | None]:
+    """What there is to say of a step in the first of its places, and why not more."""
+    run = places[0]
     path = os.fspath(run.path(step))
-    entry = _described(step, path)
+    entry = _described(step, path, places)
     try:
         if os.path.exists(path):
             entry["saved"] = os.stat(f"{path}/zarr.json").st_mtime
@@ -118,10 +155,12 @@ def _entry(run: Run, step: int) -> tuple[dict[str, Any], Exception | None]:
     return entry | {"metadata": manifest.metadata, "history": manifest.history}, None
 
 
-def _described(step: int, path: str) -> dict[str, Any]:
+def _described(step: int, path: str, places: Sequence[Run]) -> dict[str, Any]:
     """An entry of which nothing else is known."""
     unknown = ("saved", "nbytes", "own_nbytes", "leaves", "metadata", "history")
-    return {"step": step, "path": path, **dict.fromkeys((*unknown, "problem"))}
+    where = [place.directory for place in places]
+    entry = {"step": step, "path": path, "places": where}
+    return entry | dict.fromkeys((*unknown, "problem"))
 
 
 def _history(history: History, relation: Relation) -> dict[str, Any]:
@@ -136,7 +175,7 @@ def _history(history: History, relation: Relation) -> dict[str, Any]:
     }
 
 
-def _row(entry: dict[str, Any], own: bool) -> list[str]:
+def _row(entry: dict[str, Any], own: bool, run: str) -> list[str]:
     marks = [mark for mark in ("latest", "best") if entry[mark]]
     if history := entry["history"]:
         relation = Relation(history["relation"], history["common"])
@@ -151,7 +190,14 @@ def _row(entry: dict[str, Any], own: bool) -> list[str]:
     sizes = [entry["nbytes"], entry["own_nbytes"]] if own else [entry["nbytes"]]
     shown = ["-" if size is None else in_bytes(size) for size in sizes]
     age = "-" if entry["saved"] is None else _age(entry["saved"])
-    return [str(entry["step"]), age, *shown, number(entry["leaves"]), notes]
+    where = [] if entry["places"] is None else [_where(entry["places"], run)]
+    return [str(entry["step"]), age, *shown, number(entry["leaves"]), *where, notes]
+
+
+def _where(places: list[str], run: str) -> str:
+    if len(places) > 1:
+        return "both"
+    return "run" if places == [run] else "mirror"
 
 
 def _age(saved: float) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.source import Source
+from .._mirroring.sync import synced
 from .._report.write_report import written
 from .._steps.run_steps import Run
 from .command_sources import found_at
-from .exit_status import DAMAGED, TROUBLE
+from .exit_status import DAMAGED, status_of, TROUBLE
+from .option_words import in_options
 from .progress_bar import bar
 from .terminal import NO_CHECKSUMS, say, say_problem
 
@@ -23,6 +25,18 @@ def copy(source: str, target: str, how: dict[str, Any]) -> int:
         eqx_ckpt.copy(found, target, **how, progress=progress(target))
     say(f"copied to {target}")
     return 0
+
+
+def sync(path: str, mirror: str) -> int:
+    status = 0
+    there = Run(mirror)
+    for step, problem in synced(path, mirror):
+        if problem is None:
+            say(f"uploaded {os.fspath(there.path(step))}")
+        else:
+            say_problem(in_options(problem))
+            status = max(status, status_of(problem))
+    return status
 
 
 def convert(source: str, target: str, like: str, how: dict[str, Any]) -> int:

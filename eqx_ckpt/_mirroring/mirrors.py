@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from .._distributed.jax_service import is_first
-from .._steps.run_steps import Run
+from .._steps.run_steps import check_places, Run
 from .._types import PathLike
 from .mirror import Mirror
 from .uploader import Uploader
@@ -26,14 +26,7 @@ class Mirrors:
         self._uploaders = [Uploader(Run(directory), one) for one in given]
         # The threads that upload have their own, as one remembers what it has listed.
         self.runs = [Run(one.path) for one in given]
-        places = [Run(directory), *self.runs]
-        urls = [run.directory for run in places]
-        for url in urls:
-            if urls.count(url) > 1:
-                raise ValueError(
-                    f"`mirror` is {mirror!r}, and {url!r} would have each step twice. "
-                    "Pass another place, such as a bucket."
-                )
+        check_places([Run(directory), *self.runs], mirror)
 
     def begin(self) -> None:
         """Upload what an earlier manager has not."""

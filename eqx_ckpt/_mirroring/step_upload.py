@@ -13,6 +13,7 @@ from .._saving.save import Alone, Save
 from .._saving.source_copy import pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
+from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
 from .._types import PathLike
@@ -38,16 +39,10 @@ def upload(
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
-        history, found = source.manifest.history, _found(mirror, step)
+        history = source.manifest.history
+        found = _found(run, step, source.manifest, mirror)
         if found is None and history is not None:
             check_beside(mirror, step, history, related)
-        if found is not None and not is_same_step(source.manifest, found):
-            raise CheckpointExistsError(
-                f"Step {step} in {mirror.directory!r} is not step {step} in "
-                f"{run.directory!r}: they were saved by different runs, or after "
-                "different restores. Nothing was uploaded. Pass another place as "
-                "`mirror`, or delete the steps there that you do not want."
-            )
         if found is None or mirror.stored.problem(step):
             save = _copying(source.manifest, mirror.path(step))
             save.begin(Alone(), overwrite=found is not None)
@@ -68,26 +63,30 @@ def _copying(manifest: Manifest, path: PathLike) -> Save:
     return Save(path, plan, None, metadata, manifest.layout, False)
 
 
-def _found(mirror: Run, step: int) -> Manifest | None:
+def is_there(run: Run, step: int, mirror: Run) -> bool:
+    """Whether a mirror has a step, as far as can be told without reading its data.
+
+    Raise if it has another step of that number.
+    """
+    with Reading(run.path(step)) as reading, _local(reading):
+        manifest = reading.open().manifest
+    found = _found(run, step, manifest, mirror)
+    return found is not None and not mirror.stored.problem(step)
+
+
+def _found(run: Run, step: int, manifest: Manifest, mirror: Run) -> Manifest | None:
+    """The manifest of a step in a mirror; raise if it is not that of the same step."""
     try:
-        return Checkpoint(mirror.location(step)).manifest
+        found = Checkpoint(mirror.location(step)).manifest
     except CheckpointNotFoundError:
         return None
-
-
-def is_same_step(one: Manifest, other: Manifest) -> bool:
-    """Whether two manifests are of the same step, which was saved once."""
-    if one.history or other.history:
-        return one.history == other.history
-    return _content(one) == _content(other)
-
-
-def _content(manifest: Manifest) -> object:
-    leaves = {
-        name: record._replace(compression=None)
-        for name, record in manifest.leaves.items()
-    }
-    return leaves, manifest.unsaved, manifest.metadata
+    if not is_same_step(manifest, found):
+        raise CheckpointExistsError(
+            f"{why_not_the_same(step, mirror.directory, run.directory)} Nothing was "
+            "uploaded. Pass another place as `mirror`, or delete the steps there that "
+            "you do not want."
+        )
+    return found
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from .._format.manifest import Manifest
 from .._format.run_history import History
 
 
@@ -100,3 +101,25 @@ class _Line:
             yield session, step
             session, restored = self._above.get(session, (session, None))
             step = 0 if restored is None else restored
+
+
+def is_same_step(one: Manifest, other: Manifest) -> bool:
+    """Whether two manifests are of the same step, which was saved once."""
+    if one.history or other.history:
+        return one.history == other.history
+    return _content(one) == _content(other)
+
+
+def _content(manifest: Manifest) -> object:
+    leaves = {
+        name: record._replace(compression=None)
+        for name, record in manifest.leaves.items()
+    }
+    return leaves, manifest.unsaved, manifest.metadata
+
+
+def why_not_the_same(step: int, place: str, other: str) -> str:
+    return (
+        f"Step {step} in {place!r} is not step {step} in {other!r}: they were saved by "
+        "different runs, or after different restores."
+    )

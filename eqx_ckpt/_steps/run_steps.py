@@ -136,6 +136,15 @@ class Run:
         doubtful: dict[int, OSError] = {}
         return sorted([*self.stored.saved(doubtful), *doubtful])
 
+    def at_least_one(self) -> list[int]:
+        """As `readable_or_not`; raise if there is none."""
+        steps = self.readable_or_not()
+        if not steps:
+            raise CheckpointNotFoundError(
+                f"There is no step in {self.directory!r}. {self.explain()}".rstrip()
+            )
+        return steps
+
     def removable(self) -> list[int]:
         """The saved steps; a step that cannot be read stays, with a warning."""
         doubtful: dict[int, OSError] = {}
@@ -261,6 +270,17 @@ class Run:
         check_mode(mode)
         steps = {step: self.metadata(step) for step in self.steps()}
         return best_of(steps, metric, mode, self.directory)
+
+
+def check_places(places: Sequence[Run], mirror: object) -> None:
+    """Raise if a run and its mirrors are not all in places of their own."""
+    urls = [run.directory for run in places]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ValueError(
+                f"`mirror` is {mirror!r}, and {url!r} would have each step twice. "
+                "Pass another place, such as a bucket."
+            )
 
 
 def best_of(steps: Mapping[int, Any], metric: str, mode: Mode, where: str) -> int:

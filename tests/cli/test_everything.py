@@ -24,6 +24,7 @@ pytest.importorskip("plotly")
 COMMANDS = {
     "ls": "ls X",
     "ls --best": "ls X --best loss --mode max",
+    "ls --mirror": "ls X --mirror O",
     "tree": "tree X",
     "tree of a part": "tree X w --depth 1",
     "tree --since": "tree X --since X",
@@ -49,6 +50,7 @@ COMMANDS = {
     "rm": "rm X 1",
     "rm some": "rm X 1 99",
     "rm nothing": "rm X -- -1",
+    "sync": "sync X O",
     "copy": "copy X O",
     "copy into": "copy X O --layout ocdbt --compression zstd",
     "copy inside": "copy X checkpoint/inside",
@@ -64,7 +66,7 @@ COMMANDS = {
     "to what": "convert X O",
 }
 JSON = ("ls", "tree", "show", "stats", "diff", "verify", "digest", "gc")
-RUNS = ("ls", "rm", "gc")
+RUNS = ("ls", "rm", "gc", "sync")
 # They never succeed, whatever is there, and what is wrong is not what is there.
 REFUSED = {
     "to eqx": "Pass `--like MODULE:NAME`",
@@ -142,6 +144,8 @@ def expected(command, name):
             return 0 if verb == "gc" and name == "hidden/.c" else 2
         if command == "ls --best" and name == "recording/states":
             return 2
+        if verb == "sync":
+            return int(name in OF_RUNS)
         return int(verb == "ls" and name in ("run_no_manifest", "run_misnamed"))
     if kind == "run":
         if command == "verify":

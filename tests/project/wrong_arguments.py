@@ -167,6 +167,12 @@ def verbs() -> list[Case]:
         ),
         (
             "",
+            ck.sync,
+            lambda: {"directory": "run", "mirror": new()},
+            run | {"mirror": PATH},
+        ),
+        (
+            "",
             ck.copy,
             lambda: c | {"path": new()},
             {k: v for k, v in WRITE.items() if k not in SAVE} | one | {"strict": FLAG},
