@@ -30,7 +30,7 @@ class Leaves:
         self, source: Source, derived: Derived | None, report: Announce | None
     ) -> None:
         self._source = source if derived is None else Viewed(source, derived)
-        self._shown = source if derived is None else Transformed(self._source, derived)
+        self._shown = source if derived is None else Transformed(source, derived)
         self._derived = derived
         self._report = report
 

@@ -13,13 +13,14 @@ from .._storage.calls.host_memory import empty
 from .._tree.leaves.leaf_kinds import is_key
 from .._tree.transform.transform_argument import Derived, Origin
 from .._types import Report
+from .viewed_source import Viewed
 
 
 class Transformed(Source):
     """A source of the leaves that a `transform` returned unchanged, or joined."""
 
     def __init__(self, source: Source, derived: Derived) -> None:
-        self._source = source
+        self._source = Viewed(source, derived)
         self._derived = derived
 
     @property

@@ -441,7 +441,8 @@ class CheckpointManager:
 
     def _call(self, call: str) -> str:
         """The text of a call, for errors when not all processes make it."""
-        return f"{call} in {self._run.directory!r}"
+        runs = [self._run, *self._mirrors.runs]
+        return f"{call} in {' and '.join(repr(run.directory) for run in runs)}"
 
     def _check_open(self) -> None:
         if self._closed:

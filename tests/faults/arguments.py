@@ -79,6 +79,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "check_finite": "same",
         "incremental": "same",
         "frozen": "own",
+        "mirror": "same",
     },
     "CheckpointManager.save": {
         "step": "same",
@@ -354,6 +355,7 @@ def _runs(directory: str) -> Iterator[Case]:
         "timeout": TIMEOUT + 1,
         "check_finite": True,
         "incremental": True,
+        "mirror": eqx_ckpt.Mirror(f"{directory}/made in a mirror"),
     }
     yield from _changed("CheckpointManager", made, usual, changes)
     usual["incremental"] = True

@@ -214,3 +214,24 @@ def test_a_leaf_that_is_renamed_and_damaged_is_named(tmp_path):
                 {"new": jnp.ones(4)},
                 transform=lambda old, change=change: {"new": change(old["old"])},
             )
+
+
+def test_an_export_of_parts(tmp_path):
+    """What writes other formats reads them as a restore does."""
+    tree = {"w": jnp.arange(12.0).reshape(4, 3)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+
+    def transform(old):
+        w = old["w"]
+        return {"row": w[2], "rows": w[1:3], "sum": w[0] + w[3], "two": [*w[:2]]}
+
+    path = tmp_path / "w.safetensors"
+    interop.to_safetensors(tmp_path / "ckpt", path, transform=transform)
+    opened = interop.open_safetensors(path)
+    found = {name: array for name, _, array in eqx_ckpt.inspect.iter_leaves(opened)}
+    w = np.asarray(tree["w"])
+    expected = {"row": w[2], "rows": w[1:3], "sum": w[0] + w[3]}
+    expected |= {"two/0": w[0], "two/1": w[1]}
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
