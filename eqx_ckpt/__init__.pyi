@@ -36,6 +36,7 @@ from ._steps.save_times import (
     save_every_seconds as save_every_seconds,
     save_every_steps as save_every_steps,
 )
+from ._steps.save_when_idle import save_when_idle as save_when_idle
 from ._storage.calls.store_path import StorePath as StorePath
 from ._tree.leaves.filter_spec import (
     default_deserialise_filter_spec as default_deserialise_filter_spec,

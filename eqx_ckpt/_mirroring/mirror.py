@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._steps.retention import checked_keep, Keep
 from .._steps.save_times import checked_when, When
+from .._steps.save_when_idle import WhenIdle
 from .._storage.locate import locate
 from .._types import is_real, PathLike, wrong
 
@@ -66,6 +67,12 @@ class Mirror:
             )
         self.path = path
         self.when = checked_when(when)
+        if any(isinstance(function, WhenIdle) for function in self.when):
+            raise ValueError(
+                "`when` has a function of `save_when_idle`, which measures the saves "
+                "of a manager, and no uploads. Pass it to the manager. While a step is "
+                "uploaded, the newest one waits anyway."
+            )
         self.keep = checked_keep(keep)
         self.bytes_per_second = bytes_per_second
         self.timeout = timeout

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
@@ -38,6 +39,7 @@ from .._steps.save_times import (
     stop_watching,
     When,
 )
+from .._steps.save_when_idle import note_save
 from .._steps.step_removal import KnownSteps, retain
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
@@ -113,9 +115,9 @@ class CheckpointManager:
             steps; by default, all are kept. The newest step, the step just saved, and a
             step that this process is reading are never removed.
         - `when`: when `should_save` returns `True`: [`eqx_ckpt.save_every_steps`][],
-            [`eqx_ckpt.save_every_seconds`][], or any other function
-            `(step, last) -> bool`, where `last` is the newest step that exists or is
-            being saved, or `None`. Of several, one `True` is enough.
+            [`eqx_ckpt.save_every_seconds`][], [`eqx_ckpt.save_when_idle`][], or any
+            other function `(step, last) -> bool`, where `last` is the newest step that
+            exists or is being saved, or `None`. Of several, one `True` is enough.
         - `layout`, `compression`, `staging_bytes`: for saves, as in
             [`eqx_ckpt.tree_serialise_leaves_async`][].
         - `progress`, `timeout`: for saves, as in [`eqx_ckpt.tree_serialise_leaves`][],
@@ -203,6 +205,7 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointError`][]: the manager is closed.
         - As [`eqx_ckpt.tree_serialise_leaves_async`][], and as an earlier save.
         """
+        began = time.monotonic()
         self._check_thread()
         with self._one_at_a_time.own, contextlib.ExitStack() as stack:
             how = ", check_finite=True" if self._check_finite else ""
@@ -240,6 +243,7 @@ class CheckpointManager:
                 held = stack.pop_all()
                 saving = save_in_background(save, group, held, limit, self, afterwards)
             self._known.begin(number, saving)
+            note_save(self._when, began, saving)
             return saving
 
     def restore(

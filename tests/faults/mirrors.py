@@ -86,4 +86,9 @@ def train_together(run: str, there: str) -> list[dict[str, Any]]:
     # The end has waited: nothing here waits for process 0, but for this.
     assert second.latest() == 4
     look(second)
+    # Nothing was measured, so a save is due; the first process decides.
+    idle = eqx_ckpt.save_when_idle()
+    assert idle(5, 4) == is_first
+    with eqx_ckpt.CheckpointManager(run, when=idle) as third:
+        assert third.should_save(5)
     return seen

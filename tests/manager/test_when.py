@@ -1,13 +1,19 @@
 """When to save: functions of a step and the last one, and what the manager does."""
 
 import signal
+import threading
 import time
 
 import jax.numpy as jnp
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import CheckpointManager, save_every_seconds, save_every_steps
+from eqx_ckpt import (
+    CheckpointManager,
+    save_every_seconds,
+    save_every_steps,
+    save_when_idle,
+)
 
 
 def train(run, steps, save, **options):
@@ -106,6 +112,80 @@ def test_the_clock_starts_again_at_a_save(tmp_path, monkeypatch):
                 saved.append(step)
                 manager.save(step, {"w": jnp.zeros(2)})
     assert saved == [3, 7]
+
+
+class Training:
+    """A training whose saves take a known time, by a clock of its own."""
+
+    def __init__(self, path, monkeypatch, when, **options):
+        self.now = self.step = 0
+        monkeypatch.setattr(time, "monotonic", lambda: float(self.now))
+        self.manager = CheckpointManager(path, when=when, **options)
+
+    def is_due(self, now):
+        self.now, self.step = now, self.step + 1
+        return self.manager.should_save(self.step)
+
+    def save(self, cost):
+        ends = self.now + cost
+
+        def is_leaf(x):
+            self.now = ends
+            return False
+
+        return self.manager.save(self.step, {"step": self.step}, is_leaf=is_leaf)
+
+
+def test_when_idle(tmp_path, monkeypatch):
+    """The mean cost decides, and when the last save has begun."""
+    training = Training(tmp_path, monkeypatch, save_when_idle(0.125))
+    with training.manager:
+        assert training.is_due(100)
+        training.save(2).result()
+        assert [training.is_due(now) for now in (102, 115, 116)] == [False, False, True]
+        training.save(4).result()
+        assert [training.is_due(now) for now in (120, 139, 140)] == [False, False, True]
+        # The first ones are forgotten.
+        for _ in range(8):
+            training.save(1).result()
+            training.step += 1
+        begin = training.now - 1
+        assert not training.is_due(begin + 7)
+        assert training.is_due(begin + 8)
+
+
+def test_when_idle_waits_for_a_running_save(tmp_path, monkeypatch):
+    began, may_end = threading.Event(), threading.Event()
+
+    def keep(steps):
+        began.set()
+        assert may_end.wait(300)
+        return steps
+
+    when = save_when_idle(max_steps=4)
+    training = Training(tmp_path, monkeypatch, when, keep=keep)
+    with training.manager:
+        assert training.is_due(0)
+        saving = training.save(1)
+        assert began.wait(300)
+        due = [training.is_due(10**6) for _ in range(4)]
+        training.step -= 2
+        due.append(training.is_due(10**6))
+        may_end.set()
+        saving.result()
+        assert due == [False, False, False, True, False]
+        training.step -= 1
+        assert training.is_due(10**6)
+
+
+def test_when_idle_is_for_managers():
+    with pytest.raises(ValueError, match="Pass it to the manager"):
+        eqx_ckpt.Mirror("there", when=[save_every_steps(3), save_when_idle()])
+    for budget in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError, match=f"`budget` is {budget}"):
+            save_when_idle(budget)
+    with pytest.raises(ValueError, match="`max_steps` is 0"):
+        save_when_idle(max_steps=0)
 
 
 def test_without_functions_nothing_is_due(tmp_path):

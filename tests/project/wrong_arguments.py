@@ -184,6 +184,12 @@ def verbs() -> list[Case]:
             lambda: {"seconds": 1},
             {"seconds": [*SECONDS, None]},
         ),
+        (
+            "",
+            ck.save_when_idle,
+            lambda: {"budget": 0.1},
+            {"budget": [*SECONDS, None], "max_steps": INTEGER},
+        ),
         ("", ck.keep_last, lambda: {"n": 1}, {"n": INTEGER}),
         ("", ck.keep_every, lambda: {"n": 1}, {"n": INTEGER}),
         (
