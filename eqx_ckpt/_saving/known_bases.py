@@ -5,6 +5,7 @@ A manager knows that of its own steps. This is for saves without one.
 
 from collections import OrderedDict
 
+from .._errors import CheckpointError
 from .._sources.checkpoint_source import base_at
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
@@ -36,9 +37,13 @@ class KnownBases:
         return base
 
     def remember(self, place: Storage, base: Base) -> None:
-        """Note the base that is at a place now."""
+        """Note the base that is at a place now, if that can be seen."""
+        try:
+            key = _key(place)
+        except (OSError, CheckpointError):
+            return  # It was saved: what fails here is no failure of that.
         with self._lock.own:
-            self._bases[key := _key(place)] = base
+            self._bases[key] = base
             self._bases.move_to_end(key)
             while len(self._bases) > _MOST:
                 self._bases.popitem(last=False)

@@ -642,3 +642,20 @@ def test_a_run_at_the_root_of_a_store(s3):
             assert manager.read_manifest(2).references.keys() == {"w"}
             assert_same(manager.restore(tree), {**tree, "n": tree["n"] + 2})
             manager.delete(2)
+
+
+def test_a_save_that_has_ended_does_not_fail_because_of_a_wrong_answer(s3):
+    tree = {"w": np.arange(16.0)}
+    eqx_ckpt.tree_serialise_leaves(path_of(s3.url, 1), tree)
+    for step, save in (
+        (2, eqx_ckpt.tree_serialise_leaves),
+        (3, eqx_ckpt.tree_serialise_leaves_async),
+    ):
+        # The first one is before the commit.
+        manifest = rf"00000{step}(?:/|%2F)zarr"
+        rule = s3.proxy.add(proxy.answered(412), "GET", manifest, when={2})
+        saving = save(path_of(s3.url, step), tree, base=path_of(s3.url, 1))
+        if saving is not None:
+            saving.result(TIMEOUT)
+        assert rule.struck == 1
+        assert inspect.verify(path_of(s3.url, step))
