@@ -13,26 +13,18 @@ from .._storage.calls.host_memory import empty
 from .._tree.leaves.leaf_kinds import is_key
 from .._tree.transform.transform_argument import Derived, Origin
 from .._types import Report
-from .viewed_source import Viewed
+from .viewed_source import Seen, Viewed
 
 
-class Transformed(Source):
+class Transformed(Seen):
     """A source of the leaves that a `transform` returned unchanged, or joined."""
 
     def __init__(self, source: Source, derived: Derived) -> None:
-        self._source = Viewed(source, derived)
-        self._derived = derived
+        super().__init__(Viewed(source, derived), derived)
 
     @property
     def manifest(self) -> Manifest:
         return self._derived.manifest
-
-    @property
-    def has_checksums(self) -> bool:
-        return self._source.has_checksums
-
-    def has_changed(self) -> bool:
-        return self._source.has_changed()
 
     def read(
         self,
@@ -83,9 +75,6 @@ class Transformed(Source):
                 part = RegionRead(name, record, region)
                 yield part, target.reshape(shape_of(region))
             first += count
-
-    def __str__(self) -> str:
-        return str(self._source)
 
 
 def _under(names: dict[str, str], report: Report) -> Report:

@@ -12,16 +12,12 @@ from .._tree.transform.transform_argument import Derived
 from .._types import Report
 
 
-class Viewed(Source):
-    """A source, and the parts of its leaves that a `transform` indexes."""
+class Seen(Source):
+    """A source, seen through a `transform`; what it says of itself stays."""
 
     def __init__(self, source: Source, derived: Derived) -> None:
         self._source = source
         self._derived = derived
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._source.manifest
 
     @property
     def has_checksums(self) -> bool:
@@ -29,6 +25,17 @@ class Viewed(Source):
 
     def has_changed(self) -> bool:
         return self._source.has_changed()
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+
+class Viewed(Seen):
+    """A source, and the parts of its leaves that a `transform` indexes."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._source.manifest
 
     def held(self, name: str) -> jax.Array | None:
         return None if name in self._derived.views else self._source.held(name)
@@ -75,9 +82,6 @@ class Viewed(Source):
         # The data of a key have axes of their own, which come last.
         whole: Region = (*region, *read.region[len(view.axes) :])
         return RegionRead(name, record, whole)
-
-    def __str__(self) -> str:
-        return str(self._source)
 
 
 def _shown(

@@ -14,7 +14,7 @@ from .._storage.chunks.chunk_reads import read_chunks
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import chunks_of, content_hash
 from .._storage.interface.committed_manifest import read_committed
-from .._storage.interface.place import Chunks, Storage
+from .._storage.interface.place import Storage, StoredChunks
 from .._storage.interface.referred_chunks import stored_chunks
 from .._storage.interface.sure_reads import listed_and_missing
 from .._storage.locate import locate
@@ -26,7 +26,7 @@ _MAX_ARRAY_METADATA = 2**16
 
 
 def check_array_metadata(
-    chunks: Chunks, records: Mapping[str, LeafRecord], damage: dict[str, str]
+    chunks: StoredChunks, records: Mapping[str, LeafRecord], damage: dict[str, str]
 ) -> None:
     """Compare the `zarr.json` of leaves, which no restore needs, with the manifest."""
     # One answer of a store is not enough.
@@ -36,7 +36,7 @@ def check_array_metadata(
 
 
 def _damaged_metadata(
-    chunks: Chunks, records: Mapping[str, LeafRecord], listed: set[str]
+    chunks: StoredChunks, records: Mapping[str, LeafRecord], listed: set[str]
 ) -> dict[str, str]:
     keys = [f"{name}/{MANIFEST}" for name in records]
     damage: dict[str, str] = {}

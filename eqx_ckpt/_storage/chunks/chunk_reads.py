@@ -21,12 +21,12 @@ from ..interface.chunk_bytes import (
     Value,
     Wanted,
 )
-from ..interface.place import Chunks
+from ..interface.place import StoredChunks
 from ..interface.sure_reads import listed_and_missing
 
 
 def read_chunks(
-    chunks: Chunks,
+    chunks: StoredChunks,
     reads: Sequence[RegionRead],
     damage: dict[str, str],
     arrived: Report | None = None,

@@ -187,10 +187,52 @@ class DatabaseOptions(NamedTuple):
     waits: bool
 
 
-class Chunks(abc.ABC):
-    """The arrays of a checkpoint, as chunks below one location."""
+class StoredChunks(abc.ABC):
+    """The arrays of a checkpoint that is there, as chunks."""
 
     place: Storage
+
+    @abc.abstractmethod
+    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
+        """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
+
+    def listed(self) -> set[str]:
+        """The keys that a store lists; none on a disk."""
+        return set()
+
+    @abc.abstractmethod
+    def read_all(
+        self, keys: Sequence[str]
+    ) -> Iterator[bytes | CorruptCheckpointError | None]:
+        """As `Storage.read_all`, for the files beside the chunks."""
+
+    def problem(self) -> str:
+        """Why nothing here may be read, or `''`."""
+        return ""
+
+    def missing(self, wanted: Iterable[Wanted]) -> str:
+        """What is wrong with the first chunk that is not there in full, or `''`.
+
+        Names and sizes are compared; no data are read.
+        """
+        for one, source in self.fetch(wanted):
+            try:
+                with source:
+                    check_size(one.chunk, source.nbytes)
+            except CorruptCheckpointError as e:
+                return str(e)
+        return ""
+
+    def verify(self) -> None:  # noqa: B027
+        """Raise if anything but the chunks is damaged."""
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+class Chunks(StoredChunks):
+    """The arrays of a checkpoint, as chunks below one location; they can be written."""
+
     # Whether each array has a folder of its name.
     has_folders: ClassVar[bool] = False
 
@@ -245,43 +287,6 @@ class Chunks(abc.ABC):
 
     def merge(self, names: Sequence[str]) -> None:  # noqa: B027
         """Join the parts with these names without copying their data."""
-
-    @abc.abstractmethod
-    def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:
-        """Request chunks; entering a `ChunkBytes` raises the error of that chunk."""
-
-    def listed(self) -> set[str]:
-        """The keys that a store lists; none on a disk."""
-        return set()
-
-    @abc.abstractmethod
-    def read_all(
-        self, keys: Sequence[str]
-    ) -> Iterator[bytes | CorruptCheckpointError | None]:
-        """As `Storage.read_all`, for the files beside the chunks."""
-
-    def problem(self) -> str:
-        """Why nothing here may be read, or `''`."""
-        return ""
-
-    def missing(self, wanted: Iterable[Wanted]) -> str:
-        """What is wrong with the first chunk that is not there in full, or `''`.
-
-        Names and sizes are compared; no data are read.
-        """
-        for one, source in self.fetch(wanted):
-            try:
-                with source:
-                    check_size(one.chunk, source.nbytes)
-            except CorruptCheckpointError as e:
-                return str(e)
-        return ""
-
-    def verify(self) -> None:  # noqa: B027
-        """Raise if anything but the chunks is damaged."""
-
-    def __str__(self) -> str:
-        return str(self.place)
 
 
 def every_chunk(leaves: Mapping[str, LeafRecord]) -> Iterator[Wanted]:

@@ -1,27 +1,25 @@
 """The chunks of a checkpoint, some of which may be in earlier attempts of its run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..._errors import CorruptCheckpointError
-from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
 from ..._format.references import attempts_of
-from ..._types import Checksums, Report
 from ..calls.threads import at_once
-from .chunk_bytes import Chunk, ChunkBytes, Piece, Wanted
-from .place import Chunks, run_of, Storage
+from .chunk_bytes import Chunk, ChunkBytes, Wanted
+from .place import run_of, Storage, StoredChunks
 
 
-def stored_chunks(place: Storage, manifest: Manifest) -> Chunks:
+def stored_chunks(place: Storage, manifest: Manifest) -> StoredChunks:
     """The arrays of the checkpoint at a place."""
     own = place.layouts[manifest.layout](place.arrays(manifest.root))
     return ReferredChunks(own, run_of(place), manifest) if manifest.references else own
 
 
-class ReferredChunks(Chunks):
-    """The arrays of a step that refers to earlier attempts; they are only read."""
+class ReferredChunks(StoredChunks):
+    """The arrays of a step that refers to earlier attempts."""
 
-    def __init__(self, own: Chunks, run: Storage, manifest: Manifest) -> None:
+    def __init__(self, own: StoredChunks, run: Storage, manifest: Manifest) -> None:
         self.place = own.place
         self._own = own
         self._references = manifest.references
@@ -57,7 +55,7 @@ class ReferredChunks(Chunks):
             found.update(attempt + key for key in keys)
         return found
 
-    def _at(self, attempt: str) -> Chunks:
+    def _at(self, attempt: str) -> StoredChunks:
         return self._attempts[attempt] if attempt else self._own
 
     def missing(self, wanted: Iterable[Wanted]) -> str:
@@ -79,16 +77,3 @@ class ReferredChunks(Chunks):
 
     def verify(self) -> None:
         self._own.verify()
-
-    def check(self, leaves: Mapping[str, LeafRecord]) -> None:
-        raise NotImplementedError
-
-    def write(
-        self,
-        arrays: Mapping[str, LeafRecord],
-        pieces: Iterable[Piece],
-        written: Report | None = None,
-        *,
-        create: bool = True,
-    ) -> Checksums:
-        raise NotImplementedError

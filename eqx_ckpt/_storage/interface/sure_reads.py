@@ -13,7 +13,7 @@ from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MAX_BYTES
 from ..calls.tensorstore_calls import contradicts
-from .place import Chunks, every_chunk, Storage
+from .place import every_chunk, Storage, StoredChunks
 
 
 # How often a request is repeated while the answers contradict each other.
@@ -66,7 +66,7 @@ def parse_surely(
     raise contradicts(place.url(key), "each time it is damaged in a different way")
 
 
-def missing_surely(chunks: Chunks, leaves: Mapping[str, LeafRecord]) -> str:
+def missing_surely(chunks: StoredChunks, leaves: Mapping[str, LeafRecord]) -> str:
     """As `Chunks.missing`; a problem counts only if it is found twice."""
     return chunks.missing(every_chunk(leaves)) and chunks.missing(every_chunk(leaves))
 
