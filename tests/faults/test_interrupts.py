@@ -177,6 +177,10 @@ HAND_OVERS = {
         record,
         ("Log._end", "Log.abandon", "Writer.stop", "DirectoryWriter.release"),
     ),
+    "collector": (
+        lambda: restore("c"),
+        ("_Collector.paused", "_Collector._end"),
+    ),
 }
 
 
@@ -189,6 +193,7 @@ def test_ctrl_c_while_work_is_handed_to_a_thread(made, patience, what):
         with contextlib.suppress(KeyboardInterrupt):
             interrupted(call, at, functions)
         call()
+        assert gc.isenabled(), at
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -208,6 +213,7 @@ def test_ctrl_c(made, patience, way):
             if os.path.exists(path):
                 assert eqx_ckpt.inspect.verify(path)
         call()
+        assert gc.isenabled(), at
     deadline = time.monotonic() + 60
     gc.collect()  # The frames of the interrupted calls.
     while ours := [t.name for t in threading.enumerate() if "_work" in t.name]:

@@ -1,5 +1,6 @@
 """The garbage collector is paused while a tree is gone through, and no longer."""
 
+import functools as ft
 import gc
 import threading
 import time
@@ -26,8 +27,7 @@ def as_before(request):
             time.sleep(0.01)
         return gc.isenabled() == request.param
 
-    if not request.param:
-        gc.disable()
+    (gc.enable if request.param else gc.disable)()
     yield is_restored
     gc.enable()
 
@@ -62,21 +62,18 @@ def test_after_an_error(tmp_path, as_before):
     assert as_before()
 
 
-def test_of_two_threads_the_last_one_turns_it_on(tmp_path, as_before, monkeypatch):
+def test_of_two_threads_the_last_one_turns_it_on(tmp_path, as_before):
     """The other one begins while the first still pauses it, and ends after it."""
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", TREE)
     begun, first_has_ended = threading.Event(), threading.Event()
-    disable = gc.disable
 
-    def disable_late():
-        if threading.current_thread() is second:
-            begun.set()
-            # Not for ever: it may hold a lock that the first one needs to end.
-            first_has_ended.wait(0.5)
-        disable()
+    def begin(tree):
+        begun.set()
+        assert first_has_ended.wait(60)
+        return tree["w"]
 
-    second = threading.Thread(target=eqx_ckpt.tree_match, args=(tmp_path / "new", TREE))
-    monkeypatch.setattr(gc, "disable", disable_late)
+    match = ft.partial(eqx_ckpt.tree_match, tmp_path / "new", TREE)
+    second = threading.Thread(target=match, kwargs={"where": begin})
 
     def where(tree):
         if not begun.is_set():
@@ -84,7 +81,8 @@ def test_of_two_threads_the_last_one_turns_it_on(tmp_path, as_before, monkeypatc
             assert begun.wait(60)
         return tree["w"]
 
-    eqx_ckpt.tree_match(tmp_path / "new", TREE, where=where)
+    match(where=where)
+    assert not gc.isenabled()
     first_has_ended.set()
     second.join(60)
     assert as_before()
