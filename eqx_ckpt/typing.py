@@ -5,7 +5,11 @@ from ._run.damage_fallback import OnDamage as OnDamage
 from ._steps.retention import Keep as Keep, Mode as Mode
 from ._steps.save_times import When as When
 from ._tree.leaves.casting import Casting as Casting
-from ._tree.plans.read_plan import Missing as Missing, Unexpected as Unexpected
+from ._tree.plans.read_plan import (
+    Mismatched as Mismatched,
+    Missing as Missing,
+    Unexpected as Unexpected,
+)
 from ._tree.plans.write_plan import Compression as Compression
 from ._tree.transform.transform_argument import Transform as Transform
 from ._types import Format as Format, Layout as Layout, Target as Target

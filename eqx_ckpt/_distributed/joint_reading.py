@@ -195,7 +195,7 @@ def outline_of(plan: ReadPlan) -> list[str]:
     kept = {n: x for n, x in plan.kept.items() if hasattr(x, "sharding")}
     shared = {n: x for n, x in kept.items() if readers([x.sharding])}
     lines += [
-        f"leaf {name!r}, {describe_like(x)}, which the checkpoint lacks, on "
+        f"leaf {name!r}, {describe_like(x)}, which is not restored, on "
         f"{_described(x.sharding)}"
         for name, x in (kept if shared and plan.request.initialises else shared).items()
     ]

@@ -15,6 +15,7 @@ from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
 from .._tree.plans.read_plan import (
+    Mismatched,
     Missing,
     plan_reads,
     ReadPlan,
@@ -40,6 +41,7 @@ def tree_deserialise_leaves(
     sharding: PyTree = None,
     casting: Casting = "no",
     missing: Missing = "raise",
+    mismatched: Mismatched = "raise",
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
     broadcast_replicas: bool = False,
@@ -82,6 +84,11 @@ def tree_deserialise_leaves(
     - `missing`: what to do with leaves of `like` that are not in the checkpoint:
         `"raise"`, or `"keep"` their value from `like`. Or a function from the name of
         such a leaf to one of these.
+    - `mismatched`: what to do with leaves of `like` that have another shape in the
+        checkpoint, or a dtype or kind that is not restored as theirs: `"raise"`, or
+        `"keep"` their value from `like`, such as a fresh head for other classes. Or a
+        function from the name of such a leaf to one of these. A leaf with a
+        `filter_spec` of yours is what that makes of it.
     - `unexpected`: what to do with leaves of the checkpoint that are not in `like`:
         `"raise"`, or `"ignore"` them. Or a function from the name of such a leaf to one
         of these.
@@ -142,6 +149,7 @@ def tree_deserialise_leaves(
         sharding,
         casting,
         missing,
+        mismatched,
         unexpected,
         transform,
     )
@@ -213,6 +221,7 @@ def restore_or_init(
     sharding: PyTree = None,
     casting: Casting = "no",
     missing: Missing = "keep",
+    mismatched: Mismatched = "raise",
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
     broadcast_replicas: bool = False,
@@ -235,6 +244,7 @@ def restore_or_init(
     - All others: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where
         to put new leaves; with a mesh, new leaves are replicated. The default of
         `missing` is `"keep"` here; pass a function to say which leaves may be missing.
+        What `missing` and `mismatched` keep is computed by `init`.
 
     **Returns:**
 
@@ -277,6 +287,7 @@ def restore_or_init(
         sharding,
         casting,
         missing,
+        mismatched,
         unexpected,
         transform,
         initialises=True,

@@ -12,7 +12,13 @@ from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.matching.leaf_match import TreeMatch
 from .._tree.matching.name_tree import checked_prefix, nested, struct_of
-from .._tree.plans.read_plan import Missing, plan_reads, Request, Unexpected
+from .._tree.plans.read_plan import (
+    Mismatched,
+    Missing,
+    plan_reads,
+    Request,
+    Unexpected,
+)
 from .._tree.transform.transform_argument import Transform
 from .._types import IsLeaf, PathLike
 
@@ -67,6 +73,7 @@ def tree_match(
     sharding: PyTree = None,
     casting: Casting = "no",
     missing: Missing = "raise",
+    mismatched: Mismatched = "raise",
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
 ) -> TreeMatch:
@@ -109,6 +116,7 @@ def tree_match(
         sharding,
         casting,
         missing,
+        mismatched,
         unexpected,
         transform,
     )

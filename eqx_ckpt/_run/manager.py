@@ -51,7 +51,7 @@ from .._tree.leaves.filter_spec import (
     default_serialise_filter_spec,
 )
 from .._tree.leaves.frozen_spec import check_frozen
-from .._tree.plans.read_plan import Missing, Request, Unexpected
+from .._tree.plans.read_plan import Mismatched, Missing, Request, Unexpected
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
@@ -258,6 +258,7 @@ class CheckpointManager:
         sharding: PyTree = None,
         casting: Casting = "no",
         missing: Missing = "raise",
+        mismatched: Mismatched = "raise",
         unexpected: Unexpected = "raise",
         transform: Transform | None = None,
         broadcast_replicas: bool = False,
@@ -299,6 +300,7 @@ class CheckpointManager:
             sharding,
             casting,
             missing,
+            mismatched,
             unexpected,
             transform,
         )

@@ -18,7 +18,7 @@ from .._tree.leaves.filter_spec import default_serialise_filter_spec
 from .._tree.leaves.key_paths import check_distinct
 from .._tree.leaves.leaf_kinds import describe, fingerprint, shards
 from .._tree.matching.name_tree import nested, sortable
-from .._tree.plans.read_plan import Missing, Unexpected
+from .._tree.plans.read_plan import Mismatched, Missing, Unexpected
 from .._tree.plans.write_plan import named_leaves, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import Report
@@ -75,6 +75,7 @@ def from_state_dict(
     transform: Transform | None = None,
     casting: Casting = "no",
     missing: Missing = "raise",
+    mismatched: Mismatched = "raise",
     unexpected: Unexpected = "raise",
 ) -> PyTree:
     """Fill a PyTree from a state dict, as strictly as from a checkpoint.
@@ -90,7 +91,7 @@ def from_state_dict(
     - `state`: what [`eqx_ckpt.interop.to_state_dict`][] returned, or any PyTree whose
         leaves have the names of those of `like`. The keys of positions are integers:
         `state["layers"][0]`, not `state["layers"]["0"]`. It is not changed.
-    - `transform`, `casting`, `missing`, `unexpected`: as
+    - `transform`, `casting`, `missing`, `mismatched`, `unexpected`: as
         [`eqx_ckpt.tree_deserialise_leaves`][].
 
     **Returns:**
@@ -126,6 +127,7 @@ def from_state_dict(
         transform=transform,
         casting=casting,
         missing=missing,
+        mismatched=mismatched,
         unexpected=unexpected,
     )
 

@@ -25,6 +25,7 @@ HOW = {
     "sharding": "same",
     "casting": "same",
     "missing": "same",
+    "mismatched": "same",
     "unexpected": "same",
     "transform": "same",
     "broadcast_replicas": "same",
@@ -244,6 +245,7 @@ def _restores(directory: str) -> Iterator[Case]:
     }
     yield from _changed(function, restore, usual, same)
     more = like | {"more": shared(np.zeros((4, 4), np.float32), rows)}
+    larger = like | {"w": shared(np.zeros((4, 4), np.float32), rows)}
     fewer = {key: x for key, x in like.items() if key != "step"}
     pairs: Iterable[Change] = [
         ("casting", {"like": half, "casting": "unsafe"}, {"casting": "no"}),
@@ -252,6 +254,11 @@ def _restores(directory: str) -> Iterator[Case]:
             "missing: kept",
             {"like": more, "missing": "keep"},
             {"like": like | {"more": more["more"].astype("float16")}},
+        ),
+        (
+            "mismatched",
+            {"like": larger, "mismatched": "keep"},
+            {"mismatched": "raise"},
         ),
         (
             "unexpected",

@@ -12,7 +12,7 @@ import eqx_ckpt
 from . import by_equinox
 from .check import Call, Tree
 from .likes import evaluated
-from .oracle import kind_of, NUMBERS, Value
+from .oracle import kind_of, NUMBERS, outcome, Value
 
 
 def call(how: Callable[[Tree], dict[str, Any]]) -> Call:
@@ -67,6 +67,17 @@ def through(spec: Callable[[Any, Any], Any]) -> Call:
     return way._replace(names_all=False, says=lambda status, saved: "custom")
 
 
+def kept(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value | str:
+    """What differs is as it is in `like`, if that has a value."""
+    found = outcome(saved, like, casting, to)
+    if found not in ("kind", "shape", "dtype"):
+        return found
+    is_gone = isinstance(like, jax.Array) and like.is_deleted()
+    if is_gone or isinstance(like, jax.ShapeDtypeStruct):
+        return "abstract"
+    return Value("itself", like, status="kept")
+
+
 def renamed(leaves: Tree) -> Tree:
     return {f"new_{name}": leaf for name, leaf in leaves.items()}
 
@@ -106,10 +117,18 @@ CALLS: Mapping[str, Call] = {
             "unexpected": "ignore",
         }
     ),
+    "mismatched": call(
+        lambda like: {
+            "like": {"part": like},
+            "mismatched": "keep",
+            "unexpected": "ignore",
+        }
+    )._replace(outcome=kept),
     "functions": call(
         lambda like: {
             "like": {"part": like, "other": np.ones(2)},
             "missing": lambda name: "keep" if name == "other" else "raise",
+            "mismatched": lambda name: "raise",
             "unexpected": lambda name: "ignore",
             "sharding": lambda name, struct: None,
         }

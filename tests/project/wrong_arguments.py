@@ -57,6 +57,7 @@ HOW: Table = {
     "sharding": [3, "x"],
     "casting": WORD,
     "missing": WORD,
+    "mismatched": WORD,
     "unexpected": WORD,
     "transform": FUNCTION,
 }

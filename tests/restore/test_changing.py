@@ -219,6 +219,57 @@ def test_a_skeleton_has_nothing_to_keep():
         eqx_ckpt.tree_deserialise_leaves(PATH, like, missing="keep")
 
 
+def test_leaves_that_differ_are_kept(tmp_path):
+    tree = {"body": jnp.ones(3), "head": jnp.ones((3, 4)), "scale": np.ones(2)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    (tmp_path / "c/head/c.0.0").unlink()  # It is not read.
+    like = {"body": jnp.zeros(3), "head": jnp.zeros((3, 5)), "scale": 1.0}
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="mismatched='keep'"):
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like)
+    found = eqx_ckpt.tree_match(tmp_path / "c", like, mismatched="keep")
+    assert found.ok
+    assert found.nbytes == 12
+    kept = "- 'head': float32[3, 5] kept from `like`, float32[3, 4] in the checkpoint."
+    assert kept in str(found).splitlines()
+    new = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like, mismatched="keep")
+    assert (new["body"] == 1).all()
+    assert new["head"] is like["head"]
+    assert new["scale"] == 1.0
+    skeleton = like | {"head": jax.ShapeDtypeStruct((3, 5), F)}
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", skeleton, mismatched="keep")
+    text = "float32[3, 5] without a value in `like`, float32[3, 4] in the checkpoint."
+    assert text in str(error.value)
+    assert "restore_or_init" in str(error.value)
+
+
+def test_what_a_transform_makes_of_another_shape_is_not_computed(tmp_path):
+    tree = {"body": jnp.ones(3), "head": jnp.ones((3, 4))}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    (tmp_path / "c/head/c.0.0").unlink()
+    like = {"body": jnp.zeros(3), "new": jnp.zeros((5, 3))}
+    how = {
+        "transform": lambda old: {"body": old["body"], "new": old["head"].T * 2},
+        "mismatched": "keep",
+    }
+    found = eqx_ckpt.tree_match(tmp_path / "c", like, **how)
+    assert "kept from `like`, float32[4, 3] that `transform` makes of 'head'" in str(
+        found
+    )
+    new = eqx_ckpt.tree_deserialise_leaves(tmp_path / "c", like, **how)
+    assert new["new"] is like["new"]
+    assert (new["body"] == 1).all()
+
+
+def test_what_jax_cannot_compute_is_not_kept():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"w": np.ones(3)}, overwrite=True)
+    how = {"transform": lambda old: {"w": old["w"] + 1}, "casting": "same_kind"}
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="JAX would narrow"):
+        eqx_ckpt.tree_deserialise_leaves(
+            PATH, {"w": jnp.zeros(3)}, mismatched="keep", **how
+        )
+
+
 def test_unexpected_leaves_are_ignored(tmp_path):
     tree = {"body": jnp.ones(3), "head": jnp.ones(3), "foot": jnp.ones(3)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
@@ -244,9 +295,10 @@ def test_wrong_words():
     for how in (
         {"unexpected": lambda name: "keep"},
         {"missing": lambda name: "ignore"},
+        {"mismatched": lambda name: "ignore"},
     ):
         with pytest.raises(ValueError, match="one of"):
-            eqx_ckpt.tree_match(PATH, {"a": 1, "c": 1}, **how)
+            eqx_ckpt.tree_match(PATH, {"a": jnp.ones(1), "c": 1}, **how)
 
 
 def test_a_manager_passes_it_on(tmp_path):

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
@@ -143,8 +144,50 @@ def test_without_a_checkpoint():
 
 
 def test_another_shape_is_an_error(base):
-    with pytest.raises(eqx_ckpt.LeafMismatchError, match="different shape"):
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="mismatched='keep'"):
         eqx_ckpt.restore_or_init(
             PATH, lambda key: {"base": eqx.nn.MLP(2, 9, 8, 2, key=key)},
             jax.random.key(1),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_head_of_another_shape_is_initialised(spread):
+    """With its moments; what else differs stays an error where a function says so."""
+
+    def training(key, classes, width=8):
+        model = eqx.nn.MLP(2, classes, width, 2, key=key)
+        opt_state = optax.adam(1e-3).init(eqx.filter(model, eqx.is_array))
+        return {"model": model, "opt_state": opt_state}
+
+    old = training(jax.random.key(0), 3)
+    old["opt_state"] = jax.tree.map(lambda x: x + 1, old["opt_state"])
+    eqx_ckpt.tree_serialise_leaves(PATH, old, overwrite=True)
+    sharding = jax.make_mesh((8,), ("x",)) if spread else None
+    key = jax.random.key(1)
+    new = eqx_ckpt.restore_or_init(
+        PATH, training, key, 5, mismatched="keep", sharding=sharding
+    )
+
+    def where(tree):
+        adam = tree["opt_state"][0]
+        heads = [part.layers[2] for part in (tree["model"], adam.mu, adam.nu)]
+        return [x for head in heads for x in (head.weight, head.bias)]
+
+    fresh = jax.device_get(where(training(key, 5)))
+    for found, expected in zip(where(new), fresh, strict=True):
+        assert found.shape == expected.shape
+        assert jnp.allclose(jax.device_get(found), expected)
+        assert not spread or found.sharding == NamedSharding(sharding, P())
+    rest = [jax.tree.leaves(eqx.tree_at(where, t, [0] * 6)) for t in (old, new)]
+    assert_same(*map(jax.device_get, rest))
+
+    def head(name):
+        return "keep" if "/layers/2/" in f"/{name}" else "raise"
+
+    new = eqx_ckpt.restore_or_init(PATH, training, key, 5, mismatched=head)
+    assert new["model"].layers[2].bias.shape == (5,)
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.restore_or_init(PATH, training, key, 5, 9, mismatched=head)
+    assert "'model/layers/0/weight'" in str(error.value)
+    assert "layers/2" not in str(error.value)

@@ -55,13 +55,13 @@ class LeafMatch(NamedTuple):
         by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
         number whose value in `like` differs. Not known: `"custom"`, which is
         left to a `filter_spec` of yours. Not restored: `"kept"` as it is in
-        `like`, or `"ignored"`, as `missing` and `unexpected` say; or `"changed"`: a
-        leaf that is never saved, such as a function, is not the one that was there at
-        the save. All others stop a restore: `"missing"` from the checkpoint;
-        `"abstract"`: missing, and `like` has no value to keep; `"unexpected"`: in the
-        checkpoint, but not in `like`; a different `"kind"` (of leaf), `"shape"` or
-        `"dtype"`; a `"sharding"` that it cannot have; or the position of another
-        `"loader"` of data.
+        `like`, or `"ignored"`, as `missing`, `mismatched` and `unexpected` say; or
+        `"changed"`: a leaf that is never saved, such as a function, is not the one that
+        was there at the save. All others stop a restore: `"missing"` from the
+        checkpoint; `"abstract"`: to be kept, and `like` has no value to keep;
+        `"unexpected"`: in the checkpoint, but not in `like`; a different `"kind"` (of
+        leaf), `"shape"` or `"dtype"`; a `"sharding"` that it cannot have; or the
+        position of another `"loader"` of data.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf; of very many, for those
@@ -218,10 +218,11 @@ def _renamed(
 def _sentence(leaf: LeafMatch) -> str:
     if leaf.status == "missing":
         return f"{leaf.expected} in `like`, {_absent(leaf)}"
-    if leaf.status == "abstract":
-        return f"{leaf.expected} without a value in `like`, {_absent(leaf)}"
-    if leaf.status == "kept":
-        return f"{leaf.expected} kept from `like`, {_absent(leaf)}"
+    if leaf.status in ("abstract", "kept"):
+        how = "kept from" if leaf.status == "kept" else "without a value in"
+        is_there = isinstance(leaf.found, LeafRecord) or leaf.computed
+        found = f"{_found(leaf)}." if is_there else _absent(leaf)
+        return f"{leaf.expected} {how} `like`, {found}"
     if leaf.status in ("unexpected", "ignored"):
         expected = "not" if leaf.expected == "nothing" else leaf.expected
         ignored = "ignored: " if leaf.status == "ignored" else ""
@@ -296,11 +297,13 @@ WAYS_OUT: Mapping[Status, str] = {
     "missing": "To keep what `like` has there, pass `missing='keep'`, or choose what "
     "to restore with `where`.",
     "abstract": "A `jax.ShapeDtypeStruct` has no value to keep, nor has an array that "
-    "was donated: build these leaves, or use `equinox.tree_at` to put arrays there.",
+    "was donated: build these leaves, use `equinox.tree_at` to put arrays there, or "
+    "let `restore_or_init` compute them.",
     "unexpected": "To leave them out, pass `unexpected='ignore'`. To restore a part "
     "of the checkpoint, choose it with `where` or `prefix`.",
     "shape": "Shapes are never padded, cut or broadcast: build `like` with the "
-    "hyperparameters that the checkpoint was saved with.",
+    "hyperparameters that the checkpoint was saved with. To start such leaves afresh, "
+    "from their values in `like` or `init`, pass `mismatched='keep'`.",
     "dtype": "Nothing is cast unless `casting` allows it. JAX arrays of 64 bits need "
     "`jax.enable_x64(True)`.",
     "sharding": "The axes in a PartitionSpec have to divide the dimension that they "

@@ -32,6 +32,7 @@ from ..transform.transform_argument import (
     derive,
     Derived,
     described,
+    Origin,
     Transform,
     unreturned,
 )
@@ -48,7 +49,14 @@ _is_none = ft.partial(operator.is_, None)
 Missing: TypeAlias = Literal["raise", "keep"] | Callable[[str], str]
 
 
+Mismatched: TypeAlias = Literal["raise", "keep"] | Callable[[str], str]
+
+
 Unexpected: TypeAlias = Literal["raise", "ignore"] | Callable[[str], str]
+
+
+# The arguments that say what becomes of leaves that do not match.
+Answered: TypeAlias = Literal["missing", "mismatched", "unexpected"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class ReadPlan:
 
     Every leaf of `like`, by its position, is in `reads` or in `values`. Those of
     `reads` that a `transform` computes are in `parts` too. `kept` has those of `values`
-    that the checkpoint lacks, by name.
+    that the checkpoint lacks, or has otherwise, by name.
     """
 
     treedef: Any
@@ -109,6 +117,7 @@ class Request:
     sharding: PyTree = None
     casting: Casting = "no"
     missing: Missing = "raise"
+    mismatched: Mismatched = "raise"
     unexpected: Unexpected = "raise"
     transform: Transform | None = None
     # Whether the caller computes the leaves that are kept without a value.
@@ -120,8 +129,8 @@ class Request:
             if not callable(getattr(self, argument)):
                 check_word(argument, getattr(self, argument), words)
 
-    def answer(self, argument: Literal["missing", "unexpected"], name: str) -> str:
-        """What `missing` or `unexpected` says of a leaf."""
+    def answer(self, argument: Answered, name: str) -> str:
+        """What `missing`, `mismatched` or `unexpected` says of a leaf."""
         said: Any = getattr(self, argument)
         if callable(said):
             said = said(name)
@@ -129,7 +138,15 @@ class Request:
         return said
 
 
-_ANSWERS = {"missing": ("raise", "keep"), "unexpected": ("raise", "ignore")}
+_ANSWERS: Mapping[Answered, tuple[str, str]] = {
+    "missing": ("raise", "keep"),
+    "mismatched": ("raise", "keep"),
+    "unexpected": ("raise", "ignore"),
+}
+
+
+# In these ways, a leaf of the checkpoint may differ from that of `like`.
+_MISMATCHED = ("kind", "shape", "dtype")
 
 
 def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
@@ -158,19 +175,19 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             values[index] = leaf.leaf
             continue
         record = manifest.leaves.get(leaf.name) if index in chosen else None
+        value, becomes, origin = leaf.leaf, None, None
         if record is None:
             picked = index in chosen
             value, match = _missing(leaf, manifest, request, picked=picked)
+        else:
+            match, becomes, origin = _matched(leaf, record, request, derived)
+        if record is None or becomes is None:
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
             values[index] = kept[leaf.name] = value
             matches[leaf.name] = match
             continue
-        match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
         where_to = Place(None)
-        origin = None
-        if derived is not None:
-            match, origin = described(derived, match, leaf.name)
         if match.is_harmless:
             match, where_to = _placed(match, leaf, becomes, targets[index])
             if origin is not None and origin.output is not None:
@@ -211,10 +228,26 @@ def _placed(
     return match if is_plain else with_place(match, found), found
 
 
+def _matched(
+    leaf: NamedLeaf, record: LeafRecord, request: Request, derived: Derived | None
+) -> tuple[LeafMatch, LeafRecord | None, Origin | None]:
+    """A leaf beside its record, what that becomes, and what a `transform` did.
+
+    It becomes `None` if the value of `like` is kept instead.
+    """
+    becomes: LeafRecord | None
+    match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
+    origin = None
+    is_mismatched = match.status in _MISMATCHED
+    if derived is not None:
+        match, origin = described(derived, match, leaf.name)
+    if is_mismatched and request.answer("mismatched", leaf.name) == "keep":
+        match, becomes = _kept(match, leaf, request), None
+    return match, becomes, origin
+
+
 def _kept(match: LeafMatch, leaf: NamedLeaf, request: Request) -> LeafMatch:
-    """A missing leaf, which may keep its value from `like` if it has one."""
-    if request.answer("missing", leaf.name) == "raise":
-        return match
+    """A leaf that keeps its value from `like`, if it has one."""
     has_value = not any(map(_has_no_value, jtu.tree_leaves(leaf.leaf)))
     is_kept = has_value or request.initialises
     return match._replace(status="kept" if is_kept else "abstract")
@@ -245,7 +278,8 @@ def _missing(
     """A leaf that the checkpoint does not have, or that `where` does not pick."""
     if picked:
         value, match = _without_record(leaf, manifest)
-        if match.status == "missing" and request.missing != "raise":
+        is_missing = match.status == "missing"
+        if is_missing and request.answer("missing", leaf.name) == "keep":
             match = _kept(match, leaf, request)
         return value, match
     if is_transient(leaf.leaf):
