@@ -43,6 +43,7 @@ from ._tree.leaves.filter_spec import (
     default_serialise_filter_spec as default_serialise_filter_spec,
 )
 from ._tree.matching.shard_like import shard_like as shard_like
+from ._tree.transform.rename import rename as rename
 from .interop._writers._checkpoint_copy import copy as copy
 
 __version__: str

@@ -10,7 +10,7 @@ from .._errors import LeafMismatchError
 from .._format.leaf_names import encode, folders, is_below
 from .._tree.leaves.key_paths import key_paths, typed
 from .._tree.leaves.leaf_kinds import describe_like
-from .._tree.matching.name_tree import sortable, without_slashes
+from .._tree.matching.name_tree import nest, sortable, without_slashes
 from .._types import check_kind, KeyPath
 
 
@@ -339,16 +339,4 @@ def _moved(values: Mapping[Keys, Any], moves: _Moves, depth: int) -> PyTree:
             rest = leaf.keys[depth:]
             keys = (*leaf.keys[:depth], _UNUSED, *rest) if is_in_the_way else leaf.keys
             leaves[keys] = values[leaf.keys]
-    return _nested(leaves)
-
-
-def _nested(leaves: Mapping[Keys, Any]) -> PyTree:
-    tree: Any = {}
-    for keys, value in leaves.items():
-        if not keys:
-            return value
-        node = tree
-        for key in keys[:-1]:
-            node = node.setdefault(key, {})
-        node[keys[-1]] = value
-    return sortable(tree)
+    return nest(leaves.items())

@@ -78,10 +78,6 @@ def kept(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value | 
     return Value("itself", like, status="kept")
 
 
-def renamed(leaves: Tree) -> Tree:
-    return {f"new_{name}": leaf for name, leaf in leaves.items()}
-
-
 def says_renamed(status: str, saved: Any) -> str:
     """Numbers are not read, so nothing is said of where they were."""
     is_read = status == "same" and kind_of(saved) not in NUMBERS
@@ -106,7 +102,7 @@ CALLS: Mapping[str, Call] = {
     "renamed": call(
         lambda like: {
             "like": {"part": {f"new_{name}": x for name, x in like.items()}},
-            "transform": lambda old: {"part": renamed(old["part"])},
+            "transform": eqx_ckpt.rename({"part/(.+)": r"part/new_\1"}),
             "unexpected": "ignore",
         }
     )._replace(says=says_renamed),

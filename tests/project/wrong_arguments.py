@@ -137,6 +137,12 @@ def verbs() -> list[Case]:
             lambda: c | {"init": lambda: TREE},
             READ | {"init": FUNCTIONS},
         ),
+        (
+            "",
+            ck.rename,
+            lambda: {"patterns": {"a": "b"}},
+            {"patterns": [3, "x", None, ["x"], {3: "x"}, {"x": 3}, {"(": "x"}]},
+        ),
         ("", ck.tree_match, lambda: c | {"like": TREE}, one | HOW),
         ("", ck.tree_like, lambda: c, part),
         ("", ck.inspect.stats, lambda: c, part),

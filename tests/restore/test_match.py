@@ -1,7 +1,9 @@
 """Strict: one error with every difference, and the same as data from `match`."""
 
+import ast
 import difflib
 import os
+import re
 import sys
 
 import equinox as eqx
@@ -170,13 +172,13 @@ def error_of(like, **arguments):
             {"model": blocks(250), "step": 1},
             "- 1000 leaves seem to be renamed: 'model/blocks/0/attention/k' in "
             "`like`, 'net/blocks/0/attention/k' in the checkpoint, and so on.",
-            "Restore such a part by itself, with its name there as `prefix`.",
+            "Pass `transform=eqx_ckpt.rename({'net': 'model'})`.",
         ),
         (
             {"net": blocks(250, "attn"), "step": 1},
             "- 500 leaves seem to be renamed: 'net/blocks/0/attn/k' in `like`, "
             "'net/blocks/0/attention/k' in the checkpoint, and so on.",
-            "Restore such a part by itself, with its name there as `prefix`.",
+            "Pass `transform=eqx_ckpt.rename({'attention': 'attn'})`.",
         ),
         (
             {**blocks(250), "step": 1},
@@ -188,7 +190,8 @@ def error_of(like, **arguments):
             {"net": {"inner": blocks(250)}, "step": 1},
             "- 1000 leaves seem to be renamed: 'net/inner/blocks/0/attention/k' in "
             "`like`, 'net/blocks/0/attention/k' in the checkpoint, and so on.",
-            "Restore such a part by itself, with its name there as `prefix`.",
+            "Pass `transform=eqx_ckpt.rename({...})`, or restore such a part by "
+            "itself, with its name there as `prefix`.",
         ),
     ],
 )
@@ -196,6 +199,10 @@ def test_a_part_that_was_renamed_is_one_line(like, line, way_out):
     save({"net": blocks(250), "step": 1})
     text = error_of(like)
     assert text[1] == f"{line} {way_out}"
+    if said := re.search(r"rename\((\{'.*\})\)", way_out):
+        to_like = eqx_ckpt.rename(ast.literal_eval(said[1]))
+        found = eqx_ckpt.tree_deserialise_leaves(PATH, like, transform=to_like)
+        assert found == jax.tree.map(lambda x: x, like)
     assert not any(other.startswith("-") for other in text[2:])
     found = eqx_ckpt.tree_match(PATH, like)
     renamed = [leaf for leaf in found.leaves.values() if leaf.status == "missing"]

@@ -142,7 +142,10 @@ def with_place(match: LeafMatch, place: Place) -> LeafMatch:
     return match._replace(replicated=place.dropped) if place.dropped else match
 
 
-_BY_PARTS = "Restore such a part by itself, with its name there as `prefix`."
+_BY_PARTS = (
+    "Pass `transform=eqx_ckpt.rename({...})`, or restore such a part by itself, with "
+    "its name there as `prefix`."
+)
 
 
 def describe(leaves: Mapping[str, LeafMatch]) -> list[str]:
@@ -204,6 +207,9 @@ def _renamed(
         name, other = next(iter(names.items()))
         from_below = other == f"{change.after}/{name}"
         way = f"Pass `prefix={change.after!r}`." if from_below else _BY_PARTS
+        if change.before and change.after and not from_below:
+            pattern = {_SPECIAL.sub(r"\\\g<0>", change.after): change.before}
+            way = f"Pass `transform=eqx_ckpt.rename({pattern})`."
         place = "the checkpoint"
         if leaves[name].found == UNRETURNED:
             place, way = "what `transform` returns", "Return them under these names."
@@ -346,6 +352,10 @@ _MOST_ALIKE = 3
 
 
 _POSITION = re.compile(r"\d+")
+
+
+# In regular expressions.
+_SPECIAL = re.compile(r"[.+]")
 
 
 _QUOTED = re.compile(r"'[^']*'")

@@ -1,7 +1,7 @@
 """The leaves of a checkpoint as nested dictionaries."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TYPE_CHECKING
 
 from ..._errors import CheckpointError, LeafMismatchError
@@ -58,23 +58,33 @@ def nested(
 ) -> "PyTree":
     """Nested dictionaries of something for each leaf below `prefix`."""
     skip = prefix.count("/") + 1 if prefix else 0
+
+    def leaves() -> Iterator[tuple[Sequence[str | int], Any]]:
+        for name, record in manifest.leaves.items():
+            if not is_below(prefix, name):
+                continue
+            keys = [token for _, token in record.path[skip:]]
+            if len(keys) > _MAX_LEVELS:
+                raise CheckpointError(
+                    f"Leaf {name[:200]!r} would be in {len(keys)} nested dictionaries, "
+                    f"and {_MAX_LEVELS} is the limit. Restore into a `like` of your "
+                    "own, or a part, with a longer `prefix`."
+                )
+            yield keys, leaf(name, record)
+
+    return nest(leaves())
+
+
+def nest(leaves: Iterable[tuple[Sequence[str | int], Any]]) -> "PyTree":
+    """Nested dictionaries of leaves, each with its keys; one without keys is itself."""
     tree: Any = {}
-    for name, record in manifest.leaves.items():
-        if not is_below(prefix, name):
-            continue
-        keys = [token for _, token in record.path[skip:]]
+    for keys, leaf in leaves:
         if not keys:
-            return leaf(name, record)
-        if len(keys) > _MAX_LEVELS:
-            raise CheckpointError(
-                f"Leaf {name[:200]!r} would be in {len(keys)} nested dictionaries, and "
-                f"{_MAX_LEVELS} is the limit. Restore into a `like` of your own, or a "
-                "part, with a longer `prefix`."
-            )
+            return leaf
         node = tree
         for key in keys[:-1]:
             node = node.setdefault(key, {})
-        node[keys[-1]] = leaf(name, record)
+        node[keys[-1]] = leaf
     return sortable(tree)
 
 
