@@ -2,6 +2,7 @@
 
 from ._progress import Progress as Progress
 from ._run.damage_fallback import OnDamage as OnDamage
+from ._run.failed_saves import OnError as OnError
 from ._steps.retention import Keep as Keep, Mode as Mode
 from ._steps.save_times import When as When
 from ._tree.leaves.casting import Casting as Casting

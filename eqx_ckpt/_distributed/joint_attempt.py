@@ -14,6 +14,7 @@ from .._errors import CheckpointError, LeafMismatchError
 from .._format.leaf_record import LeafRecord
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.free_space import WhyTooFew
 from .._storage.interface.place import Attempt, Share, Shown, Storage
 from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
@@ -51,10 +52,15 @@ class Together(contextlib.ExitStack):
                 self._group.gather("plan", {"error": to_json(error)})
 
     def begin(
-        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+        self,
+        target: Storage,
+        layout: Layout,
+        overwrite: bool,
+        writes: Sequence[Write],
+        why_too_few: WhyTooFew,
     ) -> tuple[Attempt, list[Write]]:
         """The attempt to save all of `writes`, and the writes of this process."""
-        attempt = JointAttempt(self._group, target, layout, overwrite)
+        attempt = JointAttempt(self._group, target, layout, overwrite, why_too_few)
         self._has_plan = True
         return attempt, attempt.agree(writes)
 
@@ -63,7 +69,12 @@ class JointAttempt(Attempt):
     """The attempt of several processes; process 0 begins it and commits."""
 
     def __init__(
-        self, group: Group, target: Storage, layout: Layout, overwrite: bool
+        self,
+        group: Group,
+        target: Storage,
+        layout: Layout,
+        overwrite: bool,
+        why_too_few: WhyTooFew,
     ) -> None:
         if not target.is_shared:
             raise CheckpointError(
@@ -75,6 +86,7 @@ class JointAttempt(Attempt):
         self._target = target
         self._layout: Layout = layout
         self._overwrite = overwrite
+        self._why_too_few = why_too_few
         # What this process has to close; on process 0, this includes the attempt.
         self._stack = contextlib.ExitStack()
         self._arrays: list[str] = []
@@ -138,7 +150,10 @@ class JointAttempt(Attempt):
 
     def _begin_first(self) -> tuple[Shown, str]:
         attempt = self._target.begin(
-            self._layout, self._arrays, overwrite=self._overwrite
+            self._layout,
+            self._arrays,
+            overwrite=self._overwrite,
+            why_too_few=self._why_too_few,
         )
         self._attempt = self._stack.enter_context(attempt)
         return attempt.show(), attempt.root

@@ -41,4 +41,6 @@ def from_json(index: int | None, error: dict[str, Any]) -> Exception:
             return kind(text)
     if error["errno"] is not None:
         return OSError(error["errno"], text)
+    if error["kind"] == ConnectionError.__name__:  # Of a store: it has no number.
+        return ConnectionError(text)
     return CheckpointError(text)

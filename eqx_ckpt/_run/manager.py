@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -40,7 +41,7 @@ from .._steps.save_times import (
     When,
 )
 from .._steps.save_when_idle import note_save
-from .._steps.step_removal import KnownSteps, retain
+from .._steps.step_removal import KnownSteps, retain, what_keep_frees
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
@@ -56,6 +57,7 @@ from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
+from .failed_saves import FailedSaves, OnError
 from .state_origin import StateOrigin
 from .step_before import StepBefore
 from .tiers import Copy, Tiers
@@ -104,6 +106,8 @@ class CheckpointManager:
         incremental: bool = False,
         frozen: PyTree = None,
         mirror: Mirror | Sequence[Mirror] | None = None,
+        on_error: OnError = "raise",
+        max_failures: int | None = None,
     ) -> None:
         """**Arguments:**
 
@@ -132,6 +136,14 @@ class CheckpointManager:
         - `mirror`: an [`eqx_ckpt.Mirror`][], to which steps are uploaded in the
             background; or several. `keep` does not remove a step that is being
             uploaded, or is next. In a job, the first process uploads.
+        - `on_error`: what happens when a save fails, in the call or in the background.
+            `"raise"`: its error is raised, as `save` says. `"warn"`: it is logged as a
+            warning, and the training goes on. Its future raises all the same, and the
+            step counts for `when`, so that the next try is as far away as any save.
+            `close` raises the error of the last save. What is wrong with the arguments
+            is raised in any case.
+        - `max_failures`: so many failures in a row are survived with
+            `on_error="warn"`; the next one is raised. By default, 3.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -167,6 +179,8 @@ class CheckpointManager:
         self._sweeps = RunSweeps(self._run)
         self._mirrors = Mirrors(directory, mirror)
         self._tiers = Tiers(self._run, self._mirrors.runs)
+        self._failed = FailedSaves(on_error, max_failures)
+        self._asks_keep: int | None = None  # The thread that asks what it would remove.
         if is_first():
             self._run.clean_up()
         self._mirrors.begin()
@@ -207,15 +221,34 @@ class CheckpointManager:
         """
         began = time.monotonic()
         self._check_thread()
-        with self._one_at_a_time.own, contextlib.ExitStack() as stack:
+        with self._one_at_a_time.own:
+            try:
+                saving = self._begin(step, pytree, filter_spec, is_leaf, metadata)
+            except OSError as e:
+                if isinstance(e, CheckpointError):
+                    raise
+                saving = self._not_begun(as_step(step), e)
+            note_save(self._when, began, saving)
+            return saving
+
+    def _begin(
+        self,
+        step: SupportsIndex,
+        pytree: PyTree,
+        filter_spec: PyTree,
+        is_leaf: IsLeaf,
+        metadata: Any,
+    ) -> Future[None]:
+        with contextlib.ExitStack() as stack:
             how = ", check_finite=True" if self._check_finite else ""
             how += ", incremental=True" if self._before else ""
-            call = self._call(f"save({in_words(step)}{how})")
+            call = self._call(f"save({in_words(step)}{how}{self._failed})")
             group = stack.enter_context(together(call, self._timeout) or Alone())
             number = as_step(step)
             self._check_open()
             self._wait_for_save()
             self._raise_of_others()
+            self._failed.begin(number)
             self._run.stored.check_place()
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
@@ -235,16 +268,36 @@ class CheckpointManager:
                     newest = ft.partial(self._run.newest, self._known.damaged)
                     base = self._before.find(group.from_first("base", newest))
                     next = save.share(base)
+                save.way_out = ft.partial(self._way_out, number, metadata)
                 # A restore fell back to an older step, so these damaged steps may be
                 # replaced.
                 save.begin(group, overwrite=number in self._known.damaged)
                 save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group, next)
                 held = stack.pop_all()
-                saving = save_in_background(save, group, held, limit, self, afterwards)
+                try:
+                    saving = save_in_background(
+                        save, group, held, limit, self, afterwards
+                    )
+                except (OSError, CheckpointError) as e:
+                    return self._not_begun(number, e)
             self._known.begin(number, saving)
-            note_save(self._when, began, saving)
+            self._failed.goes_on(saving)
             return saving
+
+    def _not_begun(self, step: int, error: Exception) -> Future[None]:
+        """What `save` returns if the training survives its error; raise otherwise."""
+        return self._failed.instead(self._run.location(step).url(), error)
+
+    def _way_out(self, step: int, metadata: Any) -> str:
+        """How to make room for a step."""
+        before, self._asks_keep = self._asks_keep, threading.get_ident()
+        try:
+            return what_keep_frees(
+                self._run, self._keep, self._known.damaged, step, metadata
+            )
+        finally:
+            self._asks_keep = before
 
     def restore(
         self,
@@ -435,7 +488,9 @@ class CheckpointManager:
             self._known.list(from_first(f"{call}, the first", listed, self._timeout))
         there = self._known.now()
         if not why:
-            why = is_due(self._when, number, max(there, default=None))
+            tried = self._failed.tried
+            last = there if tried is None else {*there, tried}
+            why = is_due(self._when, number, max(last, default=None))
         why, is_there = most_said(call, [why, number in there], self._timeout)
         self._told = why == 2
         return why > 0 and not is_there
@@ -463,6 +518,8 @@ class CheckpointManager:
 
     def _is_run_here(self) -> bool:
         """Whether a save calls this, by `keep` or `progress`."""
+        if self._asks_keep == threading.get_ident():
+            return True
         return any(saving.is_run_here() for saving in saves_of(self))
 
     def __repr__(self) -> str:
@@ -484,7 +541,7 @@ class CheckpointManager:
     def _wait_for_save(self) -> None:
         self._check_thread()
         self._settle()
-        raise_pending_failure(self)
+        self._failed.settle(self)
 
     def _raise_of_others(self) -> None:
         """Raise a failure that other managers of the run have not raised.
@@ -543,6 +600,7 @@ class CheckpointManager:
             stop_watching(self)
             try:
                 self._wait_for_save()
+                self._failed.end()
             finally:
                 self._mirrors.close(waits=mirror)
                 self._sweeps.end()
@@ -561,7 +619,8 @@ class CheckpointManager:
         except Exception as e:
             if error is None:
                 raise
-            error.add_note(f"Besides, a save failed: {e!r}")
+            if error is not e:
+                error.add_note(f"Besides, a save failed: {e!r}")
 
     def _retain(self, saved: int, group: Together | Alone, base: Base | None) -> None:
         self._known.add(saved)

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import logging
+import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +19,16 @@ from jaxtyping import PyTree
 
 from .._distributed.joint_attempt import all_saving, Together
 from .._distributed.meeting import check_timeout, TIMEOUT
+from .._format.display import in_bytes
 from .._format.leaf_record import CHECKSUM_DIGITS
-from .._format.manifest import check_size, Manifest, to_bytes
+from .._format.manifest import check_size, Manifest, to_bytes, zarr_json
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import is_ending
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.free_space import WhyTooFew
 from .._storage.interface.place import Attempt, check_layout, check_shares, Storage
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
@@ -48,6 +51,10 @@ logger = logging.getLogger("eqx_ckpt")
 
 
 T = TypeVar("T")
+
+
+# Less data may be kept within what names a file.
+_SURE_BYTES = 4096
 
 
 VERSIONS = {
@@ -304,12 +311,20 @@ class Alone(contextlib.ExitStack):
     in_background = True
 
     def begin(
-        self, target: Storage, layout: Layout, overwrite: bool, writes: Sequence[Write]
+        self,
+        target: Storage,
+        layout: Layout,
+        overwrite: bool,
+        writes: Sequence[Write],
+        why_too_few: WhyTooFew,
     ) -> tuple[Attempt, list[Write]]:
         """Begin the attempt; return it with the writes that have data."""
         arrays = [write for write in writes if write.leaf is not None]
         names = [write.name for write in arrays]
-        return target.begin(layout, names, overwrite=overwrite), arrays
+        attempt = target.begin(
+            layout, names, overwrite=overwrite, why_too_few=why_too_few
+        )
+        return attempt, arrays
 
     def from_first(self, topic: str, make: Callable[[], T], *, so_far: str = "") -> T:
         return make()
@@ -326,11 +341,13 @@ class Save:
     - `arrays`: the leaves whose data this process writes, wholly or in part.
     - `finite`: the check that refuses to commit NaNs and infinities, or `None`.
     - `bases`: the base that it shares chunks with, and what is to be the next one.
+    - `way_out`: says what makes room on a disk that is full.
     """
 
     arrays: list[Write]
     finite: FiniteCheck | None = None
     bases: tuple[Base, Base] | None = None
+    way_out: Callable[[], str] = str
 
     def __init__(
         self,
@@ -389,11 +406,39 @@ class Save:
             check_flag("overwrite", overwrite)
         writes, self._writes = self._writes, []
         self._attempt, self.arrays = group.begin(
-            self._target, self._manifest.layout, overwrite, writes
+            self._target, self._manifest.layout, overwrite, writes, self._why_too_few
         )
         self._records = {write.name: write.record for write in self.arrays}
         if self.bases is not None:
             self._attempt.share(*self.bases)
+
+    def _why_too_few(self, free: int) -> str:
+        """Why so many free bytes are surely too few, or `''`.
+
+        How far chunks can be compressed, and which are those of a base, is not known.
+        """
+        arrays = {
+            name: record
+            for name, record in self._leaves.items()
+            if record.is_array
+            and record.compression is None
+            and math.prod(record.chunk_shape) * record.itemsize >= _SURE_BYTES
+        }
+        if sum(record.nbytes for record in arrays.values()) <= free:
+            return ""
+        shared = self.bases[0].metadata if self.bases else {}
+        needed = sum(
+            record.nbytes
+            for name, record in arrays.items()
+            if shared.get(name) != zarr_json(record[:9])
+        )
+        if needed <= free:
+            return ""
+        way_out = self.way_out() or "Delete what is no longer needed, and save again."
+        return (
+            f"the save writes {in_bytes(needed)} at least, and {in_bytes(free)} are "
+            f"free. Nothing was written, and nothing was removed. {way_out}"
+        )
 
     def adopt(self) -> None:
         """Find the arrays that the base is known to have: they need not be hashed.

@@ -6,12 +6,17 @@ from concurrent.futures import Future
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._format.display import in_bytes
 from .._storage.calls.threads import at_once
 from .retention import Keep
 from .run_steps import as_step, Run
 
 
 logger = logging.getLogger("eqx_ckpt")
+
+
+# So many steps are named in an error.
+_MOST_SHOWN = 10
 
 
 class KnownSteps:
@@ -173,3 +178,35 @@ def _steps_to_remove(
         removed = [step for step in steps if step not in kept and not run.is_read(step)]
         if not removed or not steps.drop_damaged(kept, saved):
             return removed
+
+
+def what_keep_frees(
+    run: Run, keep: Sequence[Keep], damaged: set[int], step: int, metadata: Any
+) -> str:
+    """How to make room for a step that is to be saved; `''` if that is not known."""
+    try:
+        steps = Candidates(run, damaged, lambda: None)
+        found = {**{before: steps[before] for before in steps}, step: metadata}
+        kept = {step, *steps.unreadable}
+        for function in keep:
+            kept.update(_chosen(function(found)))
+        own = run.stored.own_bytes([*steps])
+    except Exception as e:  # Such as of a function of `keep`; the disk is full anyway.
+        logger.warning("What `keep` would free is not known: %s", e)
+        return ""
+    if not own:
+        return ""
+    removed = {before: own[before] for before in own if before not in kept}
+    if not removed:
+        return f"`keep` keeps all steps: {_sizes(own)}. Keep fewer, or `delete` one."
+    return (
+        f"After this save, `keep` would free {in_bytes(sum(removed.values()))} at "
+        f"least: {_sizes(removed)}. `delete` one of them before it."
+    )
+
+
+def _sizes(steps: Mapping[int, int]) -> str:
+    shown = [f"{step} ({in_bytes(steps[step])})" for step in sorted(steps)]
+    if len(shown) > _MOST_SHOWN:
+        shown[_MOST_SHOWN:] = [f"{len(shown) - _MOST_SHOWN} more"]
+    return ", ".join(shown)

@@ -81,6 +81,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "incremental": "same",
         "frozen": "own",
         "mirror": "same",
+        "on_error": "same",
+        "max_failures": "same",
     },
     "CheckpointManager.save": {
         "step": "same",
@@ -363,10 +365,12 @@ def _runs(directory: str) -> Iterator[Case]:
         "check_finite": True,
         "incremental": True,
         "mirror": eqx_ckpt.Mirror(f"{directory}/made in a mirror"),
+        "on_error": "warn",
     }
     yield from _changed("CheckpointManager", made, usual, changes)
-    usual["incremental"] = True
-    yield from _changed("CheckpointManager", made, usual, {"frozen": True})
+    usual |= {"incremental": True, "on_error": "warn"}
+    changes = {"frozen": True, "max_failures": 5}
+    yield from _changed("CheckpointManager", made, usual, changes)
 
     def save(step: int, pytree: Any, **how: Any) -> None:
         manager.save(10 * step + next(numbers), pytree, **how).result()

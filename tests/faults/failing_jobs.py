@@ -352,3 +352,29 @@ def without_a_service(directory: str) -> list[Any]:
         assert not run.should_save(2)
         assert_same(run.restore(state(0)), state(1))
     return [said, *errors, sorted(os.listdir(directory))]
+
+
+def survive_a_full_disk(run: str) -> list[tuple[bool, str, str]]:
+    """For each save, whether the call itself or its future raised, and what.
+
+    Of these, only the first and the fourth one fit.
+    """
+    found: list[tuple[bool, str, str]] = []
+    manager = eqx_ckpt.CheckpointManager(
+        run,
+        keep=eqx_ckpt.keep_last(1),
+        on_error="warn",
+        max_failures=2,
+        timeout=TIMEOUT,
+    )
+    for step, rows in enumerate((1, 80, 80, 2, 80, 80, 80, 3)):
+        sharding = NamedSharding(mesh(), P("x"))
+        tree = {"w": shared(np.full((16, rows * 300), step), sharding)}
+        futures: list[Any] = []
+        kind, text = caught(lambda: futures.append(manager.save(step, tree)))  # noqa: B023
+        if futures:
+            kind, text = caught(futures[0].result)
+        found.append((not futures, kind, text))
+    found.append((True, *caught(manager.close)))
+    assert manager.latest() == 3
+    return found

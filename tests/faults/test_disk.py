@@ -1,18 +1,21 @@
 """Places where no checkpoint is or can be: a typed error, and nothing is changed."""
 
 import errno
+import gc
 import os
 import pathlib
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import eqx_ckpt
-from faults import readers, workloads
+from eqx_ckpt._storage.interface import free_space
+from faults import failing_jobs, jobs, readers, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
 
@@ -183,6 +186,7 @@ def small_disk(disk: pathlib.Path) -> Iterator[pathlib.Path]:
         reason = getattr(e, "stderr", "") or str(e)
         pytest.skip(f"no small disk here: {reason.splitlines()[0]}")
     yield small
+    gc.collect()  # The error of a save leads to a manager, which has a file open.
     unmount(small)
 
 
@@ -204,14 +208,16 @@ def _assert_free(directory: pathlib.Path, blocks: int) -> None:
 def test_disk_full(
     small_disk: pathlib.Path, overwrite: bool, layout: eqx_ckpt.typing.Layout
 ) -> None:
+    """It is full in the middle: how far data are compressed was not known before."""
     eqx_ckpt.tree_serialise_leaves(small_disk / "old", workloads.tree(1))
     free, before = _free(small_disk), _contents(small_disk)
-    large = {f"leaf{i}": np.full(200_000, i, np.uint8) for i in range(10)}
+    noise = np.random.default_rng(0).integers(256, size=(10, 200_000), dtype=np.uint8)
+    large = {f"leaf{i}": part for i, part in enumerate(noise)}
     path = small_disk / ("old" if overwrite else "new")
     for _ in range(3):
         with pytest.raises(OSError, match="No space left on device") as failed:
             eqx_ckpt.tree_serialise_leaves(
-                path, large, overwrite=overwrite, layout=layout
+                path, large, overwrite=overwrite, layout=layout, compression="zstd"
             )
         assert failed.value.errno == errno.ENOSPC
         if layout == "zarr":
@@ -221,6 +227,88 @@ def test_disk_full(
     assert workloads.load(small_disk / "old") == 1
     eqx_ckpt.tree_serialise_leaves(path, workloads.tree(2), overwrite=overwrite)
     assert workloads.load(path) == 2
+
+
+def _is_compressed(name: str, record: object) -> Literal["zstd"] | None:
+    return "zstd" if name == "a" else None
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", _is_compressed])
+@pytest.mark.parametrize("kind", ["zarr", "ocdbt", "incremental"])
+def test_a_save_that_surely_does_not_fit_does_not_begin(
+    small_disk: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    compression: eqx_ckpt.typing.Compression,
+) -> None:
+    """Beside what comes of the same save when nobody asks how much is free."""
+    monkeypatch.setattr(free_space, "_PAUSES", ())
+    chance = random.Random(f"{kind}, {compression is None}, {callable(compression)}")
+    how: dict[str, Any] = {"incremental": True}
+    if kind != "incremental":
+        how = {"layout": kind}
+    keep = eqx_ckpt.keep_last(2)
+    seen: list[str] = []
+    (small_disk / "run").mkdir()
+    with eqx_ckpt.CheckpointManager(
+        small_disk / "run", keep=keep, compression=compression, **how
+    ) as manager:
+        for step in range(20):
+            sizes = {name: chance.choice([90, 90_000, 400_000]) for name in "abc"}
+            noise = np.random.default_rng(chance.choice([0, step]))
+            tree = {name: noise.bytes(size) for name, size in sizes.items()}
+            tree = {name: np.frombuffer(data, "u1") for name, data in tree.items()}
+            free, before = _free(small_disk), _contents(small_disk)
+            seen.append(_outcome(manager, step, tree))
+            if compression is None and kind != "incremental":
+                needed = sum(size for size in sizes.values() if size > 90)
+                blocks = needed / os.statvfs(small_disk).f_frsize
+                assert (seen[-1] == "did not begin") == (blocks > free)
+            if seen[-1] == "saved":
+                continue
+            assert _contents(small_disk) == before
+            _assert_free(small_disk, free)
+            if seen[-1] == "did not begin":
+                with monkeypatch.context() as patch:
+                    patch.setattr(free_space, "free_bytes", lambda folder: None)
+                    assert _outcome(manager, step, tree) == "full"
+                _assert_free(small_disk, free)
+            if chance.random() < 0.5:
+                for oldest in manager.steps()[:1]:
+                    manager.delete(oldest)
+    assert len({*seen}) >= 2
+
+
+def test_the_processes_of_a_job_survive_a_full_disk(
+    zygote: Zygote, small_disk: pathlib.Path
+) -> None:
+    """They all get the same answer, and none waits."""
+    run = str(small_disk / "run")
+    first, second = zygote.call(
+        jobs.values, 2, 4, failing_jobs.survive_a_full_disk, run
+    )
+    fits, full = (False, ""), (False, "OSError")
+    expected = [fits, full, full, fits, full, full, full, (True, "OSError")]
+    for of_process in (first, second):
+        assert [found[:2] for found in of_process] == [*expected, (True, "")]
+        for _, kind, text in of_process:
+            assert not kind or ("at least" in text and "`keep`" in text)
+
+
+def _outcome(manager: eqx_ckpt.CheckpointManager, step: int, tree: Any) -> str:
+    try:
+        manager.save(step, tree).result()
+    except OSError as e:
+        error = e
+    else:
+        return "saved"
+    assert error.errno == errno.ENOSPC
+    if "at least" not in str(error):
+        return "full"
+    assert f"{step:06}" in str(error)
+    for before in manager.steps()[:1]:  # All are kept, or this one goes.
+        assert f"{before} (" in str(error)
+    return "did not begin"
 
 
 def test_read_only_disk(small_disk: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from ..._format.sample_record import RECORD
 from ..._types import Layout
 from ..calls.tensorstore_calls import no_bucket, wait_for
 from ..interface.committed_manifest import is_checkpoint
+from ..interface.free_space import WhyTooFew
 from ..interface.place import (
     Attempt,
     is_step_at,
@@ -44,7 +45,12 @@ class Bucket(KeyValues):
     max_object = 5 * 2**30
 
     def begin(
-        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+        self,
+        layout: Layout,
+        arrays: Sequence[str],
+        *,
+        overwrite: bool,
+        why_too_few: WhyTooFew,
     ) -> Attempt:
         return BucketAttempt(self, layout, overwrite)
 

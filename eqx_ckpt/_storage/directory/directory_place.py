@@ -34,6 +34,7 @@ from ..chunks.chunk_files import ChunkFiles
 from ..chunks.ocdbt_files import database_problem, DatabaseFiles, folder_problem
 from ..interface.attempt_lock import locked_attempt
 from ..interface.committed_manifest import problem_of
+from ..interface.free_space import check_room, WhyTooFew
 from ..interface.place import (
     Attempt,
     Chunks,
@@ -123,7 +124,12 @@ class Directory(Storage):
         return wait_for(future, self.url(key), most)
 
     def begin(
-        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+        self,
+        layout: Layout,
+        arrays: Sequence[str],
+        *,
+        overwrite: bool,
+        why_too_few: WhyTooFew,
     ) -> Attempt:
         target = self.spec["path"].rstrip("/") or "/"
         if self.link and os.path.isdir(target) and os.listdir(target):
@@ -136,6 +142,7 @@ class Directory(Storage):
             # Opened before the first write: it reports the errors of writes since then.
             parent = open_folder(above)
             stack.callback(os.close, parent)
+            check_room(parent, target, why_too_few)
             stem = stack.enter_context(locked_attempt(target))
             place = Directory({**self.spec, "path": stem + ".tmp/"})
             chunks = self.layouts[layout](place)

@@ -33,6 +33,7 @@ from ..._types import (
 from ..calls.tensorstore_calls import KvSpec
 from .base import Base
 from .chunk_bytes import check_size, ChunkBytes, chunks_of, Piece, Wanted
+from .free_space import WhyTooFew
 
 
 S = TypeVar("S", bound="Storage")
@@ -122,11 +123,17 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def begin(
-        self, layout: Layout, arrays: Sequence[str], *, overwrite: bool
+        self,
+        layout: Layout,
+        arrays: Sequence[str],
+        *,
+        overwrite: bool,
+        why_too_few: WhyTooFew,
     ) -> "Attempt":
         """Begin to save a checkpoint here with arrays of these names.
 
-        Raises `LeafNameError` if two of them would be in one place.
+        Raises `LeafNameError` if two of them would be in one place, and `OSError` if
+        they surely do not fit.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,121 @@
+"""Which failures of saves a training survives."""
+
+import logging
+from concurrent.futures import Future
+from typing import get_args, Literal, TypeAlias
+
+from .._errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    LeafMismatchError,
+    LeafNameError,
+)
+from .._saving.background_save import raise_pending_failure, Saving
+from .._types import check_integer, check_word
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+OnError: TypeAlias = Literal["raise", "warn"]
+
+
+_MOST = 3
+
+
+# What the next save would do wrong, too.
+_MISTAKES = (CheckpointExistsError, LeafMismatchError, LeafNameError)
+
+
+class FailedSaves:
+    """Counts the saves of a manager that have failed in a row.
+
+    **Attributes:**
+
+    - `tried`: the last step that was tried, if failures are survived.
+    """
+
+    def __init__(self, on_error: OnError, max_failures: int | None) -> None:
+        check_word("on_error", on_error, get_args(OnError))
+        self._survives = on_error == "warn"
+        if max_failures is not None:
+            check_integer("max_failures", max_failures, 1)
+            if not self._survives:
+                raise ValueError(
+                    "`max_failures` is for `on_error='warn'`: pass that, or leave "
+                    "`max_failures` out."
+                )
+        self._most = max_failures or _MOST
+        self._in_a_row = 0
+        self._running: Saving | None = None
+        # That of the last save, if it was logged only.
+        self._survived: BaseException | None = None
+        self._is_tried = False
+        self.tried: int | None = None
+
+    def __str__(self) -> str:
+        """What all processes of a job have to pass."""
+        if not self._survives:
+            return ""
+        return f", on_error='warn', max_failures={self._most}"
+
+    def begin(self, step: int) -> None:
+        """From now on, what fails is the save of this step."""
+        if self._survives:
+            self._is_tried, self.tried = True, step
+
+    def instead(self, path: str, error: Exception) -> Future[None]:
+        """The future of a save that did not begin; raise if that is not survived."""
+        if not self._is_tried:
+            raise error
+        self._survive(path, error)
+        failed = Future[None]()
+        failed.set_exception(error)
+        return failed
+
+    def goes_on(self, saving: Saving) -> None:
+        """The save that was begun goes on in the background."""
+        if self._survives:
+            self._running = saving
+
+    def settle(self, owner: object) -> None:
+        """Raise how the last save has ended, unless that is survived."""
+        saving, self._running, self._is_tried = self._running, None, False
+        if not self._survives:
+            raise_pending_failure(owner)
+        elif saving is not None:
+            error = saving.exception()
+            if error is None:
+                self._in_a_row, self._survived = 0, None
+            else:
+                self._survive(saving.what, error)
+
+    def end(self) -> None:
+        """Raise what was survived, if no later save has made up for it."""
+        error, self._survived = self._survived, None
+        if error is not None:
+            error.add_note("It was the last save of this manager.")
+            raise error
+
+    def _survive(self, path: str, error: BaseException) -> None:
+        self._survived = None
+        is_failure = isinstance(error, OSError | CheckpointError)
+        if not is_failure or isinstance(error, _MISTAKES):
+            raise error
+        self._in_a_row += 1
+        if self._in_a_row > self._most:
+            error.add_note(
+                f"So many saves have failed in a row: {self._in_a_row}. The manager "
+                f"survives {self._most}, as its `max_failures` says."
+            )
+            raise error
+        self._survived = error
+        logger.warning(
+            "The save of %s failed; the training goes on (failure %d of at most %d in "
+            "a row). %s: %s",
+            path,
+            self._in_a_row,
+            self._most,
+            type(error).__name__,
+            error,
+        )
