@@ -20,10 +20,14 @@ class Mirrors:
     """
 
     def __init__(
-        self, directory: PathLike, mirror: Mirror | Sequence[Mirror] | None
+        self,
+        directory: PathLike,
+        mirror: Mirror | Sequence[Mirror] | None,
+        *,
+        incremental: bool,
     ) -> None:
         given = checked_mirrors(mirror)
-        self._uploaders = [Uploader(Run(directory), one) for one in given]
+        self._uploaders = [Uploader(Run(directory), one, incremental) for one in given]
         # The threads that upload have their own, as one remembers what it has listed.
         self.runs = [Run(one.path) for one in given]
         check_places([Run(directory), *self.runs], mirror)

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import NamedTuple
 
 from .._errors import (
     CheckpointError,
@@ -10,13 +11,14 @@ from .._errors import (
 )
 from .._format.manifest import Manifest
 from .._saving.save import Alone, Save
-from .._saving.source_copy import pieces_of, plan_copy
+from .._saving.source_copy import equal_to, pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_steps import Run
+from .._steps.step_before import StepBefore
 from .._storage.interface.chunk_bytes import Piece
-from .._types import PathLike
+from .._types import PathLike, SHARING_LAYOUTS
 from .one_history import check_beside, OtherHistory
 
 
@@ -24,18 +26,26 @@ class LocalProblem(CheckpointError):
     """The step to be uploaded cannot be read, or is gone."""
 
 
-def upload(
-    run: Run,
-    step: int,
-    mirror: Run,
-    related: set[int],
-    watch: Callable[[int], None],
-) -> None:
+class Target(NamedTuple):
+    """A mirror, and what is known of the steps there.
+
+    **Attributes:**
+
+    - `related`: those that are known to be of the history of what is uploaded.
+    - `before`: the last one, with which chunks are shared that are equal; or `None`.
+    """
+
+    run: Run
+    related: set[int]
+    before: StepBefore | None = None
+
+
+def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> None:
     """Copy a step to a mirror. If this returns, it is there, intact.
 
-    The steps there that are known to be of its history are `related`. `watch` is called
-    with the bytes of each piece; what it raises gives the upload up.
+    `watch` is called with the bytes of each piece; what it raises gives the upload up.
     """
+    mirror, related, before = there
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
@@ -45,9 +55,15 @@ def upload(
             check_beside(mirror, step, history, related)
         if found is None or mirror.stored.problem(step):
             save = _copying(source.manifest, mirror.path(step))
+            if before is not None and source.manifest.layout in SHARING_LAYOUTS:
+                save.share(before.find(mirror.newest({step})))
             save.begin(Alone(), overwrite=found is not None)
+            if save.bases is not None:
+                save.adopt(equal_to(source.manifest, save.arrays, save.bases[0]))
             pieces = _read(pieces_of(source, save.arrays), reading)
             save.run(_watched(pieces, watch))
+            if before is not None and save.bases is not None:
+                before.remember(step, save.bases[1])
     if history is None:
         return
     try:

@@ -7,7 +7,7 @@ from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpoin
 from .._steps.run_steps import check_places, Run
 from .._types import PathLike
 from .one_history import check_histories
-from .step_upload import is_there, LocalProblem, upload
+from .step_upload import is_there, LocalProblem, Target, upload
 
 
 class Synced(NamedTuple):
@@ -80,7 +80,7 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     for step in reversed(local):
         try:
             if not is_there(run, step, there):
-                upload(run, step, there, related, lambda nbytes: None)
+                upload(run, step, Target(there, related), lambda nbytes: None)
                 yield Synced(step, None)
         except LocalProblem as e:
             if not isinstance(e.__cause__, CheckpointNotFoundError):

@@ -14,11 +14,12 @@ from concurrent.futures import Future
 
 from .._errors import CheckpointError, CheckpointExistsError, LeafNameError
 from .._steps.run_steps import Run
+from .._steps.step_before import StepBefore
 from .._steps.step_removal import retain
 from .._storage.calls.threads import lower_priority, start
 from .mirror import Mirror
 from .one_history import OtherHistory
-from .step_upload import LocalProblem, upload
+from .step_upload import LocalProblem, Target, upload
 from .upload_queue import UploadQueue
 
 
@@ -62,11 +63,12 @@ class Uploader:
     - `error`: why the last thing that was tried has failed, or `None`.
     """
 
-    def __init__(self, run: Run, mirror: Mirror) -> None:
+    def __init__(self, run: Run, mirror: Mirror, incremental: bool) -> None:
         self._run = run
         self._mirror = mirror
         self.there = Run(mirror.path)
         self.error: Exception | None = None
+        self._before = StepBefore(self.there) if incremental else None
         self._reset()
         _all.add(self)
 
@@ -223,7 +225,8 @@ class Uploader:
 
     def _upload(self, step: int) -> None:
         try:
-            upload(self._run, step, self.there, self._related, self._watch)
+            there = Target(self.there, self._related, self._before)
+            upload(self._run, step, there, self._watch)
         except Exception as e:
             may_succeed = isinstance(e, OSError | CheckpointError | _Stopped)
             with self._changed:

@@ -41,6 +41,7 @@ from .._steps.save_times import (
     When,
 )
 from .._steps.save_when_idle import note_save
+from .._steps.step_before import StepBefore
 from .._steps.step_removal import KnownSteps, retain, what_keep_frees
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
@@ -59,7 +60,6 @@ from .._types import check_flag, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage, resumed
 from .failed_saves import FailedSaves, OnError
 from .state_origin import StateOrigin
-from .step_before import StepBefore
 from .tiers import Copy, Tiers
 
 
@@ -131,6 +131,7 @@ class CheckpointManager:
             background save.
         - `incremental`: share what has not changed with the newest step, as with the
             `base` of [`eqx_ckpt.tree_serialise_leaves`][]. Any step may be deleted.
+            What has not changed is not uploaded to a `mirror` again, either.
         - `frozen`: which leaves of the trees do not change between the steps, as in
             [`eqx_ckpt.tree_serialise_leaves`][]. Only with `incremental=True`.
         - `mirror`: an [`eqx_ckpt.Mirror`][], to which steps are uploaded in the
@@ -177,7 +178,7 @@ class CheckpointManager:
         self._origin = StateOrigin(self._run)
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
-        self._mirrors = Mirrors(directory, mirror)
+        self._mirrors = Mirrors(directory, mirror, incremental=incremental)
         self._tiers = Tiers(self._run, self._mirrors.runs)
         self._failed = FailedSaves(on_error, max_failures)
         self._asks_keep: int | None = None  # The thread that asks what it would remove.

@@ -440,16 +440,19 @@ class Save:
             f"free. Nothing was written, and nothing was removed. {way_out}"
         )
 
-    def adopt(self) -> None:
-        """Find the arrays that the base is known to have: they need not be hashed.
+    def adopt(self, unchanged: Iterable[Write] | None = None) -> None:
+        """Share arrays that the base is known to have: they need not be hashed.
 
-        Those on accelerators are shared now, before they may be donated, and are not
-        copied to the host. Only the others stay in `arrays`.
+        By default, those that are found to be unchanged: those on accelerators are
+        shared now, before they may be donated, and are not copied to the host. Only the
+        others stay in `arrays`.
         """
         base, next = self.bases or (None, None)
         if base is None or next is None:
             return
-        for write in find_unchanged(self.arrays, self._frozen, base, next):
+        if unchanged is None:
+            unchanged = find_unchanged(self.arrays, self._frozen, base, next)
+        for write in unchanged:
             name, record = write.name, write.record
             found = self._attempt.adopt(name, record, write.positions())
             if found is not None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from .._format.chunk_grid import blocks, start_of, whole
+from .._format.chunk_grid import blocks, chunk_keys, start_of, whole
+from .._format.leaf_record import CRC32C_DIGITS
 from .._format.manifest import Manifest
 from .._format.source import read_regions, RegionRead, Source
+from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
 from .._tree.plans.write_plan import Write, WritePlan
 
@@ -17,6 +19,23 @@ def plan_copy(manifest: Manifest) -> WritePlan:
         writes.append(Write(name, record, record if record.is_array else None))
     unsaved = dict(manifest.unsaved)
     return WritePlan(writes, unsaved, manifest.separators, manifest.history)
+
+
+def equal_to(manifest: Manifest, writes: Sequence[Write], base: Base) -> list[Write]:
+    """Those of which a base has each chunk, as the hashes of their content say."""
+    found: list[Write] = []
+    for write in writes:
+        record = manifest.leaves[write.name]
+        keys = chunk_keys(record.data_shape, record.chunk_shape)
+        known = [base.chunks.get(f"{write.name}/{key}") for key in keys]
+        pairs = zip(record.checksums, known, strict=True)
+        if all(
+            chunk is not None
+            and chunk.checksums[CRC32C_DIGITS:] == checksums[CRC32C_DIGITS:]
+            for checksums, chunk in pairs
+        ):
+            found.append(write)
+    return found
 
 
 def pieces_of(source: Source, writes: Sequence[Write]) -> Iterator[Piece]:

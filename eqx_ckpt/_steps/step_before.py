@@ -1,11 +1,11 @@
-"""The step whose chunks the next save of a manager may share."""
+"""The step whose chunks the next one of a run may share."""
 
 import logging
 
 from .._errors import CheckpointError
 from .._sources.checkpoint_source import Checkpoint
-from .._steps.run_steps import Run
 from .._storage.interface.base import Base
+from .run_steps import Run
 
 
 logger = logging.getLogger("eqx_ckpt")
