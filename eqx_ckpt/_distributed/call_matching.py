@@ -310,13 +310,23 @@ class Calls:
 
 def out_of_order(calls: dict[int, str]) -> dict[str, Any]:
     """The error that the processes raise."""
+    is_place = len({text.partition(" in ")[0] for text in calls.values()}) == 1
     error = CheckpointError(
         "The processes do not call the same:\n"
         + "\n".join(f"- process {i}: {calls[i]}" for i in sorted(calls))
         + f"\n{nothing_done(*calls.values())}All processes have to make the same "
         "calls, with the same arguments, in the same order."
+        + (f" {one_for_all('use')}" if is_place else "")
     )
     return {"kind": "CheckpointError", "text": str(error), "errno": None}
+
+
+def one_for_all(verb: str) -> str:
+    """What to do about places of which each process has its own."""
+    return (
+        f"All processes have to {verb} one shared directory, or one store: the disk of "
+        "one machine is of no use to the others."
+    )
 
 
 def nothing_done(*calls: str) -> str:

@@ -15,12 +15,14 @@ from .._format.leaf_record import LeafRecord
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.free_space import WhyTooFew
-from .._storage.interface.place import Attempt, Share, Shown, Storage
+from .._storage.interface.place import Attempt, run_of, Share, Shown, Storage
 from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout, PathLike, Report
+from .call_matching import one_for_all
 from .process_errors import from_json, to_json
 from .process_group import digest_of, Group, group_of
+from .shared_place import check_is_one
 from .write_assignment import assign, place_of
 
 
@@ -78,8 +80,7 @@ class JointAttempt(Attempt):
     ) -> None:
         if not target.is_shared:
             raise CheckpointError(
-                f"{target} is in the memory of one process. Several processes "
-                "have to save to one shared directory, or to one store."
+                f"{target} is in the memory of one process. {one_for_all('save to')}"
             )
         self.is_first = group.is_first
         self._group = group
@@ -104,7 +105,7 @@ class JointAttempt(Attempt):
         place = f"path {self._target}, overwrite={self._overwrite}, "
         outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
         try:
-            places = _agree(self._group, outline, writes)
+            places = _agree(self._group, outline, writes, self._target)
         except BaseException as e:
             self._report_failure(e)
             self._group.close()
@@ -165,8 +166,8 @@ class JointAttempt(Attempt):
         except FileNotFoundError:
             raise CheckpointError(
                 f"Process {self._group.index} does not see "
-                f"{self._target.at(path).url()}, which process 0 has made. All "
-                "processes have to save to one shared directory, or to one store."
+                f"{self._target.at(path).url()}, which process 0 has made. "
+                f"{one_for_all('save to')}"
             ) from None
         return self._stack.enter_context(self._share)
 
@@ -288,16 +289,18 @@ def _line(write: Write) -> str:
 
 
 def _agree(
-    group: Group, outline: Sequence[str], writes: Sequence[Write]
+    group: Group, outline: Sequence[str], writes: Sequence[Write], target: Storage
 ) -> dict[str, int]:
     """The leaves that all processes see on the same single process."""
+    above = run_of(target).url()
     places = {
         write.name: min(place)
         for write in writes
         if len(place := place_of(write.leaf)) == 1 and place != {group.index}
     }
     digest = digest_of(outline)
-    plans = group.gather("plan", {"digest": digest, "places": places})
+    plan = {"digest": digest, "places": places, "is_new": above not in group.seen}
+    plans = group.gather("plan", plan)
     for index, plan in enumerate(plans):
         if "error" in plan:
             raise from_json(index, plan["error"])
@@ -313,6 +316,9 @@ def _agree(
                     f"{index}, and of process {of} in a different one. Nothing was "
                     "saved. Let all processes save the same arrays."
                 )
+    if plans[0]["is_new"]:
+        check_is_one(group, target)
+        group.seen.add(above)
     return places
 
 

@@ -1,6 +1,6 @@
 """One checkpoint, restored by several processes that read the same version."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 from zlib import crc32
@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, Sharding
 
-from .._errors import CheckpointError, LeafMismatchError
+from .._errors import CheckpointError, CheckpointNotFoundError, LeafMismatchError
 from .._format.leaf_names import below, encode
 from .._format.source import Source
 from .._sources.consistent_read import OF_TWO_VERSIONS, Reading, Replaced
@@ -21,10 +21,14 @@ from .._tree.matching.sharding_argument import targets_of
 from .._tree.plans.read_plan import ReadPlan, Request
 from .._tree.transform.transform_parts import Part, Read
 from .._types import as_text, PathLike
+from .call_matching import one_for_all
 from .jax_service import is_alone, service
 from .meeting import circle_of
 from .process_errors import from_json, to_json
 from .process_group import digest_of, Group
+
+
+_NOT_FOUND = CheckpointNotFoundError.__name__
 
 
 class JointReading(Reading):
@@ -130,6 +134,9 @@ class JointReading(Reading):
             for failure in failures.values()
         ):
             raise Replaced from error
+        blind = [i for i in failures if failures[i]["kind"] == _NOT_FOUND]
+        if blind and any(value["version"] is not None for value in values):
+            raise self._seen_by_some(blind[0], failures) from error
         if error is not None:
             raise error
         for i, failure in failures.items():
@@ -161,8 +168,20 @@ class JointReading(Reading):
         other = next(i for i, v in enumerate(versions) if v != versions[0])
         return CheckpointError(
             f"Process {self._process(other)} sees a different checkpoint than process "
-            f"{self._process(0)} in {self._call}. All processes have to restore from "
-            "one shared directory, or from one store. Nothing was restored."
+            f"{self._process(0)} in {self._call}. Nothing was restored. "
+            f"{one_for_all('restore from')}"
+        )
+
+    def _seen_by_some(
+        self, index: int, failures: Mapping[int, dict[str, Any]]
+    ) -> CheckpointNotFoundError:
+        assert self._group is not None
+        sees = next(i for i in range(self._group.size) if i not in failures)
+        return CheckpointNotFoundError(
+            f"Process {self._process(index)} does not see, or not yet, the checkpoint "
+            f"that process {self._process(sees)} sees in {self._call}: "
+            f"{failures[index]['text']} Nothing was restored. "
+            f"{one_for_all('restore from')}"
         )
 
     def _process(self, index: int) -> int:

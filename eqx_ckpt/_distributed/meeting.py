@@ -58,7 +58,12 @@ def check_timeout(timeout: float) -> None:
 
 
 class Circle:
-    """Processes of a job that meet: some, or all."""
+    """Processes of a job that meet: some, or all.
+
+    **Attributes:**
+
+    - `seen`: on the first process, the places that all have seen to be the same.
+    """
 
     def __init__(self, members: tuple[int, ...], service: Service | None) -> None:
         self.members = members
@@ -70,6 +75,7 @@ class Circle:
         self._life = (
             1 if service is None else service.count(f"{self.prefix}{self.index}")
         )
+        self.seen: set[str] = set()
         self._numbers = itertools.count(1)
         self._calls = Calls(self.first, members[1:])
         # On the first process: after how many matches it has published which failures,

@@ -44,6 +44,7 @@ class Group:
         self.index = circle.index
         self.is_first = circle.index == circle.first
         self.has_service = circle.service is not None
+        self.seen = circle.seen
         self._circle = circle
         self._call = call
         self._timeout = timeout

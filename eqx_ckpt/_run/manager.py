@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from jaxtyping import PyTree
 
-from .._distributed.jax_service import is_first
+from .._distributed.jax_service import is_alone, is_first
 from .._distributed.joint_attempt import Together, together
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._distributed.process_group import from_first, gather_errors, most_said
@@ -376,7 +376,9 @@ class CheckpointManager:
             try:
                 return of_copy(Copy(number, 0))
             except CheckpointNotFoundError as e:
-                raise self._run.missing(number) from e
+                if is_alone():
+                    raise self._run.missing(number) from e
+                raise
         how = (on_damage, self._timeout)
         result, passed = resumed(self._tiers, number, of_copy, *how)
         self._known.damaged.update(passed)

@@ -107,7 +107,7 @@ MEETINGS = {
     "manager.restore": 5,
     "delete": 2,
     "copy": 7,
-    "recording": 13,
+    "recording": 15,
 }
 CALLS = [*MEETINGS]
 

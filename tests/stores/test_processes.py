@@ -192,7 +192,7 @@ def test_another_store_under_the_same_url(
     for kind, text in zygote.call(jobs.values, 2, 4, programs.at, *args):
         assert kind == "CheckpointError"
         assert f"Process 1 does not see {path}/@" in text
-        assert "or to one store" in text
+        assert "or one store" in text
     assert not locate(s3.url).list_keys()
 
 

@@ -9,7 +9,7 @@ import errno
 import functools as ft
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
@@ -163,6 +163,16 @@ class Directory(Storage):
             overwrite,
             held,
         )
+
+    @contextlib.contextmanager
+    def marked(self) -> Generator[str]:
+        target = self.spec["path"].rstrip("/") or "/"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with locked_attempt(target) as stem:
+            yield f"{stem}.lock"
+
+    def sees(self, mark: str) -> bool:
+        return os.path.lexists(mark)
 
     def join(self, shown: Shown, layout: Layout) -> Share:
         path = shown.path.rstrip("/")

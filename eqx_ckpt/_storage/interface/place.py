@@ -10,6 +10,7 @@ import re
 from collections.abc import (
     Callable,
     Collection,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -146,6 +147,18 @@ class Storage(abc.ABC):
     def why_apart(self, base: "Storage") -> str:
         """Why a checkpoint here cannot share chunks with one at `base`, or `''`."""
         return "" if type(base) is type(self) else f"it is not in a place as {self}"
+
+    @contextlib.contextmanager
+    def marked(self) -> Generator[str]:
+        """Leave a mark beside this location, by which others tell that they `see` it.
+
+        By default there is none: all see the same.
+        """
+        yield ""
+
+    def sees(self, mark: str) -> bool:
+        """Whether a mark of another process is seen here."""
+        return True
 
     @abc.abstractmethod
     def steps(self) -> "Steps":
