@@ -27,6 +27,7 @@ from ._saving.save import (
     tree_serialise_leaves as tree_serialise_leaves,
     tree_serialise_leaves_async as tree_serialise_leaves_async,
 )
+from ._sources.average_source import average as average
 from ._steps.retention import (
     keep_best as keep_best,
     keep_every as keep_every,
@@ -39,6 +40,7 @@ from ._steps.save_times import (
 from ._steps.save_when_idle import save_when_idle as save_when_idle
 from ._storage.calls.store_path import StorePath as StorePath
 from ._tree.leaves.filter_spec import (
+    array_deserialise_filter_spec as array_deserialise_filter_spec,
     default_deserialise_filter_spec as default_deserialise_filter_spec,
     default_serialise_filter_spec as default_serialise_filter_spec,
 )

@@ -1,7 +1,8 @@
 """Restore the leaves of a PyTree from a checkpoint."""
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +15,7 @@ from .._progress import Progress, reporting
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
+from .._tree.matching.leaf_match import describe, TreeMatch
 from .._tree.plans.read_plan import (
     Mismatched,
     Missing,
@@ -153,7 +155,15 @@ def tree_deserialise_leaves(
         unexpected,
         transform,
     )
-    return restored(source, request, broadcast_replicas, progress, timeout)[0]
+    return restored(source, request, broadcast_replicas, progress, timeout).tree
+
+
+class Restored(NamedTuple):
+    """What was requested, the version of the source that was read, and the matches."""
+
+    tree: PyTree
+    source: Source
+    match: TreeMatch
 
 
 def restored(
@@ -162,8 +172,8 @@ def restored(
     broadcast_replicas: bool,
     progress: Progress,
     timeout: float,
-) -> tuple[PyTree, Source]:
-    """What was requested, and the version of the source that was read."""
+) -> Restored:
+    """Read what is requested."""
     check_timeout(timeout)
     check_flag("broadcast_replicas", broadcast_replicas)
     reading = JointReading(
@@ -172,7 +182,7 @@ def restored(
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
         found, plan, arrived = _read(reading, progress)
-        return plan.filled(assembled(arrived)), found
+        return Restored(plan.filled(assembled(arrived)), found, plan.match)
 
 
 def _read(
@@ -231,7 +241,10 @@ def restore_or_init(
     """Restore what a checkpoint has, and initialise only the rest.
 
     Use this for a pretrained model with a new head or an adapter. Restored leaves are
-    not initialised first, so the tree is never in memory twice.
+    not initialised first, so the tree is never in memory twice. Python numbers, such as
+    a rate of dropout, are restored, too: a warning lists those that `init` has
+    otherwise. To keep those of `init`, pass
+    `filter_spec=eqx_ckpt.array_deserialise_filter_spec`.
 
     **Arguments:**
 
@@ -292,5 +305,21 @@ def restore_or_init(
         transform,
         initialises=True,
     )
-    tree, _ = restored(source, request, broadcast_replicas, progress, timeout)
-    return initialised(tree, stop_at_transients(request.is_leaf), init, args)
+    found = restored(source, request, broadcast_replicas, progress, timeout)
+    _warn_of_numbers(found.match)
+    return initialised(found.tree, stop_at_transients(request.is_leaf), init, args)
+
+
+def _warn_of_numbers(match: TreeMatch) -> None:
+    """Warn of the Python numbers that are not those of `init`: it may be a new rate."""
+    differing = {n: leaf for n, leaf in match.leaves.items() if leaf.status == "value"}
+    if differing:
+        lines = [
+            "Python numbers came from the checkpoint, and `init` has others:",
+            *describe(differing),
+            "To keep those of `init`, pass "
+            "`filter_spec=eqx_ckpt.array_deserialise_filter_spec`, or a PyTree with it "
+            "in some places. To take them without this warning, ignore it by its first "
+            "words.",
+        ]
+        warnings.warn("\n".join(lines), stacklevel=3)

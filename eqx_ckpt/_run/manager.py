@@ -361,14 +361,12 @@ class CheckpointManager:
 
         def of_copy(copy: Copy) -> PyTree:
             path, progress = self._tiers.path(copy), self._progress
-            tree, source = restored(
-                path, request, broadcast_replicas, progress, self._timeout
-            )
+            found = restored(path, request, broadcast_replicas, progress, self._timeout)
             # `keep` looks at steps, and does not go on from them.
             if not self._is_run_here():
                 is_whole = where is None and not prefix
-                self._origin.restored(copy.step, source, is_whole=is_whole)
-            return tree
+                self._origin.restored(copy.step, found.source, is_whole=is_whole)
+            return found.tree
 
         self._settle()
         number = None if step is None else as_step(step)
@@ -432,6 +430,23 @@ class CheckpointManager:
         if self._mirrors.runs:
             copy = self._tiers.nearest(copy.step)
         return read_manifest(self._tiers.path(copy))
+
+    def path(self, step: SupportsIndex) -> PathLike:
+        """The path or URL of a step, for all functions that take one.
+
+        **Arguments:**
+
+        - `step`: a saved step.
+
+        **Returns:**
+
+        The path or URL in the directory of the run, or else in the mirror.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step.
+        """
+        return self._tiers.path(self._tiers.nearest(as_step(step)))
 
     def delete(self, step: SupportsIndex) -> None:
         """Delete a step and all of its files. Waits for a running save.

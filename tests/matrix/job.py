@@ -34,6 +34,7 @@ def run(path: pathlib.Path) -> list[str]:
     for name in COMPUTED:
         routes[name] = Route(path, results(name, saved)[0], through(name))
     problems = {name: differences(direct, made(name, saved)) for name in LIKES}
+    routes["average"] = Route(eqx_ckpt.average([path, path]), saved, DIRECT)
     for name, route in routes.items():
         like = mixed(route.seen, name, MORE)
         problems[name] = differences(route, like, "same_kind")

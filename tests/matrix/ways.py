@@ -1,5 +1,6 @@
 """Ways to restore: each saved tree is `{"part": leaves}`, and `like` the leaves."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,6 +50,8 @@ def in_place(value: Value, saved: Any) -> Value:
 
 def or_init(source: Any, like: Tree, **how: Any) -> Any:
     how |= {"missing": "raise", "unexpected": "ignore"}
+    # It says so of numbers that differ.
+    warnings.filterwarnings("ignore", "Python numbers came from the checkpoint")
     return eqx_ckpt.restore_or_init(source, lambda: {"part": like}, **how)["part"]
 
 
@@ -76,6 +79,18 @@ def kept(saved: Any, like: Any, casting: str = "no", to: Any = None) -> Value | 
     if is_gone or isinstance(like, jax.ShapeDtypeStruct):
         return "abstract"
     return Value("itself", like, status="kept")
+
+
+def without_numbers(
+    saved: Any, like: Any, casting: str = "no", to: Any = None
+) -> Value | str:
+    """A Python number of `like` stays, whatever the checkpoint has."""
+    found = outcome(saved, like, casting, to)
+    if kind_of(like) not in NUMBERS:
+        return found
+    is_same = isinstance(found, Value) and found.status == "same"
+    is_same = is_same and kind_of(saved) in NUMBERS
+    return Value("itself", like, status="same" if is_same else "kept")
 
 
 def says_renamed(status: str, saved: Any) -> str:
@@ -120,6 +135,13 @@ CALLS: Mapping[str, Call] = {
             "unexpected": "ignore",
         }
     )._replace(outcome=kept),
+    "arrays alone": call(
+        lambda like: {
+            "like": {"part": like},
+            "filter_spec": eqx_ckpt.array_deserialise_filter_spec,
+            "unexpected": "ignore",
+        }
+    )._replace(outcome=without_numbers),
     "functions": call(
         lambda like: {
             "like": {"part": like, "other": np.ones(2)},

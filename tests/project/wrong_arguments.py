@@ -139,6 +139,15 @@ def verbs() -> list[Case]:
         ),
         (
             "",
+            ck.average,
+            lambda: {"sources": ["c", "c"]},
+            {
+                "sources": [3, None, "c", [3, "c"], [], ["c", None]],
+                "weights": [3, "xx", ["x", "y"], [1.0], [1.0, -1.0], [1.0, True]],
+            },
+        ),
+        (
+            "",
             ck.rename,
             lambda: {"patterns": {"a": "b"}},
             {"patterns": [3, "x", None, ["x"], {3: "x"}, {"x": 3}, {"(": "x"}]},

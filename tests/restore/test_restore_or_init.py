@@ -1,5 +1,7 @@
 """Restoring what a checkpoint has, and initialising only the rest."""
 
+import warnings
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -131,6 +133,35 @@ def test_with_a_transform(base):
         PATH, lambda key: init(key)["base"], jax.random.key(1), prefix="base"
     )
     assert_same(found, base)
+
+
+def test_numbers_that_differ_are_told(tmp_path):
+    def init(rate):
+        drop = eqx.nn.Dropout(rate)
+        return {"w": jnp.ones(3), "drop": eqx.nn.inference_mode(drop, rate > 0.2)}
+
+    eqx_ckpt.tree_serialise_leaves(PATH, init(0.1), overwrite=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eqx_ckpt.restore_or_init(PATH, init, 0.1)
+    with pytest.warns(UserWarning, match="Python numbers") as told:
+        found = eqx_ckpt.restore_or_init(PATH, init, 0.3)
+    assert (found["drop"].p, found["drop"].inference) == (0.1, False)
+    [text] = [str(one.message) for one in told]
+    assert text.splitlines()[1:3] == [
+        "- 'drop/p': different value: 0.3 in `like`, 0.1 in the checkpoint.",
+        "- 'drop/inference': different value: True in `like`, False in the checkpoint.",
+    ]
+    spec = eqx_ckpt.array_deserialise_filter_spec
+    found = eqx_ckpt.restore_or_init(PATH, init, 0.3, filter_spec=spec)
+    assert (found["drop"].p, found["drop"].inference) == (0.3, True)
+    assert (found["w"] == 1).all()
+    match = eqx_ckpt.tree_match(PATH, init(0.3), spec)
+    assert "- 'drop/p': 0.3 kept from `like`, 0.1 in the checkpoint." in str(match)
+    eqx.tree_serialise_leaves(tmp_path / "c.eqx", {"n": 1, "w": jnp.ones(2), "z": 2.0})
+    like = {"n": 3, "w": jnp.zeros(2), "z": 4.0}
+    found = eqx.tree_deserialise_leaves(tmp_path / "c.eqx", like, spec)
+    assert_same(found, like | {"w": jnp.ones(2)})
 
 
 def test_nothing_is_missing(base):

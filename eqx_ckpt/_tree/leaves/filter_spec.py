@@ -189,6 +189,60 @@ def default_deserialise_filter_spec(f: Any, x: Any) -> Any:
     return eqx.default_deserialise_filter_spec(f, x)
 
 
+def array_deserialise_filter_spec(f: Any, x: Any) -> Any:
+    """Restore a leaf as this package does, but leave Python numbers as they are.
+
+    A rate of dropout, a flag, or a number of heads is a leaf, too. With this function
+    as `filter_spec`, or as that of a part of the tree, such numbers are those of your
+    code, and arrays those of the checkpoint. It is as fast as the default.
+
+    Also works as the `filter_spec` of `equinox.tree_deserialise_leaves`.
+
+    **Arguments:**
+
+    - `f`: the file of the leaf, as it is passed to a `filter_spec`.
+    - `x`: the leaf of `like`.
+
+    **Returns:**
+
+    The leaf from the checkpoint, or `x` if that is a `bool`, `int`, `float` or
+    `complex`.
+
+    **Raises:**
+
+    - [`eqx_ckpt.LeafMismatchError`][]: the leaf is missing, or differs from `x`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        tree = {"model": {"w": jnp.ones(3), "dropout": 0.1}, "step": 100}
+        eqx_ckpt.tree_serialise_leaves("numbers", tree)
+
+        like = {"model": {"w": jnp.zeros(3), "dropout": 0.3}, "step": 0}
+        spec = {
+            "model": eqx_ckpt.array_deserialise_filter_spec,
+            "step": eqx_ckpt.default_deserialise_filter_spec,
+        }
+        new = eqx_ckpt.tree_deserialise_leaves("numbers", like, spec)
+        assert (new["model"]["dropout"], new["step"]) == (0.3, 100)
+        ```
+    """
+    if is_number(x):
+        if not isinstance(f, LeafReader):
+            eqx.default_deserialise_filter_spec(f, x)  # The file has it all the same.
+        return x
+    return default_deserialise_filter_spec(f, x)
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python, and not a scalar of NumPy."""
+    is_python = isinstance(leaf, bool | int | float | complex)
+    return is_python and not isinstance(leaf, np.generic)
+
+
 def saved_by(spec: Spec, f: LeafWriter, leaf: Any) -> Any:
     """What a custom `filter_spec` saves of a leaf; it is called once.
 

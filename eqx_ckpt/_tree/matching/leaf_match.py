@@ -228,6 +228,8 @@ def _sentence(leaf: LeafMatch) -> str:
         how = "kept from" if leaf.status == "kept" else "without a value in"
         is_there = isinstance(leaf.found, LeafRecord) or leaf.computed
         found = f"{_found(leaf)}." if is_there else _absent(leaf)
+        if leaf.status == "kept" and is_there and _are_numbers(leaf):
+            return f"{_value(leaf.expected)} kept from `like`, {_in_checkpoint(leaf)}."
         return f"{leaf.expected} {how} `like`, {found}"
     if leaf.status in ("unexpected", "ignored"):
         expected = "not" if leaf.expected == "nothing" else leaf.expected
@@ -243,8 +245,8 @@ def _sentence(leaf: LeafMatch) -> str:
         axes = ", ".join(map(repr, leaf.replicated))
         return f"{leaf.found}: replicated, not sharded, over {axes}."
     if leaf.status == "value":
-        values = f"{_value(leaf.expected)} in `like`, {_value(leaf.found)}"
-        return f"different value: {values} in the checkpoint."
+        values = f"{_value(leaf.expected)} in `like`, {_in_checkpoint(leaf)}"
+        return f"different value: {values}."
     words = _WORDS.get(leaf.status, f"different {leaf.status}")
     differs = leaf.status in ("dtype", "kind")
     way = _allowed_by(leaf.expected, leaf.found) if differs else ""
@@ -284,6 +286,18 @@ def _allowed_by(expected: LeafRecord | str, found: LeafRecord | str) -> str:
         (w for w in WORDS if not isinstance(becomes(expected, found, w), str)), ""
     )
     return word and f" `casting={word!r}` allows it."
+
+
+def _are_numbers(leaf: LeafMatch) -> bool:
+    """Whether both are Python numbers, whose values are known."""
+    return all(
+        isinstance(x, LeafRecord) and x.kind in SCALAR_KINDS
+        for x in (leaf.expected, leaf.found)
+    )
+
+
+def _in_checkpoint(leaf: LeafMatch) -> str:
+    return f"{_value(leaf.found)} in the checkpoint"
 
 
 def _value(leaf: LeafRecord | str) -> str:

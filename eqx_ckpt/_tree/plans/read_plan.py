@@ -18,7 +18,10 @@ from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
 from ..._types import check_word, IsLeaf
 from ..leaves.casting import Casting, WORDS
-from ..leaves.filter_spec import default_deserialise_filter_spec
+from ..leaves.filter_spec import (
+    array_deserialise_filter_spec,
+    default_deserialise_filter_spec,
+)
 from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like, fingerprint
 from ..leaves.transient import is_transient, stop_at_transients
@@ -236,6 +239,12 @@ def _matched(
     It becomes `None` if the value of `like` is kept instead.
     """
     becomes: LeafRecord | None
+    if leaf.spec is array_deserialise_filter_spec:
+        # A Python number.
+        match, becomes = match_leaf(leaf.leaf, None, record, request.casting)
+        if match.status == "same" and record.value is not None:
+            return match, becomes, None
+        return match._replace(status="kept"), None, None
     match, becomes = match_leaf(leaf.leaf, leaf.spec, record, request.casting)
     origin = None
     is_mismatched = match.status in _MISMATCHED
@@ -296,6 +305,10 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
         status = "same" if leaf.leaf.accepts(found) else "loader"
         return leaf.leaf.fresh(), LeafMatch(status, note, found)
     found = manifest.unsaved.get(leaf.name, "nothing")
+    if leaf.spec is array_deserialise_filter_spec:
+        return leaf.leaf, LeafMatch(
+            "kept", describe_like(leaf.leaf) or "nothing", found
+        )
     if leaf.spec is not None:
         return custom_without_record(leaf, leaf.spec, found)
     expected = describe_like(leaf.leaf)

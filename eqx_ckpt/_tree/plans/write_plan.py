@@ -19,9 +19,11 @@ from ..._format.run_history import History
 from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
+    array_deserialise_filter_spec,
     checked_specs,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
+    is_number,
     LeafWriter,
     saved_by,
 )
@@ -153,6 +155,8 @@ def named_leaves(
         for rest, leaf in found:
             whole = (*path, *rest) if path else rest
             chosen = None if custom is None or is_transient(leaf) else custom
+            if chosen is array_deserialise_filter_spec and not is_number(leaf):
+                chosen = None
             name, as_data = name_of(whole)
             yield NamedLeaf(name, whole, leaf, chosen, as_data)
 

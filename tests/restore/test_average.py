@@ -1,0 +1,103 @@
+"""The average of checkpoints: what it refuses, reads and keeps in memory."""
+
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from eqx_ckpt import interop
+from helpers import assert_same
+
+
+def save(path, tree, **how):
+    eqx_ckpt.tree_serialise_leaves(path, tree, **how)
+    return path
+
+
+def tree_of(value, n=3):
+    return {"w": jnp.full((4, n), value, jnp.bfloat16), "count": jnp.array(value, int)}
+
+
+def test_the_last_steps_of_a_run(tmp_path):
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step in range(1, 7):
+            manager.save(step, tree_of(float(step)), metadata={"loss": step})
+        manager.wait()
+        source = eqx_ckpt.average([manager.path(s) for s in manager.steps()[-5:]])
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+            manager.path(9)
+    assert source.manifest.metadata is None
+    assert source.has_checksums
+    like = jax.eval_shape(lambda: tree_of(0.0))
+    found = eqx_ckpt.tree_deserialise_leaves(source, like)
+    assert_same(found, {"w": tree_of(4.0)["w"], "count": jnp.array(2.0, int)})
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    rows = NamedSharding(mesh, P("x"))
+    spread = eqx_ckpt.tree_deserialise_leaves(
+        source,
+        {"w": like["w"]},
+        sharding=rows,
+        transform=lambda old: {"w": old["w"] * 2},
+        casting="safe",
+    )
+    assert spread["w"].sharding == rows
+    assert (jax.device_get(spread["w"]) == 8).all()
+    eqx_ckpt.copy(source, tmp_path / "copy", layout="ocdbt")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "copy", like), found)
+    interop.to_safetensors(source, tmp_path / "mean.safetensors")
+    file = interop.open_safetensors(tmp_path / "mean.safetensors")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(file, like), found)
+    assert eqx_ckpt.inspect.diff(source, file, values=True) == {}
+    # A file of another format is as good as a checkpoint.
+    both = eqx_ckpt.average([file, tmp_path / "run" / "000006"], [3.0, 1.0])
+    assert (eqx_ckpt.tree_deserialise_leaves(both, like)["w"] == 4.5).all()
+
+
+def test_trees_that_differ_are_one_error(tmp_path):
+    a = save(tmp_path / "a", tree_of(1.0) | {"old": 1, "same": 2})
+    b = save(tmp_path / "b", tree_of(1.0, 5) | {"new": jnp.ones(2), "same": 2})
+    c = save(tmp_path / "c", {"w": jnp.ones((4, 3)), "same": 2.0})
+    with pytest.raises(eqx_ckpt.LeafMismatchError) as error:
+        eqx_ckpt.average([a, b, c])
+    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:-1]] == [
+        *("- 'old'", "- 'w'", "- 'new'"),
+        *("- 'count'", "- 'old'", "- 'same'", "- 'w'"),
+    ]
+    assert f"- 'w': bfloat16[4, 3] in '{a}', bfloat16[4, 5] in '{b}'." in str(
+        error.value
+    )
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError):
+        eqx_ckpt.average([a, tmp_path / "nothing"])
+
+
+def test_damage_says_where(tmp_path):
+    paths = [save(tmp_path / str(i), tree_of(float(i))) for i in range(3)]
+    source = eqx_ckpt.average(paths)
+    chunk = tmp_path / "1" / "w" / "c.0.0"
+    chunk.write_bytes(bytes(len(chunk.read_bytes())))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=r"'w': .*, in '.*/1'\."):
+        eqx_ckpt.tree_deserialise_leaves(source, tree_of(0.0))
+    (tmp_path / "1").rename(tmp_path / "gone")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="replaced or removed"):
+        eqx_ckpt.inspect.stats(source)
+
+
+def test_a_few_chunks_are_in_memory(tmp_path):
+    """Of sources of 128 MiB each."""
+    target = np.zeros((2**21, 16), np.float32)
+    size = target.nbytes
+    paths = [save(tmp_path / str(i), {"w": np.full_like(target, i)}) for i in (0, 1)]
+    source = eqx_ckpt.average([*paths, *paths])
+    record = source.manifest.leaves["w"]
+    read = interop.RegionRead("w", record, tuple(slice(0, n) for n in record.shape))
+    tracemalloc.start()
+    try:
+        source.read_into([read], [target], {})
+        assert tracemalloc.get_traced_memory()[1] < size * 3 / 4
+    finally:
+        tracemalloc.stop()
+    assert (target == 0.5).all()
