@@ -17,6 +17,7 @@ from .._sources.consistent_read import Reading
 from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
+from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
 from .._types import PathLike, SHARING_LAYOUTS
 from .one_history import check_beside, OtherHistory
@@ -39,13 +40,18 @@ class Target(NamedTuple):
     related: set[int]
     before: StepBefore | None = None
 
+    def remember(self, step: int, save: Save) -> None:
+        """Note a step that was uploaded."""
+        if self.before is not None and save.bases is not None:
+            self.before.remember(step, save.bases[1])
+
 
 def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> None:
     """Copy a step to a mirror. If this returns, it is there, intact.
 
     `watch` is called with the bytes of each piece; what it raises gives the upload up.
     """
-    mirror, related, before = there
+    mirror, related, _ = there
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
@@ -55,15 +61,17 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
             check_beside(mirror, step, history, related)
         if found is None or mirror.stored.problem(step):
             save = _copying(source.manifest, mirror.path(step))
-            if before is not None and source.manifest.layout in SHARING_LAYOUTS:
-                save.share(before.find(mirror.newest({step})))
-            save.begin(Alone(), overwrite=found is not None)
-            if save.bases is not None:
-                save.adopt(equal_to(source.manifest, save.arrays, save.bases[0]))
-            pieces = _read(pieces_of(source, save.arrays), reading)
-            save.run(_watched(pieces, watch))
-            if before is not None and save.bases is not None:
-                before.remember(step, save.bases[1])
+            try:
+                _begin(save, source.manifest, step, there, overwrite=found is not None)
+                pieces = _read(pieces_of(source, save.arrays), reading)
+                save.run(_watched(pieces, watch))
+            except CheckpointExistsError:
+                # Another manager of the run may have uploaded it meanwhile.
+                found = _found(run, step, source.manifest, mirror)
+                if found is None or mirror.stored.problem(step):
+                    raise
+            else:
+                there.remember(step, save)
     if history is None:
         return
     try:
@@ -72,6 +80,18 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
     except OtherHistory:
         mirror.stored.remove([step])
         raise
+
+
+def _begin(
+    save: Save, manifest: Manifest, step: int, there: Target, *, overwrite: bool
+) -> None:
+    """Begin an upload, and share what the last step there has."""
+    if there.before is not None and manifest.layout in SHARING_LAYOUTS:
+        save.share(there.before.find(there.run.newest({step})))
+    save.begin(Alone(), overwrite=overwrite)
+    save.send_at_most(MAX_IN_FLIGHT)
+    if save.bases is not None:
+        save.adopt(equal_to(manifest, save.arrays, save.bases[0]))
 
 
 def _copying(manifest: Manifest, path: PathLike) -> Save:

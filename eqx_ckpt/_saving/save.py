@@ -440,6 +440,10 @@ class Save:
             f"free. Nothing was written, and nothing was removed. {way_out}"
         )
 
+    def send_at_most(self, nbytes: int) -> None:
+        """Bound the memory of what is on its way, once this process has begun."""
+        self._attempt.chunks.send_at_most(nbytes)
+
     def adopt(self, unchanged: Iterable[Write] | None = None) -> None:
         """Share arrays that the base is known to have: they need not be hashed.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import eqx_ckpt
+from eqx_ckpt._mirroring import uploader
 
 
 TREE = {"x": np.arange(4.0)}
@@ -118,3 +119,25 @@ def record(directory: str) -> tuple[list[int], Any]:
     recording.commit(TREE)
     recording.close()
     return statuses, eqx_ckpt.recording.Samples(directory).committed
+
+
+def upload(directory: str, where: str) -> tuple[int, list[int]]:
+    """The child uses the manager while a thread of its parent uploads, and ends."""
+    pause = Pause()
+
+    def calls(*args: Any) -> Any:
+        pause()
+        return True if where == "when" else [*args[0]]
+
+    mirror = eqx_ckpt.Mirror(f"{directory}/there", **{where: calls})
+    manager = eqx_ckpt.CheckpointManager(f"{directory}/run", mirror=mirror)
+
+    def act() -> None:
+        manager.save(2, TREE).result()
+        assert manager.uploads() == {}
+        manager.close()
+        uploader._finish()  # As the interpreter does at its end.
+
+    status = _beside(lambda: manager.save(1, TREE), pause, act)
+    manager.close()
+    return status, manager.mirrored()

@@ -1,5 +1,6 @@
 """A run with a mirror; run in a child of the zygote."""
 
+import os
 import pathlib
 import shutil
 import warnings
@@ -15,12 +16,13 @@ from .programs import assert_same, TIMEOUT
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"w": np.full(100, step), "step": step}
+    return {"same": np.arange(100), "w": np.full(100, step), "step": step}
 
 
 def _manager(place: str) -> eqx_ckpt.CheckpointManager:
     mirror = eqx_ckpt.Mirror(f"{place}/there", keep=eqx_ckpt.keep_last(1))
-    return eqx_ckpt.CheckpointManager(f"{place}/here/run", mirror=mirror)
+    run = f"{place}/here/run"
+    return eqx_ckpt.CheckpointManager(run, incremental=True, mirror=mirror)
 
 
 def train(place: str, steps: int) -> None:
@@ -42,6 +44,13 @@ def again(place: str) -> list[int]:
     hidden = pathlib.Path(place, "there").glob(".*")
     assert [*hidden] == []
     return there.steps()
+
+
+def upload(run: str, there: str, pid: str) -> None:
+    """Upload what is due, in a process that says which one it is."""
+    pathlib.Path(pid).write_text(str(os.getpid()))
+    with eqx_ckpt.CheckpointManager(run, mirror=eqx_ckpt.Mirror(there)):
+        pass
 
 
 def train_together(run: str, there: str) -> list[dict[str, Any]]:

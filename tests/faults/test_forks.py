@@ -1,5 +1,7 @@
 """A forked child neither hangs nor harms, whatever its parent is doing."""
 
+import pytest
+
 from . import forks
 from .forks import REFUSED
 
@@ -19,3 +21,8 @@ def test_a_child_takes_rows_while_its_parent_does(zygote, disk):
 def test_a_recording_stays_that_of_its_parent(zygote, disk):
     found = zygote.call(forks.record, str(disk / "recording"))
     assert found == ([REFUSED, REFUSED, 0], 2)
+
+
+@pytest.mark.parametrize("where", ["when", "keep"])
+def test_a_child_does_not_upload(zygote, disk, where):
+    assert zygote.call(forks.upload, str(disk), where) == (0, [1])

@@ -10,8 +10,8 @@ from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
 
 
-# Of an upload of one array, and the removal of the step before.
-OPERATIONS = 23
+# Of an upload of two arrays, one of them shared, and the removal of the step before.
+OPERATIONS = 28
 
 
 @pytest.mark.once

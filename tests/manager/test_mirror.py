@@ -295,17 +295,6 @@ def test_a_store_that_refuses(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_store_that_loses_an_answer(tmp_path: pathlib.Path, s3: Place) -> None:
-    s3.proxy.add(proxy.lost, "PUT", r"000001/zarr\.json", range(1, 3))
-    with a_training(tmp_path, s3.url) as manager:
-        save(manager, 1)
-        assert manager.uploads()[1].result(PATIENCE) is None
-    assert manager.mirrored() == [1]
-    alone = CheckpointManager(s3.url)
-    assert_same(alone.restore(state(0)), state(1))
-
-
-@pytest.mark.usefixtures("impatient")
 def test_nothing_waits_for_a_frozen_store(
     tmp_path: pathlib.Path, s3: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

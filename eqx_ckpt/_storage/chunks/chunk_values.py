@@ -14,7 +14,7 @@ from ..._format.chunk_grid import batches, chunk_keys
 from ..._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.send_window import Transfers, window_of
+from ..calls.send_window import MOST, Transfers, window_of
 from ..calls.tensorstore_calls import check_written, KvSpec, open_kvstore, value_of
 from ..calls.worker_threads import Workers
 from ..interface.base import Base
@@ -77,6 +77,7 @@ class ChunkValues(Chunks):
     """Each chunk is a value of its own."""
 
     _shared: SharedValues | None = None
+    _most = MOST
 
     def __init__(self, place: Storage) -> None:
         self.place = place
@@ -94,7 +95,10 @@ class ChunkValues(Chunks):
         return f"@{'0' * 32}/{name}/{max(MANIFEST, *last, key=len)}"
 
     def target(self) -> Target:
-        return _Requests(self.place)
+        return _Requests(self.place, self._most)
+
+    def send_at_most(self, nbytes: int) -> None:
+        self._most = nbytes
 
     def share(self, base: Base, next: Base) -> None:
         self._shared = SharedValues(self.place, base, next)
@@ -267,10 +271,10 @@ def _weight(wanted: Wanted) -> int:
 class _Requests(Target):
     """Requests for values, many at a time."""
 
-    def __init__(self, place: Storage) -> None:
+    def __init__(self, place: Storage, most: int = MOST) -> None:
         self._place = place
         self._store = open_kvstore(place.spec)
-        self._writing = Transfers[tuple[str, Any]](window_of(place.spec, "to"))
+        self._writing = Transfers[tuple[str, Any]](window_of(place.spec, "to"), most)
 
     def put(self, key: str, value: bytes) -> None:
         while not self._writing.has_room(len(value)):

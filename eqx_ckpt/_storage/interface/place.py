@@ -276,6 +276,9 @@ class Chunks(StoredChunks):
         nothing more is written to a disk.
         """
 
+    def send_at_most(self, nbytes: int) -> None:  # noqa: B027
+        """Have no more chunks than that on their way to a store at a time."""
+
     def write_within(self, folder: int) -> None:  # noqa: B027
         """Write to this open directory from now on, wherever its path leads then."""
 
