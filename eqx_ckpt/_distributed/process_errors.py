@@ -6,6 +6,10 @@ from .._errors import CheckpointError
 from .call_matching import nothing_done
 
 
+# What a store says has no number.
+_OF_STORES = (ConnectionError, TimeoutError)
+
+
 def too_late(
     what: str,
     late: list[int],
@@ -41,6 +45,7 @@ def from_json(index: int | None, error: dict[str, Any]) -> Exception:
             return kind(text)
     if error["errno"] is not None:
         return OSError(error["errno"], text)
-    if error["kind"] == ConnectionError.__name__:  # Of a store: it has no number.
-        return ConnectionError(text)
+    for kind in _OF_STORES:
+        if kind.__name__ == error["kind"]:
+            return kind(text)
     return CheckpointError(text)

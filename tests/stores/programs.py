@@ -163,3 +163,16 @@ def _go_to_another_store() -> None:
 
     if jax.process_index() == 1:
         KeyValues.open = elsewhere
+
+
+def survive(run: str) -> list[str]:
+    """What each of three saves raises, which the training survives; and what is there.
+
+    The types are those that the processes have to agree on.
+    """
+    found: list[str] = []
+    with eqx_ckpt.CheckpointManager(run, on_error="warn", timeout=TIMEOUT) as manager:
+        for step in (1, 2, 3):
+            error = manager.save(step, state(step)).exception()
+            found.append(type(error).__name__)
+    return [*found, *map(str, manager.steps())]

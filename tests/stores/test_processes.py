@@ -210,3 +210,11 @@ def test_a_recording_in_another_store_under_the_same_url(
     for kind, text in zygote.call(jobs.values, 2, 4, programs.at, *args):
         assert kind == "CheckpointError"
         assert f"does not see '{path}' as process 0 has opened it" in text
+
+
+def test_all_survive_a_store_that_refuses(s3: Place, zygote: Zygote) -> None:
+    where = Where(s3.url, "zarr", programs.environment(s3), zygote)
+    # To one process alone: of it the other one hears.
+    s3.proxy.add(proxy.answered(412), "PUT", r"/000002/.*/w/c\.0\.0")
+    expected = ["NoneType", "ConnectionError", "NoneType", "1", "3"]
+    assert where.run(2, 4, programs.survive, s3.url) == [expected] * 2
