@@ -96,7 +96,9 @@ def _begin(
 
 def _copying(manifest: Manifest, path: PathLike) -> Save:
     plan, metadata = plan_copy(manifest), manifest.metadata
-    return Save(path, plan, None, metadata, manifest.layout, False)
+    save = Save(path, plan, None, metadata, manifest.layout, False)
+    save.way_out = lambda: "Delete what is no longer needed there."
+    return save
 
 
 def is_there(run: Run, step: int, mirror: Run) -> bool:

@@ -269,7 +269,7 @@ class Uploader:
                 "The upload to %s failed; the training goes on. %s: %s",
                 self.there.directory,
                 type(error).__name__,
-                error,
+                str(error),
             )
         self.error = error
 

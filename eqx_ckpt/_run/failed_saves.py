@@ -117,5 +117,5 @@ class FailedSaves:
             self._in_a_row,
             self._most,
             type(error).__name__,
-            error,
+            str(error),
         )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._mirroring import uploader
 from eqx_ckpt._storage.interface import free_space
 from faults import failing_jobs, jobs, readers, workloads
 from faults.powercut import unmount
@@ -270,7 +271,7 @@ def test_a_save_that_surely_does_not_fit_does_not_begin(
             _assert_free(small_disk, free)
             if seen[-1] == "did not begin":
                 with monkeypatch.context() as patch:
-                    patch.setattr(free_space, "free_bytes", lambda folder: None)
+                    patch.setattr(free_space, "_free_bytes", lambda *_: None)
                     assert _outcome(manager, step, tree) == "full"
                 _assert_free(small_disk, free)
             if chance.random() < 0.5:
@@ -293,6 +294,29 @@ def test_the_processes_of_a_job_survive_a_full_disk(
         assert [found[:2] for found in of_process] == [*expected, (True, "")]
         for _, kind, text in of_process:
             assert not kind or ("at least" in text and "`keep`" in text)
+
+
+def test_a_mirror_that_is_full(
+    small_disk: pathlib.Path, disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training goes on; the step is uploaded when there is room."""
+    monkeypatch.setattr(free_space, "_PAUSES", ())
+    monkeypatch.setattr(uploader, "PAUSES", (0.001,))
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(900_000))
+    mirror = eqx_ckpt.Mirror(small_disk / "there")
+    with eqx_ckpt.CheckpointManager(disk / "run", mirror=mirror) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": np.full(50_000, step)}).result()
+        end = time.monotonic() + 300
+        while manager.upload_error is None:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert "Delete what is no longer needed there" in str(manager.upload_error)
+        assert manager.steps() == [1, 2]
+        filler.unlink()
+        assert manager.uploads()[2].result(300) is None
+        assert 2 in manager.mirrored()
 
 
 def _outcome(manager: eqx_ckpt.CheckpointManager, step: int, tree: Any) -> str:

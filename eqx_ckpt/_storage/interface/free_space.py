@@ -32,7 +32,10 @@ def check_room(folder: int, path: str, why_too_few: WhyTooFew) -> None:
     problem = ""
     for pause in (0.0, *_PAUSES):
         time.sleep(pause)
-        free = free_bytes(folder)
+        found = os.fstatvfs(folder)
+        if not why_too_few(found.f_bavail * found.f_frsize):
+            return
+        free = _free_bytes(folder, found)
         problem = "" if free is None else why_too_few(free)
         if not problem:
             return
@@ -40,9 +43,8 @@ def check_room(folder: int, path: str, why_too_few: WhyTooFew) -> None:
     raise OSError(errno.ENOSPC, text, path)
 
 
-def free_bytes(folder: int) -> int | None:
+def _free_bytes(folder: int, found: os.statvfs_result) -> int | None:
     """The bytes that surely are all that this process can write; `None` if unknown."""
-    found = os.fstatvfs(folder)
     if found.f_blocks == 0:  # It has no bound.
         return None
     kind, options = _mounted(os.fstat(folder).st_dev)
