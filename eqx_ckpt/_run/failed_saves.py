@@ -66,7 +66,8 @@ class FailedSaves:
 
     def instead(self, path: str, error: Exception) -> Future[None]:
         """The future of a save that did not begin; raise if that is not survived."""
-        if not self._is_tried:
+        is_tried, self._is_tried = self._is_tried, False
+        if not is_tried:
             raise error
         self._survive(path, error)
         failed = Future[None]()
@@ -76,11 +77,11 @@ class FailedSaves:
     def goes_on(self, saving: Saving) -> None:
         """The save that was begun goes on in the background."""
         if self._survives:
-            self._running = saving
+            self._running, self._is_tried = saving, False
 
     def settle(self, owner: object) -> None:
         """Raise how the last save has ended, unless that is survived."""
-        saving, self._running, self._is_tried = self._running, None, False
+        saving, self._running = self._running, None
         if not self._survives:
             raise_pending_failure(owner)
         elif saving is not None:
