@@ -1,5 +1,6 @@
 """What several tests need."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,13 @@ def keep_compiled(directory: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def evict(directory: Path) -> None:
+    """Drop the files below a directory from the page cache, where there is one."""
+    for file in directory.rglob("*"):
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)

@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from .._distributed.jax_service import is_alone
 from .._distributed.joint_reading import JointReading
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.source import Source
 from .._progress import Progress, reporting
+from .._storage.calls.file_reads import read_again_soon
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
@@ -188,7 +191,8 @@ def restored(
 def _read(
     reading: JointReading, progress: Progress
 ) -> tuple[Source, ReadPlan, Arrived]:
-    with reading:
+    # The processes of a job may share a machine, and read the same files.
+    with reading, nullcontext() if is_alone() else read_again_soon():
         while True:
             with reading.version():
                 return _read_version(reading, progress)

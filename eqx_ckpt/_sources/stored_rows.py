@@ -12,6 +12,7 @@ from .._format.chunk_grid import whole
 from .._format.leaf_record import dtype_from_tag, from_stored, LeafRecord
 from .._format.sample_record import Leaf
 from .._format.source import read_regions, RegionRead, Source
+from .._storage.calls.file_reads import read_again_soon
 from .._storage.calls.tensorstore_calls import wait_for
 from .recording_source import Recorded
 
@@ -39,6 +40,7 @@ class CheckpointRows:
         rows = [r.chunk_shape[0] for r in records.values() if r.chunk_shape]
         self.chunk = max(rows, default=1)
 
+    @read_again_soon()
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         reads = [
             RegionRead(name, r, (slice(start, stop), *whole(r.data_shape[1:])))
@@ -73,6 +75,7 @@ class SampleRows:
         sizes = [leaf.chains * leaf.rows for leaf in self._leaves]
         self.chunk = max(sizes, default=1)
 
+    @read_again_soon()
     def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         return {
             leaf.name: from_stored(self._rows(leaf, start, stop), leaf.record)

@@ -12,19 +12,23 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
+from eqx_ckpt._storage.calls import file_reads
 from eqx_ckpt._storage.interface import chunk_bytes
 from faults.workloads import small_chunks
-from helpers import assert_same
+from helpers import assert_same, evict
 from support import chunk_grid as chunks, locate
 
 
 NBYTES = 2**23
 
 
-@pytest.fixture(params=["zarr", "ocdbt"])
+@pytest.fixture(params=itertools.product(["zarr", "ocdbt"], ["cached", "cold"]))
 def saved(tmp_path, request):
+    layout, state = request.param
     tree = {"large": np.arange(NBYTES // 4, dtype=np.float32), "small": np.arange(3)}
-    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree, layout=request.param)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree, layout=layout)
+    if state == "cold":
+        evict(tmp_path)
     return tmp_path / "ckpt", tree
 
 
@@ -81,11 +85,13 @@ def test_reads_that_stop_early(saved, monkeypatch):
     assert_same(eqx_ckpt.tree_deserialise_leaves(path, tree), tree)
 
 
+@pytest.mark.parametrize("is_cold", [False, True])
 @pytest.mark.parametrize(
     ("limit", "piece"), [(2**6, 2**5), (2**10, 2**6), (2**23, 2**18)]
 )
-def test_any_region_of_any_chunk(tmp_path, limit, piece, monkeypatch):
+def test_any_region_of_any_chunk(tmp_path, limit, piece, is_cold, monkeypatch):
     """Runs of bytes, rows, columns, and what is at the edge of an array."""
+    monkeypatch.setattr(file_reads, "_LARGE", 1)
     monkeypatch.setattr("eqx_ckpt._storage.interface.chunk_bytes._PIECE_BYTES", piece)
     rng = np.random.default_rng(0)
     shapes = [(16,), (8, 10), (4, 6, 7), (1, 12, 20), (4, 1, 4, 3), (8, 9, 2)]
@@ -110,6 +116,8 @@ def test_any_region_of_any_chunk(tmp_path, limit, piece, monkeypatch):
                     )
                 )
             }
+            if is_cold:
+                evict(tmp_path)
             restored = eqx_ckpt.tree_deserialise_leaves(
                 tmp_path / "ckpt", fitting, where=lambda t: list(t.values())
             )

@@ -40,6 +40,14 @@ def empty(shape: Sequence[int], dtype: "np.typing.DTypeLike") -> Array:
     return memory[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
+def aligned(nbytes: int, alignment: int) -> memoryview:
+    """Uninitialised bytes at an address that is a multiple, and of such a length."""
+    nbytes += -nbytes % alignment
+    memory = np.empty(nbytes + alignment, np.uint8)
+    offset = -memory.ctypes.data % alignment
+    return memory[offset : offset + nbytes].data
+
+
 def copied(array: Array) -> Array:
     """The same values in fresh memory."""
     copy = empty(array.shape, array.dtype)

@@ -9,6 +9,7 @@ from ..._errors import CorruptCheckpointError, LeafNameError
 from ..._format.leaf_names import alike
 from ..._format.manifest import MAX_BYTES
 from ..._lazy import Array, np
+from .file_reads import FileReads, fill
 from .opening import NotPlain, open_plain
 from .posix_calls import start_write_back
 
@@ -29,12 +30,12 @@ def open_file(path: str, key: str, folder: int | None = None) -> tuple[int, int]
         raise CorruptCheckpointError(problem) from None
 
 
-def open_existing(path: str, key: str) -> tuple[int, int]:
-    """Like `open_file`, for a file that has to be there."""
+def open_existing(path: str, key: str) -> FileReads:
+    """Open a file that has to be there."""
     opened = open_file(path, key)
     if opened is None:
         raise CorruptCheckpointError(f"{key} is missing")
-    return opened
+    return FileReads(*opened, key)
 
 
 def read_file(
@@ -111,28 +112,6 @@ def list_files(path: str) -> list[str]:
 def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
-
-
-def fill(fd: int, key: str, buffers: Sequence[memoryview], offset: int) -> None:
-    """Read into all of the buffers, from an offset in a file."""
-    left = sum(map(len, buffers))
-    while (count := os.preadv(fd, buffers, offset)) < left:
-        offset += count
-        left -= count
-        buffers = rest(buffers, count)
-        if count == 0:
-            raise CorruptCheckpointError(
-                f"{key} was cut to {offset} bytes while it was read"
-            )
-
-
-def rest(buffers: Iterable[memoryview], count: int) -> list[memoryview]:
-    """The rest of the buffers after their first bytes are filled."""
-    left: list[memoryview] = []
-    for buffer in buffers:
-        left += [buffer[count:]] if count < len(buffer) else []
-        count = max(0, count - len(buffer))
-    return left
 
 
 def has_bytes(

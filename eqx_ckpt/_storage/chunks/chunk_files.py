@@ -11,7 +11,7 @@ from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.safe_files import fill, of_leaf, open_existing
+from ..calls.safe_files import of_leaf, open_existing
 from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
 from ..interface.base import Base
 from ..interface.chunk_bytes import (
@@ -48,13 +48,14 @@ class File:
     def __enter__(self) -> None:
         key = self._chunk.key
         self._folders.check(key)
-        self._fd, self.nbytes = open_existing(self._path, key)
+        self._file = open_existing(self._path, key)
+        self.nbytes = self._file.nbytes
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        self._file.close()
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        fill(self._fd, self._chunk.key, buffers, offset)
+        self._file.fill(buffers, offset, self.nbytes)
 
 
 @dataclass(eq=False)

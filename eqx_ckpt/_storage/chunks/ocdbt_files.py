@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..._errors import CorruptCheckpointError
+from ..calls.file_reads import FileReads
 from ..calls.opening import path_through
-from ..calls.safe_files import fill, open_existing
+from ..calls.safe_files import open_existing
 from ..calls.tensorstore_calls import KvSpec
 from ..interface.chunk_bytes import (
     ChunkBytes,
@@ -75,16 +76,14 @@ class DatabaseFiles(Database):
 class _DataFile:
     """A file with many values, open as long as somebody holds it."""
 
-    name: str
-    fd: int
-    nbytes: int
+    reads: FileReads
 
     @classmethod
     def open(cls, path: str, name: str) -> "_DataFile":
-        return cls(name, *open_existing(path, name))
+        return cls(open_existing(path, name))
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        self.reads.close()
 
 
 class _ValueInFile:
@@ -97,11 +96,11 @@ class _ValueInFile:
 
     def __enter__(self) -> None:
         name, self._start, nbytes = parsed(self._location)
-        self._file = file = self._opened(name)
-        end = self._start + nbytes
-        if end > file.nbytes:
+        self._file = self._opened(name)
+        end, size = self._start + nbytes, self._file.reads.nbytes
+        if end > size:
             raise CorruptCheckpointError(
-                f"{name} has {file.nbytes} bytes, but a value that ends at {end}"
+                f"{name} has {size} bytes, but a value that ends at {end}"
             )
         self.nbytes = nbytes
 
@@ -109,7 +108,7 @@ class _ValueInFile:
         del self._file
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        fill(self._file.fd, self._file.name, buffers, self._start + offset)
+        self._file.reads.fill(buffers, self._start + offset, self.nbytes)
 
 
 _FOLDER = re.compile(r"d|p\d+|ocdbt\.process_\d+")

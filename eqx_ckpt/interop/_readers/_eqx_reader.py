@@ -124,8 +124,8 @@ class _Leaves:
         self._leaves: list[Named] = []
         self._unsaved: dict[str, str] = {}
         self._extents: dict[str, Extent | np.ndarray] = {}
-        with file.opened() as fd:
-            self._fd = fd
+        with file.opened() as reads:
+            self._reads = reads
             self._position = 0
             self._text: str | None = None
             self._seeks_text = header_lines is None
@@ -154,7 +154,7 @@ class _Leaves:
 
     def _take_text(self, lines: int | None = None) -> None:
         """Take lines of text, or all text before the first array."""
-        head = read_bytes(self._fd, 0, min(self._file.size, _MAX_TEXT))
+        head = read_bytes(self._reads, 0, min(self._file.size, _MAX_TEXT))
         end = _first_array(head) if lines is None else self._end_of(lines, head)
         try:
             self._text = head[:end].decode() or None
@@ -199,7 +199,7 @@ class _Leaves:
                 f"file ({e}). The file has no names: pass the `like` that was saved."
             ) from None
         if record.kind in SCALAR_KINDS:
-            data = read_bytes(self._fd, offset, npy.nbytes)
+            data = read_bytes(self._reads, offset, npy.nbytes)
             value = np.frombuffer(data, npy.dtype)[0].item()
             record = record._replace(value=scalar_to_text(value))
         else:
@@ -245,7 +245,7 @@ class _Leaves:
     def _header(self, where: str) -> Npy:
         try:
             nbytes = min(_MAX_HEADER, self._file.size - self._position)
-            f = io.BytesIO(read_bytes(self._fd, self._position, nbytes))
+            f = io.BytesIO(read_bytes(self._reads, self._position, nbytes))
             npy = read_npy(f.read)
         except (ValueError, NotImplementedError) as e:
             reason = f"at byte {self._position}, where `{where}` should begin: {e}"

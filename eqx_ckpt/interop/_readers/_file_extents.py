@@ -15,6 +15,7 @@ from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpoi
 from ..._format.chunk_grid import Region, shape_of
 from ..._format.manifest import Manifest
 from ..._format.source import RegionRead, Source
+from ..._storage.calls.file_reads import FileReads
 from ..._storage.calls.host_memory import copied, empty
 from ..._storage.calls.opening import NotPlain, open_plain
 from ..._storage.calls.store_path import local_path
@@ -41,59 +42,59 @@ class File:
 
     def __init__(self, path: PathLike) -> None:
         self.path = local_path(path)
-        with self._open() as fd:
-            self._identity = _identity(fd)
+        with self._open() as reads:
+            self._identity = _identity(reads)
         self.size = self._identity[0]
 
     @contextlib.contextmanager
-    def opened(self) -> Generator[int, None, None]:
-        """A file descriptor; raise if the file is, or becomes, a different one."""
-        with self._open() as fd:
-            self._check(fd)
+    def opened(self) -> Generator[FileReads, None, None]:
+        """Open it; raise if the file is, or becomes, a different one."""
+        with self._open() as reads:
+            self._check(reads)
             try:
-                yield fd
+                yield reads
             finally:
-                self._check(fd)
+                self._check(reads)
 
     @contextlib.contextmanager
-    def _open(self) -> Generator[int, None, None]:
+    def _open(self) -> Generator[FileReads, None, None]:
         try:
-            fd, _ = open_plain(self.path, follow=True)
+            reads = FileReads(*open_plain(self.path, follow=True), self.path)
         # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
         except (FileNotFoundError, NotADirectoryError, ValueError):
             raise CheckpointNotFoundError(f"There is no file {self.path!r}.") from None
         except NotPlain:
             raise CheckpointError(f"{self.path!r} is not a file.") from None
         try:
-            yield fd
+            yield reads
         finally:
-            os.close(fd)
+            reads.close()
 
-    def _check(self, fd: int) -> None:
-        if _identity(fd) != self._identity:
+    def _check(self, reads: FileReads) -> None:
+        if _identity(reads) != self._identity:
             raise CheckpointError(
                 f"{self.path!r} was changed after it had been opened. Open it again, "
                 "when nobody writes to it."
             )
 
 
-def _identity(fd: int) -> tuple[int, int, int, int]:
-    status = os.fstat(fd)
+def _identity(reads: FileReads) -> tuple[int, int, int, int]:
+    status = os.fstat(reads.fd)
     return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
-def read_exactly(fd: int, offset: int, target: memoryview) -> None:
+def read_exactly(reads: FileReads, offset: int, target: memoryview) -> None:
     """Fill `target` from a file; `EOFError` if that ends before."""
-    while target:
-        count = os.preadv(fd, [target], offset)
-        if not count:
-            raise EOFError(f"the file ends at byte {offset}")
-        target, offset = target[count:], offset + count
+    if target:
+        try:
+            reads.fill([target], offset, len(target))
+        except CorruptCheckpointError:
+            raise EOFError(f"the file ends at byte {reads.nbytes}") from None
 
 
-def read_bytes(fd: int, offset: int, nbytes: int) -> bytes:
+def read_bytes(reads: FileReads, offset: int, nbytes: int) -> bytes:
     data = bytearray(nbytes)
-    read_exactly(fd, offset, memoryview(data))
+    read_exactly(reads, offset, memoryview(data))
     return bytes(data)
 
 
@@ -139,9 +140,9 @@ class Extent:
     big_endian: bool = False
     in_order: ClassVar[bool] = False
 
-    def opened(self, fd: int) -> ReadInto:
+    def opened(self, reads: FileReads) -> ReadInto:
         def read(start: int, target: memoryview) -> None:
-            read_exactly(fd, self.offset + start, target)
+            read_exactly(reads, self.offset + start, target)
 
         return read
 
@@ -180,7 +181,7 @@ class FileSource(Source):
         with contextlib.ExitStack() as stack:
             extents = [self._extents[read.name] for read in reads]
             files = {extent.file for extent in extents if isinstance(extent, Extent)}
-            fds = {file: stack.enter_context(file.opened()) for file in files}
+            opened = {file: stack.enter_context(file.opened()) for file in files}
             carry_out = ft.partial(_carry_out, damage)
             workers = stack.enter_context(Workers(carry_out, _MAX_IN_FLIGHT, on_done))
             for read, extent in zip(reads, extents, strict=True):
@@ -191,7 +192,7 @@ class FileSource(Source):
                 arrays.append(array)
                 parts = [[*found]] if extent.in_order else ([run] for run in found)
                 for part in parts:
-                    task = _Task(read.name, extent, fds[extent.file], part)
+                    task = _Task(read.name, extent, opened[extent.file], part)
                     workers.put(task, sum(run.nbytes for run in part))
             workers.finish()
         return [
@@ -244,13 +245,13 @@ def runs(region: Region, shape: Sequence[int], array: np.ndarray) -> Iterator[Ru
 class _Task(NamedTuple):
     name: str
     extent: Extent
-    fd: int
+    reads: FileReads
     runs: list[Run]
 
 
 def _carry_out(damage: dict[str, str], task: _Task) -> None:
     try:
-        read = task.extent.opened(task.fd)
+        read = task.extent.opened(task.reads)
         for run in task.runs:
             run.read(read)
     except (EOFError, CorruptCheckpointError) as e:

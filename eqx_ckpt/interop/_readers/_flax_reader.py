@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave, LeafRecord, scalar_to_text
+from ..._storage.calls.file_reads import FileReads
 from ..._tree.leaves.leaf_kinds import fingerprint
 from ..._types import PathLike, TypedPath
 from ._file_extents import Extent, File, FileSource, read_exactly, ReadInto
@@ -68,13 +69,13 @@ def open_flax(path: PathLike) -> FileSource:
         ```
     """
     file = File(path)
-    with file.opened() as fd:
+    with file.opened() as reads:
         try:
-            walker = Walker(fd, 0, file.size)
+            walker = Walker(reads, 0, file.size)
             tree = walker.object()
             if walker.position != file.size:
                 raise ValueError(f"its first object ends at byte {walker.position}")
-            found = list(_leaves(fd, tree, ()))
+            found = list(_leaves(reads, tree, ()))
         except (ValueError, EOFError, RecursionError) as e:
             raise corrupt(file.path, FORMAT, str(e)) from None
     leaves: list[Named] = []
@@ -100,14 +101,14 @@ class _Pieces(Extent):
     starts: tuple[int, ...]
     offsets: tuple[int, ...]
 
-    def opened(self, fd: int) -> ReadInto:
+    def opened(self, reads: FileReads) -> ReadInto:
         def read(start: int, target: memoryview) -> None:
             i = bisect.bisect_right(self.starts, start) - 1
             while target:
                 more = self.starts[i + 1] - start if i + 1 < len(self.starts) else None
                 part = target[:more]
                 offset = self.offsets[i] + start - self.starts[i]
-                read_exactly(fd, offset, part)
+                read_exactly(reads, offset, part)
                 target, start, i = target[len(part) :], start + len(part), i + 1
 
         return read
@@ -124,18 +125,18 @@ class _Leaf(NamedTuple):
     pieces: tuple[tuple[int, ...], tuple[int, ...]] = ((0,), (0,))
 
 
-def _leaves(fd: int, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
+def _leaves(reads: FileReads, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
     if isinstance(tree, dict):
         if _CHUNKED in tree:
-            yield _chunked(fd, tree, keys)
+            yield _chunked(reads, tree, keys)
             return
         for key, value in tree.items():
-            yield from _leaves(fd, value, (*keys, position_or_key(str(key))))
+            yield from _leaves(reads, value, (*keys, position_or_key(str(key))))
     elif isinstance(tree, list):
         for i, value in enumerate(tree):
-            yield from _leaves(fd, value, (*keys, ("index", i)))
+            yield from _leaves(reads, value, (*keys, ("index", i)))
     elif isinstance(tree, Blob):
-        yield _extension(fd, tree, keys)
+        yield _extension(reads, tree, keys)
     elif isinstance(tree, bool | int | float):
         kind = type(tree).__name__
         yield _Leaf(keys, LeafRecord(kind, value=scalar_to_text(tree)))
@@ -143,9 +144,9 @@ def _leaves(fd: int, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
         yield _Leaf(keys, fingerprint(tree))
 
 
-def _extension(fd: int, blob: Blob, keys: TypedPath) -> _Leaf:
+def _extension(reads: FileReads, blob: Blob, keys: TypedPath) -> _Leaf:
     if blob.code == _COMPLEX:
-        parts = Walker(fd, blob.start, blob.start + blob.nbytes).object()
+        parts = Walker(reads, blob.start, blob.start + blob.nbytes).object()
         if not isinstance(parts, list) or [*map(type, parts)] != [float, float]:
             raise ValueError(f"the number {encode(keys)[:200]!r} is not complex")
         value = complex(*parts)
@@ -153,7 +154,7 @@ def _extension(fd: int, blob: Blob, keys: TypedPath) -> _Leaf:
     if blob.code not in (_NDARRAY, _SCALAR):
         kind = "bytes" if blob.code is None else f"a msgpack extension {blob.code}"
         return _Leaf(keys, f"{blob.nbytes} bytes, {kind}")
-    shape, dtype, data = _array(fd, blob, keys)
+    shape, dtype, data = _array(reads, blob, keys)
     try:
         record = array_record(dtype, shape, keys)
     except CannotSave as e:
@@ -163,11 +164,11 @@ def _extension(fd: int, blob: Blob, keys: TypedPath) -> _Leaf:
     return _Leaf(keys, record, ((0,), (data.start,)))
 
 
-def _array(fd: int, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
+def _array(reads: FileReads, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
     where = f"the array {encode(keys)[:200]!r}"
     if not isinstance(blob, Blob) or blob.code not in (_NDARRAY, _SCALAR):
         raise ValueError(f"{where} is not an array")
-    parts = Walker(fd, blob.start, blob.start + blob.nbytes).object()
+    parts = Walker(reads, blob.start, blob.start + blob.nbytes).object()
     try:
         shape, name, data = parts
         if not isinstance(shape, list) or not isinstance(data, Blob):
@@ -185,12 +186,12 @@ def _array(fd: int, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
     return tuple(shape), dtype, data
 
 
-def _chunked(fd: int, tree: dict[Any, Any], keys: TypedPath) -> _Leaf:
+def _chunked(reads: FileReads, tree: dict[Any, Any], keys: TypedPath) -> _Leaf:
     """An array of more than a GiB, which flax cuts into flat ones."""
     try:
         shape = tuple(tree["shape"][str(i)] for i in range(len(tree["shape"])))
         chunks = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]
-        parts = [_array(fd, chunk, keys) for chunk in chunks]
+        parts = [_array(reads, chunk, keys) for chunk in chunks]
         dtypes = {dtype for _, dtype, _ in parts}
         total = sum(data.nbytes for *_, data in parts)
         if not all(type(n) is int and 0 <= n < 2**62 for n in shape) or shape[32:]:

@@ -3,6 +3,7 @@
 import struct
 from typing import Any, NamedTuple
 
+from ..._storage.calls.file_reads import FileReads
 from ._file_extents import read_bytes
 
 
@@ -75,8 +76,8 @@ class Walker:
     - `position`: where the next object begins.
     """
 
-    def __init__(self, fd: int, position: int, end: int) -> None:
-        self._fd = fd
+    def __init__(self, reads: FileReads, position: int, end: int) -> None:
+        self._reads = reads
         self.position = position
         self._end = end
         self._window = b""
@@ -146,7 +147,7 @@ class Walker:
         start = self.position - self._window_start
         if start < 0 or start + nbytes > len(self._window):
             size = min(max(_WINDOW, nbytes), self._end - self.position)
-            self._window = read_bytes(self._fd, self.position, size)
+            self._window = read_bytes(self._reads, self.position, size)
             self._window_start, start = self.position, 0
         self.position += nbytes
         return self._window[start : start + nbytes]

@@ -10,6 +10,7 @@ from typing import ClassVar
 from ..._errors import CorruptCheckpointError
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave
+from ..._storage.calls.file_reads import FileReads
 from ..._storage.calls.opening import reading
 from ..._storage.calls.threads import ForkedLock
 from ..._types import PathLike
@@ -141,15 +142,15 @@ class _Reader:
         self._checked = self._crc = 0
         self.position = 0
 
-    def read(self, fd: int, start: int, target: memoryview) -> None:
+    def read(self, reads: FileReads, start: int, target: memoryview) -> None:
         member = self._member
         if self._unpacked is None:
             if start + len(target) > member.nbytes:
                 raise CorruptCheckpointError("it ends too early")
-            read_exactly(fd, member.offset + start, target)
+            read_exactly(reads, member.offset + start, target)
         else:
-            self._unpacked.skip(fd, start - self.position)
-            self._unpacked.fill(fd, target)
+            self._unpacked.skip(reads, start - self.position)
+            self._unpacked.fill(reads, target)
         self.position = start + len(target)
         if self._checked == start:
             self._checked, self._crc = self.position, zlib.crc32(target, self._crc)
@@ -166,18 +167,18 @@ class _Inflated:
         self._end = member.offset + member.nbytes_stored
         self._packed = b""
 
-    def skip(self, fd: int, nbytes: int) -> None:
+    def skip(self, reads: FileReads, nbytes: int) -> None:
         scratch = memoryview(bytearray(min(nbytes, _PIECE)))
         while nbytes:
             part = scratch[: min(nbytes, _PIECE)]
-            self.fill(fd, part)
+            self.fill(reads, part)
             nbytes -= len(part)
 
-    def fill(self, fd: int, target: memoryview) -> None:
+    def fill(self, reads: FileReads, target: memoryview) -> None:
         while target:
             if not self._packed and self._next < self._end:
                 piece = bytearray(min(_PACKED, self._end - self._next))
-                read_exactly(fd, self._next, memoryview(piece))
+                read_exactly(reads, self._next, memoryview(piece))
                 self._next += len(piece)
                 self._packed = bytes(piece)
             try:
@@ -226,20 +227,20 @@ class _Elements(Extent):
     in_order: ClassVar[bool] = True
     _readers: _Readers = field(default_factory=_Readers, compare=False)
 
-    def opened(self, fd: int) -> ReadInto:
+    def opened(self, reads: FileReads) -> ReadInto:
         """Go on where an earlier read ended: many parts are decompressed only once."""
 
         def read(start: int, target: memoryview) -> None:
-            reader = self._readers.take(self.first + start) or self._new(fd)
-            reader.read(fd, self.first + start, target)
+            reader = self._readers.take(self.first + start) or self._new(reads)
+            reader.read(reads, self.first + start, target)
             if reader.position < self.member.nbytes:
                 self._readers.keep(reader)
 
         return read
 
-    def _new(self, fd: int) -> _Reader:
+    def _new(self, reads: FileReads) -> _Reader:
         reader = _Reader(self.member)
-        reader.read(fd, 0, memoryview(bytearray(self.first)))
+        reader.read(reads, 0, memoryview(bytearray(self.first)))
         return reader
 
 
@@ -247,13 +248,13 @@ def _header(member: _Member) -> Npy | str:
     """The header of an array, or a description of what else it is."""
     position = 0
 
-    with member.file.opened() as fd:
+    with member.file.opened() as reads:
         reader = _Reader(member)
 
         def read(nbytes: int) -> bytes:
             nonlocal position
             data = bytearray(nbytes)
-            reader.read(fd, position, memoryview(data))
+            reader.read(reads, position, memoryview(data))
             position += nbytes
             return bytes(data)
 
@@ -278,12 +279,12 @@ def _members(file: File) -> list[_Member]:
         raise corrupt(file.path, FORMAT, str(e)) from None
     members: list[_Member] = []
     end = 0
-    with file.opened() as fd:
+    with file.opened() as reads:
         for info in sorted(infos, key=lambda info: info.header_offset):
             try:
                 if info.header_offset < end:
                     raise ValueError("it overlaps another one")
-                member = _member(file, fd, info)
+                member = _member(file, reads, info)
             except (ValueError, EOFError) as e:
                 reason = f"{info.filename[:200]!r}: {e}"
                 raise corrupt(file.path, FORMAT, reason) from None
@@ -294,7 +295,7 @@ def _members(file: File) -> list[_Member]:
     return members
 
 
-def _member(file: File, fd: int, info: zipfile.ZipInfo) -> _Member:
+def _member(file: File, reads: FileReads, info: zipfile.ZipInfo) -> _Member:
     if not info.filename.endswith(".npy"):
         raise ValueError("it is not an `.npy` file")
     if info.compress_type not in _METHODS or info.flag_bits & 1:
@@ -304,12 +305,12 @@ def _member(file: File, fd: int, info: zipfile.ZipInfo) -> _Member:
     if not 0 <= info.header_offset <= file.size - _LOCAL:
         raise ValueError("it is not in the file")
     local = bytearray(_LOCAL)
-    read_exactly(fd, info.header_offset, memoryview(local))
+    read_exactly(reads, info.header_offset, memoryview(local))
     magic, name_nbytes, extra_nbytes = struct.unpack("<4s22xHH", local)
     if magic != b"PK\3\4":
         raise ValueError("it has no header of its own")
     name = bytearray(name_nbytes)
-    read_exactly(fd, info.header_offset + _LOCAL, memoryview(name))
+    read_exactly(reads, info.header_offset + _LOCAL, memoryview(name))
     if name.decode("utf8" if info.flag_bits & _UTF8 else "cp437") != info.orig_filename:
         raise ValueError("it has another name in its own header")
     offset = info.header_offset + _LOCAL + name_nbytes + extra_nbytes

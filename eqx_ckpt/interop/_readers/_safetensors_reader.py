@@ -201,8 +201,8 @@ def read_index(place: Path) -> tuple[dict[str, str], Any]:
     file = File(place)
     if file.size > _MAX_INDEX_BYTES:
         raise corrupt(place, "index", f"it has {file.size} bytes")
-    with file.opened() as fd:
-        index = parse_object(read_bytes(fd, 0, file.size), place, "index")
+    with file.opened() as reads:
+        index = parse_object(read_bytes(reads, 0, file.size), place, "index")
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise corrupt(place, "index", "it has no `weight_map`")
@@ -239,17 +239,17 @@ def _part(
 
 def read_header(file: File) -> Header:
     """The tensors of a file, from its checked header."""
-    with file.opened() as fd:
+    with file.opened() as reads:
         if file.size < 10:
             raise corrupt(file.path, FORMAT, f"it has {file.size} bytes")
-        nbytes = int.from_bytes(read_bytes(fd, 0, 8), "little")
+        nbytes = int.from_bytes(read_bytes(reads, 0, 8), "little")
         if nbytes > min(MAX_HEADER_BYTES, file.size - 8):
             raise corrupt(
                 file.path,
                 FORMAT,
                 f"it has {file.size} bytes, and its header should have {nbytes}",
             )
-        data = read_bytes(fd, 8, nbytes)
+        data = read_bytes(reads, 8, nbytes)
     entries = parse_object(data, file.path, FORMAT)
     metadata = entries.pop("__metadata__", None)
     if metadata is not None and not (
