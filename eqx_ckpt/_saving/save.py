@@ -43,6 +43,7 @@ from .._types import check_flag, Checksums, IsLeaf, Layout, LAYOUTS, PathLike
 from .background_save import pending_saves, raise_pending_failure, Saving
 from .finite_check import FiniteCheck
 from .known_bases import known_bases
+from .layout_hint import layout_hint
 from .staging import checked_limit, Staging
 from .unchanged import find_unchanged
 
@@ -516,6 +517,7 @@ class Save:
         self._learn()
         if attempt.is_first:
             logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))
+            layout_hint.give(self.path, self._manifest)
 
     def _record(self, checksums: Checksums) -> dict[str, tuple[str, ...]]:
         """Put the checksums into the records; return what is in other attempts."""

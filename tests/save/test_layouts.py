@@ -1,6 +1,7 @@
 """Arrays in a database, or compressed: a restore says and shows nothing of it."""
 
 import itertools
+import logging
 import os
 import pathlib
 import subprocess
@@ -18,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._saving.layout_hint import layout_hint
 from faults import databases, workloads
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same, files_below
@@ -336,3 +338,23 @@ def test_a_database_with_several_levels(tmp_path, monkeypatch):
     ):
         restore(path, tree)
     assert_same(restore(path, tree["n0"], prefix="n0"), tree["n0"])
+
+
+@pytest.mark.once
+def test_a_tree_of_many_small_arrays_is_told_of_databases_once(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(layout_hint, "_was_given", False)
+    caplog.set_level(logging.INFO, "eqx_ckpt")
+
+    def hints(name, count, nbytes, **how):
+        caplog.clear()
+        tree = {str(i): np.zeros(nbytes, np.uint8) for i in range(count)}
+        eqx_ckpt.tree_serialise_leaves(tmp_path / name, tree, **how)
+        return ["'ocdbt'" in message for message in caplog.messages].count(True)
+
+    assert hints("few", 999, 10) == 0
+    assert hints("large", 1000, 2**16) == 0
+    assert hints("database", 1000, 10, layout="ocdbt") == 0
+    assert hints("many", 1000, 10) == 1
+    assert hints("again", 1000, 10) == 0
