@@ -1,8 +1,9 @@
 """Tell users of thousands of small arrays, once, that a database is faster."""
 
 import logging
+from collections.abc import Mapping
 
-from .._format.manifest import Manifest
+from .._format.leaf_record import LeafRecord
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -18,12 +19,11 @@ class LayoutHint:
     def __init__(self) -> None:
         self._was_given = False
 
-    def give(self, path: str, manifest: Manifest) -> None:
-        found = [
-            record.nbytes for record in manifest.leaves.values() if record.is_array
-        ]
+    def give(self, path: str, leaves: Mapping[str, LeafRecord]) -> None:
+        """Look at leaves that were saved as a folder each."""
+        found = [record.nbytes for record in leaves.values() if record.is_array]
         is_slow = len(found) >= _MANY and sum(found) < _SMALL * len(found)
-        if is_slow and manifest.layout == "zarr" and not self._was_given:
+        if is_slow and not self._was_given:
             self._was_given = True
             logger.info(
                 "%s has %d arrays, most of them small. `layout='ocdbt'` saves such a "

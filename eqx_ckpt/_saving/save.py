@@ -517,7 +517,8 @@ class Save:
         self._learn()
         if attempt.is_first:
             logger.info("Saved %s: %d leaves.", self.path, len(self._leaves))
-            layout_hint.give(self.path, self._manifest)
+            if attempt.chunks.has_folders:
+                layout_hint.give(self.path, self._leaves)
 
     def _record(self, checksums: Checksums) -> dict[str, tuple[str, ...]]:
         """Put the checksums into the records; return what is in other attempts."""
