@@ -15,6 +15,7 @@ from ._errors import (
     LeafMismatchError as LeafMismatchError,
     LeafNameError as LeafNameError,
 )
+from ._inspecting.load_leaves import load as load
 from ._mirroring.mirror import Mirror as Mirror
 from ._mirroring.sync import sync as sync
 from ._restoring.restore import (

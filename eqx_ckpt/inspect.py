@@ -9,9 +9,10 @@ from ._inspecting.inspect_checkpoint import (
     read_manifest as read_manifest,
     verify as verify,
 )
-from ._inspecting.leaf_diff import diff as diff, LeafDiff as LeafDiff
+from ._inspecting.leaf_diff import diff as diff
 from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
 from ._inspecting.same_content import same_leaves as same_leaves
+from ._inspecting.tree_diff import LeafDiff as LeafDiff, TreeDiff as TreeDiff
 from ._report.write_report import write_report as write_report
 from ._steps.own_bytes import own_bytes as own_bytes
 from ._steps.run_sweeps import garbage_collect as garbage_collect

@@ -9,23 +9,22 @@ from typing import Any
 
 import eqx_ckpt
 
-from .._format.display import in_bytes
+from .._format.display import columns_of, in_bytes, table
 from .._format.source import Source
-from .._inspecting.leaf_diff import differences, LeafDiff
+from .._inspecting.leaf_diff import differences
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
+from .._inspecting.tree_diff import LeafDiff
 from .._lazy import Array, np
 from .command_sources import found_at, reading
 from .option_words import in_options
 from .progress_bar import bar
 from .terminal import (
     columns,
-    columns_of,
     number,
     say,
     say_json,
     say_problem,
     Styled,
-    table,
 )
 from .value_diff import part_of, split_index
 
@@ -112,14 +111,16 @@ def _finite(part: Array) -> Array:
     return wide[np.isfinite(wide)]
 
 
-def stats(path: str, prefix: str, as_json: bool) -> int:
+def stats(path: str, prefix: str, only_bad: bool, as_json: bool) -> int:
     found, damage = reading(path, lambda source: _stats(source, prefix))
     bad = [name for name, leaf in found.items() if leaf.nan or leaf.inf]
+    if only_bad:
+        found = {name: found[name] for name in bad}
     if as_json:
         leaves = [{"name": n} | dataclasses.asdict(leaf) for n, leaf in found.items()]
         say_json({"path": path, "leaves": leaves, "damage": damage})
     else:
-        for line in _stats_lines(found):
+        for line in _stats_lines(found) if found or not only_bad else ():
             say(line)
         for name in bad:
             say(Styled(f"NaN or infinity: {name}", "red"))
@@ -166,23 +167,23 @@ def digest(path: str, as_json: bool) -> int:
 def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:
     entry = {"name": name} | dataclasses.asdict(leaf)
     if not leaf.count:
-        for field in ("count", "max_abs", "max_rel"):
+        for field in ("count", "max_abs", "max_rel", "norm_rel"):
             del entry[field]
     return entry
 
 
-def diff(a: str, b: str, values: bool, kinds: bool, as_json: bool) -> int:
-    compare = ft.partial(differences, values=values, kinds=kinds)
+def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> int:
+    compare = ft.partial(differences, prefix=prefix, **how)
     differing, damaged = reading(
         a, lambda first: reading(b, lambda second: compare(first, second))
     )
     damage = {name: in_options(problem) for name, problem in damaged.items()}
     found = [_as_entry(name, leaf) for name, leaf in differing.items()]
-    found.sort(key=lambda entry: -entry.get("max_abs", float("inf")))
     if as_json:
         same = not found and not damage
-        compared = {"compared_values": values, "compared_kinds": kinds}
-        about: dict[str, Any] = {"a": a, "b": b} | compared
+        compared = {f"compared_{name}": flag for name, flag in how.items()}
+        about: dict[str, Any] = {"a": a, "b": b, "prefix": prefix} | compared
+        about["compared"] = differing.compared
         say_json(about | {"same": same, "leaves": found, "damage": damage})
         return 0 if same else 1
     for entry in found:
@@ -191,12 +192,16 @@ def diff(a: str, b: str, values: bool, kinds: bool, as_json: bool) -> int:
             text += f": {entry['count']} differ, at most {number(entry['max_abs'])}"
             if entry["max_rel"] is not None:
                 text += f", relative {number(entry['max_rel'])}"
+            if entry["norm_rel"] is not None:
+                text += f", norm {number(entry['norm_rel'])}"
         elif entry["a"] and entry["b"]:
             text += f": {entry['a']}, {entry['b']}"
         else:
             text += f": {entry['a'] or entry['b']}"
         # It may be longer than a line, and none of it is left out.
         say(Styled(text, _COLORS.get(entry["status"])), is_cropped=False)
+    if found:
+        say(Styled(differing.summary, "dim"))
     for problem in damage.values():
         say_problem(problem)
     return 1 if found or damage else 0

@@ -114,18 +114,26 @@ def show(
 
 
 @app.command()
-def stats(path: _Path, prefix: _Prefix = "", json: _Json = False) -> None:
+def stats(
+    path: _Path,
+    prefix: _Prefix = "",
+    bad: Annotated[
+        bool, typer.Option("--bad", help="Show what has NaNs or infinities alone.")
+    ] = False,
+    json: _Json = False,
+) -> None:
     """Compute statistics of each leaf. The status is 1 if there are NaNs or infinities.
 
     Example: eqx-ckpt stats runs/a/000100 model
     """
-    _finish(_checkpoint.stats(path, prefix, json))
+    _finish(_checkpoint.stats(path, prefix, bad, json))
 
 
 @app.command()
 def diff(
     a: _Path,
     b: _Path,
+    prefix: _Prefix = "",
     values: Annotated[bool, typer.Option("--values", help="Compare the data.")] = False,
     only_values: Annotated[
         bool,
@@ -138,9 +146,13 @@ def diff(
 ) -> None:
     """Compare two checkpoints. The status is 1 if they differ.
 
-    Example: eqx-ckpt diff runs/a/000100 runs/b/000100 --values
+    With --values, what changed most is first: `norm` is the norm of the difference, as
+    a share of the norm in the first checkpoint.
+
+    Example: eqx-ckpt diff runs/a/000100 runs/a/000200 model --values
     """
-    _finish(_checkpoint.diff(a, b, values or only_values, not only_values, json))
+    how = {"values": values or only_values, "kinds": not only_values}
+    _finish(_checkpoint.diff(a, b, prefix, how, json))
 
 
 @app.command()

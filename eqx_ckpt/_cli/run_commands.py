@@ -8,7 +8,7 @@ from typing import Any
 
 import eqx_ckpt
 
-from .._format.display import in_bytes
+from .._format.display import in_bytes, table
 from .._format.run_history import History
 from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
 from .._steps.compare_histories import (
@@ -26,7 +26,7 @@ from .command_sources import found_at
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
 from .progress_bar import bar
-from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled, table
+from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled
 
 
 _VANISHED = (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)

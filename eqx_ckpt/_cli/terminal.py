@@ -6,11 +6,10 @@ import math
 import os
 import shutil
 import sys
-import unicodedata
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from .._format.display import printable
+from .._format.display import columns_of, printable
 from .._format.leaf_record import MAX_BITS, scalar_to_text
 from .._lazy import np
 from .option_words import in_options
@@ -107,16 +106,6 @@ def cropped(line: list[Styled], width: int) -> list[Styled]:
     return [*shown, Styled("…", None)]
 
 
-def columns_of(text: str) -> int:
-    """How many columns a text takes; characters of Chinese take two, accents none."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
-        for c in text
-    )
-
-
 def say_json(value: Any) -> None:
     """Print one JSON document; what is no number of JSON becomes a string."""
     text = json.dumps(_plain(value), indent=2, allow_nan=False)
@@ -149,14 +138,3 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return scalar_to_text(value)
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Align columns: the first and the last to the left, the others to the right."""
-    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        gaps = [" " * (w - columns_of(t)) for t, w in zip(line, widths, strict=True)]
-        cells = [gap + text for gap, text in zip(gaps, line, strict=True)]
-        cells[0], cells[-1] = line[0] + gaps[0], line[-1]
-        yield "  ".join(cells).rstrip()

@@ -1,6 +1,7 @@
 """Show leaves as HTML in notebooks, and as text that fits a screen in the REPL."""
 
 import html
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,3 +98,24 @@ def table_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return (
         f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
+
+
+def columns_of(text: str) -> int:
+    """How many columns a text takes; characters of Chinese take two, accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Align columns: the first and the last to the left, the others to the right."""
+    lines = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        gaps = [" " * (w - columns_of(t)) for t, w in zip(line, widths, strict=True)]
+        cells = [gap + text for gap, text in zip(gaps, line, strict=True)]
+        cells[0], cells[-1] = line[0] + gaps[0], line[-1]
+        yield "  ".join(cells).rstrip()

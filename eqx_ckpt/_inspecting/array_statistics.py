@@ -21,7 +21,7 @@ def distances(a: Array, b: Array) -> Array:
     kind = np.complex128 if a.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         far = np.abs(a.astype(kind) - b.astype(kind))
-    far = np.where((a == b) | ((a != a) & (b != b)), 0, far)
+        far = np.where((a == b) | ((a != a) & (b != b)), 0, far)
     return np.where(np.isnan(far), np.inf, far)
 
 

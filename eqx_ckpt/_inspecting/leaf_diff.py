@@ -1,57 +1,41 @@
 """How the leaves of two checkpoints differ."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from .._errors import CorruptCheckpointError
+from .._errors import CorruptCheckpointError, LeafMismatchError
 from .._format.chunk_grid import blocks, Region, whole
+from .._format.leaf_names import folders, is_below
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
 from .._format.source import raise_damage, read_regions, RegionRead, Source
 from .._lazy import Array, np
 from .._sources.consistent_read import read_consistently
 from .._tree.matching.foreign_spelling import respelled
+from .._tree.matching.name_tree import without_slashes
+from .._tree.matching.similar_names import instead_of
 from .._types import check_flag, PathLike
 from .array_statistics import distances
-
-
-@dataclass(frozen=True)
-class LeafDiff:
-    """How a leaf of one checkpoint differs from that of another.
-
-    **Attributes:**
-
-    - `status`: `"only in a"`, `"only in b"`, `"different type"`, `"different value"`
-        (of a Python number), or `"different values"` (of an array).
-    - `a`, `b`: the type of the leaf in each checkpoint, or the value of a Python
-        number; `None` where it is missing.
-    - `count`: how many elements of the arrays differ.
-    - `max_abs`, `max_rel`: the largest difference, and the largest as a share of the
-        larger number. Of dates, `max_abs` is in their unit, and `max_rel` is `None`.
-    """
-
-    status: str
-    a: str | None
-    b: str | None
-    count: int = 0
-    max_abs: float = 0.0
-    max_rel: float | None = None
+from .tree_diff import LeafDiff, TreeDiff
 
 
 def diff(
     a: PathLike | Source,
     b: PathLike | Source,
+    prefix: str = "",
     *,
     values: bool = False,
     kinds: bool = True,
-) -> dict[str, LeafDiff]:
+) -> TreeDiff:
     """Compare the leaves of two checkpoints.
 
     **Arguments:**
 
     - `a`, `b`: the directory or URL of a checkpoint, or a
         [`eqx_ckpt.interop.Source`][].
+    - `prefix`: only the leaves below this name.
     - `values`: compare the data of arrays too. They are read chunk by chunk, and their
         checksums are verified.
     - `kinds`: whether leaves of the same dtype and shape differ if one is an array of
@@ -61,12 +45,14 @@ def diff(
 
     **Returns:**
 
-    A [`eqx_ckpt.inspect.LeafDiff`][] for each leaf that differs, by its name in `a`, or
+    A [`eqx_ckpt.inspect.TreeDiff`][]: a dictionary that prints as a table. It has a
+    [`eqx_ckpt.inspect.LeafDiff`][] for each leaf that differs, by its name in `a`, or
     in `b` if `a` lacks it.
 
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `a` or `b`.
+    - [`eqx_ckpt.LeafMismatchError`][]: neither has a leaf below `prefix`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: leaves are damaged; names each of them.
     - `OSError`: the file system fails.
 
@@ -82,13 +68,14 @@ def diff(
         found = eqx_ckpt.inspect.diff("before", "after", values=True)
         assert found["w"].count == 1
         assert found["w"].max_abs == 0.5
+        assert found["w"].norm_rel == 0.5 / 5**0.5
         ```
     """
     check_flag("values", values)
     check_flag("kinds", kinds)
 
-    def compared(first: Source, second: Source) -> dict[str, LeafDiff]:
-        found, damage = differences(first, second, values=values, kinds=kinds)
+    def compared(first: Source, second: Source) -> TreeDiff:
+        found, damage = differences(first, second, prefix, values=values, kinds=kinds)
         raise_damage(damage, first)
         return found
 
@@ -98,12 +85,13 @@ def diff(
 
 
 def differences(
-    first: Source, second: Source, *, values: bool, kinds: bool
-) -> tuple[dict[str, LeafDiff], dict[str, str]]:
+    first: Source, second: Source, prefix: str, *, values: bool, kinds: bool
+) -> tuple[TreeDiff, dict[str, str]]:
     """As `diff`, with what is damaged by name, instead of an error."""
-    found: dict[str, LeafDiff] = {}
+    found: list[tuple[_Place, str, LeafDiff]] = []
     damage: dict[str, str] = {}
-    for (name, there), x, y in _pairs(first, second):
+    pairs = _below(prefix, [*_pairs(first, second)])
+    for (name, there), x, y in pairs:
         leaves = _Leaf(first, name, x), _Leaf(second, there, y)
         try:
             one = _difference(*leaves, values=values, kinds=kinds)
@@ -111,8 +99,40 @@ def differences(
             damage[name] = str(e)
             continue
         if one is not None:
-            found[name] = one
-    return found, damage
+            found.append((_place_of(one, x), name, one))
+    found.sort(key=operator.itemgetter(0))
+    return TreeDiff([(name, one) for _, name, one in found], len(pairs)), damage
+
+
+# Of a leaf in the order of a result.
+_Place: TypeAlias = tuple[int, float]
+
+
+def _place_of(leaf: LeafDiff, record: LeafRecord | None) -> _Place:
+    if record is None or leaf.status in ("only in a", "different type"):
+        return 0, 0.0
+    if leaf.norm_rel is None or not _FLOATS.match(record.dtype):
+        return 2, 0.0
+    return 1, -leaf.norm_rel
+
+
+_FLOATS = re.compile("[<>]?(bfloat|float|complex|[fc][0-9])")
+
+
+_Pair: TypeAlias = tuple[tuple[str, str], LeafRecord | None, LeafRecord | None]
+
+
+def _below(prefix: str, pairs: Sequence[_Pair]) -> Sequence[_Pair]:
+    """The pairs whose names are below a prefix; raise if neither source has one."""
+    prefix = without_slashes(prefix)
+    chosen = [pair for pair in pairs if is_below(prefix, pair[0][0])]
+    if prefix and not chosen:
+        names = [name for (name, _), _, _ in pairs]
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, and neither checkpoint has a leaf of that name "
+            f"or below it.{instead_of(prefix, [*names, *folders(names)])}"
+        )
+    return chosen
 
 
 def _difference(
@@ -156,9 +176,7 @@ class _Leaf(NamedTuple):
         return found
 
 
-def _pairs(
-    first: Source, second: Source
-) -> Iterator[tuple[tuple[str, str], LeafRecord | None, LeafRecord | None]]:
+def _pairs(first: Source, second: Source) -> Iterator[_Pair]:
     """The leaves of both, each with its names in the two."""
     left, right = first.manifest.leaves, second.manifest.leaves
     other = respelled(first.manifest, second.manifest)
@@ -178,16 +196,19 @@ def _stored_type(record: LeafRecord) -> tuple[str, tuple[int, ...]]:
 
 def _measured(
     x: _Leaf, y: _Leaf, *, is_stored: bool
-) -> tuple[int, float, float | None] | None:
+) -> tuple[int, float, float | None, float | None] | None:
     """How many elements differ, and how far they are apart; nothing if none does."""
     assert x.record is not None
     assert y.record is not None
     of = x.record if x.record.value is None else y.record
-    count, apart = 0, 0.0
+    count, apart, norm = 0, 0.0, 0.0
     shares: list[float] = []
+    equal: list[Region] = []
+    before = 0.0
     for piece in blocks(whole(of.data_shape), of.chunk_shape, of.itemsize):
         a, b = x.read(piece), y.read(piece)
         if a.tobytes() == b.tobytes():
+            equal.append(piece)
             continue
         if not is_stored:
             a, b = from_stored(a, x.record), from_stored(b, y.record)
@@ -195,10 +216,37 @@ def _measured(
         far = distances(a, b)
         count += int(np.count_nonzero(far))
         apart = max(apart, float(np.max(far)))
+        norm = math.hypot(norm, _norm(far))
+        before = math.hypot(before, _size(a))
         # A date has no size that its distance could be a share of.
         if a.dtype.kind not in "mM":
             shares.append(_relative(far, a, b))
-    return (count, apart, max(shares, default=None)) if count else None
+    if not count:
+        return None
+    largest = max(shares, default=None)
+    if largest is None or "key" in (x.record.kind, y.record.kind) or of.kind == "bytes":
+        return count, apart, largest, None
+    for piece in equal if norm < math.inf else ():
+        a = x.read(piece)
+        before = math.hypot(before, _size(a if is_stored else from_stored(a, x.record)))
+    is_finite = norm < math.inf and before > 0
+    return count, apart, largest, norm / before if is_finite else math.inf
+
+
+def _size(array: Array) -> float:
+    """The norm of the finite numbers of an array."""
+    kind = np.complex128 if array.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        sizes = np.abs(array.astype(kind))
+    return _norm(sizes[np.isfinite(sizes)])
+
+
+def _norm(far: Array) -> float:
+    """The norm of distances, of which the squares may be too large."""
+    largest = float(np.max(far, initial=0))
+    if not 0 < largest < math.inf:
+        return largest
+    return largest * math.sqrt(float(np.square(far / largest).sum()))
 
 
 def _relative(far: Array, a: Array, b: Array) -> float:

@@ -300,6 +300,9 @@ def test_diff(run, tmp_path, ask, data):
     assert "more: only in b: float32[2]" in text
     assert "model/b: different type: float32[3], float32[4]" in text
     assert "model/w" not in text
+    assert text.endswith("2 of 5 leaves differ: 1 different type, 1 only in b.\n")
+    status, text = ask("diff", a, b, "model/w", "--values")
+    assert text.splitlines()[1:] == ["1 of 1 leaves differ: 1 different values."]
     status, found = data("diff", a, b, "--values")
     assert not found["same"]
     (of_w,) = [leaf for leaf in found["leaves"] if leaf["name"] == "model/w"]
@@ -328,14 +331,14 @@ def test_distances_in_a_diff(tmp_path, ask, data):
         "date": np.array(["2020-01-01", "2020-01-01"], "M8[D]"),
     }
     expected = {
-        "nan": (2, "inf", "inf"),
-        "date": (1, "inf", None),
-        "far": (1, 2.0**64, 2.0),
-        "one": (1, 2.0, 0.5),
-        "uint": (1, 2.0, 2.0**-63),
-        "year": (1, 2.0, None),
-        "flag": (1, 1.0, 1.0),
-        "int": (1, 1.0, 2.0**-60),
+        "nan": (2, "inf", "inf", "inf"),
+        "one": (1, 2.0, 0.5, 1.0),
+        "date": (1, "inf", None, None),
+        "far": (1, 2.0**64, 2.0, 2.0),
+        "flag": (1, 1.0, 1.0, 1.0),
+        "int": (1, 1.0, 2.0**-60, 2.0**-60),
+        "uint": (1, 2.0, 2.0**-63, 2.0**-63),
+        "year": (1, 2.0, None, None),
     }
     a, b = tmp_path / "a", tmp_path / "b"
     eqx_ckpt.tree_serialise_leaves(a, ours)
@@ -343,15 +346,21 @@ def test_distances_in_a_diff(tmp_path, ask, data):
     status, found = data("diff", a, b, "--values")
     assert status == 1
     apart = {
-        leaf["name"]: (leaf["count"], leaf["max_abs"], leaf["max_rel"])
+        leaf["name"]: (
+            leaf["count"],
+            leaf["max_abs"],
+            leaf["max_rel"],
+            leaf["norm_rel"],
+        )
         for leaf in found["leaves"]
     }
     assert apart == expected
-    assert [leaf["max_abs"] for leaf in found["leaves"]] == [
-        far for _, far, _ in expected.values()
-    ]
+    assert [*apart] == [*expected]
+    assert found["compared"] == 8
     text = ask("diff", a, b, "--values")[1]
-    assert "nan: different values: 2 differ, at most inf, relative inf\n" in text
+    assert (
+        "nan: different values: 2 differ, at most inf, relative inf, norm inf\n" in text
+    )
     assert "year: different values: 1 differ, at most 2\n" in text
 
 

@@ -210,6 +210,24 @@ def test_a_part_that_was_renamed_is_one_line(like, line, way_out):
     assert len({leaf.nearest for leaf in renamed}) == len(renamed)
 
 
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("prefix", ["", "run"])
+def test_a_list_that_has_grown(start, prefix):
+    saved = {"w": jnp.ones(2), "log": [float(i) for i in range(30)], "pairs": [(1, 2)]}
+    save({"run": saved} if prefix else saved)
+    like = saved | {"log": [0.0] * start, "pairs": [(1, 2)] * min(start, 1)}
+    text = error_of(like, prefix=prefix)
+    name = "run/log" if prefix else "log"
+    assert text[-1].startswith(f"{name!r} has 30 entries in the checkpoint, and fewer")
+    assert sum("entries in the checkpoint" in line for line in text) == 1
+    # Both ways that it names.
+    log = eqx_ckpt.load(PATH, name)
+    assert log == saved["log"]
+    like = like | {"log": [0.0] * 30, "pairs": [(0, 0)]}
+    found = eqx_ckpt.tree_deserialise_leaves(PATH, like, prefix=prefix)
+    assert found["log"] == log
+
+
 def test_many_leaves_of_one_kind_do_not_hide_the_others():
     letters = [f"a{chr(ord('a') + i % 26) * (i // 26 + 1)}" for i in range(2_000)]
     others = {"shape": jnp.ones(3), "gone": 1, "weight": 1}

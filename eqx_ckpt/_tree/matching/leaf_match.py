@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args, Literal, NamedTuple, TypeAlias
 
@@ -313,31 +313,6 @@ _WORDS: Mapping[Status, str] = {
 }
 
 
-WAYS_OUT: Mapping[Status, str] = {
-    "missing": "To keep what `like` has there, pass `missing='keep'`, or choose what "
-    "to restore with `where`.",
-    "abstract": "A `jax.ShapeDtypeStruct` has no value to keep, nor has an array that "
-    "was donated: build these leaves, use `equinox.tree_at` to put arrays there, or "
-    "let `restore_or_init` compute them.",
-    "unexpected": "To leave them out, pass `unexpected='ignore'`. To restore a part "
-    "of the checkpoint, choose it with `where` or `prefix`.",
-    "shape": "Shapes are never padded, cut or broadcast: build `like` with the "
-    "hyperparameters that the checkpoint was saved with. To start such leaves afresh, "
-    "from their values in `like` or `init`, pass `mismatched='keep'`.",
-    "dtype": "Nothing is cast unless `casting` allows it. JAX arrays of 64 bits need "
-    "`jax.enable_x64(True)`.",
-    "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
-    "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
-    "the saved PartitionSpecs do not fit.",
-    "loader": "To restore the position of a different loader, make the cursor in "
-    "`like` by `loader.start(accept_any=True)`.",
-    "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
-    "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "
-    "as what they were saved. Bytes of a custom `filter_spec` need the spec that reads "
-    "them.",
-}
-
-
 _STATUS: Mapping[Status, str] = {
     "missing": "missing",
     "unexpected": "not in `like`",
@@ -376,41 +351,3 @@ _QUOTED = re.compile(r"'[^']*'")
 
 
 _MOST_ORIGINS = 3
-
-
-def explain(match: TreeMatch, is_transformed: bool = False) -> str:
-    """The text of the error: the leaves, then the ways out."""
-    problems = match.problems
-    ways = {leaf.status for leaf in problems.values()}
-    subject = "What `transform` returns" if is_transformed else "The checkpoint"
-    return "\n".join(
-        [f"{subject} does not match `like`:", *describe(problems)]
-        + [way for status, way in WAYS_OUT.items() if status in ways]
-        + [*_hints(problems.values())]
-    )
-
-
-def _hints(leaves: Collection[LeafMatch]) -> Iterator[str]:
-    """What to do about a tree that a transformation of JAX or Equinox has made."""
-    # Inline, as there may be 100,000 leaves: a record's kind, or the text in its place.
-    expected = {(leaf[0], e if type(e := leaf[1]) is str else e[0]) for leaf in leaves}
-    if not expected.isdisjoint(_PARTITIONED):
-        yield (
-            "Python numbers such as `Dropout.p` are leaves too, and have `None` "
-            "in their place after `equinox.partition`. Restore a whole model, and "
-            "partition it then; if only its parameters were saved, restore them, and "
-            "`equinox.combine` them with the rest."
-        )
-    if ("kind", "struct") in expected and any(map(_is_number_for_struct, leaves)):
-        yield (
-            "`jax.eval_shape` makes a `jax.ShapeDtypeStruct` of a Python number: use "
-            "`equinox.filter_eval_shape`, which leaves it as it is."
-        )
-
-
-_PARTITIONED = {("unexpected", "`None`"), ("missing", "float"), ("missing", "bool")}
-
-
-def _is_number_for_struct(leaf: LeafMatch) -> bool:
-    kinds = [x if isinstance(x, str) else x.kind for x in (leaf.expected, leaf.found)]
-    return leaf.status == "kind" and kinds[0] == "struct" and kinds[1] in SCALAR_KINDS

@@ -25,8 +25,9 @@ from ..leaves.filter_spec import (
 from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like, fingerprint
 from ..leaves.transient import is_transient, stop_at_transients
+from ..matching.explain_match import explain
 from ..matching.foreign_spelling import spelled
-from ..matching.leaf_match import explain, LeafMatch, TreeMatch, with_place
+from ..matching.leaf_match import LeafMatch, TreeMatch, with_place
 from ..matching.name_tree import checked_prefix
 from ..matching.sharding_argument import Place, place, targets_of
 from ..matching.similar_names import similar

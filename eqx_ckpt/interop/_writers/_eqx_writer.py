@@ -21,8 +21,8 @@ from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import Kind
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe_like
+from ..._tree.matching.explain_match import explain
 from ..._tree.matching.foreign_spelling import spelled
-from ..._tree.matching.leaf_match import explain
 from ..._types import IsLeaf, PathLike
 from .._readers._npy_header import read_npy
 from ._export_checks import check_leaves, Form, in_order, INT64, losses, plain_dtype
