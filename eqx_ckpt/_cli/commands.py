@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .._steps.retention import Mode
-from .._types import Layout, Target
+from .._types import Format, Layout, Target
 from . import (
     checkpoint_commands as _checkpoint,
     run_commands as _ls,
@@ -248,11 +248,16 @@ def convert(
         Target | None,
         typer.Option(help="The format; without it, the suffix of DST decides."),
     ] = None,
+    format: Annotated[
+        Format | None,
+        typer.Option(help="That of SRC; without it, its files decide."),
+    ] = None,
     like: Annotated[
         str,
         typer.Option(
             metavar="MODULE:NAME",
-            help="The model, or a function that makes it; files of Equinox need it.",
+            help="The model, or a function that makes it, of the header of SRC if it "
+            "takes one; files of Equinox need it.",
         ),
     ] = "",
     strict: Annotated[
@@ -266,7 +271,7 @@ def convert(
 
     Example: eqx-ckpt convert model.eqx ckpt --to checkpoint --like my_code:make_model
     """
-    how = {"to": to, "strict": strict, "overwrite": overwrite}
+    how = {"to": to, "format": format, "strict": strict, "overwrite": overwrite}
     _finish(_convert.convert(source, target, like, how))
 
 

@@ -22,7 +22,7 @@ _WORDS = [
         (r"`like`", "`--like MODULE:NAME`"),
         (r"`(overwrite|strict)=True`", r"`--\1`"),
         (r"`(layout|compression|to)='(\w+)'`", r"`--\1 \2`"),
-        (r"`(overwrite|strict|layout|compression|to|steps|digest)`", r"`--\1`"),
+        (r"`(overwrite|strict|layout|compression|to|format|steps|digest)`", r"`--\1`"),
     )
 ]
 

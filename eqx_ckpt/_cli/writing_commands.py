@@ -1,6 +1,7 @@
 """Commands that write checkpoints, and files of other formats."""
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -78,11 +79,22 @@ def _named(text: str) -> Any:
 def _made(found: Any) -> Any:
     import equinox as eqx
 
-    # The weights are not needed, so they are not computed.
-    if isinstance(found, eqx.Module) or not callable(found):
+    if isinstance(found, eqx.Module) or not callable(found) or _takes_header(found):
         return found
+    # The weights are not needed, so they are not computed.
     make: Callable[[], Any] = found
     return eqx.filter_eval_shape(make)
+
+
+def _takes_header(make: Callable[..., Any]) -> bool:
+    """Whether a function needs an argument, which is the header of a file then."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return True
+    except ValueError:  # Of a builtin, nothing is known.
+        return False
+    return False
 
 
 def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> int:

@@ -9,8 +9,9 @@ from jaxtyping import PyTree
 from .._errors import CheckpointError
 from .._format.source import Source
 from .._storage.directory.foreign_paths import SUFFIXES
-from .._types import as_text, check_word, PathLike, Target
+from .._types import as_text, check_word, Format, PathLike, Target
 from ._open_source import open_source
+from ._readers._eqx_reader import is_maker
 from ._writers._checkpoint_copy import copy
 from ._writers._eqx_writer import to_eqx
 from ._writers._flax_writer import to_flax
@@ -32,6 +33,7 @@ def convert(
     path: PathLike,
     *,
     to: Target | None = None,
+    format: Format | None = None,
     like: PyTree = None,
     strict: bool = False,
     overwrite: bool = False,
@@ -46,8 +48,10 @@ def convert(
     - `to`: `"checkpoint"`, `"orbax"`, `"safetensors"`, `"npz"`, `"flax"` or `"eqx"`.
         Without it, the suffix of `path` decides: `.safetensors`, `.npz`, `.msgpack` of
         flax, or `.eqx`; any other one is an error.
+    - `format`: what the source is, as in [`eqx_ckpt.interop.open_source`][].
     - `like`: the PyTree that was saved, or is to be restored, if the source or the
-        target has no names, such as a file of Equinox.
+        target has no names, such as a file of Equinox; as in
+        [`eqx_ckpt.interop.open_eqx`][], if the source is one.
     - `strict`: raise, instead of warning once, if the format does not keep something,
         such as metadata or shardings. A checkpoint keeps all that can be read.
     - `overwrite`: replace what exists, if it is of the same format.
@@ -74,20 +78,25 @@ def convert(
         eqx_ckpt.interop.convert("model.safetensors", "again", to="checkpoint")
         ```
     """
-    format = _target(path) if to is None else to
-    check_word("to", format, get_args(Target))
-    if format == "eqx" and like is None:
+    target = _target(path) if to is None else to
+    check_word("to", target, get_args(Target))
+    if target == "eqx" and (like is None or is_maker(like)):
         raise CheckpointError(
             "A file of Equinox has no names: its leaves are in the order of a PyTree. "
             "Pass that, or one of `jax.ShapeDtypeStruct`s, as `like`."
         )
-    found = source if isinstance(source, Source) else open_source(source, like=like)
-    if format == "checkpoint":
-        copy(found, path, strict=strict, overwrite=overwrite)
-    elif format == "eqx":
-        to_eqx(found, path, like, strict=strict, overwrite=overwrite)
+    if not isinstance(source, Source):
+        source = open_source(source, format=format, like=like)
+    elif format is not None:
+        raise ValueError(
+            f"`format` is {format!r}, and `source` is open already. Pass its path."
+        )
+    if target == "checkpoint":
+        copy(source, path, strict=strict, overwrite=overwrite)
+    elif target == "eqx":
+        to_eqx(source, path, like, strict=strict, overwrite=overwrite)
     else:
-        _WRITE[format](found, path, strict=strict, overwrite=overwrite)
+        _WRITE[target](source, path, strict=strict, overwrite=overwrite)
 
 
 def _target(path: PathLike) -> str:

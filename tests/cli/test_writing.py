@@ -22,6 +22,11 @@ def make_model():
     return eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(7))
 
 
+def make_of_header(header):
+    assert header == {"count": 1}
+    return make_model()
+
+
 def make_wide(width):
     """What `--like` cannot call."""
     return eqx.nn.Linear(2, width, key=jax.random.key(7))
@@ -106,6 +111,15 @@ def test_files_of_equinox(tmp_path, ckpt, ask, monkeypatch, make):
     status, text = ask(*back)
     assert status == 2
     assert "which has no names" in text
+    # A function of the header, for a file without a suffix.
+    header = b'{"count": 1}\n'
+    (tmp_path / "bare").write_bytes(header + (tmp_path / "m.eqx").read_bytes())
+    of_header = ["--like", f"{__name__}:make_of_header", "--format", "eqx"]
+    back = ["convert", tmp_path / "bare", tmp_path / "e", "--to", "checkpoint"]
+    assert ask(*back, *of_header)[0] == 0
+    assert_same(arrays(tmp_path / "e"), arrays(ckpt))
+    manifest = eqx_ckpt.inspect.read_manifest(tmp_path / "e")
+    assert manifest.metadata == {"count": 1}
     for command in (["tree"], ["stats"], ["copy", tmp_path / "new"]):
         status, text = ask(command[0], tmp_path / "m.eqx", *command[1:])
         assert status == 2
@@ -123,7 +137,7 @@ def test_files_of_equinox(tmp_path, ckpt, ask, monkeypatch, make):
         (["m.eqx", "--like", "nonsense"], "is not `MODULE:NAME`"),
         (["m.eqx", "--like", "no_such_module:f"], "No module named"),
         (["m.eqx", "--like", f"{__name__}:missing"], "no attribute 'missing'"),
-        (["m.eqx", "--like", f"{__name__}:make_wide"], "`: TypeError: make_wide()"),
+        (["m.eqx", "--like", f"{__name__}:make_wide"], "in the order of a PyTree"),
         (["m.eqx", "--like", f"{__name__}:make_nothing"], "`: KeyError: 'none'"),
         (["m.eqx", "--like", f"{__name__}:make_exit"], "`: SystemExit: 0"),
         (["m.eqx", "--like", f"{__name__}:make_end"], "`: GeneratorExit: "),

@@ -283,13 +283,13 @@ def is_public(module: str, function: str) -> bool:
 
 
 def test_argument_lists_are_short():
-    """An internal function takes six arguments at most."""
+    """An internal function takes six arguments at most, and a command any options."""
     counts = {}
     for module, file in MODULES.items():
         for name, node in functions(file.read_text()):
             every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             names = [arg.arg for arg in every if arg.arg not in ("self", "cls")]
-            if not is_public(module, name):
+            if not is_public(module, name) and module != "_cli.commands":
                 counts[f"{module}.{name}"] = len(names)
     assert len(counts) > 500
     assert {name for name, count in counts.items() if count > 6} == set()

@@ -154,6 +154,7 @@ def verbs() -> list[Case]:
         ),
         ("", ck.tree_match, lambda: c | {"like": TREE}, one | HOW),
         ("", ck.tree_like, lambda: c, part),
+        ("", ck.load, lambda: c, part),
         ("", ck.inspect.stats, lambda: c, part),
         (
             "iter_leaves",
@@ -165,7 +166,7 @@ def verbs() -> list[Case]:
             "",
             ck.inspect.diff,
             lambda: {"a": "c", "b": "c"},
-            {"a": PATH, "b": PATH, "values": FLAG, "kinds": FLAG},
+            {"a": PATH, "b": PATH, "prefix": TEXT, "values": FLAG, "kinds": FLAG},
         ),
         ("", ck.inspect.digest, lambda: c, one | {"progress": BAR}),
         (
@@ -312,7 +313,7 @@ def formats() -> list[Case]:
             "interop.convert",
             interop.convert,
             lambda: {"source": "c", "path": new() + ".npz"},
-            EXPORT | {"to": [3, "x", b"npz"]},
+            EXPORT | {"to": [3, "x", b"npz"], "format": [3, "x", b"npz"]},
         ),
         (
             "interop.open_source",

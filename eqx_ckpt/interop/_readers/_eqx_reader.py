@@ -1,6 +1,7 @@
 """Files of `equinox.tree_serialise_leaves`."""
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from ..._format.leaf_record import (
     SCALAR_KINDS,
     scalar_to_text,
 )
+from ..._format.user_metadata import exactly
 from ..._storage.calls.opening import reading
 from ..._storage.calls.store_path import local_path
 from ..._storage.directory.foreign_paths import file_of_equinox
@@ -39,6 +41,10 @@ _MAGIC = b"\x93NUMPY"
 
 
 _MAX_TEXT = 2**24
+
+
+# Of a header, in an error.
+_SHOWN = 200
 
 
 # Far longer than the header of any array.
@@ -63,7 +69,8 @@ def open_eqx(
     - `path`: the file; `.eqx` is added if there is no suffix, as in Equinox, unless
         there is a file without one.
     - `like`: a PyTree of the structure that was saved, of arrays or
-        `jax.ShapeDtypeStruct`s.
+        `jax.ShapeDtypeStruct`s. Or a function that makes it of the header of the file,
+        such as the hyperparameters; its weights are not computed.
     - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
         function other than the default are kept in memory; leaves that it returns
         unchanged are not part of the source.
@@ -75,7 +82,8 @@ def open_eqx(
     **Returns:**
 
     An [`eqx_ckpt.interop.Source`][], accepted wherever the path of a checkpoint is
-    read. The lines that precede the leaves are its `manifest.metadata`.
+    read. The lines that precede the leaves are its `manifest.metadata`: a dictionary or
+    a list, if they are one in JSON, and otherwise their text.
 
     **Raises:**
 
@@ -100,6 +108,15 @@ def open_eqx(
         layer = eqx_ckpt.tree_deserialise_leaves(
             source, model.layers[1], prefix="layers/1"
         )
+
+        def make(header):
+            return eqx.nn.MLP(2, 2, header["width"], 2, key=jax.random.key(0))
+
+        with open("header.eqx", "wb") as f:
+            f.write(b'{"width": 8}\n')
+            eqx.tree_serialise_leaves(f, model)
+        source = eqx_ckpt.interop.open_eqx("header.eqx", make)
+        assert source.manifest.metadata == {"width": 8}
         ```
     """
     text = as_text(path)
@@ -129,8 +146,11 @@ class _Leaves:
             self._position = 0
             self._text: str | None = None
             self._seeks_text = header_lines is None
-            if header_lines is not None:
+            if header_lines is not None or is_maker(like):
                 self._take_text(header_lines)
+                self._seeks_text = False
+            if is_maker(like):
+                like = self._made(like)
             for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
                 self._take(path, leaf, spec)
             if self._may_be_text:
@@ -142,10 +162,27 @@ class _Leaves:
             )
 
     def source(self) -> FileSource:
-        manifest = manifest_of(self._leaves, self._file.path, metadata=self._text)
+        metadata = None if self._text is None else _parsed(self._text)
+        manifest = manifest_of(self._leaves, self._file.path, metadata=metadata)
         # They are leaves of `like`: the file has nothing of them.
         manifest = replace(manifest, unsaved=self._unsaved)
         return FileSource(self._file.path, manifest, self._extents)
+
+    def _made(self, make: Callable[[Any], PyTree]) -> PyTree:
+        """The PyTree that a function makes of the header."""
+        header = self._text
+        if header is None:
+            raise CheckpointError(
+                f"{self._file.path!r} has no lines before its leaves, and `like` is a "
+                "function of them. Pass the PyTree that was saved."
+            )
+        try:
+            return equinox.filter_eval_shape(lambda: make(_parsed(header)))
+        except Exception as e:
+            raise CheckpointError(
+                f"`like` raised `{type(e).__name__}` for the header of "
+                f"{self._file.path!r}, {header[:_SHOWN]!r}: {e}"
+            ) from e
 
     @property
     def _may_be_text(self) -> bool:
@@ -256,6 +293,27 @@ class _Leaves:
                 "unpickled here: it was an integer of more than 64 bits, perhaps."
             )
         return npy
+
+
+def is_maker(like: Any) -> bool:
+    """Whether a `like` is a function that makes it, and not a PyTree to be called."""
+    return callable(like) and not isinstance(like, equinox.Module)
+
+
+def _parsed(text: str) -> Any:
+    """A header in JSON as a dictionary or list; any other one as it is."""
+    try:
+        value = exactly(json.loads(text, object_pairs_hook=_dictionary))
+    except (ValueError, TypeError, RecursionError, CheckpointError):
+        return text
+    return value if isinstance(value, dict | list) else text
+
+
+def _dictionary(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
 
 
 def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
