@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import measure, table, workloads
+from benchmarks import cold, measure, table, workloads
 from benchmarks.faults import __main__ as faults
 
 
@@ -104,3 +104,10 @@ def test_faults_are_done(capfd):
     which = ["--peers", "eqx_ckpt", "equinox", "--faults", "bit", "--repeats", "3"]
     assert faults.main(which) == 0
     assert "| one flipped bit | 3 error | 3 **silent** |" in capfd.readouterr().out
+
+
+def test_cold_reads_are_measured(tmp_path, capsys, monkeypatch):
+    arguments = ["cold", "--width", "48", "--rounds", "1", "--dir", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    cold.main()
+    assert "| verify |" in capsys.readouterr().out
