@@ -84,8 +84,10 @@ class Training:
         self.open()
 
 
-@pytest.mark.parametrize("kind", ["disk", "memory", "s3"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [("disk", 0), ("disk", 1), ("memory", 0), ("memory", 1), ("s3", 2)],
+)
 def test_only_what_changed_is_uploaded(
     tmp_path: pathlib.Path, request: pytest.FixtureRequest, kind: str, seed: int
 ) -> None:

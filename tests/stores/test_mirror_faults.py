@@ -89,7 +89,7 @@ def test_a_store_fails_from_some_request_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "every", [4, pytest.param(1, marks=pytest.mark.exhaustive)], ids="some all".split()
+    "every", [7, pytest.param(1, marks=pytest.mark.exhaustive)], ids="some all".split()
 )
 def test_kill_at_a_request_of_an_upload(
     tmp_path: pathlib.Path, s3: Place, zygote: Zygote, every: int
