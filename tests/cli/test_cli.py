@@ -281,6 +281,13 @@ def test_stats(tmp_path, ask, data):
         {"name": "ok", "count": 3, "nan": 0, "inf": 0, "min": 1.0, "max": 1.0}
         | {"mean": 1.0, "std": 0.0, "norm": 3**0.5}
     ]
+    status, text = ask("stats", tmp_path / "c", "--bad")
+    assert status == 1
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines] == ["leaf", "bad", "NaN"]
+    status, found = data("stats", tmp_path / "c", "--bad")
+    assert [leaf["name"] for leaf in found["leaves"]] == ["bad"]
+    assert ask("stats", tmp_path / "c", "ok", "--bad") == (0, "")
     (tmp_path / "c/x/c.0").unlink()
     status, found = data("stats", tmp_path / "c")
     assert status == 1

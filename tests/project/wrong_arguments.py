@@ -268,7 +268,7 @@ def managers() -> list[Case]:
         ),
         *(
             (f"manager.{of}", getattr(manager, of), lambda: {"step": 1}, {"step": STEP})
-            for of in ("should_save", "delete", "read_manifest")
+            for of in ("should_save", "delete", "read_manifest", "path")
         ),
     ]
 
