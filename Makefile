@@ -23,13 +23,13 @@ BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test quick format lint types pytest model docs docs-serve bench bench-faults clean pythons
+.PHONY: help demo test quick exhaustive format lint types pytest model docs docs-publish docs-serve bench bench-faults release clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
 	@echo "make quick    saves, restores and runs only: a first answer"
-	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, clean"
+	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, release, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
@@ -52,6 +52,12 @@ format: .venv/dev
 lint: .venv/dev
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-forms \
+		.github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-config \
+		.github/ISSUE_TEMPLATE/config.yml
+	.venv/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 types: .venv/dev
 	.venv/bin/pyright --project pyproject.toml
@@ -79,6 +85,14 @@ pytest-%: .venv-%/tests
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict
 
+# Into the branch `gh-pages`, which the site shows: `main`, or the tag of a release, which
+# is then `latest`. `PUSH=` commits it here only.
+DOCS ?= main
+PUSH := --push
+docs-publish: .venv/dev
+	PATH="$(CURDIR)/.venv/bin:$$PATH" mike deploy $(PUSH) --update-aliases $(DOCS) $(if $(DOCS:v%=),,latest)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" mike set-default $(PUSH) --allow-undefined latest
+
 docs-serve: .venv/dev
 	.venv/bin/mkdocs serve
 
@@ -88,19 +102,34 @@ bench: .venv/bench
 bench-faults: .venv/bench
 	.venv/bin/python -m benchmarks.faults
 
+# What the workflow of a tag publishes. `TAG` is that tag, or nothing.
+release: .venv/release
+	rm -rf dist
+	.venv/bin/python -m build
+	.venv/bin/twine check --strict dist/*
+	.venv/bin/python scripts/try-release "$(TAG)" dist $(PYTHON) $(call find,$(NEWEST))
+
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis site
+	rm -rf dist .venv .venv-* .pytest_cache .ruff_cache .hypothesis site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/examples .venv/bench: .venv/%: .venv/bin/python pyproject.toml
+.venv/examples .venv/bench .venv/release: .venv/%: .venv/bin/python pyproject.toml
 	$(call install,.venv) --editable . --group $*
 	@touch $@
 
 .venv/dev: .venv/bin/python pyproject.toml
 	$(call install,.venv) --editable . --group dev
 	@touch $@
+
+# What JAX, TensorStore and Equinox will release next. Without `touch`: each time anew.
+NIGHTLY := --pre --extra-index-url \
+	https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/
+.venv-nightly/tests:
+	$(call find,$(lastword $(FOUND))) -m venv .venv-nightly
+	$(call install,.venv-nightly) --editable . --group tests
+	$(call install,.venv-nightly) --upgrade $(NIGHTLY) jax jaxlib tensorstore equinox
 
 $(VERSIONS:%=.venv-%/tests): .venv-%/tests: pyproject.toml
 	$(call find,$*) -m venv .venv-$*

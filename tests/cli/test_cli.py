@@ -460,17 +460,6 @@ def test_mistakes(run, ask, monkeypatch, arguments, problem):
     assert problem in text
 
 
-def test_without_typer(monkeypatch, ask):
-    monkeypatch.setitem(sys.modules, "eqx_ckpt._cli.commands", None)
-    for name in [name for name in sys.modules if name.startswith("typer")]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "eqx_ckpt._cli.commands")
-    monkeypatch.delitem(sys.modules, "eqx_ckpt._cli.terminal", raising=False)
-    status, text = ask("ls", "x")
-    assert status == 2
-    assert "pip install 'eqx-ckpt[cli]'" in text
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
 def test_a_step_that_cannot_be_read(run, ask, data, refuse, code):
     """The others are listed, verified and reported all the same."""

@@ -1,5 +1,6 @@
 """The project's files say the same as one another."""
 
+import json
 import re
 import tomllib
 import zipfile
@@ -25,11 +26,24 @@ def test_lowest_versions_are_the_lower_bounds():
     assert lowest["jaxlib"] == lowest["jax"]
 
 
-def test_changelog_knows_the_version():
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert "\n## [Unreleased]\n" in changelog
-    assert pyproject["project"]["version"] in changelog
+def test_changelog_and_citation_know_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_tests_that_hold_the_promises_are_there():
+    text = (ROOT / "docs/stability.md").read_text()
+    named = re.findall(r"`(tests/\S+?\.py)(?:::(\w+))?`", text)
+    assert len(named) > 8
+    for file, test in named:
+        assert f"def {test}" in (ROOT / file).read_text(), (file, test)
+
+
+def test_the_tutorial_opens_without_a_clone():
+    cells = json.loads((ROOT / "docs/tutorial.ipynb").read_text())["cells"]
+    first = next(cell for cell in cells if cell["cell_type"] == "code")
+    assert "%pip install" in "".join(first["source"])
 
 
 def test_the_wheel_is_the_package(tmp_path, monkeypatch):

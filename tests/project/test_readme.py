@@ -4,17 +4,15 @@ Their Python snippets run as they stand, those of one text after one another. A 
 text that follows a snippet is what it prints.
 """
 
-import contextlib
 import inspect
-import io
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import eqx_ckpt
+from project.snippets import run, snippets
 
 
 pytestmark = pytest.mark.once
@@ -22,27 +20,6 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[2]
 HOMES = (eqx_ckpt.inspect, eqx_ckpt.interop, eqx_ckpt.data, eqx_ckpt.recording)
-SNIPPET = re.compile(
-    r"^( *)```python\n(.*?)^\1```\n(?:\n\1```text\n(.*?)^\1```\n)?",
-    re.DOTALL | re.MULTILINE,
-)
-
-
-def snippets(text: str) -> Iterator[tuple[str, str]]:
-    """Each snippet, moved down to its line in the text, and what it should print."""
-    for match in SNIPPET.finditer(text + "\n"):
-        lines_before = text.count("\n", 0, match.start(2))
-        yield "\n" * lines_before + textwrap.dedent(match[2]), match[3] or ""
-
-
-def run(text: str, source: str) -> None:
-    """Runs the snippets of a text and compares what they print."""
-    namespace = {"__name__": "__main__"}
-    for snippet, expected in snippets(text):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(snippet, source, "exec"), namespace)
-        if expected:
-            assert printed.getvalue() == expected
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -220,12 +220,3 @@ def test_a_name_with_two_shapes(tmp_path):
         eqx_ckpt.CheckpointError, match="(?s)'/in' is not aligned.*`read`"
     ):
         Samples(tmp_path).to_datatree()
-
-
-def test_what_is_not_installed(found, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(ImportError, match=r"pip install 'eqx-ckpt\[hdf5\]'"):
-        found.to_hdf5(tmp_path / "x.h5")
-    with pytest.raises(ImportError, match=r"pip install 'eqx-ckpt\[xarray\]'"):
-        found.to_datatree()
