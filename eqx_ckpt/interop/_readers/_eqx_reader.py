@@ -113,7 +113,7 @@ def open_eqx(
             return eqx.nn.MLP(2, 2, header["width"], 2, key=jax.random.key(0))
 
         with open("header.eqx", "wb") as f:
-            f.write(b'{"width": 8}\n')
+            f.write(b'{"width": 8}\\n')
             eqx.tree_serialise_leaves(f, model)
         source = eqx_ckpt.interop.open_eqx("header.eqx", make)
         assert source.manifest.metadata == {"width": 8}
