@@ -324,8 +324,8 @@ def out_of_order(calls: dict[int, str]) -> dict[str, Any]:
 def one_for_all(verb: str) -> str:
     """What to do about places of which each process has its own."""
     return (
-        f"All processes have to {verb} one shared directory, or one store: the disk of "
-        "one machine is of no use to the others."
+        f"All processes have to {verb} one shared directory, or one store. If each has "
+        "a disk of its own, pass `shared=False` to `CheckpointManager`."
     )
 
 

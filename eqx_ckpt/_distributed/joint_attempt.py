@@ -21,7 +21,7 @@ from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout, PathLike, Report
 from .call_matching import one_for_all
 from .process_errors import from_json, to_json
-from .process_group import digest_of, Group, group_of
+from .process_group import digest_of, Group, group_of, Solo
 from .shared_place import check_is_one
 from .write_assignment import assign, place_of
 
@@ -33,7 +33,7 @@ class Together(contextlib.ExitStack):
     process raises.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | Solo) -> None:
         super().__init__()
         self.in_background = group.has_service
         self.from_first = group.from_first
@@ -72,13 +72,13 @@ class JointAttempt(Attempt):
 
     def __init__(
         self,
-        group: Group,
+        group: Group | Solo,
         target: Storage,
         layout: Layout,
         overwrite: bool,
         why_too_few: WhyTooFew,
     ) -> None:
-        if not target.is_shared:
+        if not target.is_shared and group.size > 1:
             raise CheckpointError(
                 f"{target} is in the memory of one process. {one_for_all('save to')}"
             )
@@ -103,15 +103,13 @@ class JointAttempt(Attempt):
         """Agree on what is saved, and where; return the writes of this process."""
         self._arrays = [write.name for write in writes if write.leaf is not None]
         place = f"path {self._target}, overwrite={self._overwrite}, "
-        outline = [f"{place}layout={self._layout!r}", *map(_line, writes)]
+        place += f"layout={self._layout!r}"
         try:
-            places = _agree(self._group, outline, writes, self._target)
+            return agreed(self._group, place, writes, self._target)[0]
         except BaseException as e:
             self._report_failure(e)
             self._group.close()
             raise
-        arrays = [write for write in writes if write.leaf is not None]
-        return assign(arrays, self._group.size, self._group.index, places)
 
     def share(self, base: Base, next: Base) -> None:
         self._bases = base, next
@@ -121,6 +119,10 @@ class JointAttempt(Attempt):
     ) -> list[str] | None:
         self._begin_once()
         return super().adopt(name, record, positions)
+
+    def send_at_most(self, nbytes: int) -> None:
+        self._begin_once()
+        super().send_at_most(nbytes)
 
     def __enter__(self) -> "JointAttempt":
         self._begin_once()
@@ -288,11 +290,26 @@ def _line(write: Write) -> str:
     return line + compression
 
 
+def agreed(
+    group: Group | Solo, place: str, writes: Sequence[Write], target: Storage | None
+) -> tuple[list[Write], dict[str, int]]:
+    """Agree on what is saved; on the place, too, if it is one for all.
+
+    Return the writes of this process, and the leaves that all see on one process.
+    """
+    places = _agree(group, [place, *map(_line, writes)], writes, target)
+    arrays = [write for write in writes if write.leaf is not None]
+    return assign(arrays, group.size, group.index, places), places
+
+
 def _agree(
-    group: Group, outline: Sequence[str], writes: Sequence[Write], target: Storage
+    group: Group | Solo,
+    outline: Sequence[str],
+    writes: Sequence[Write],
+    target: Storage | None,
 ) -> dict[str, int]:
     """The leaves that all processes see on the same single process."""
-    above = run_of(target).url()
+    above = "" if target is None else run_of(target).url()
     places = {
         write.name: min(place)
         for write in writes
@@ -316,13 +333,13 @@ def _agree(
                     f"{index}, and of process {of} in a different one. Nothing was "
                     "saved. Let all processes save the same arrays."
                 )
-    if plans[0]["is_new"]:
+    if target is not None and plans[0]["is_new"]:
         check_is_one(group, target)
         group.seen.add(above)
     return places
 
 
-def _different(group: Group, outline: Sequence[str]) -> LeafMismatchError:
+def _different(group: Group | Solo, outline: Sequence[str]) -> LeafMismatchError:
     return LeafMismatchError(
         "The processes do not save the same:\n"
         + "\n".join(group.first_difference(outline))

@@ -38,7 +38,10 @@ class Group:
     as long as the timeout.
     """
 
-    def __init__(self, circle: Circle, call: str, timeout: float) -> None:
+    def __init__(
+        self, circle: Circle, call: str, timeout: float, number: int | None = None
+    ) -> None:
+        """Meet; with a `number` that the first process has given them, they have."""
         self.members = circle.members
         self.size = len(circle.members)
         self.index = circle.index
@@ -48,10 +51,20 @@ class Group:
         self._circle = circle
         self._call = call
         self._timeout = timeout
-        self._number = circle.together(
-            call, None, timeout, lambda _: circle.new_number()
+        self._number = (
+            circle.together(call, None, timeout, lambda _: circle.new_number())
+            if number is None
+            else number
         )
         self._is_open = True
+
+    def new_number(self) -> int:
+        """On the first process, a number for `again`."""
+        return self._circle.new_number()
+
+    def again(self, call: str, number: int) -> "Group":
+        """The same processes in one more operation, of this number."""
+        return Group(self._circle, call, self._timeout, number)
 
     def close(self) -> None:
         """Release the messages: this process no longer needs them."""
@@ -194,6 +207,37 @@ class Group:
         return too_late(self._call, late, members, self._timeout, outcome)
 
 
+class Solo:
+    """What `Group` is for several processes, for one."""
+
+    members, size, index = (0,), 1, 0
+    is_first = has_service = True
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def close(self) -> None:
+        """There are no messages."""
+
+    def gather(self, topic: str, value: Any) -> list[Any]:
+        return [value]
+
+    def first_difference(self, outline: Sequence[str]) -> list[str]:
+        return []
+
+    def from_first(self, topic: str, make: Callable[[], _T], **how: Any) -> _T:
+        return make()
+
+    def goes_on(self, topic: str) -> None:
+        """Nobody waits for this process."""
+
+    def new_number(self) -> int:
+        return 0
+
+    def again(self, call: str, number: int) -> "Solo":
+        return self
+
+
 def _begun(topic: str) -> str:
     return f"{topic}/begun"
 
@@ -207,6 +251,18 @@ def group_of(call: str, timeout: float) -> Group | None:
     """All processes of the job, in the same call; `None` if there is only one."""
     check_timeout(timeout)
     return None if is_alone() else Group(_all(), call, timeout)
+
+
+def group_or_solo(call: str, timeout: float) -> Group | Solo:
+    """All processes of the job, in the same call, also if there is only one."""
+    return group_of(call, timeout) or Solo()
+
+
+def gathered(call: str, value: Any, timeout: float) -> list[Any]:
+    """The values of all processes."""
+    if is_alone():
+        return [value]
+    return _all().together(call, value, timeout, lambda said: said)
 
 
 def from_first(

@@ -5,10 +5,10 @@ import contextlib
 from .._errors import CheckpointError
 from .._storage.interface.place import run_of, Storage
 from .call_matching import one_for_all
-from .process_group import Group
+from .process_group import Group, Solo
 
 
-def check_is_one(group: Group, target: Storage) -> None:
+def check_is_one(group: Group | Solo, target: Storage) -> None:
     """Raise on all processes if one of them does not see the place of the first one.
 
     It does not see the mark that the first one leaves there. Two disks that were made
@@ -26,3 +26,33 @@ def check_is_one(group: Group, target: Storage) -> None:
             f"{'does' if len(blind) == 1 else 'do'} not see. Nothing was saved. "
             f"{one_for_all('save to')}"
         )
+
+
+def check_apart(group: Group | Solo, place: Storage) -> None:
+    """Raise on all processes if two of them have the same place."""
+    with contextlib.ExitStack() as stack:
+        mark, problem = "", ""
+        try:
+            mark = stack.enter_context((place / "000000/").marked())
+        except (OSError, CheckpointError) as e:
+            problem = str(e)
+        said = group.gather("places", [place.url(), mark, problem])
+        same = [
+            i
+            for i, (url, other, _) in zip(group.members, said, strict=True)
+            if i != group.members[group.index]
+            and (url == place.url() and place.is_shared and place.sees(other))
+        ]
+        found = group.gather("same", same)
+    for i, (_, _, why) in zip(group.members, said, strict=True):
+        if why:
+            raise CheckpointError(f"Process {i} cannot save to its directory: {why}")
+    for i, others in zip(group.members, found, strict=True):
+        if others:
+            raise CheckpointError(
+                f"Processes {i} and {others[0]} have the same directory "
+                f"{said[group.members.index(i)][0]!r}, and with `shared=False` each "
+                "needs its own. Put the number of the process into the path: "
+                "`f'/scratch/run/{jax.process_index()}'`. If all of them see one "
+                "directory, leave `shared` out."
+            )

@@ -1,8 +1,8 @@
 """Decide which process writes what; all write about the same number of bytes."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,9 +19,16 @@ from .._format.leaf_record import LeafRecord
 from .._tree.plans.write_plan import Write
 
 
+class Owned(NamedTuple):
+    """Stands for a leaf of which it is known where the pieces of this process begin."""
+
+    record: LeafRecord
+    starts: Collection[Start] | None
+
+
 def place_of(leaf: Any) -> set[int]:
     """The processes that hold a leaf: all of them, if it is the record of a source."""
-    if isinstance(leaf, LeafRecord):
+    if isinstance(leaf, LeafRecord | Owned):
         return set(range(jax.process_count()))
     if not isinstance(leaf, jax.Array):
         return {jax.process_index()}
@@ -41,6 +48,9 @@ def assign(
     loads = [0] * size
     local: list[Write] = []
     for write in writes:
+        if isinstance(write.leaf, Owned):
+            local.append(write._replace(owned=write.leaf.starts))
+            continue
         if len(place_of(write.leaf)) == 1:
             writer = places.get(write.name, 0)
             loads[writer] += write.record.nbytes

@@ -18,7 +18,7 @@ from .dtype_names import SIZES
 from .leaf_names import encode, is_cut
 from .leaf_record import CannotSave, CHECKSUM_DIGITS, LeafRecord
 from .references import PIN, References, references_to_text
-from .run_history import History, history_to_json
+from .run_history import History, history_to_json, Part
 from .user_metadata import pack
 
 
@@ -90,6 +90,8 @@ class Manifest:
         have become. `None`: by their names only.
     - `history`: of a step that a manager saved, the [`eqx_ckpt.inspect.History`][]: its
         run, and which step it goes on from.
+    - `part`: of a step of which each process of a job has a part on its own disk, the
+        [`eqx_ckpt.inspect.Part`][] that this is. The leaves are shards then.
     - `references`: of a step of an incremental run in a store, by the name of each leaf
         that shares chunks with earlier steps, for each chunk in C order, the prefix
         below the run where it is, or `""` if it is the step's own.
@@ -104,6 +106,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     separators: str | None = None
     history: History | None = None
+    part: Part | None = None
     references: References = field(default_factory=dict)
 
     @property
@@ -229,6 +232,8 @@ def _unsealed(manifest: Manifest, more: int = 0) -> bytes:
         optional["separators"] = manifest.separators
     if manifest.history is not None:
         optional["history"] = history_to_json(manifest.history)
+    part = "" if manifest.part is None else f'"part": {json.dumps(manifest.part)}'
+    necessary = [part, references_to_text(manifest.references)]
     unsaved = [f'\n"{n}": {json.dumps(text)}' for n, text in manifest.unsaved.items()]
     metadata = None if manifest.metadata is None else pack(manifest.metadata)
     data = (
@@ -241,7 +246,7 @@ def _unsealed(manifest: Manifest, more: int = 0) -> bytes:
         f'"metadata": {json.dumps(metadata, allow_nan=False)},\n'
         f'"unsaved": {{{",".join(unsaved)}}},\n'
         f'"optional": {json.dumps(optional)},\n'
-        f'"necessary": {{{references_to_text(manifest.references)}}},\n'
+        f'"necessary": {{{", ".join(filter(None, necessary))}}},\n'
         f'"types": [{",".join(types)}],\n'
         f'"leaves": {{{",".join(leaves)}}}\n}}}}}}\n'
     ).encode()

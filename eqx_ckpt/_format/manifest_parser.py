@@ -48,7 +48,13 @@ from .manifest import (
     NO_DIGEST,
 )
 from .references import References, references_from_json
-from .run_history import History, history_from_json, history_to_json
+from .run_history import (
+    History,
+    history_from_json,
+    history_to_json,
+    Part,
+    part_from_json,
+)
 from .user_metadata import depth, MAX_DEPTH, MAX_METADATA_BYTES, unpack
 
 
@@ -82,7 +88,7 @@ _TAIL = b"\n}}}\n"
 
 
 # The necessary fields that this version knows.
-_NECESSARY = {"references"}
+_NECESSARY = {"part", "references"}
 
 
 # What checks of values of any type raise.
@@ -276,6 +282,7 @@ def _checked(parts: dict[str, str]) -> Manifest:
         layout=content["layout"],
         separators=optional.get("separators"),
         history=_checked_history(optional),
+        part=_checked_part(content["necessary"]),
         references=_checked_references(content, leaves),
     )
 
@@ -285,6 +292,15 @@ def _checked_history(optional: dict[str, Any]) -> History | None:
         return None
     try:
         return history_from_json(optional["history"])
+    except ValueError as e:
+        raise _Wrong(str(e)) from None
+
+
+def _checked_part(necessary: dict[str, Any]) -> Part | None:
+    if "part" not in necessary:
+        return None
+    try:
+        return part_from_json(necessary["part"])
     except ValueError as e:
         raise _Wrong(str(e)) from None
 

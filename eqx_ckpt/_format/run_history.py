@@ -1,4 +1,4 @@
-"""Where a step of a run comes from: the sessions that have led to it."""
+"""Where a step of a run comes from: its sessions, and the processes of a job."""
 
 import re
 from dataclasses import dataclass, replace
@@ -57,6 +57,34 @@ class History:
     step: int
     sessions: tuple[Session, ...]
     earlier: int = 0
+
+
+class Part(NamedTuple):
+    """Which part of a step it is, if each process of a job has its own disk.
+
+    **Attributes:**
+
+    - `id`: 32 hexadecimal digits; the parts of one step have the same.
+    - `process`, `processes`: which process has saved this part, and of how many.
+    """
+
+    id: str
+    process: int
+    processes: int
+
+    def __str__(self) -> str:
+        return f"part {self.process} of {self.processes} of a step"
+
+
+def part_from_json(value: Any) -> Part:
+    """The part that a manifest states; `ValueError` if there can be none like it."""
+    if type(value) is not list or len(value) != len(Part._fields):
+        raise ValueError("its part is malformed")
+    id, process, processes = value
+    is_one = _is(_RUN, id) and _is_number(process) and _is_number(processes)
+    if not is_one or process >= processes:
+        raise ValueError("its part is malformed")
+    return Part(id, process, processes)
 
 
 def continued(history: History, session: Session) -> History:

@@ -1,13 +1,15 @@
 """All mirrors of a run, as its manager sees them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from .._distributed.jax_service import is_first
+from .._distributed.process_group import Group, Solo
 from .._steps.run_steps import check_places, Run
 from .._types import PathLike
 from .mirror import Mirror
+from .part_uploads import PartUploads
 from .uploader import Uploader
 
 
@@ -25,18 +27,44 @@ class Mirrors:
         mirror: Mirror | Sequence[Mirror] | None,
         *,
         incremental: bool,
+        is_shared: bool,
     ) -> None:
         given = checked_mirrors(mirror)
-        self._uploaders = [Uploader(Run(directory), one, incremental) for one in given]
+        self._uploaders: list[Uploader | PartUploads] = [
+            Uploader(Run(directory), one, incremental)
+            if is_shared
+            else PartUploads(Run(directory), one)
+            for one in given
+        ]
         # The threads that upload have their own, as one remembers what it has listed.
         self.runs = [Run(one.path) for one in given]
         check_places([Run(directory), *self.runs], mirror)
 
     def begin(self) -> None:
         """Upload what an earlier manager has not."""
-        if is_first():
-            for uploader in self._uploaders:
+        for uploader in self._uploaders if is_first() else ():
+            if isinstance(uploader, Uploader):
                 uploader.begin()
+
+    def ready(self, new_number: Callable[[], int]) -> list[tuple[int, int]]:
+        """The mirrors to which parts of a step can be uploaded, each with a number.
+
+        The number is that of the operation in which all processes do so.
+        """
+        return [
+            (i, new_number())
+            for i, uploader in enumerate(self._uploaders)
+            if isinstance(uploader, PartUploads) and uploader.is_ready()
+        ]
+
+    def upload_parts(
+        self, ready: Sequence[Sequence[int]], again: Callable[[str, int], Group | Solo]
+    ) -> None:
+        """Upload, in the background, with all processes."""
+        for i, number in ready:
+            uploader = self._uploaders[i]
+            assert isinstance(uploader, PartUploads)
+            uploader.begin(again(f"upload to {uploader.there.directory!r}", number))
 
     def saved(self, step: int, *, is_last: bool) -> None:
         for uploader in self._uploaders:
@@ -62,10 +90,14 @@ class Mirrors:
         errors = (uploader.error for uploader in self._uploaders)
         return next((error for error in errors if error is not None), None)
 
+    def wait(self) -> None:
+        for uploader in self._uploaders:
+            uploader.wait()
+
     def close(self, *, waits: bool) -> None:
         try:
-            for uploader in self._uploaders if waits else ():
-                uploader.wait()
+            if waits:
+                self.wait()
         finally:
             for uploader in self._uploaders:
                 uploader.end()

@@ -10,6 +10,7 @@ from .._errors import (
     CheckpointNotFoundError,
 )
 from .._format.manifest import Manifest
+from .._format.run_history import History
 from .._saving.save import Alone, Save
 from .._saving.source_copy import equal_to, pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
@@ -56,15 +57,13 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
         with _local(reading):
             source = reading.open()
         history = source.manifest.history
-        found = _found(run, step, source.manifest, mirror)
-        if found is None and history is not None:
-            check_beside(mirror, step, history, related)
-        if found is None or mirror.stored.problem(step):
+        overwrite = replaces(run, step, source.manifest, mirror, related)
+        if overwrite is not None:
             save = _copying(source.manifest, mirror.path(step))
             try:
-                _begin(save, source.manifest, step, there, overwrite=found is not None)
+                _begin(save, source.manifest, step, there, overwrite=overwrite)
                 pieces = _read(pieces_of(source, save.arrays), reading)
-                save.run(_watched(pieces, watch))
+                save.run(watched(pieces, watch))
             except CheckpointExistsError:
                 # Another manager of the run may have uploaded it meanwhile.
                 found = _found(run, step, source.manifest, mirror)
@@ -72,6 +71,33 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
                     raise
             else:
                 there.remember(step, save)
+    check_still_beside(mirror, step, history, related)
+
+
+def replaces(
+    run: Run, step: int, manifest: Manifest, mirror: Run, related: set[int]
+) -> bool | None:
+    """Whether the copy of a step replaces one that is damaged; `None` if it is there.
+
+    Raise if another step is there, or steps of another history.
+    """
+    if manifest.part is not None:
+        raise LocalProblem(
+            f"{run.location(step)} is {manifest.part}, which cannot be uploaded alone. "
+            "The managers of its job do so together, with `shared=False`."
+        )
+    found = _found(run, step, manifest, mirror)
+    if found is None and manifest.history is not None:
+        check_beside(mirror, step, manifest.history, related)
+    if found is None or mirror.stored.problem(step):
+        return found is not None
+    return None
+
+
+def check_still_beside(
+    mirror: Run, step: int, history: History | None, related: set[int]
+) -> None:
+    """Take a step back if the mirror has steps of another history now."""
     if history is None:
         return
     try:
@@ -118,7 +144,7 @@ def _found(run: Run, step: int, manifest: Manifest, mirror: Run) -> Manifest | N
         found = Checkpoint(mirror.location(step)).manifest
     except CheckpointNotFoundError:
         return None
-    if not is_same_step(manifest, found):
+    if found.part is not None or not is_same_step(manifest, found):
         raise CheckpointExistsError(
             f"{why_not_the_same(step, mirror.directory, run.directory)} Nothing was "
             "uploaded. Pass another place as `mirror`, or delete the steps there that "
@@ -145,7 +171,7 @@ def _read(pieces: Iterator[Piece], reading: Reading) -> Iterator[Piece]:
         yield piece
 
 
-def _watched(pieces: Iterable[Piece], watch: Callable[[int], None]) -> Iterator[Piece]:
+def watched(pieces: Iterable[Piece], watch: Callable[[int], None]) -> Iterator[Piece]:
     for piece in pieces:
         watch(piece.array.nbytes)
         yield piece

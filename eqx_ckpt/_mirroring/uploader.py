@@ -27,7 +27,7 @@ logger = logging.getLogger("eqx_ckpt")
 
 
 # How much less than the training an upload asks of the processor.
-_NICENESS = 10
+NICENESS = 10
 
 
 # Seconds before the second try, before the third one, and so on; the last one stays.
@@ -43,15 +43,32 @@ _PATIENCE = 3.0  # seconds
 
 # Seconds that the interpreter waits at its end for a request that was sent. It would
 # otherwise kill the thread, and with it the process, in the middle of TensorStore.
-_LAST_PATIENCE = 60.0
+LAST_PATIENCE = 60.0
 
 
 # What fails again, however often it is tried: another step may not.
-_FINAL = (LocalProblem, CheckpointExistsError, LeafNameError, OtherHistory)
+FINAL = (LocalProblem, CheckpointExistsError, LeafNameError, OtherHistory)
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """The upload was stopped, for a newer step, or for ever."""
+
+
+class Pace:
+    """Lets so many bytes a second pass, or all, if there is no bound."""
+
+    def __init__(self, bytes_per_second: float | None, stop: threading.Event) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._stop = stop
+        self._free = 0.0  # When a bounded line has sent what it was given.
+
+    def wait(self, nbytes: int) -> None:
+        """Wait until a piece may be sent, or until the upload is stopped."""
+        if self._bytes_per_second is not None:
+            now = time.monotonic()
+            since = max(self._free, now)
+            self._free = since + nbytes / self._bytes_per_second
+            self._stop.wait(since - now)
 
 
 class Uploader:
@@ -79,7 +96,7 @@ class Uploader:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_ended = self._is_awaited = self._is_woken = False
-        self._free = 0.0  # When a bounded line has sent what it was given.
+        self._pace = Pace(self._mirror.bytes_per_second, self._stop)
 
     def begin(self) -> None:
         """Upload what is due, and not there."""
@@ -169,7 +186,7 @@ class Uploader:
         self.end()
 
     def _work(self) -> None:
-        lower_priority(_NICENESS)
+        lower_priority(NICENESS)
         tries = 0
         while self._has_work():
             tries = 0 if self._try_next() else self._pause(tries)
@@ -202,12 +219,12 @@ class Uploader:
                 step = None if self._is_ended else self._queue.begin()
             if step is not None:
                 self._upload(step)
-        except _FINAL as e:
+        except FINAL as e:
             self._note(e)
         except (OSError, CheckpointError) as e:
             self._note(e)
             return False
-        except _Stopped:
+        except Stopped:
             pass
         except Exception as e:  # Such as of a function of `when` or `keep`.
             self._note(e)
@@ -228,11 +245,11 @@ class Uploader:
             there = Target(self.there, self._related, self._before)
             upload(self._run, step, there, self._watch)
         except Exception as e:
-            may_succeed = isinstance(e, OSError | CheckpointError | _Stopped)
+            may_succeed = isinstance(e, OSError | CheckpointError | Stopped)
             with self._changed:
                 if self._is_ended:
                     pass
-                elif may_succeed and not isinstance(e, _FINAL):
+                elif may_succeed and not isinstance(e, FINAL):
                     self._queue.put_back()
                 else:
                     self._queue.ended(e)
@@ -250,21 +267,17 @@ class Uploader:
 
     def _go_on(self) -> None:
         if self._stop.is_set():
-            raise _Stopped
+            raise Stopped
 
     def _watch(self, nbytes: int) -> None:
         """Wait until a piece may be sent, or stop."""
         self._go_on()
-        if self._mirror.bytes_per_second is not None:
-            now = time.monotonic()
-            since = max(self._free, now)
-            self._free = since + nbytes / self._mirror.bytes_per_second
-            self._stop.wait(since - now)
-            self._go_on()
+        self._pace.wait(nbytes)
+        self._go_on()
 
     def _note(self, error: Exception) -> None:
         """Keep an error; say so once, until something was uploaded again."""
-        if self.error is None or isinstance(error, _FINAL):
+        if self.error is None or isinstance(error, FINAL):
             logger.warning(
                 "The upload to %s failed; the training goes on. %s: %s",
                 self.there.directory,
@@ -289,7 +302,7 @@ def _finish() -> None:
     for uploader in list(_working):
         uploader.end()
     for uploader in list(_working):
-        uploader.wait(_LAST_PATIENCE)
+        uploader.wait(LAST_PATIENCE)
 
 
 def _forget() -> None:

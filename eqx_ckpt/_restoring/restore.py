@@ -14,6 +14,7 @@ from .._distributed.joint_reading import JointReading
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.source import Source
 from .._progress import Progress, reporting
+from .._sources.part_source import check_is_whole
 from .._storage.calls.file_reads import read_again_soon
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
@@ -202,6 +203,7 @@ def _read_version(
     reading: JointReading, progress: Progress
 ) -> tuple[Source, ReadPlan, Arrived]:
     source = reading.open()
+    check_is_whole(source)
     plan = plan_reads(source.manifest, reading.request)
     plan.check()
     reading.agree_on(plan)

@@ -35,7 +35,7 @@ def resumed(
     how = "" if step is None else f"step={step}"
     how += "" if on_damage == "raise" else f"on_damage={on_damage!r}"
     call = f"restore({how}) in {tiers.directory!r}"
-    listed = from_first(call, ft.partial(_copies, tiers, step), timeout)
+    listed = from_first(call, ft.partial(copies_of, tiers, step), timeout)
     copies = [Copy(*copy) for copy in listed]
     last = copies[-1]
     newest = f"restore(step={last.step}) in {tiers.directory!r}"
@@ -67,7 +67,7 @@ def resumed(
     return restored(whole), [copy.step for copy in copies[first:] if copy.tier == 0]
 
 
-def _copies(tiers: Tiers, step: int | None) -> list[Copy]:
+def copies_of(tiers: Tiers, step: int | None) -> list[Copy]:
     """The committed steps in all tiers; raise if there are none."""
     if step is not None:
         return [tiers.nearest(step)]

@@ -11,13 +11,13 @@ from typing import Any, SupportsIndex
 
 from jaxtyping import PyTree
 
-from .._distributed.jax_service import is_alone, is_first
-from .._distributed.joint_attempt import Together, together
+from .._distributed.jax_service import is_first
+from .._distributed.joint_attempt import Together
 from .._distributed.meeting import check_timeout, TIMEOUT
-from .._distributed.process_group import from_first, gather_errors, most_said
-from .._errors import CheckpointError, CheckpointNotFoundError
+from .._distributed.process_group import most_said
+from .._errors import CheckpointError
 from .._format.manifest import Manifest
-from .._inspecting.inspect_checkpoint import read_manifest
+from .._format.source import Source
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
@@ -28,10 +28,10 @@ from .._saving.background_save import (
     saves_of,
 )
 from .._saving.finite_check import FiniteCheck
-from .._saving.save import Alone, Save, save_in_background
+from .._saving.save import Alone, save_in_background
 from .._saving.staging import checked_limit
 from .._steps.retention import checked_keep, Keep, Mode
-from .._steps.run_steps import as_step, in_words, may_be_deleted, Run
+from .._steps.run_steps import as_step, in_words, Run
 from .._steps.run_sweeps import RunSweeps
 from .._steps.save_times import (
     caught_sigterm,
@@ -42,7 +42,7 @@ from .._steps.save_times import (
 )
 from .._steps.save_when_idle import note_save
 from .._steps.step_before import StepBefore
-from .._steps.step_removal import KnownSteps, retain, what_keep_frees
+from .._steps.step_removal import KnownSteps, what_keep_frees
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.calls.threads import ForkedLock
 from .._storage.interface.base import Base
@@ -57,10 +57,11 @@ from .._tree.plans.read_plan import Mismatched, Missing, Request, Unexpected
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, IsLeaf, Layout, PathLike
-from .damage_fallback import check_on_damage, OnDamage, resumed
+from .damage_fallback import check_on_damage, OnDamage
 from .failed_saves import FailedSaves, OnError
+from .own_disks import OwnDisks
+from .shared_directory import How, SharedDirectory
 from .state_origin import StateOrigin
-from .tiers import Copy, Tiers
 
 
 class CheckpointManager:
@@ -108,6 +109,7 @@ class CheckpointManager:
         mirror: Mirror | Sequence[Mirror] | None = None,
         on_error: OnError = "raise",
         max_failures: int | None = None,
+        shared: bool = True,
     ) -> None:
         """**Arguments:**
 
@@ -145,6 +147,11 @@ class CheckpointManager:
             is raised in any case.
         - `max_failures`: so many failures in a row are survived with
             `on_error="warn"`; the next one is raised. By default, 3.
+        - `shared`: in a job of several processes, whether all of them see `directory`.
+            With `False`, each passes a directory of its own, such as on a disk of its
+            machine: it saves its shards there, and uploads its part of each step to
+            the `mirror`, which all see. All processes have to make the manager, and
+            close it, at the same time.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -165,12 +172,16 @@ class CheckpointManager:
                     "`frozen` is for `incremental=True`: pass that, or leave `frozen` "
                     "out."
                 )
+        check_flag("shared", shared)
+        if not shared and incremental:
+            raise ValueError(
+                "`incremental` is for a directory that all processes see: leave it "
+                "out, or leave `shared=False` out."
+            )
         self._frozen = frozen
-        self._layout: Layout = layout
-        self._compression: Compression = compression
+        self._how = How(layout, compression, progress)
         self._progress: Progress = progress
         self._staging_bytes = staging_bytes
-        self._timeout = timeout
         self._check_finite = check_finite
         self._before = StepBefore(self._run) if incremental else None
         self._one_at_a_time = ForkedLock()
@@ -178,13 +189,14 @@ class CheckpointManager:
         self._origin = StateOrigin(self._run)
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
-        self._mirrors = Mirrors(directory, mirror, incremental=incremental)
-        self._tiers = Tiers(self._run, self._mirrors.runs)
+        self._mirrors = Mirrors(
+            directory, mirror, incremental=incremental, is_shared=shared
+        )
+        kind = SharedDirectory if shared else OwnDisks
+        self._disk = kind(self._run, self._mirrors, timeout)
         self._failed = FailedSaves(on_error, max_failures)
         self._asks_keep: int | None = None  # The thread that asks what it would remove.
-        if is_first():
-            self._run.clean_up()
-        self._mirrors.begin()
+        self._disk.begin()
 
     def save(
         self,
@@ -243,8 +255,8 @@ class CheckpointManager:
         with contextlib.ExitStack() as stack:
             how = ", check_finite=True" if self._check_finite else ""
             how += ", incremental=True" if self._before else ""
-            call = self._call(f"save({in_words(step)}{how}{self._failed})")
-            group = stack.enter_context(together(call, self._timeout) or Alone())
+            call = self._disk.call(f"save({in_words(step)}{how}{self._failed})")
+            group = stack.enter_context(self._disk.meet(call))
             number = as_step(step)
             self._check_open()
             self._wait_for_save()
@@ -254,15 +266,8 @@ class CheckpointManager:
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
-                if is_first():
-                    plan = plan._replace(history=self._origin.of_step(number))
-                save = Save(
-                    self._run.path(number),
-                    plan,
-                    self._compression,
-                    metadata,
-                    self._layout,
-                    self._progress,
+                save = self._disk.plan(
+                    group, number, plan, metadata, self._origin, self._how
                 )
                 next = None
                 if self._before:
@@ -270,9 +275,7 @@ class CheckpointManager:
                     base = self._before.find(group.from_first("base", newest))
                     next = save.share(base)
                 save.way_out = ft.partial(self._way_out, number, metadata)
-                # A restore fell back to an older step, so these damaged steps may be
-                # replaced.
-                save.begin(group, overwrite=number in self._known.damaged)
+                save.begin(group, self._disk.replaces(number, self._known.damaged))
                 save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group, next)
                 held = stack.pop_all()
@@ -359,40 +362,33 @@ class CheckpointManager:
             transform,
         )
 
-        def of_copy(copy: Copy) -> PyTree:
-            path, progress = self._tiers.path(copy), self._progress
-            found = restored(path, request, broadcast_replicas, progress, self._timeout)
+        def of(path: PathLike | Source, step: int) -> PyTree:
+            how = broadcast_replicas, self._progress, self._disk.timeout
+            found = restored(path, request, *how)
             # `keep` looks at steps, and does not go on from them.
             if not self._is_run_here():
                 is_whole = where is None and not prefix
-                self._origin.restored(copy.step, found.source, is_whole=is_whole)
+                self._origin.restored(step, found.source, is_whole=is_whole)
             return found.tree
 
         self._settle()
         number = None if step is None else as_step(step)
-        if number is not None and not self._mirrors.runs:
-            try:
-                return of_copy(Copy(number, 0))
-            except CheckpointNotFoundError as e:
-                if is_alone():
-                    raise self._run.missing(number) from e
-                raise
-        how = (on_damage, self._timeout)
-        result, passed = resumed(self._tiers, number, of_copy, *how)
+        result, passed = self._disk.restore(number, of, on_damage)
         self._known.damaged.update(passed)
         return result
 
     def steps(self) -> list[int]:
         """The saved steps, in order, also those in a mirror.
 
-        Other entries of the directory are ignored.
+        Other entries of the directory are ignored. With `shared=False`, these are the
+        steps of which this process has its part.
 
         **Raises:**
 
         - [`eqx_ckpt.CheckpointError`][]: a newer checkpoint is there whose name is a
             number, but not a step's name; or the directory was moved.
         """
-        return self._tiers.steps()
+        return self._disk.tiers.steps()
 
     def latest(self) -> int | None:
         """The newest saved step, or `None` if there are no steps.
@@ -403,7 +399,7 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointError`][]: the newest step in a mirror, and that in the
             directory, did not come from one another.
         """
-        return from_first(self._call("latest()"), self._tiers.latest, self._timeout)
+        return self._disk.latest()
 
     def best(self, metric: str, mode: Mode = "min") -> int:
         """The step with the best value of a metric.
@@ -422,14 +418,11 @@ class CheckpointManager:
         - [`eqx_ckpt.CheckpointNotFoundError`][]: no step has the metric.
         - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
         """
-        return self._tiers.best(metric, mode)
+        return self._disk.tiers.best(metric, mode)
 
     def read_manifest(self, step: SupportsIndex) -> Manifest:
         """Read the manifest of a step: see [`eqx_ckpt.inspect.read_manifest`][]."""
-        copy = Copy(as_step(step), 0)
-        if self._mirrors.runs:
-            copy = self._tiers.nearest(copy.step)
-        return read_manifest(self._tiers.path(copy))
+        return self._disk.read_manifest(as_step(step))
 
     def path(self, step: SupportsIndex) -> PathLike:
         """The path or URL of a step, for all functions that take one.
@@ -446,7 +439,8 @@ class CheckpointManager:
 
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step.
         """
-        return self._tiers.path(self._tiers.nearest(as_step(step)))
+        tiers = self._disk.tiers
+        return tiers.path(tiers.nearest(as_step(step)))
 
     def delete(self, step: SupportsIndex) -> None:
         """Delete a step and all of its files. Waits for a running save.
@@ -465,18 +459,10 @@ class CheckpointManager:
             state of a recording.
         """
         self._check_thread()
-        call = self._call(f"delete({in_words(step)})")
+        call = self._disk.call(f"delete({in_words(step)})")
         with self._one_at_a_time.own:
             self._settle()
-            number, problem = gather_errors(
-                call, lambda: self._run.idle(as_step(step)), self._timeout
-            )
-            if problem is not None:
-                raise problem
-            assert number is not None
-            delete = ft.partial(self._tiers.delete, number)
-            so_far = f"{may_be_deleted(number)} "
-            from_first(call, delete, self._timeout, so_far=so_far)
+            number = self._disk.delete(call, lambda: self._run.idle(as_step(step)))
             self._known.remove([number])
 
     def should_save(self, step: SupportsIndex) -> bool:
@@ -497,19 +483,15 @@ class CheckpointManager:
         """
         self._check_open()
         number, why = as_step(step), 2 * caught_sigterm(self)
-        call = self._call(f"should_save({in_words(step)})")
+        call = self._disk.call(f"should_save({in_words(step)})")
         if self._when and not self._known.are_listed:
-            # Nobody waits for a mirror here; what was seen there counts.
-            def listed() -> list[int]:
-                return [*self._run.readable_or_not(), *self._tiers.seen]
-
-            self._known.list(from_first(f"{call}, the first", listed, self._timeout))
+            self._known.list(self._disk.listed(call))
         there = self._known.now()
         if not why:
             tried = self._failed.tried
             last = there if tried is None else {*there, tried}
             why = is_due(self._when, number, max(last, default=None))
-        why, is_there = most_said(call, [why, number in there], self._timeout)
+        why, is_there = most_said(call, [why, number in there], self._disk.timeout)
         self._told = why == 2
         return why > 0 and not is_there
 
@@ -517,11 +499,6 @@ class CheckpointManager:
     def reached_preemption(self) -> bool:
         """Whether `should_save` has seen SIGTERM: then save, and leave the loop."""
         return self._told
-
-    def _call(self, call: str) -> str:
-        """The text of a call, for errors when not all processes make it."""
-        runs = [self._run, *self._mirrors.runs]
-        return f"{call} in {' and '.join(repr(run.directory) for run in runs)}"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -614,10 +591,12 @@ class CheckpointManager:
         check_flag("mirror", mirror)
         self._check_thread()
         with self._one_at_a_time.own:
-            self._closed = True
+            was_open, self._closed = not self._closed, True
             stop_watching(self)
             try:
                 self._wait_for_save()
+                if mirror and was_open:
+                    self._disk.finish()
                 self._failed.end()
             finally:
                 self._mirrors.close(waits=mirror)
@@ -633,7 +612,7 @@ class CheckpointManager:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            self.close(mirror=error is None or not self._disk.is_own)
         except Exception as e:
             if error is None:
                 raise
@@ -644,17 +623,9 @@ class CheckpointManager:
         self._known.add(saved)
         if self._before and base:
             self._before.remember(saved, base)
-        goes_on = ft.partial(group.goes_on, "retained")
-
-        def tidy_up() -> list[int]:
-            self._mirrors.saved(saved, is_last=self._told)
-            keep = [*self._keep, self._mirrors.held]
-            return retain(self._run, keep, self._known.damaged, saved, goes_on)
-
-        so_far = (
-            f"Step {saved} was saved; whether older steps were removed is not known. "
+        removed = self._disk.saved(
+            group, saved, self._keep, self._known.damaged, is_last=self._told
         )
-        removed = group.from_first("retained", tidy_up, so_far=so_far)
         self._known.remove(removed)
         if is_first():
             self._sweeps.begin()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from .._format.run_history import continued, History, Session
 from .._format.source import Source
 from .._sources.checkpoint_source import Checkpoint
+from .._sources.part_source import PartSource
 from .._steps.run_steps import Run
 
 
@@ -39,6 +40,8 @@ class StateOrigin:
         history = source.manifest.history
         if self._now is not None and (not is_whole or history == self._now):
             return
+        if isinstance(source, PartSource):
+            source = source.checkpoint
         if isinstance(source, Checkpoint):
             number = step if history is None else history.step
             self._restored = _Restored(number, source.digest, history)

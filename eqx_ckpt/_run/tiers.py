@@ -1,6 +1,7 @@
 """The steps of a run and those in its mirrors, as one."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
@@ -8,8 +9,12 @@ from .._errors import CheckpointError, CheckpointNotFoundError
 from .._mirroring.one_history import check_histories
 from .._steps.retention import Mode
 from .._steps.run_steps import best_of, Run
-from .._storage.interface.committed_manifest import is_checkpoint
 from .._types import PathLike
+
+
+# `Run` may be one that says of itself what it has.
+_steps_of: Callable[[Run], list[int]] = operator.methodcaller("steps")
+_readable_or_not: Callable[[Run], list[int]] = operator.methodcaller("readable_or_not")
 
 
 class Copy(NamedTuple):
@@ -34,7 +39,7 @@ class Tiers:
         self.seen: set[int] = set()
 
     def steps(self) -> list[int]:
-        return self._union(Run.steps)
+        return self._union(_steps_of)
 
     def _union(self, list_steps: Callable[[Run], list[int]]) -> list[int]:
         return sorted(set().union(*self._listed(list_steps)))
@@ -83,7 +88,7 @@ class Tiers:
         if len(self._runs) == 1:
             return self._runs[0].best(metric, mode)
         metadata: dict[int, Any] = {}
-        for run, steps in zip(self._runs, self._listed(Run.steps), strict=True):
+        for run, steps in zip(self._runs, self._listed(_steps_of), strict=True):
             for step in steps:
                 if step not in metadata:
                     metadata[step] = run.metadata(step)
@@ -94,7 +99,7 @@ class Tiers:
 
         Raise if the newest steps of two tiers are of different histories.
         """
-        listed = self._listed(Run.readable_or_not)
+        listed = self._listed(_readable_or_not)
         self._check(listed)
         return sorted(
             (Copy(step, tier) for tier, steps in enumerate(listed) for step in steps),
@@ -115,7 +120,7 @@ class Tiers:
 
     def _has(self, tier: int, step: int) -> bool:
         with self._telling_of(tier):
-            return is_checkpoint(self._runs[tier].location(step))
+            return self._runs[tier].has(step)
 
     def path(self, copy: Copy) -> PathLike:
         return self._runs[copy.tier].path(copy.step)
@@ -133,7 +138,7 @@ class Tiers:
         return self._runs[0].explain()
 
     def _missing(self, step: int) -> CheckpointNotFoundError:
-        there = self._union(Run.readable_or_not)
+        there = self._union(_readable_or_not)
         if len(self._runs) == 1 or not there:
             return self._runs[0].missing(step)
         return CheckpointNotFoundError(

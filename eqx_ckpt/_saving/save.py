@@ -387,6 +387,7 @@ class Save:
             layout=layout,
             separators=plan.separators,
             history=plan.history,
+            part=plan.part,
         )
         check_size(self._manifest)
 
@@ -443,7 +444,7 @@ class Save:
 
     def send_at_most(self, nbytes: int) -> None:
         """Bound the memory of what is on its way, once this process has begun."""
-        self._attempt.chunks.send_at_most(nbytes)
+        self._attempt.send_at_most(nbytes)
 
     def adopt(self, unchanged: Iterable[Write] | None = None) -> None:
         """Share arrays that the base is known to have: they need not be hashed.

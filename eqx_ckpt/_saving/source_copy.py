@@ -18,7 +18,8 @@ def plan_copy(manifest: Manifest) -> WritePlan:
         record = record._replace(checksums=())
         writes.append(Write(name, record, record if record.is_array else None))
     unsaved = dict(manifest.unsaved)
-    return WritePlan(writes, unsaved, manifest.separators, manifest.history)
+    plan = WritePlan(writes, unsaved, manifest.separators, manifest.history)
+    return plan._replace(part=manifest.part)
 
 
 def equal_to(manifest: Manifest, writes: Sequence[Write], base: Base) -> list[Write]:

@@ -175,6 +175,10 @@ class Run:
                     return step
         return None
 
+    def has(self, step: int) -> bool:
+        """Whether a step is there, damaged or not."""
+        return is_checkpoint(self.location(step))
+
     def explain(self) -> str:
         """A sentence that says what the directory is, if it is not a run."""
         return self._location.explain_run()

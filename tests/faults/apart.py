@@ -1,17 +1,29 @@
 """Jobs whose processes have disks of their own; each function runs in all of them."""
 
+import contextlib
 import ctypes
+import errno
+import functools as ft
 import os
 import pathlib
 import shutil
+from collections.abc import Callable, Generator
 from typing import Any
+from unittest import mock
 
 import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._distributed.apart_attempt import PartAttempt
+from eqx_ckpt._sources.checkpoint_source import Checkpoint
+from eqx_ckpt._storage.directory import directory_place as storage
 
+from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state
-from .programs import assert_same, TIMEOUT
+from .programs import assert_same, mesh, TIMEOUT, tree
 
 
 _CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x20000, 1 << 18, 1 << 14
@@ -64,3 +76,141 @@ def use_two_paths(directory: str) -> list[tuple[str, str]]:
     found = [caught(call, *a) for call, a in zip(calls, arguments, strict=True)]
     assert not os.path.exists(here)
     return found
+
+
+def _manager(place: str, **how: Any) -> eqx_ckpt.CheckpointManager:
+    """The manager of a process whose disk is that of its number."""
+    return eqx_ckpt.CheckpointManager(
+        f"{place}/disk{jax.process_index()}/run",
+        keep=eqx_ckpt.keep_last(2),
+        mirror=eqx_ckpt.Mirror(f"{place}/there", **how),
+        shared=False,
+        timeout=TIMEOUT,
+    )
+
+
+def everything(step: int) -> dict[str, Any]:
+    return {"every": tree(mesh()), "state": state(step)}
+
+
+def train(place: str, last: int) -> dict[str, Any]:
+    """Go on to a step, and save each; every second one is due for the mirror."""
+    read = set[str]()
+    with _manager(place, when=eqx_ckpt.save_every_steps(2)) as manager:
+        before = manager.latest()
+        if before is not None:
+            with _watched_reads(place, read):
+                found = manager.restore(everything(0))
+            assert_same(found, everything(before))
+        for step in range((before or 0) + 1, last + 1):
+            manager.save(step, everything(step), metadata={"loss": step}).result()
+        seen = {"latest": manager.latest(), "best": manager.best("loss")}
+    seen |= {"before": before, "read": sorted(read), "uploads": [*manager.uploads()]}
+    return seen | {"steps": manager.steps(), "there": manager.mirrored()}
+
+
+@contextlib.contextmanager
+def _watched_reads(place: str, read: set[str]) -> Generator[None]:
+    """Note below which directories data are read."""
+    whole = Checkpoint.read
+
+    def spy(self: Checkpoint, *args: Any) -> Any:
+        read.add(str(self).strip("'").removeprefix(f"{place}/").split("/")[0])
+        return whole(self, *args)
+
+    with mock.patch.object(Checkpoint, "read", spy):
+        yield
+
+
+def lose_disks(place: str) -> list[dict[str, Any]]:
+    """Train; then on with a new disk in process 1, with damage in 0, and in a hurry."""
+    index = jax.process_index()
+    here, seen = f"{place}/disk{index}", [train(place, 3)]
+    if index == 1:
+        shutil.rmtree(here)
+    seen.append(train(place, 4))
+    chunk = pathlib.Path(here, "run/000004/shards/state/w/at0.0/c.0.0")
+    if index == 0:
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+    seen.append(train(place, 5))
+    shutil.rmtree(here)
+    return [*seen, train(place, 6)]
+
+
+def lose_the_mirror(place: str) -> list[Any]:
+    """What process 0 says of uploads to a disk that is not there at first."""
+    there, index = pathlib.Path(place, "there"), jax.process_index()
+    if index == 0:
+        there.write_text("This is no directory.")
+    with _manager(place) as manager:
+        manager.save(1, state(1)).result()
+        manager.save(2, state(2)).result()
+        manager.wait()
+        assert manager.latest() == 2
+        if index == 0:
+            with pytest.raises(eqx_ckpt.CheckpointError, match="is newer"):
+                manager.uploads()[1].result(TIMEOUT)
+            there.unlink()
+        manager.latest()
+    assert manager.latest() == 2
+    return manager.mirrored()
+
+
+def fail(place: str) -> dict[str, Any]:
+    """What each process hears of what fails in one of them, and what is there then."""
+    index, heard = jax.process_index(), dict[str, Any]()
+    with _manager(place, when=lambda step, last: False) as manager:
+        manager.save(1, state(1)).result()
+
+        def hear(name: str, call: Callable[..., Any], *args: Any) -> None:
+            heard[name] = *caught(call, *args), manager.latest()
+
+        hear("exists", manager.save, 1, state(1))
+        rename = storage.os.rename
+        if index == 1:
+            storage.os.rename = _refuse
+        hear("commit", lambda: manager.save(2, state(2)).result())
+        storage.os.rename = rename
+        heard["left"] = manager.steps()
+        other = state(2) | {"numpy": np.arange(4) + index}
+        hear("array", lambda: manager.save(2, other).result())
+        hear("number", manager.save, 2, state(2) | {"step": index})
+        hear("sharding", manager.save, 2, state(2, P(("x", "y")[index])))
+        manager.save(2, state(2)).result()
+        assert_same(manager.restore(state(0)), state(2))
+        hear("mesh", manager.restore, state(0, P("y", "x")))
+        if index == 1:  # It is no step then.
+            shutil.rmtree(f"{place}/disk1/run/000002")
+        heard["lost"] = manager.latest(), manager.steps()
+        assert_same(manager.restore(state(0)), state(1))
+        manager.save(2, state(2)).result()
+        manager.delete(1)
+        heard["deleted"] = manager.latest(), manager.steps()
+    same = ft.partial(eqx_ckpt.CheckpointManager, timeout=TIMEOUT, shared=False)
+    heard["same"] = *caught(same, f"{place}/one"), None
+    return heard
+
+
+def _refuse(*args: Any) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def die_amid_the_commits(place: str) -> None:
+    """Process 0 has committed step 3 when both die, and process 1 has not."""
+    train(place, 2)
+    exchange = PartAttempt._exchange
+
+    def die_after_the_commit(self: PartAttempt, said: dict[str, Any]) -> Any:
+        if self._topic == "committed":
+            die()
+        return exchange(self, said)
+
+    def die_before_the_commit(self: PartAttempt, manifest: bytes) -> None:
+        wait_for([pathlib.Path(place, "disk0/run/000003")])
+        die()
+
+    if jax.process_index() == 0:
+        PartAttempt._exchange = die_after_the_commit
+    else:
+        PartAttempt.commit = die_before_the_commit
+    train(place, 3)

@@ -83,6 +83,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "mirror": "same",
         "on_error": "same",
         "max_failures": "same",
+        "shared": "same",
     },
     "CheckpointManager.save": {
         "step": "same",

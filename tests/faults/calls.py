@@ -258,21 +258,21 @@ def late(directory: str) -> tuple[dict[str, tuple[str, str, float]], list[int]]:
         errors[name] = (*caught(call), time.monotonic() - begin)
 
     if index < 2:
-        manager._timeout, meeting.TIMEOUT_MARGIN = 2.0, LONG_MARGIN
+        manager._disk.timeout, meeting.TIMEOUT_MARGIN = 2.0, LONG_MARGIN
         if index == 0:
             wait_for([begun])
         begun.touch()
         timed("late", manager.latest)
     else:
         wait_for(marks[:2])
-        manager._timeout, meeting.TIMEOUT_MARGIN = 0.5, 0.1
+        manager._disk.timeout, meeting.TIMEOUT_MARGIN = 0.5, 0.1
         for step in range(20):
             timed("alone", ft.partial(manager.should_save, step))
-            manager._timeout = 0.01
+            manager._disk.timeout = 0.01
         errors["wrong"] = (*caused(ft.partial(manager.delete, -1))[1], 0.0)
     marks[index].touch()
     wait_for([marks[2]])
-    manager._timeout = TIMEOUT
+    manager._disk.timeout = TIMEOUT
     meeting.TIMEOUT_MARGIN = 5.0
     for step in (2, 3):
         manager.save(step, {"step": step}).result()
@@ -287,9 +287,9 @@ def call_once_more(directory: str) -> list[int | None]:
     manager = eqx_ckpt.CheckpointManager(directory, timeout=TIMEOUT)
     manager.save(1, {"step": 1}).result()
     if index == 1:
-        manager._timeout, meeting.TIMEOUT_MARGIN = 0.1, 0.1
+        manager._disk.timeout, meeting.TIMEOUT_MARGIN = 0.1, 0.1
         assert "No answer from process 0" in caught(manager.latest)[1]
-        manager._timeout, meeting.TIMEOUT_MARGIN = TIMEOUT, 5.0
+        manager._disk.timeout, meeting.TIMEOUT_MARGIN = TIMEOUT, 5.0
     # Process 0 hears of the two calls of process 1 at once.
     while index == 0 and not any(
         "save(2)" in said for _, said in client.key_value_dir_get("eqx_ckpt/")

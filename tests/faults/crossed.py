@@ -222,7 +222,7 @@ class _Job:
         return text
 
     def _set(self, timeout: float, nth: int) -> None:
-        self._timeout = self._manager._timeout = timeout
+        self._timeout = self._manager._disk.timeout = timeout
         with self._lock:
             self.passed, self._nth = 0, nth
 

@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+import eqx_ckpt
 from faults import apart, jobs
 from faults.zygote import Zygote
 
@@ -40,3 +41,79 @@ def test_two_paths(zygote: Zygote, disk: pathlib.Path) -> None:
             assert f"\n- process {index}: {call}(" in text
             assert f"in '{disk}/{index}'\n" in text
         assert "have to use one shared directory, or one store" in text
+
+
+def test_a_disk_of_each_process(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = zygote.call(jobs.values, 2, 4, apart.lose_disks, str(disk))
+    for now, step in zip(first, (2, 4, 5, 6), strict=True):
+        assert step in now.pop("uploads")
+    assert [now.pop("uploads") for now in second] == [[]] * 4
+    read = [[now.pop("read") for now in seen] for seen in (first, second)]
+    # Only process 1 reads step 2 from the mirror, and process 0 the damaged chunk.
+    assert read[0] == [[], ["disk0"], ["disk0", "there"], ["there"]]
+    assert read[1] == [[], ["there"], ["disk1"], ["there"]]
+    assert first == second
+    assert first == [
+        {"before": None, "latest": 3, "best": 2, "steps": [2, 3], "there": [2]},
+        {"before": 2, "latest": 4, "best": 2, "steps": [2, 3, 4], "there": [2, 4]},
+        {"before": 4, "latest": 5, "best": 2, "steps": [2, 4, 5], "there": [2, 4]},
+        {
+            "before": 4,
+            "latest": 6,
+            "best": 2,
+            "steps": [2, 4, 5, 6],
+            "there": [2, 4, 6],
+        },
+    ]
+    for step in (2, 4, 6):
+        assert eqx_ckpt.inspect.verify(disk / "there" / f"{step:06}")
+    for index in range(2):
+        assert eqx_ckpt.inspect.verify(disk / f"disk{index}" / "run" / "000006")
+    leaves = [
+        {*eqx_ckpt.inspect.read_manifest(disk / f"disk{i}/run/000006").leaves}
+        for i in range(2)
+    ]
+    everywhere = {name for name in leaves[0] & leaves[1] if "/w/" in name}
+    assert len(leaves[0]) > 30
+    assert not everywhere  # Each has its own shards of it.
+
+
+def test_the_mirror_is_lost_for_some_time(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, apart.lose_the_mirror, str(disk))
+    assert zygote.call(jobs.values, *args) == [[2], [2]]
+    assert eqx_ckpt.inspect.verify(disk / "there" / "000002")
+
+
+def test_what_fails_on_one_disk(zygote: Zygote, disk: pathlib.Path) -> None:
+    first, second = zygote.call(jobs.values, 2, 4, apart.fail, str(disk))
+    assert (first.pop("lost"), second.pop("lost")) == ((1, [1, 2]), (1, [1]))
+    for seen in (first, second):
+        assert seen.pop("left") == [1]
+        assert seen.pop("deleted") == (2, [2])
+    expected = {
+        "exists": ("CheckpointExistsError", "Step 1 exists already in the direct", 1),
+        "commit": ("OSError", "Input/output error", 1),
+        "array": ("LeafMismatchError", "Leaf 'numpy' of process 1 is not that of", 1),
+        "number": ("LeafMismatchError", "Leaf 'step' of process 1 is not that of", 1),
+        "sharding": ("LeafMismatchError", "- process 1: leaf 'w', float32[16, 12]", 1),
+        "mesh": ("CheckpointError", "Restore it with the shardings with which it", 2),
+        "same": ("CheckpointError", f"same directory '{disk}/one'", None),
+    }
+    assert first.keys() == second.keys() == expected.keys()
+    for seen in (first, second):
+        for name, (kind, text, latest) in expected.items():
+            assert (seen[name][0], seen[name][2]) == (kind, latest), name
+            assert text in seen[name][1], name
+
+
+def test_two_processes_die_amid_the_commits(zygote: Zygote, disk: pathlib.Path) -> None:
+    """What one of them has committed is no step, and is replaced by the next one."""
+    zygote.call(jobs.run, 2, 4, apart.die_amid_the_commits, str(disk))
+    assert (disk / "disk0/run/000003").is_dir()
+    assert not (disk / "disk1/run/000003").exists()
+    for seen in zygote.call(jobs.values, 2, 4, apart.train, str(disk), 3):
+        assert (seen["before"], seen["latest"]) == (2, 3)
+        assert (seen["steps"], seen["there"]) == ([2, 3], [2])
+    # Other processes have other shards: they read the newest step of the mirror.
+    (seen,) = zygote.call(jobs.values, 1, 8, apart.train, str(disk), 3)
+    assert (seen["before"], seen["read"]) == (2, ["there"])

@@ -239,7 +239,7 @@ def managers() -> list[Case]:
             | {"staging_bytes": ["x", True], "check_finite": FLAG}
             | {"incremental": FLAG, "frozen": [3, "x"]}
             | {"mirror": [3, "s3://bucket/run", []]}
-            | {"on_error": WORD, "max_failures": INTEGER},
+            | {"on_error": WORD, "max_failures": INTEGER, "shared": FLAG},
         ),
         (
             "",

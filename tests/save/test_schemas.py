@@ -83,6 +83,7 @@ def test_the_golden_files_follow_the_schemas():
         ("optional", {"history": {"run": "0" * 32, "step": 1, "sessions": []}}),
         ("root", "../"),
         ("necessary", {"references": 1}),
+        ("necessary", {"part": ["0" * 32, 1]}),
         ("code", "x"),
         ("types", [{"kind": "pickle"}]),
         ("leaves", {"../out": [0, "k", ""]}),

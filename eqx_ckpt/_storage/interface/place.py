@@ -353,6 +353,10 @@ class Attempt(contextlib.AbstractContextManager[Any]):
         """As `Chunks.adopt`; also before the context is entered."""
         return self.chunks.adopt(name, record, positions)
 
+    def send_at_most(self, nbytes: int) -> None:
+        """As `Chunks.send_at_most`; also before the context is entered."""
+        self.chunks.send_at_most(nbytes)
+
     def show(self) -> Shown:
         """Let other processes see the attempt, which they are about to `join`."""
         return Shown(self.chunks.place.spec["path"])

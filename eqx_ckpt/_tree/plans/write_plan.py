@@ -15,7 +15,7 @@ from ..._errors import CheckpointError, LeafMismatchError
 from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
-from ..._format.run_history import History
+from ..._format.run_history import History, Part
 from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
@@ -165,7 +165,8 @@ class WritePlan(NamedTuple):
     """The writes, and the fingerprints of the leaves that are not saved.
 
     `separators` are those of the source of a copy, and `history` is that of the step.
-    `frozen` has the names of the leaves that are said not to change.
+    `frozen` has the names of the leaves that are said not to change, and `part` says
+    which part of a step it is.
     """
 
     writes: list[Write]
@@ -173,6 +174,7 @@ class WritePlan(NamedTuple):
     separators: str | None = None
     history: History | None = None
     frozen: Collection[str] = ()
+    part: Part | None = None
 
 
 def plan_writes(

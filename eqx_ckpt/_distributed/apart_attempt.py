@@ -1,0 +1,164 @@
+"""A step of which each process of a job saves its part, on a disk of its own."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from .._errors import CheckpointError, LeafMismatchError
+from .._storage.interface.free_space import WhyTooFew
+from .._storage.interface.place import Attempt, Storage
+from .._tree.plans.write_plan import Write
+from .._types import Checksums, Layout
+from .joint_attempt import agreed, Together
+from .process_errors import from_json, to_json
+from .process_group import Group, Solo
+
+
+class Apart(Together):
+    """The processes of a job that save one step, as a context.
+
+    What fails in one of them, they all raise.
+
+    **Attributes:**
+
+    - `gather`, `new_number`, `again`: as those of the group.
+    - `index`, `size`: which process this is, and of how many.
+    """
+
+    def __init__(self, group: Group | Solo) -> None:
+        super().__init__(group)
+        self.gather, self.again = group.gather, group.again
+        self.new_number = group.new_number
+        self.index, self.size = group.index, group.size
+        # At which topic the others wait for this process.
+        self._topic = "plan"
+        self._alike: Mapping[str, str] = {}
+        self._undo: Callable[[], None] = lambda: None
+
+    def agree(
+        self, place: str, writes: Sequence[Write]
+    ) -> tuple[list[Write], dict[str, int]]:
+        """Agree on what is saved; return what this process would write of it alone."""
+        owned, places = agreed(self._group, place, writes, None)
+        self._topic = "written"
+        return owned, places
+
+    def prepare(self, alike: Mapping[str, str], undo: Callable[[], None]) -> None:
+        """Say which arrays are the same in all processes, and what undoes a commit."""
+        self._alike, self._undo = alike, undo
+
+    def begin(
+        self,
+        target: Storage,
+        layout: Layout,
+        overwrite: bool,
+        writes: Sequence[Write],
+        why_too_few: WhyTooFew,
+    ) -> tuple[Attempt, list[Write]]:
+        arrays = [write for write in writes if write.leaf is not None]
+        names = [write.name for write in arrays]
+
+        def begin() -> Attempt:
+            return target.begin(
+                layout, names, overwrite=overwrite, why_too_few=why_too_few
+            )
+
+        self._topic = ""
+        return PartAttempt(self._group, begin, self._alike, self._undo), arrays
+
+    def _report_failure(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and self._topic:
+            with contextlib.suppress(CheckpointError):
+                self._group.gather(self._topic, {"error": to_json(error)})
+
+
+class PartAttempt(Attempt):
+    """The attempt of one process; none commits before all have written.
+
+    If one of them says that it cannot commit, the others take theirs back.
+    """
+
+    def __init__(
+        self,
+        group: Group | Solo,
+        begin: Callable[[], Attempt],
+        alike: Mapping[str, str],
+        undo: Callable[[], None],
+    ) -> None:
+        self._group = group
+        self._begin = begin
+        self._alike = alike
+        self._undo = undo
+        self._stack = contextlib.ExitStack()
+        self._topic = "written"
+
+    def __enter__(self) -> "PartAttempt":
+        try:
+            self._attempt = self._stack.enter_context(self._begin())
+        except BaseException as e:
+            self._report(e)
+            raise
+        self.chunks, self.root = self._attempt.chunks, self._attempt.root
+        return self
+
+    def gather(self, checksums: Checksums) -> None:
+        alike = {leaf: checksums[name] for name, leaf in self._alike.items()}
+        said = self._exchange({"error": None, "alike": alike})
+        _raise_failure(said)
+        check_alike([value["alike"] for value in said])
+        self._topic = "committed"
+
+    def commit(self, manifest: bytes) -> None:
+        self._attempt.commit(manifest)
+        # If it is not known how the others have ended, it stays: nobody takes it for
+        # a step unless they have all committed.
+        said = self._exchange({"error": None})
+        try:
+            _raise_failure(said)
+        except Exception:
+            self._undo()
+            raise
+
+    def _exchange(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+        topic, self._topic = self._topic, ""
+        return self._group.gather(topic, said)
+
+    def _report(self, error: BaseException) -> None:
+        if self._topic:
+            with contextlib.suppress(CheckpointError):
+                self._exchange({"error": to_json(error)})
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._stack:
+            if error is not None:
+                self._report(error)
+
+
+def _raise_failure(said: Sequence[Mapping[str, Any]]) -> None:
+    for index, value in enumerate(said):
+        if value["error"] is not None:
+            raise from_json(index, value["error"])
+
+
+def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
+    """Raise unless each process says the same of its own leaves."""
+    for index, other in enumerate(values):
+        for name, value in values[0].items():
+            if other.get(name) != value:
+                raise LeafMismatchError(
+                    f"Leaf {name!r} of process {index} is not that of process 0, and "
+                    "each has it for itself. In the mirror there is only that of "
+                    "process 0. Nothing was saved. Make it the same in all processes, "
+                    "or make it a part of a global array."
+                )

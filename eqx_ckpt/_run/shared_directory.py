@@ -1,0 +1,164 @@
+"""A run in a directory that all processes see: what they do there together."""
+
+import functools as ft
+from collections.abc import Callable, Sequence, Set
+from typing import Any, NamedTuple
+
+from jaxtyping import PyTree
+
+from .._distributed.jax_service import is_alone, is_first
+from .._distributed.joint_attempt import Together, together
+from .._distributed.process_group import from_first, gather_errors
+from .._errors import CheckpointNotFoundError
+from .._format.manifest import Manifest
+from .._format.source import Source
+from .._inspecting.inspect_checkpoint import read_manifest
+from .._mirroring.mirrors import Mirrors
+from .._progress import Progress
+from .._saving.save import Alone, Save
+from .._steps.retention import Keep
+from .._steps.run_steps import may_be_deleted, Run
+from .._steps.step_removal import retain
+from .._tree.plans.write_plan import Compression, WritePlan
+from .._types import Layout, PathLike
+from .damage_fallback import OnDamage, resumed
+from .state_origin import StateOrigin
+from .tiers import Copy, Tiers
+
+
+class How(NamedTuple):
+    """How a step is saved."""
+
+    layout: Layout
+    compression: Compression
+    progress: Progress
+
+
+class SharedDirectory:
+    """The steps of a run and of its mirrors, as all processes of a job see them.
+
+    **Attributes:**
+
+    - `run`: the steps in the directory, and `tiers` with those in the mirrors.
+    """
+
+    # Whether each process has to clean up, and to close together with the others.
+    is_own = False
+
+    def __init__(self, run: Run, mirrors: Mirrors, timeout: float) -> None:
+        self.run = run
+        self.tiers = Tiers(run, mirrors.runs)
+        self._mirrors = mirrors
+        self.timeout = timeout
+
+    def begin(self) -> None:
+        """Remove what dead saves have left, and upload what is due."""
+        if is_first():
+            self.run.clean_up()
+        self._mirrors.begin()
+
+    def call(self, call: str) -> str:
+        """The text of a call, for errors when not all processes make it."""
+        mirrors = [repr(run.directory) for run in self._mirrors.runs]
+        return f"{call} in {' and '.join([self._where(), *mirrors])}"
+
+    def _where(self) -> str:
+        return repr(self.run.directory)
+
+    def meet(self, call: str) -> Together | Alone:
+        return together(call, self.timeout) or Alone()
+
+    def plan(
+        self,
+        group: Together | Alone,
+        step: int,
+        plan: WritePlan,
+        metadata: Any,
+        origin: StateOrigin,
+        how: How,
+    ) -> Save:
+        """The save of a step, which is about to begin."""
+        if is_first():
+            plan = plan._replace(history=origin.of_step(step))
+        path = self.run.path(step)
+        return Save(path, plan, how.compression, metadata, how.layout, how.progress)
+
+    def replaces(self, step: int, damaged: Set[int]) -> bool:
+        """Whether the step that was planned replaces what is there."""
+        # A restore fell back to an older step, so these may be replaced.
+        return step in damaged
+
+    def latest(self) -> int | None:
+        return from_first(self.call("latest()"), self.tiers.latest, self.timeout)
+
+    def listed(self, call: str) -> list[int]:
+        """The steps that are known, without waiting for a mirror."""
+
+        def listed() -> list[int]:
+            # What was seen in the mirrors counts.
+            return [*self.run.readable_or_not(), *self.tiers.seen]
+
+        return from_first(f"{call}, the first", listed, self.timeout)
+
+    def restore(
+        self,
+        step: int | None,
+        restored: Callable[[PathLike | Source, int], PyTree],
+        on_damage: OnDamage,
+    ) -> tuple[PyTree, list[int]]:
+        """Restore a step, or the newest; return it with those that are passed over."""
+
+        def of_copy(copy: Copy) -> PyTree:
+            return restored(self.tiers.path(copy), copy.step)
+
+        if step is None or self._mirrors.runs:
+            return resumed(self.tiers, step, of_copy, on_damage, self.timeout)
+        try:
+            return of_copy(Copy(step, 0)), []
+        except CheckpointNotFoundError as e:
+            if is_alone():
+                raise self.run.missing(step) from e
+            raise
+
+    def read_manifest(self, step: int) -> Manifest:
+        copy = self.tiers.nearest(step) if self._mirrors.runs else Copy(step, 0)
+        return read_manifest(self.tiers.path(copy))
+
+    def delete(self, call: str, check: Callable[[], int]) -> int:
+        """Delete a step, which `check` returns, in each place; return it."""
+        number, problem = gather_errors(call, check, self.timeout)
+        if problem is not None:
+            raise problem
+        assert number is not None
+        delete = ft.partial(self.tiers.delete, number)
+        from_first(call, delete, self.timeout, so_far=f"{may_be_deleted(number)} ")
+        return number
+
+    def saved(
+        self,
+        group: Together | Alone,
+        step: int,
+        keep: Sequence[Keep],
+        damaged: set[int],
+        *,
+        is_last: bool,
+    ) -> list[int]:
+        """Upload a step that was saved, if it is due; return older ones, now removed.
+
+        Those that are `damaged` stay.
+        """
+
+        def tidy_up() -> list[int]:
+            self._mirrors.saved(step, is_last=is_last)
+            goes_on = ft.partial(group.goes_on, "retained")
+            every = [*keep, self._mirrors.held]
+            return retain(self.run, every, damaged, step, goes_on)
+
+        return group.from_first("retained", tidy_up, so_far=so_far(step))
+
+    def finish(self) -> None:
+        """What is left for all processes to do together, before a manager ends."""
+
+
+def so_far(step: int) -> str:
+    return f"Step {step} was saved; whether older steps were removed is not known. "

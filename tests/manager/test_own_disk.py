@@ -1,0 +1,168 @@
+"""A directory of each process, in a job of one: what the part of a step is."""
+
+import logging
+import pathlib
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import eqx_ckpt
+from faults.manifests import edited
+from helpers import assert_same
+
+
+PATIENCE = 300.0  # seconds; longer than anything here takes
+
+
+def write(f: Any, leaf: Any) -> None:
+    if isinstance(leaf, str):
+        f.write(leaf.encode())
+    else:
+        eqx_ckpt.default_serialise_filter_spec(f, leaf)
+
+
+def read(f: Any, leaf: Any) -> Any:
+    if isinstance(leaf, str):
+        return f.read().decode()
+    return eqx_ckpt.default_deserialise_filter_spec(f, leaf)
+
+
+def tree(by: int = 0) -> dict[str, Any]:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    data = jnp.arange(64.0).reshape(8, 8) + by
+    return {
+        "both": jax.device_put(data, NamedSharding(mesh, P("x", "y"))),
+        "same": jax.device_put(data.astype(jnp.bfloat16), NamedSharding(mesh, P())),
+        "keys": jax.device_put(
+            jax.random.split(jax.random.key(by), 4), NamedSharding(mesh, P("y"))
+        ),
+        "swapped": np.arange(3, dtype=">i4") + by,
+        "flags": np.array([True, False]),
+        "dates": np.array(["2020-01-01"], "M8[D]"),
+        "empty": np.zeros((0, 3)),
+        "0": {"at": np.float64(by), "text": f"a text {by}"},
+        "numbers": (by, 0.5, True, 1j),
+    }
+
+
+def arrays(by: int = 0) -> dict[str, Any]:
+    return {"both": tree(by)["both"], "swapped": tree(by)["swapped"], "number": by}
+
+
+def manager(place: pathlib.Path, **how: Any) -> eqx_ckpt.CheckpointManager:
+    mirror = eqx_ckpt.Mirror(place / "there")
+    return eqx_ckpt.CheckpointManager(
+        place / "here", mirror=mirror, shared=False, **how
+    )
+
+
+@pytest.mark.parametrize(("layout", "codec"), [("zarr", None), ("ocdbt", "zstd")])
+def test_all_kinds_of_leaves(tmp_path, layout, codec):
+    """From the disk, and from the mirror, which has what an ordinary save has."""
+    saved = tree()
+    how = {"layout": layout, "compression": codec}
+    with manager(tmp_path, **how) as one:
+        one.save(1, saved, write, metadata={"loss": float("nan")}).result()
+        assert_same(one.restore(tree(1), filter_spec=read), saved)
+        about = one.read_manifest(1)
+        assert about.leaves["both"].shape == (8, 8)
+        assert about.metadata == pytest.approx({"loss": float("nan")}, nan_ok=True)
+        part = one.restore(tree(1)["both"], prefix="both")
+        assert (part == saved["both"]).all()
+    there = eqx_ckpt.CheckpointManager(tmp_path / "there")
+    assert_same(there.restore(tree(1), filter_spec=read), saved)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "usual", saved, write, **how)
+    found, usual = (
+        eqx_ckpt.inspect.read_manifest(path)
+        for path in (tmp_path / "there/000001", tmp_path / "usual")
+    )
+    assert found.leaves == usual.leaves
+    assert found.unsaved == usual.unsaved
+    assert eqx_ckpt.inspect.verify(tmp_path / "here/000001")
+
+
+def test_a_part_is_not_taken_for_a_step(tmp_path):
+    with manager(tmp_path) as one:
+        one.save(1, arrays()).result()
+    here = tmp_path / "here"
+    part = eqx_ckpt.inspect.read_manifest(here / "000001").part
+    assert part is not None
+    assert (part.process, part.processes, len(part.id)) == (0, 1, 32)
+    words = "is part 0 of 1 of a step"
+    with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+        eqx_ckpt.CheckpointManager(here).restore(arrays())
+    with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+        eqx_ckpt.tree_deserialise_leaves(here / "000001", arrays())
+    with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+        eqx_ckpt.sync(here, tmp_path / "other")
+    assert eqx_ckpt.sync(here, tmp_path / "there") == []
+    eqx_ckpt.copy(here / "000001", tmp_path / "copy")
+    with pytest.raises(eqx_ckpt.CheckpointError, match=words):
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "copy", arrays())
+
+
+def test_a_whole_step_is_not_replaced(tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "here/000001", arrays())
+    with manager(tmp_path, keep=eqx_ckpt.keep_last(1)) as one:
+        assert one.latest() is None
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="Step 1 exists"):
+            one.save(1, arrays())
+    assert_same(
+        eqx_ckpt.tree_deserialise_leaves(tmp_path / "here/000001", arrays(1)), arrays()
+    )
+
+
+def test_damage(tmp_path, caplog):
+    """A part that is not what it says is read from the mirror, or is an error."""
+    with manager(tmp_path) as one:
+        one.save(1, arrays()).result()
+        assert one.uploads()[1].result(PATIENCE) is None
+        manifest = tmp_path / "here/000001/zarr.json"
+        before = manifest.read_bytes()
+
+        def no_shard(content: dict[str, Any]) -> None:
+            record = content["leaves"].pop("shards/both/at0.4")
+            record["path"][2] = ["key", "at0.x"]
+            content["leaves"]["shards/both/at0.x"] = record
+
+        for text in (edited(before, no_shard), before[:-9]):
+            manifest.write_bytes(text)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                assert_same(one.restore(arrays(1)), arrays())
+            assert "Step 1" in caplog.text
+        manifest.write_bytes(before)
+        chunk = tmp_path / "here/000001/shards/both/at0.4/c.0.0"
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+        assert_same(one.restore(arrays(1)), arrays())
+        one.delete(1)
+        one.save(2, arrays()).result()
+    with eqx_ckpt.CheckpointManager(tmp_path / "here", shared=False) as alone:
+        chunk = tmp_path / "here/000002/shards/both/at0.4/c.0.0"
+        chunk.write_bytes(bytes(chunk.stat().st_size))
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="and no mirror has"):
+            alone.restore(arrays(1))
+        with pytest.raises(ValueError, match="read from the mirror"):
+            alone.restore(arrays(1), on_damage="fallback")
+
+
+def test_what_does_not_go_with_it(tmp_path):
+    with pytest.raises(ValueError, match="`incremental` is for a directory that all"):
+        eqx_ckpt.CheckpointManager(tmp_path, shared=False, incremental=True)
+
+
+def test_an_array_that_a_jit_donates(tmp_path):
+    """The shards do not depend on the array once the save has returned."""
+    array = arrays()["both"]
+    expected = np.asarray(array)
+    with manager(tmp_path) as one:
+        one.save(1, {"w": array})
+        jax.jit(lambda x: x + 1, donate_argnums=0)(array)
+        found = one.restore({"w": arrays(1)["both"]})
+    assert (np.asarray(found["w"]) == expected).all()
+    assert eqx.is_array(found["w"])
