@@ -28,7 +28,7 @@ def test_lowest_versions_are_the_lower_bounds():
 
 def test_changelog_and_citation_know_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert version in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
