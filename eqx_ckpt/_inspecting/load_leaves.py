@@ -94,5 +94,7 @@ def _with_lists(node: Any, not_lists: set[_Keys], at: _Keys) -> Any:
     if not isinstance(node, dict):
         return node
     found = {k: _with_lists(x, not_lists, (*at, k)) for k, x in node.items()}
-    is_list = at not in not_lists and found.keys() == {*range(len(found))}
+    is_list = (
+        bool(found) and at not in not_lists and found.keys() == {*range(len(found))}
+    )
     return [found[i] for i in range(len(found))] if is_list else found

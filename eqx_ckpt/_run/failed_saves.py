@@ -32,7 +32,8 @@ class FailedSaves:
 
     **Attributes:**
 
-    - `tried`: the last step that was tried, if failures are survived.
+    - `tried`: the last step that was tried, if failures are survived; not one whose
+        arguments were wrong.
     """
 
     def __init__(self, on_error: OnError, max_failures: int | None) -> None:
@@ -50,7 +51,7 @@ class FailedSaves:
         self._running: Saving | None = None
         # That of the last save, if it was logged only.
         self._survived: BaseException | None = None
-        self._is_tried = False
+        self._trying: int | None = None
         self.tried: int | None = None
 
     def __str__(self) -> str:
@@ -62,14 +63,14 @@ class FailedSaves:
     def begin(self, step: int) -> None:
         """From now on, what fails is the save of this step."""
         if self._survives:
-            self._is_tried, self.tried = True, step
+            self._trying = step
 
     def instead(self, path: str, error: Exception) -> Future[None]:
         """The future of a save that did not begin; raise if that is not survived."""
-        is_tried, self._is_tried = self._is_tried, False
-        if not is_tried:
+        if self._trying is None:
             raise error
         self._survive(path, error)
+        self.tried = self._trying
         failed = Future[None]()
         failed.set_exception(error)
         return failed
@@ -77,7 +78,11 @@ class FailedSaves:
     def goes_on(self, saving: Saving) -> None:
         """The save that was begun goes on in the background."""
         if self._survives:
-            self._running, self._is_tried = saving, False
+            self._running, self.tried = saving, self._trying
+
+    def over(self) -> None:
+        """From now on, what fails is not the save of a step."""
+        self._trying = None
 
     def settle(self, owner: object) -> None:
         """Raise how the last save has ended, unless that is survived."""

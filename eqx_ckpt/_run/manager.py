@@ -241,6 +241,8 @@ class CheckpointManager:
                 if isinstance(e, CheckpointError):
                     raise
                 saving = self._not_begun(as_step(step), e)
+            finally:
+                self._failed.over()
             note_save(self._when, began, saving)
             return saving
 
@@ -274,7 +276,7 @@ class CheckpointManager:
                     newest = ft.partial(self._run.newest, self._known.damaged)
                     base = self._before.find(group.from_first("base", newest))
                     next = save.share(base)
-                save.way_out = ft.partial(self._way_out, number, metadata)
+                save.way_out = ft.cache(ft.partial(self._way_out, number, metadata))
                 save.begin(group, self._disk.replaces(number, self._known.damaged))
                 save.finite = FiniteCheck() if self._check_finite else None
                 afterwards = ft.partial(self._retain, number, group, next)

@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from .._errors import LeafMismatchError
@@ -26,7 +26,8 @@ _MOST_LINES = 20
 
 
 def average(
-    sources: Sequence[PathLike | Source], weights: Sequence[float] | None = None
+    sources: Sequence[PathLike | Source],
+    weights: Sequence[float] | Array | None = None,
 ) -> Source:
     """The average of several checkpoints, as a source to restore from or to copy.
 
@@ -99,20 +100,28 @@ def _opened(source: PathLike | Source) -> Source:
     return opened(source)
 
 
-def _checked(weights: Sequence[float], sources: Sequence[object]) -> list[float]:
+def _checked(
+    weights: Sequence[float] | Array, sources: Sequence[object]
+) -> list[float]:
     numbers: list[object] = []
-    with contextlib.suppress(TypeError):
-        numbers += weights
+    if not isinstance(weights, Mapping | Set):  # These have no order of the sources.
+        with contextlib.suppress(TypeError):
+            numbers.extend(weights)
     if not numbers or not all(map(is_real, numbers)):
         raise TypeError(f"`weights` is {weights!r}. Pass a list of numbers, or `None`.")
-    found = [float(x) for x in numbers]  # pyright: ignore[reportArgumentType]
+    try:
+        found = [float(x) for x in numbers]  # pyright: ignore[reportArgumentType]
+    except OverflowError:
+        found = [math.inf]
     if not all(math.isfinite(x) and x > 0 for x in found):
         raise ValueError(f"`weights` is {weights!r}. Pass positive, finite numbers.")
     if len(found) != len(sources):
         raise ValueError(
             f"`weights` is {weights!r}. Pass one for each of {len(sources)} sources."
         )
-    return found
+    # Their sum must not overflow; powers of two keep all digits.
+    _, exponent = math.frexp(max(found))
+    return [math.ldexp(x, -exponent) for x in found]
 
 
 def _check_alike(sources: Sequence[Source]) -> None:

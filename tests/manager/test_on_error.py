@@ -1,5 +1,6 @@
 """`on_error="warn"`: which failures of saves a training survives, beside a model."""
 
+import concurrent.futures
 import functools as ft
 import logging
 import pathlib
@@ -170,3 +171,24 @@ def test_an_error_in_the_arguments_is_raised(tmp_path: pathlib.Path) -> None:
         CheckpointManager(tmp_path, max_failures=3)
     with pytest.raises(eqx_ckpt.CheckpointError, match="closed"):
         manager.save(1, state(1))
+
+
+def test_a_mistake_is_no_try(tmp_path: pathlib.Path) -> None:
+    """What fails after it is not the save of that step."""
+
+    def wrong(f: Any, leaf: Any) -> Any:
+        raise ValueError("wrong")
+
+    faults, when = Faults(), eqx_ckpt.save_every_steps(10)
+    manager = CheckpointManager(tmp_path, when=when, on_error="warn")
+    other = CheckpointManager(tmp_path, progress=faults.progress)
+    with pytest.raises(ValueError, match="wrong"):
+        manager.save(9, state(9), wrong)
+    assert manager.should_save(10)
+    faults.later = True
+    concurrent.futures.wait([other.save(1, state(1))])
+    with pytest.raises(Broken):
+        manager.save(10, state(10))
+    manager.save(10, state(10)).result()
+    manager.close()
+    assert manager.steps() == [10]

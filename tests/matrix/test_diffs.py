@@ -133,3 +133,8 @@ def test_a_norm_of_many_chunks(tmp_path):
     wide = a.astype(float)
     expected = np.linalg.norm(b.astype(float) - wide) / np.linalg.norm(wide)
     assert found.norm_rel == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("tree", [{}, {"a": {}}, []])
+def test_a_tree_without_leaves_is_loaded_as_a_dictionary(tree):
+    assert eqx_ckpt.load(to_memory(tree)) == {}

@@ -101,3 +101,20 @@ def test_a_few_chunks_are_in_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert (target == 0.5).all()
+
+
+@pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 1e-320]])
+def test_weights_of_any_size(tmp_path, weights):
+    paths = [save(tmp_path / str(i), {"w": np.full(2, 2.0 * i)}) for i in (0, 1)]
+    assert eqx_ckpt.load(eqx_ckpt.average(paths, weights), "w").tolist() == [1, 1]
+
+
+def test_weights_that_numpy_has_computed(tmp_path, unchecked):
+    paths = [save(tmp_path / str(i), {"w": np.full(2, 4.0 * i)}) for i in (0, 1)]
+    source = eqx_ckpt.average(paths, np.array([1.0, 3.0]))
+    assert eqx_ckpt.load(source, "w").tolist() == [3, 3]
+    for wrong in ({1: 2, 3: 4}, np.float32(1), {1, 3}):
+        with pytest.raises(TypeError, match="`weights`"):
+            unchecked.average(paths, wrong)
+    with pytest.raises(ValueError, match="`weights`"):
+        unchecked.average(paths, [10**400, 1])

@@ -148,7 +148,7 @@ def test_rows_that_are_read_again_stay_in_the_cache(saved, direct):
     assert not direct
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOMEM])
 def test_a_file_system_that_refuses(saved, direct, monkeypatch, number):
     counting = os.preadv
 
@@ -174,6 +174,21 @@ def test_a_system_that_cannot_tell(saved, direct, monkeypatch, lacks):
     evict(saved)
     assert_same(eqx_ckpt.tree_deserialise_leaves(saved, TREE), TREE)
     assert not direct
+
+
+def test_a_process_that_has_no_descriptors_left(saved, direct, monkeypatch):
+    open_, refused = os.open, []
+
+    def refusing(path, flags, *args, **kwargs):
+        if flags & os.O_DIRECT:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return open_(path, flags, *args, **kwargs)
+
+    evict(saved)
+    monkeypatch.setattr(os, "open", refusing)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(saved, TREE), TREE)
+    assert refused
 
 
 def test_no_descriptor_stays_open(saved, direct):

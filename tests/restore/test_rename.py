@@ -130,3 +130,21 @@ def test_within_a_transform_and_below_a_prefix():
     )
     assert found["weights"][:, 0].tolist() == [0, 1, 2]
     assert found["s"] == 7
+
+
+def test_flags_of_a_pattern():
+    old = {"Enc": {"w": jnp.ones(2)}, "head": jnp.zeros(1)}
+    eqx_ckpt.tree_serialise_leaves(PATH, old, overwrite=True)
+    like = {"e": {"w": jnp.zeros(2)}, "head": jnp.zeros(1)}
+    for pattern in ("(?i)enc", "(?ix) e n c  # at any case", "(?i:enc)"):
+        found = eqx_ckpt.tree_deserialise_leaves(
+            PATH, like, transform=eqx_ckpt.rename({pattern: "e"})
+        )
+        assert found["e"]["w"].tolist() == [1, 1]
+
+
+def test_a_function_has_to_return_a_text():
+    eqx_ckpt.tree_serialise_leaves(PATH, {"h": [jnp.ones(1)] * 2}, overwrite=True)
+    rename = eqx_ckpt.rename({r"\d+": lambda match: int(match[0]) + 1})
+    with pytest.raises(TypeError, match=r"the function for '\\\\d\+' returned 1"):
+        rename({"h": [jnp.ones(1)] * 2})

@@ -24,8 +24,18 @@ from .posix_calls import LIBC
 _LARGE = 2**20
 
 
-# What a file system answers that has no such reads; `/proc` may be missing, too.
-_REFUSALS = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES, errno.EPERM}
+# What a file system answers that has no such reads. `/proc` may be missing, too, and
+# they take a second descriptor, and memory.
+_REFUSALS = {
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
 
 
 # What is read meanwhile is read again soon. Changes to a list are atomic.

@@ -34,8 +34,9 @@ def rename(patterns: Mapping[str, Replacement]) -> Transform:
     - `patterns`: a dictionary from regular expressions, of Python's `re`, to what
         replaces them, as in `re.sub`: a text in which `\1` or `\g<name>` stand for
         groups, or a function of the `re.Match`, to compute numbers of layers. An empty
-        text removes the keys. Names are those that [`eqx_ckpt.tree_match`][] prints;
-        keys that are numbers are positions in a list.
+        text removes the keys. Names are those that [`eqx_ckpt.tree_match`][] prints,
+        below the `prefix` of the restore if it has one; keys that are numbers are
+        positions in a list.
 
     **Returns:**
 
@@ -93,8 +94,7 @@ def _compiled(patterns: Mapping[str, Replacement]) -> _Rules:
             check_kind("patterns", new, str, wanted)
         try:
             re.compile(pattern)
-            # Keys are whole between two slashes, or the ends of a name.
-            rule = re.compile(f"(?<![^/])(?:{pattern})(?![^/])")
+            rule = _of_whole_keys(pattern)
             if not callable(new):
                 rule.sub(new, "")
             rules[pattern] = rule, new
@@ -109,14 +109,42 @@ def _compiled(patterns: Mapping[str, Replacement]) -> _Rules:
     return rules
 
 
+_FLAGS = re.compile(r"(\(\?[aimsux]+\))?(.*)", re.DOTALL)
+
+
+def _of_whole_keys(pattern: str) -> re.Pattern[str]:
+    """Let a pattern match between two slashes, or the ends of a name."""
+    found = _FLAGS.fullmatch(pattern)
+    assert found is not None
+    flags, rest = found[1] or "", found[2]
+    end = "\n" if "x" in flags else ""  # It may end with a comment.
+    return re.compile(f"{flags}(?<![^/])(?:{rest}{end})(?![^/])")
+
+
 def _new_name(name: str, rules: _Rules, matched: set[str]) -> str:
     """A name after all rules; `matched` gets the patterns that match in it."""
     for pattern, (rule, new) in rules.items():
-        name, count = rule.subn(new, name)
+        name, count = rule.subn(_as_texts(pattern, new), name)
         if count:
             matched.add(pattern)
             name = "/".join(filter(None, name.split("/")))
     return name or ROOT
+
+
+def _as_texts(pattern: str, new: Replacement) -> Replacement:
+    if not callable(new):
+        return new
+
+    def checked(match: re.Match[str]) -> str:
+        text: Any = new(match)
+        if not isinstance(text, str):
+            raise TypeError(
+                f"`patterns`: the function for {pattern!r} returned {text!r}. Return a "
+                "text."
+            )
+        return text
+
+    return checked
 
 
 class _Renamed:
