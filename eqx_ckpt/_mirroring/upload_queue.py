@@ -52,7 +52,8 @@ class UploadQueue:
         self._last = max((step for step in known if step is not None), default=None)
         newest, self._unlisted = self._unlisted, None
         self.is_listed = True
-        for step in sorted(local):
+        # It may have been saved after the local steps were listed.
+        for step in sorted({*local} if newest is None else {*local, newest}):
             self._consider(step)
         if newest is not None and newest not in self.held():
             self._end(newest, CheckpointError(f"Step {newest} was not due."))

@@ -520,3 +520,27 @@ def test_another_step_of_the_same_number(
         manager.save(1, state(7)).result(PATIENCE)
     # It was not due, as there is one; so nothing was lost, and nothing was said.
     assert_same(CheckpointManager(there).restore(state(0)), state(1))
+
+
+def test_a_step_that_is_saved_while_the_run_is_listed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, saved = threading.Event(), threading.Event()
+    readable = uploader.Run.readable_or_not
+
+    def late(run: Any) -> Any:
+        found = readable(run)
+        uploads = threading.current_thread().name.startswith("eqx_ckpt uploads")
+        if uploads and str(run.directory) == str(tmp_path / "run"):
+            listed.set()
+            assert saved.wait(PATIENCE)
+        return found
+
+    monkeypatch.setattr(uploader.Run, "readable_or_not", late)
+    mirror = Mirror(tmp_path / "there", when=save_every_steps(1))
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        assert listed.wait(PATIENCE)
+        save(manager, 1)
+        saved.set()
+        assert manager.uploads()[1].result(PATIENCE) is None
+        assert manager.mirrored() == [1]
