@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +29,7 @@ from jaxtyping import PyTree
 
 import eqx_ckpt
 
-from .workloads import filled, nbytes, train_state
+from .workloads import filled, nbytes, state_of_width
 
 
 LAYERS = 12
@@ -56,9 +55,7 @@ def main() -> None:
 def compare(width: int, rounds: int, scratch: Path | None) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "state"
-        vocabulary = 50257 * width // 768
-        make = ft.partial(train_state, width=width, vocabulary=vocabulary)
-        like = eqx.filter_eval_shape(make, jax.random.key(0))
+        like = state_of_width(width)
         eqx_ckpt.tree_serialise_leaves(path, filled(like))
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for _ in range(rounds):

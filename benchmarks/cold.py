@@ -12,7 +12,6 @@ Another file of as many bytes stays in the cache meanwhile, or not: `mincore` te
 
 import argparse
 import ctypes
-import functools as ft
 import mmap
 import os
 import tempfile
@@ -26,7 +25,7 @@ import jax
 
 import eqx_ckpt
 
-from .workloads import filled, nbytes, train_state
+from .workloads import filled, nbytes, state_of_width
 
 
 _PIECE = 2**21
@@ -41,9 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path)
     args = parser.parse_args()
-    vocabulary = 50257 * args.width // 768
-    make = ft.partial(train_state, width=args.width, vocabulary=vocabulary)
-    like = eqx.filter_eval_shape(make, jax.random.key(0))
+    like = state_of_width(args.width)
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         path, other = Path(folder, "saved"), Path(folder, "other")
         tree = filled(like)

@@ -31,7 +31,7 @@ from jaxtyping import PyTree
 import eqx_ckpt
 from eqx_ckpt._saving import unchanged
 
-from .workloads import filled, nbytes, train_state
+from .workloads import filled, nbytes, state_of_width
 
 
 def main() -> None:
@@ -43,9 +43,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--device", action="store_true")
     args = parser.parse_args()
-    vocabulary = 50257 * args.width // 768
-    make = ft.partial(train_state, width=args.width, vocabulary=vocabulary)
-    tree = filled(eqx.filter_eval_shape(make, jax.random.key(0)))
+    tree = filled(state_of_width(args.width))
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         place = mock.patch.object(unchanged, "is_on_host", return_value=False)
         with place if args.device else contextlib.nullcontext():

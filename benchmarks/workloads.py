@@ -106,6 +106,13 @@ def train_state(key: jax.Array, **sizes: int) -> PyTree:
     return {"model": half, "optimiser": optimiser}
 
 
+def state_of_width(width: int) -> PyTree:
+    """The skeleton of a training state; the vocabulary grows with its width."""
+    vocabulary = 50257 * width // 768
+    make = ft.partial(train_state, width=width, vocabulary=vocabulary)
+    return eqx.filter_eval_shape(make, jax.random.key(0))
+
+
 def _many(count: int) -> PyTree:
     """Leaves of 1 to 16 KiB, 50 in each dictionary."""
     sizes = np.random.default_rng(0).integers(256, 4096, count, endpoint=True)

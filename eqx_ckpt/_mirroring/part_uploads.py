@@ -198,7 +198,7 @@ class PartUploads:
                 "The upload to %s failed; the training goes on. %s: %s",
                 self.there.directory,
                 type(error).__name__,
-                error,
+                str(error),
             )
         self.error = error
 
