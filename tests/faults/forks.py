@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import eqx_ckpt
-from eqx_ckpt._mirroring import uploader
+from eqx_ckpt._mirroring import uploads
 
 
 TREE = {"x": np.arange(4.0)}
@@ -136,7 +136,7 @@ def upload(directory: str, where: str) -> tuple[int, list[int]]:
         manager.save(2, TREE).result()
         assert manager.uploads() == {}
         manager.close()
-        uploader._finish()  # As the interpreter does at its end.
+        uploads._finish()  # As the interpreter does at its end.
 
     status = _beside(lambda: manager.save(1, TREE), pause, act)
     manager.close()

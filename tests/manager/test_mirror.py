@@ -18,7 +18,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
-from eqx_ckpt._mirroring import uploader
+from eqx_ckpt._mirroring import uploader, uploads
 from helpers import assert_same
 from stores import proxy
 from stores.place import Place
@@ -141,11 +141,11 @@ class World:
     @staticmethod
     def settle(manager: CheckpointManager) -> None:
         """Wait until the mirror was looked at."""
+        end = time.monotonic() + PATIENCE
         for one in manager._mirrors._uploaders:
-            with one._changed:
-                assert one._changed.wait_for(
-                    lambda one=one: one._queue.is_listed, PATIENCE
-                )
+            while not one._queue.is_listed:
+                assert time.monotonic() < end
+                time.sleep(0.001)
 
     def arrive(self) -> None:
         """The next upload begins, if there is one."""
@@ -180,7 +180,7 @@ class World:
             self.gate.answer(ConnectionError("It is closed."))
         for one in self.manager._mirrors._uploaders:
             with one._changed:
-                assert one._changed.wait_for(lambda one=one: not one._thread, PATIENCE)
+                assert one._changed.wait_for(lambda one=one: not one._threads, PATIENCE)
 
     def restart(self, *, loses_disk: bool) -> None:
         self.close()
@@ -526,7 +526,7 @@ def test_a_step_that_is_saved_while_the_run_is_listed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed, saved = threading.Event(), threading.Event()
-    readable = uploader.Run.readable_or_not
+    readable = uploads.Run.readable_or_not
 
     def late(run: Any) -> Any:
         found = readable(run)
@@ -536,7 +536,7 @@ def test_a_step_that_is_saved_while_the_run_is_listed(
             assert saved.wait(PATIENCE)
         return found
 
-    monkeypatch.setattr(uploader.Run, "readable_or_not", late)
+    monkeypatch.setattr(uploads.Run, "readable_or_not", late)
     mirror = Mirror(tmp_path / "there", when=save_every_steps(1))
     with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
         assert listed.wait(PATIENCE)
