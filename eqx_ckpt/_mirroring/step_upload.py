@@ -10,16 +10,17 @@ from .._errors import (
     CheckpointNotFoundError,
 )
 from .._format.manifest import Manifest
+from .._format.manifest_parser import from_bytes
 from .._format.run_history import History
 from .._saving.save import Alone, Save
 from .._saving.source_copy import equal_to, pieces_of, plan_copy
-from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.committed_manifest import read_committed
 from .._types import PathLike, SHARING_LAYOUTS
 from .one_history import check_beside, OtherHistory
 
@@ -106,6 +107,7 @@ def check_still_beside(
     except OtherHistory:
         mirror.stored.remove([step])
         raise
+    related.add(step)
 
 
 def _begin(
@@ -141,7 +143,7 @@ def is_there(run: Run, step: int, mirror: Run) -> bool:
 def _found(run: Run, step: int, manifest: Manifest, mirror: Run) -> Manifest | None:
     """The manifest of a step in a mirror; raise if it is not that of the same step."""
     try:
-        found = Checkpoint(mirror.location(step)).manifest
+        _, found = read_committed(mirror.location(step), from_bytes)
     except CheckpointNotFoundError:
         return None
     if found.part is not None or not is_same_step(manifest, found):

@@ -16,6 +16,9 @@ Keep: TypeAlias = Callable[[Mapping[int, Any]], Collection[int]]
 """A function from `{step: metadata}` of all steps to the steps to keep."""
 
 
+KEEP_ALL: Keep = list
+
+
 Mode: TypeAlias = Literal["min", "max"]
 
 
@@ -121,7 +124,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
 def checked_keep(keep: Keep | Iterable[Keep] | None) -> list[Keep]:
     """Validate `keep`, and return its functions as a list; without any, keep all."""
     if keep is None:
-        return [list]
+        return [KEEP_ALL]
     found: Any = [keep] if callable(keep) else keep
     found = list(found) if isinstance(found, Iterable) else []
     if not found or not all(map(callable, found)):

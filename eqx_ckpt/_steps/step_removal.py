@@ -8,7 +8,7 @@ from typing import Any
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.display import in_bytes
 from .._storage.calls.threads import at_once
-from .retention import Keep
+from .retention import Keep, KEEP_ALL
 from .run_steps import as_step, Run
 
 
@@ -149,6 +149,8 @@ def retain(
 
     `goes_on` is called for each step that is looked at or removed.
     """
+    if KEEP_ALL in keep:
+        return []
     try:
         steps = Candidates(run, damaged, goes_on)
         removed = _steps_to_remove(run, keep, steps, saved)

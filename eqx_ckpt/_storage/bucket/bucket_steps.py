@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST, Manifest
@@ -188,6 +188,19 @@ def _remove(place: KeyValues) -> None:
         remove_data(place, manifest)
 
 
+class _Unknown(NamedTuple):
+    """Attempts that may be in use.
+
+    - `found`: their keys, by prefix.
+    - `contested`: those of steps that have a manifest and several attempts.
+    - `alone`: those that have a manifest, and are the only ones of their step.
+    """
+
+    found: dict[str, list[str]]
+    contested: set[str]
+    alone: set[str]
+
+
 class OrphanSweeper:
     """Deletes the data of dead attempts, which one manager observes over time.
 
@@ -213,19 +226,14 @@ class OrphanSweeper:
         They may be alive.
         """
         everything = self._run.list_keys()
-        found, _ = self._unknown(everything)
+        found = self._unknown(everything).found
         unused = self._unused([*found])
         if not unused or not self._read_marks(everything, ()):
             return []
         return [p for p in unused if self._marks.unmarked(p, found[p])]
 
-    def _unknown(
-        self, everything: Sequence[str]
-    ) -> tuple[dict[str, list[str]], set[str]]:
-        """The keys of each attempt that is not known to be in use, by its prefix.
-
-        And the prefixes of steps that have a manifest and several attempts.
-        """
+    def _unknown(self, everything: Sequence[str]) -> "_Unknown":
+        """The attempts that are not known to be in use, as all keys show them."""
         found: dict[str, list[str]] = {}
         for key in everything:
             m = _STEP_ATTEMPT.match(key)
@@ -245,7 +253,8 @@ class OrphanSweeper:
             if _manifest_of(prefix) in manifests
         }
         unknown = {prefix: found[prefix] for prefix in found.keys() - self._in_use}
-        return unknown, contested
+        beside = {prefix for prefix in unknown if _manifest_of(prefix) in manifests}
+        return _Unknown(unknown, contested, beside - contested)
 
     def sweep(self) -> None:
         """Delete attempts that have been unused and unchanged for long enough.
@@ -255,14 +264,15 @@ class OrphanSweeper:
         manifest that refers to it is: a list may lag, and lack who refers to it now.
         """
         everything = self._run.list_keys()
-        found, contested = self._unknown(everything)
+        found, contested, alone = self._unknown(everything)
         waiting = found.keys() - contested | {*self._unused([*contested])}
         keys = {prefix: sorted(found[prefix]) for prefix in waiting}
         silent = self._keys.long_enough(keys)
-        if not keys or not self._read_marks(everything, silent):
+        doubtful = waiting - alone | {*self._unused(sorted(silent & alone))}
+        if doubtful and not self._read_marks(everything, silent):
             return
         unneeded = self._unneeded.long_enough(
-            {prefix: self._marks.unneeded(prefix, keys[prefix]) for prefix in keys}
+            {prefix: self._marks.unneeded(prefix, keys[prefix]) for prefix in doubtful}
         )
         unused = self._unused(sorted(silent & unneeded))
         unmarked = {p: self._marks.unmarked(p, keys[p]) for p in unused}
