@@ -7,7 +7,7 @@ python -m benchmarks.incremental --width 768
 Workload B, a training state, of which the optimiser's first moment of one block changes
 with each step, or everything, or nothing does. The ways take turns in one process; each
 has a run of its own, and keeps two steps. Seconds are the least of all rounds. Then
-steps are restored and deleted, in turns too.
+steps are restored and deleted, in turns too, and forked.
 
 `--device` takes the arrays for those of an accelerator, where what is frozen has a
 fingerprint: on a CPU, that shows what is left without the copy, not what a copy costs.
@@ -50,6 +50,7 @@ def main() -> None:
             found = compare(tree, args.rounds, Path(folder))
         restored = compare_restores(tree, args.rounds, Path(folder))
         deleted = compare_deletions(args.rounds, Path(folder))
+        forked = compare_forks(tree, args.rounds, Path(folder))
     plain = found["a plain save"]
     print(f"B of width {args.width}: {nbytes(tree) / 2**30:.2f} GiB.\n")
     print("| | blocked | until durable | processor time | bytes written |")
@@ -62,6 +63,7 @@ def main() -> None:
         print(f"| {way} | {' | '.join(cells)} | {written} |")
     print(f"\nRestore of a step that shares files, to a plain one: {restored:.3f}")
     print(f"Deletion of one of 100 steps, to one of a plain run: {deleted:.3f}")
+    print(f"A fork, to a plain save: {forked[0]:.3f}, processor time {forked[1]:.3f}")
 
 
 def compare(tree: PyTree, rounds: int, folder: Path) -> dict[str, list[float]]:
@@ -167,6 +169,22 @@ def compare_restores(tree: PyTree, rounds: int, folder: Path) -> float:
             seconds = time.perf_counter() - start
             least[way] = min(seconds, least.get(way, seconds))
     return least[True] / least[False]
+
+
+def compare_forks(tree: PyTree, rounds: int, folder: Path) -> list[float]:
+    """The least seconds, and processor time, of a fork, to those of a save."""
+    found: list[list[float]] = []
+    with eqx_ckpt.CheckpointManager(folder / "forked") as manager:
+        for step in range(rounds):
+            os.sync()
+            save = measured(manager, step, tree)[1:3]
+            os.sync()
+            cpu, start = time.process_time(), time.perf_counter()
+            manager.fork(folder / f"fork {step}")
+            seconds = time.perf_counter() - start
+            found.append([*save, seconds, time.process_time() - cpu])
+    saved, cpu, forked, fork_cpu = map(min, *found)
+    return [forked / saved, fork_cpu / cpu]
 
 
 def compare_deletions(rounds: int, folder: Path) -> float:

@@ -2,7 +2,12 @@
 
 from ._format.leaf_record import LeafRecord as LeafRecord
 from ._format.manifest import Manifest as Manifest
-from ._format.run_history import History as History, Part as Part, Session as Session
+from ._format.run_history import (
+    Fork as Fork,
+    History as History,
+    Part as Part,
+    Session as Session,
+)
 from ._inspecting.content_digest import digest as digest
 from ._inspecting.inspect_checkpoint import (
     iter_leaves as iter_leaves,

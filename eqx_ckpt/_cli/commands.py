@@ -13,6 +13,7 @@ from . import (
     run_commands as _run,
     tree_view as _tree,
     writing_commands as _convert,
+    writing_commands as _fork,
     writing_commands as _report,
     writing_commands as _sync,
 )
@@ -238,6 +239,21 @@ def sync(
     Example: eqx-ckpt sync runs/a s3://bucket/a
     """
     _finish(_sync.sync(run, mirror))
+
+
+@app.command()
+def fork(
+    run: _Run,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Where a run begins.")],
+    step: Annotated[
+        int | None, typer.Option(help="With which step; without it, the newest.")
+    ] = None,
+) -> None:
+    """Begin a new run with a step of another one: on one disk, by links.
+
+    Example: eqx-ckpt fork runs/a runs/b --step 100
+    """
+    _finish(_fork.fork(run, new, step))
 
 
 @app.command()

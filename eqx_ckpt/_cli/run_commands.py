@@ -9,9 +9,10 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.display import in_bytes, table
-from .._format.run_history import History
+from .._format.run_history import Fork, History
 from .._inspecting.inspect_checkpoint import read_manifest, verify as is_intact
 from .._steps.compare_histories import (
+    begun_by,
     in_marks,
     is_same_step,
     Relation,
@@ -164,7 +165,7 @@ def _described(step: int, path: str, places: Sequence[Run]) -> dict[str, Any]:
 
 
 def _history(history: History, relation: Relation) -> dict[str, Any]:
-    session = history.sessions[-1]
+    session, fork = history.sessions[-1], begun_by(history)
     return {
         "run": history.run,
         "saved_as": history.step,
@@ -172,6 +173,7 @@ def _history(history: History, relation: Relation) -> dict[str, Any]:
         "restored": session.step,
         "relation": relation.kind,
         "common": relation.common,
+        "forked": None if fork is None else {"run": fork.run, "step": fork.step},
     }
 
 
@@ -179,7 +181,8 @@ def _row(entry: dict[str, Any], own: bool, run: str) -> list[str]:
     marks = [mark for mark in ("latest", "best") if entry[mark]]
     if history := entry["history"]:
         relation = Relation(history["relation"], history["common"])
-        marks += in_marks(entry["step"], history["saved_as"], relation)
+        fork = history["forked"] and Fork(**history["forked"], digest="")
+        marks += in_marks(entry["step"], history["saved_as"], relation, fork)
     notes = f"[{', '.join(marks)}] " if marks else ""
     metadata = entry["metadata"]
     if entry["problem"]:

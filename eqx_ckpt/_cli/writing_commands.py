@@ -40,6 +40,14 @@ def sync(path: str, mirror: str) -> int:
     return status
 
 
+def fork(path: str, new: str, step: int | None) -> int:
+    Run(path).at_least_one()
+    eqx_ckpt.CheckpointManager(path).fork(new, step)
+    there = Run(new)
+    say(f"forked to {os.fspath(there.path(there.readable_or_not()[0]))}")
+    return 0
+
+
 def convert(source: str, target: str, like: str, how: dict[str, Any]) -> int:
     made = _named(like) if like else None
     eqx_ckpt.interop.convert(source, target, like=made, **how)

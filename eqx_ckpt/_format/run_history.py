@@ -12,6 +12,10 @@ MOST_SESSIONS = 32
 _FIELDS = ["run", "step", "earlier", "sessions"]
 
 
+# Only of a run that was forked.
+_FORKED = "forked"
+
+
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -40,6 +44,22 @@ class Session(NamedTuple):
     digest: str | None = None
 
 
+class Fork(NamedTuple):
+    """The step of another run that a run began with.
+
+    **Attributes:**
+
+    - `run`: the id of that run, 32 hexadecimal digits; `None` if the step had no
+        history.
+    - `step`: the number with which that step was saved.
+    - `digest`: that of the manifest of that step, 64 hexadecimal digits.
+    """
+
+    run: str | None
+    step: int
+    digest: str
+
+
 @dataclass(frozen=True)
 class History:
     """The run of a step, and the sessions that have led to it.
@@ -51,12 +71,15 @@ class History:
     - `sessions`: the last ones, at most 32. The last [`eqx_ckpt.inspect.Session`][] has
         saved this step.
     - `earlier`: how many sessions came before these.
+    - `forked`: where the run comes from, an [`eqx_ckpt.inspect.Fork`][], if
+        [`eqx_ckpt.CheckpointManager.fork`][] has made it; otherwise `None`.
     """
 
     run: str
     step: int
     sessions: tuple[Session, ...]
     earlier: int = 0
+    forked: Fork | None = None
 
 
 class Part(NamedTuple):
@@ -95,14 +118,29 @@ def continued(history: History, session: Session) -> History:
     return replace(history, sessions=kept, earlier=earlier)
 
 
+def forked(history: History | None, run: str, step: int, session: Session) -> History:
+    """The history of the first step of a run that begins with a step of another one.
+
+    `session` goes on from that step, whose history is the other one.
+    """
+    assert session.step is not None
+    assert session.digest is not None
+    fork = Fork(history and history.run, session.step, session.digest)
+    before = History(run, step, (session,))
+    if history is not None:
+        before = continued(replace(history, run=run, step=step), session)
+    return replace(before, forked=fork)
+
+
 def history_to_json(history: History) -> dict[str, Any]:
     values = (history.run, history.step, history.earlier, history.sessions)
-    return dict(zip(_FIELDS, values, strict=True))
+    found: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
+    return found if history.forked is None else {**found, _FORKED: history.forked}
 
 
 def history_from_json(value: Any) -> History:
     """The history that a manifest states; `ValueError` if there can be none like it."""
-    if type(value) is not dict or value.keys() != {*_FIELDS}:
+    if type(value) is not dict or value.keys() - {_FORKED} != {*_FIELDS}:
         raise ValueError(f"its history has not the fields {', '.join(_FIELDS)}")
     run, step, earlier, listed = [value[name] for name in _FIELDS]
     if type(listed) is not list or not 0 < len(listed) <= MOST_SESSIONS:
@@ -118,7 +156,21 @@ def history_from_json(value: Any) -> History:
             raise ValueError(f"session {i} of its history is not one")
     if len({session[0] for session in listed}) < len(listed):
         raise ValueError("its history names itself: it has a session twice")
-    return History(run, step, tuple([Session(*session) for session in listed]), earlier)
+    sessions = tuple([Session(*session) for session in listed])
+    fork = _fork_from_json(value[_FORKED]) if _FORKED in value else None
+    return History(run, step, sessions, earlier, fork)
+
+
+def _fork_from_json(value: Any) -> Fork:
+    if type(value) is list and len(value) == len(Fork._fields):
+        run, step, digest = value
+        if (
+            (run is None or _is(_RUN, run))
+            and _is_number(step)
+            and _is(_DIGEST, digest)
+        ):
+            return Fork(run, step, digest)
+    raise ValueError("what its run was forked from is malformed")
 
 
 def _is(pattern: re.Pattern[str], value: Any) -> bool:

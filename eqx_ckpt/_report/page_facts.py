@@ -11,7 +11,7 @@ from .._format.leaf_record import scalar_to_text
 from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
-from .._steps.compare_histories import in_marks, relations
+from .._steps.compare_histories import begun_by, in_marks, relations
 from .._types import is_real
 from .alerts import find_alerts
 from .histogram import Histogram
@@ -55,7 +55,9 @@ def _notes(columns: Columns) -> dict[str, list[str]]:
     manifests = {int(column.label): column.manifest for column in columns.found}
     histories = {step: m.history for step, m in manifests.items() if m.history}
     notes = {
-        str(step): in_marks(step, histories[step].step, relation)
+        str(step): in_marks(
+            step, histories[step].step, relation, begun_by(histories[step])
+        )
         for step, relation in relations(histories).items()
     }
     for step, manifest in manifests.items():

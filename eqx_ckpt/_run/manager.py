@@ -467,6 +467,54 @@ class CheckpointManager:
             number = self._disk.delete(call, lambda: self._run.idle(as_step(step)))
             self._known.remove([number])
 
+    def fork(self, path: PathLike, step: SupportsIndex | None = None) -> None:
+        """Begin a new run with a step of this one. Waits for a running save.
+
+        The new run has the step under the same number, and goes on from there with a
+        manager of its own. Its history says where it comes from: see
+        [`eqx_ckpt.inspect.History`][]. Like a save, a fork is there whole and durably,
+        or not at all; and either run may be deleted.
+
+        On one disk, the files of the step become hard links, with `layout="zarr"`:
+        that takes a fraction of a save, and no space. Nothing is read, so
+        [`eqx_ckpt.inspect.verify`][] either of them if you doubt the disk. Otherwise
+        the step is copied, and compared with its checksums. In a job of several
+        processes, call this in each of them; the first one copies.
+
+        **Arguments:**
+
+        - `path`: the directory or URL of the new run. There must be no run.
+        - `step`: the step to begin with; the default is the newest.
+
+        **Raises:**
+
+        - [`eqx_ckpt.CheckpointExistsError`][]: there is a run at `path`, or something
+            else that cannot become one. Nothing was written.
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no such step, or no step.
+        - [`eqx_ckpt.CorruptCheckpointError`][]: the step is damaged.
+        - [`eqx_ckpt.CheckpointError`][]: the manager has `shared=False`.
+
+        !!! example
+
+            ```python
+            import eqx_ckpt
+
+            with eqx_ckpt.CheckpointManager("runs/a") as manager:
+                manager.save(100, {"step": 100})
+                manager.fork("runs/b", step=100)
+            with eqx_ckpt.CheckpointManager("runs/b") as manager:
+                state = manager.restore({"step": 0})
+                manager.save(200, state)
+            assert manager.steps() == [100, 200]
+            ```
+        """
+        self._check_thread()
+        number = "" if step is None else f", {in_words(step)}"
+        call = self._disk.call(f"fork({path!r}{number})")
+        with self._one_at_a_time.own:
+            self._settle()
+            self._disk.fork(call, path, None if step is None else as_step(step))
+
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save now: because of `when`, or because of SIGTERM.
 

@@ -251,6 +251,12 @@ class OwnDisks(SharedDirectory):
         self._remove([number])
         return number
 
+    def fork(self, call: str, path: PathLike, step: int | None) -> None:
+        raise CheckpointError(
+            "With `shared=False`, no process sees a step whole: fork one of the "
+            "mirror, by a manager of that, which leaves `shared=False` out."
+        )
+
     def saved(
         self,
         group: Together | Alone,

@@ -1,5 +1,6 @@
 """A run in a directory that all processes see: what they do there together."""
 
+import contextlib
 import functools as ft
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._distributed.jax_service import is_alone, is_first
 from .._distributed.joint_attempt import Together, together
-from .._distributed.process_group import from_first, gather_errors
+from .._distributed.process_group import from_first, gather_errors, group_or_solo
 from .._errors import CheckpointNotFoundError
 from .._format.manifest import Manifest
 from .._format.source import Source
@@ -21,7 +22,8 @@ from .._steps.run_steps import may_be_deleted, Run
 from .._steps.step_removal import retain
 from .._tree.plans.write_plan import Compression, WritePlan
 from .._types import Layout, PathLike
-from .damage_fallback import OnDamage, resumed
+from .damage_fallback import copies_of, OnDamage, resumed
+from .fork_step import check_is_new, fork
 from .state_origin import StateOrigin
 from .tiers import Copy, Tiers
 
@@ -133,6 +135,20 @@ class SharedDirectory:
         delete = ft.partial(self.tiers.delete, number)
         from_first(call, delete, self.timeout, so_far=f"{may_be_deleted(number)} ")
         return number
+
+    def fork(self, call: str, path: PathLike, step: int | None) -> None:
+        """Begin a run at a path with a step of this one, or with the newest."""
+
+        def forked() -> None:
+            new = Run(path)
+            check_is_new(new, [self.run, *self._mirrors.runs])
+            copy = copies_of(self.tiers, step)[-1]
+            goes_on = ft.partial(group.goes_on, "forked")
+            fork(self.tiers.path(copy), copy.step, new, goes_on)
+
+        with contextlib.closing(group_or_solo(call, self.timeout)) as group:
+            so_far = f"Whether there is a run at {path!r} is not known. "
+            group.from_first("forked", forked, so_far=so_far)
 
     def saved(
         self,

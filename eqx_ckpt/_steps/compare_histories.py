@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from .._format.manifest import Manifest
-from .._format.run_history import History
+from .._format.run_history import Fork, History
 
 
 # Above each first session.
@@ -36,10 +36,24 @@ class Relation(NamedTuple):
         return words[self.kind]
 
 
-def in_marks(step: int, saved_as: int, relation: Relation) -> list[str]:
+def in_marks(
+    step: int, saved_as: int, relation: Relation, fork: Fork | None
+) -> list[str]:
     """What is unusual of a step, if anything, in words."""
-    renamed = [] if step == saved_as else [f"saved as step {saved_as}"]
-    return [*filter(None, [str(relation)]), *renamed]
+    renamed = "" if step == saved_as else f"saved as step {saved_as}"
+    begun = "" if fork is None else f"forked from step {fork.step} of {_run_of(fork)}"
+    return [*filter(None, [str(relation), renamed, begun])]
+
+
+def _run_of(fork: Fork) -> str:
+    return "a run without a history" if fork.run is None else f"run {fork.run[:8]}"
+
+
+def begun_by(history: History) -> Fork | None:
+    """The fork that has saved a step, if one has."""
+    fork, session = history.forked, history.sessions[-1]
+    is_first = fork is not None and session[1:] == (fork.step, fork.digest)
+    return fork if is_first else None
 
 
 def relations(histories: Mapping[int, History]) -> dict[int, Relation]:

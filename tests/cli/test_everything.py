@@ -54,6 +54,7 @@ COMMANDS = {
     "rm some": "rm X 1 99",
     "rm nothing": "rm X -- -1",
     "sync": "sync X O",
+    "fork": "fork X O",
     "copy": "copy X O",
     "copy into": "copy X O --layout ocdbt --compression zstd",
     "copy inside": "copy X checkpoint/inside",
@@ -69,7 +70,7 @@ COMMANDS = {
     "to what": "convert X O",
 }
 JSON = ("ls", "tree", "show", "stats", "diff", "verify", "digest", "gc")
-RUNS = ("ls", "rm", "gc", "sync")
+RUNS = ("ls", "rm", "gc", "sync", "fork")
 # They never succeed, whatever is there, and what is wrong is not what is there.
 REFUSED = {
     "to eqx": "Pass `--like MODULE:NAME`",

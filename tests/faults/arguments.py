@@ -99,6 +99,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "on_damage": "same",
     },
     "CheckpointManager.delete": {"step": "same"},
+    "CheckpointManager.fork": {"path": "same", "step": "same"},
     "CheckpointManager.should_save": {"step": "same"},
     "recording.Recording": {
         "path": "same",
@@ -400,6 +401,13 @@ def _runs(directory: str) -> Iterator[Case]:
     }
     name = "CheckpointManager.restore"
     yield from _changed(name, manager.restore, {"like": like}, changes)
+
+    def fork(path: str, step: int) -> None:
+        manager.fork(path.replace("?", str(next(numbers))), step)
+
+    usual = {"path": f"{directory}/fork ?", "step": 1}
+    changes = {"path": f"{directory}/fork elsewhere ?", "step": 3}
+    yield from _changed("CheckpointManager.fork", fork, usual, changes)
     for name, call in [
         ("CheckpointManager.delete", manager.delete),
         ("CheckpointManager.should_save", manager.should_save),

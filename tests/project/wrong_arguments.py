@@ -266,6 +266,12 @@ def managers() -> list[Case]:
             lambda: {"metric": "loss"},
             {"metric": [*TEXT, ["loss"]], "mode": WORD},
         ),
+        (
+            "manager.fork",
+            manager.fork,
+            lambda: {"path": new(), "step": 1},
+            {"path": PATH, "step": STEP},
+        ),
         *(
             (f"manager.{of}", getattr(manager, of), lambda: {"step": 1}, {"step": STEP})
             for of in ("should_save", "delete", "read_manifest", "path")

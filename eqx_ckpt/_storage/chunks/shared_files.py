@@ -117,10 +117,12 @@ class SharedFiles(NewFiles):
                 continue
             key = f"{name}/{key}"
             known = self._base.chunks.get(key)
-            if known is None or known.file is None or not self._link(key):
+            if known is None or not (known.file or self._base.is_copied):
+                break
+            if not self._link(key):
                 break
             linked[key] = known
-            if self._file_id(key) != known.file:
+            if known.file and self._file_id(key) != known.file:
                 break
             found[position] = known.checksums
         else:

@@ -32,7 +32,7 @@ class Base:
     """The chunks of a checkpoint by key, and the `zarr.json` of its arrays by name.
 
     Nothing depends on its truth: a file is compared before it is shared, unless this
-    process has written it, or compared it before.
+    process has written it, or compared it before, or the base `is_copied`.
 
     **Attributes:**
 
@@ -41,6 +41,7 @@ class Base:
     - `fingerprints`: of arrays, as they were on their devices.
     - `same`: the names of arrays that are known to be those of the base before it.
     - `changed`: the names of arrays with a chunk that differs from that of the base.
+    - `is_copied`: whether all of it is taken as it is there, damage included.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Base:
     fingerprints: dict[str, Any] = field(default_factory=dict)
     same: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
+    is_copied: bool = False
 
     @classmethod
     def of(cls, path: str, manifest: Manifest) -> "Base":

@@ -1,0 +1,87 @@
+"""Begin a new run with a step of another one."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+
+from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._format.run_history import forked, Session
+from .._mirroring.step_upload import watched
+from .._saving.save import Alone, Save
+from .._saving.source_copy import pieces_of, plan_copy
+from .._sources.checkpoint_source import Checkpoint
+from .._sources.consistent_read import Reading
+from .._steps.run_steps import Run
+from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.sure_reads import missing_surely
+from .._storage.locate import locate
+from .._types import PathLike, SHARING_LAYOUTS
+
+
+def check_is_new(run: Run, others: Sequence[Run]) -> None:
+    """Raise unless a run can begin at a place, which is none of the others."""
+    if run.directory in [other.directory for other in others]:
+        raise CheckpointExistsError(
+            f"{run.directory!r} is a place of this run itself. Nothing was written. "
+            "Fork to another place."
+        )
+    steps = run.readable_or_not() or [entry.step for entry in run.unusable()]
+    if steps:
+        raise CheckpointExistsError(
+            f"There is a run at {run.directory!r} already: it has step {steps[-1]}. "
+            "Nothing was written. Fork to another place."
+        )
+    if found := run.explain():
+        raise CheckpointExistsError(
+            f"No run can begin at {run.directory!r}. {found} Nothing was written. Fork "
+            "to another place."
+        )
+
+
+def fork(path: PathLike, step: int, new: Run, goes_on: Callable[[], None]) -> None:
+    """Begin a run with the step at a path.
+
+    On one disk, its files become links, and no data are read. `goes_on` is called when
+    data were read.
+    """
+    with Reading(path) as reading:
+        source = reading.open()
+        assert isinstance(source, Checkpoint)
+        if source.manifest.part is not None:
+            raise CheckpointError(
+                f"{source} is {source.manifest.part}, with which no run can begin."
+            )
+        save = _forking(source, step, new)
+        if _can_be_linked(source, path, new.path(step)):
+            if problem := missing_surely(source.chunks, source.manifest.leaves):
+                raise CorruptCheckpointError(
+                    f"{source} is damaged: {problem}. Nothing was written."
+                )
+            base = source.as_base()
+            base.is_copied = True
+            save.share(base)
+        save.begin(Alone(), overwrite=False)
+        with reading.unless_replaced():
+            save.run(watched(_left(save, source), lambda nbytes: goes_on()))
+
+
+def _forking(source: Checkpoint, step: int, new: Run) -> Save:
+    manifest = source.manifest
+    before = manifest.history
+    number = step if before is None else before.step
+    session = Session(secrets.token_hex(8), number, source.digest)
+    history = forked(before, secrets.token_hex(16), step, session)
+    plan = plan_copy(manifest)._replace(history=history)
+    how = None, manifest.metadata, manifest.layout, False
+    return Save(new.path(step), plan, *how)
+
+
+def _can_be_linked(source: Checkpoint, path: PathLike, target: PathLike) -> bool:
+    if source.manifest.layout not in SHARING_LAYOUTS:
+        return False
+    return not locate(target).why_apart(locate(path))
+
+
+def _left(save: Save, source: Checkpoint) -> Iterator[Piece]:
+    """Link what can be linked, and read the rest."""
+    save.adopt(save.arrays)
+    yield from pieces_of(source, save.arrays)
