@@ -21,4 +21,5 @@ from ._inspecting.tree_diff import LeafDiff as LeafDiff, TreeDiff as TreeDiff
 from ._report.write_report import write_report as write_report
 from ._steps.own_bytes import own_bytes as own_bytes
 from ._steps.run_sweeps import garbage_collect as garbage_collect
+from ._steps.runs_in_folder import best_step as best_step
 from ._tree.matching.leaf_match import LeafMatch as LeafMatch, TreeMatch as TreeMatch

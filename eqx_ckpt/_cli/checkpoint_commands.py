@@ -17,8 +17,8 @@ from .._inspecting.tree_diff import LeafDiff
 from .._lazy import Array, np
 from .command_sources import found_at, reading
 from .option_words import in_options
-from .progress_bar import bar
 from .terminal import (
+    bar,
     columns,
     number,
     say,

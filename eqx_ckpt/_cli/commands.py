@@ -9,7 +9,8 @@ from .._steps.retention import Mode
 from .._types import Format, Layout, Target
 from . import (
     checkpoint_commands as _checkpoint,
-    run_commands as _ls,
+    folder_commands as _log,
+    folder_commands as _ls,
     run_commands as _run,
     tree_view as _tree,
     writing_commands as _convert,
@@ -61,8 +62,10 @@ _Prefix = Annotated[
 
 @app.command()
 def ls(
-    run: _Run,
-    best: Annotated[str, typer.Option(help="Mark the step that is best in this.")] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs.")
+    ],
+    best: Annotated[str, typer.Option(help="Mark what is best in this metric.")] = "",
     mode: Annotated[Mode, typer.Option(help="Which value is best.")] = "min",
     own: Annotated[
         bool,
@@ -74,11 +77,23 @@ def ls(
     ] = None,
     json: _Json = False,
 ) -> None:
-    """List the steps of a run.
+    """List the steps of a run, or the runs in a folder.
 
     Example: eqx-ckpt ls runs/a --best loss
     """
     _finish(_ls.ls(run, best, mode, own, mirror, json))
+
+
+@app.command()
+def log(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder of runs.")],
+    json: _Json = False,
+) -> None:
+    """Show the runs in a folder as a tree: each below the one it was forked from.
+
+    Example: eqx-ckpt log runs
+    """
+    _finish(_log.log(folder, json))
 
 
 @app.command()

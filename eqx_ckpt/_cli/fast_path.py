@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .exit_status import guarded
-from .run_commands import ls
+from .folder_commands import ls
 from .tree_view import tree
 
 

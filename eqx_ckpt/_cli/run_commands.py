@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import eqx_ckpt
@@ -26,8 +26,7 @@ from .._types import is_real
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
-from .progress_bar import bar
-from .terminal import NO_CHECKSUMS, number, say, say_json, say_problem, Styled
+from .terminal import bar, NO_CHECKSUMS, number, say, say_json, say_problem, Styled
 
 
 _VANISHED = (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)
@@ -83,10 +82,10 @@ def _entries(places: Sequence[Run]) -> tuple[list[dict[str, Any]], int]:
     steps = sorted({step for _, of_place in listed for step in of_place})
     for step in steps or places[0].at_least_one():
         having = [place for place, of_place in listed if step in of_place]
-        entry, problem = _entry(having, step)
+        entry, problem = entry_of(having, step)
         # What has vanished here meanwhile may still be there.
         while isinstance(problem, _VANISHED) and (having := having[1:]):
-            entry, problem = _entry(having, step)
+            entry, problem = entry_of(having, step)
         if isinstance(problem, _VANISHED):
             continue
         if problem is not None:
@@ -125,23 +124,34 @@ def _add_own_bytes(run: Run, found: list[dict[str, Any]]) -> None:
 
 def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
     metrics = {entry["step"]: entry["metadata"] for entry in found}
-    for step in ranked(metrics, metric, mode):
-        return step
-    known = dict.fromkeys(
+    steps = ranked(metrics, metric, mode)
+    check_has_metric([*metrics.values()], steps, metric, "steps")
+    return steps[0]
+
+
+def check_has_metric(
+    known: Sequence[Any], having: Collection[int], metric: str, what: str
+) -> None:
+    """Raise if none has a metric, with those that are known."""
+    if having:
+        return
+    numbers = dict.fromkeys(
         key
-        for metadata in metrics.values()
+        for metadata in known
         if isinstance(metadata, dict)
         for key, value in metadata.items()
         if is_real(value)
     )
-    there = ", ".join(map(repr, known)) or "none"
+    there = ", ".join(map(repr, numbers)) or "none"
     raise eqx_ckpt.CheckpointError(
-        f"`--best {metric}`: none of the {len(found)} steps has a number {metric!r} in "
-        f"its metadata, other than NaN. The numbers there are {there}."
+        f"`--best {metric}`: none of the {len(known)} {what} has a number {metric!r} "
+        f"in its metadata, other than NaN. The numbers there are {there}."
     )
 
 
-def _entry(places: Sequence[Run], step: int) -> tuple[dict[str, Any], Exception | None]:
+def entry_of(
+    places: Sequence[Run], step: int
+) -> tuple[dict[str, Any], Exception | None]:
     """What there is to say of a step in the first of its places, and why not more."""
     run = places[0]
     path = os.fspath(run.path(step))
@@ -183,18 +193,22 @@ def _row(entry: dict[str, Any], own: bool, run: str) -> list[str]:
         relation = Relation(history["relation"], history["common"])
         fork = history["forked"] and Fork(**history["forked"], digest="")
         marks += in_marks(entry["step"], history["saved_as"], relation, fork)
+    sizes = [entry["nbytes"], entry["own_nbytes"]] if own else [entry["nbytes"]]
+    shown = ["-" if size is None else in_bytes(size) for size in sizes]
+    where = [] if entry["places"] is None else [_where(entry["places"], run)]
+    about = [*shown, number(entry["leaves"]), *where, summary(marks, entry)]
+    return [str(entry["step"]), age_of(entry), *about]
+
+
+def summary(marks: Sequence[str], entry: dict[str, Any]) -> str:
+    """What is unusual of a step, and its metadata or what is wrong with it."""
     notes = f"[{', '.join(marks)}] " if marks else ""
     metadata = entry["metadata"]
     if entry["problem"]:
-        notes += entry["problem"].split("\n")[0]
-    elif isinstance(metadata, dict):
-        parts = [f"{k}={number(v)}" for k, v in metadata.items()]
-        notes += " ".join(parts)
-    sizes = [entry["nbytes"], entry["own_nbytes"]] if own else [entry["nbytes"]]
-    shown = ["-" if size is None else in_bytes(size) for size in sizes]
-    age = "-" if entry["saved"] is None else _age(entry["saved"])
-    where = [] if entry["places"] is None else [_where(entry["places"], run)]
-    return [str(entry["step"]), age, *shown, number(entry["leaves"]), *where, notes]
+        return notes + entry["problem"].split("\n")[0]
+    if isinstance(metadata, dict):
+        notes += " ".join(f"{k}={number(v)}" for k, v in metadata.items())
+    return notes
 
 
 def _where(places: list[str], run: str) -> str:
@@ -203,8 +217,11 @@ def _where(places: list[str], run: str) -> str:
     return "run" if places == [run] else "mirror"
 
 
-def _age(saved: float) -> str:
-    seconds = max(0, int(datetime.datetime.now().timestamp() - saved))
+def age_of(entry: dict[str, Any]) -> str:
+    """How long ago a step was saved, in words."""
+    if entry["saved"] is None:
+        return "-"
+    seconds = max(0, int(datetime.datetime.now().timestamp() - entry["saved"]))
     for size, unit in _UNITS:
         if seconds >= size:
             return f"{seconds // size} {unit}"

@@ -6,12 +6,13 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from .._format.display import columns_of, printable
 from .._format.leaf_record import MAX_BITS, scalar_to_text
 from .._lazy import np
+from .._progress import Progress
 from .option_words import in_options
 
 
@@ -138,3 +139,38 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return scalar_to_text(value)
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
+
+
+@contextlib.contextmanager
+def bar() -> Generator[Callable[[str], Progress], None, None]:
+    """A function from a label to the `progress` of a function of this package.
+
+    A bar is on terminals only, and apart from the answer.
+    """
+    if not sys.stderr.isatty():
+        yield lambda label: False
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress as Bars,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
+    with Bars(*columns, TransferSpeedColumn(), console=console, transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def labelled(label: str) -> Progress:
+            bars.reset(task, description=escape(printable(label)), total=None)
+
+            def report(phase: str, leaf: str, done: int, total: int) -> None:
+                bars.update(task, completed=done, total=total)
+
+            return report
+
+        yield labelled

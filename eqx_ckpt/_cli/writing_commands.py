@@ -16,8 +16,7 @@ from .._steps.run_steps import Run
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of, TROUBLE
 from .option_words import in_options
-from .progress_bar import bar
-from .terminal import NO_CHECKSUMS, say, say_problem
+from .terminal import bar, NO_CHECKSUMS, say, say_problem
 
 
 def copy(source: str, target: str, how: dict[str, Any]) -> int:

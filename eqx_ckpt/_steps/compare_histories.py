@@ -41,12 +41,14 @@ def in_marks(
 ) -> list[str]:
     """What is unusual of a step, if anything, in words."""
     renamed = "" if step == saved_as else f"saved as step {saved_as}"
-    begun = "" if fork is None else f"forked from step {fork.step} of {_run_of(fork)}"
+    begun = "" if fork is None else in_words(fork)
     return [*filter(None, [str(relation), renamed, begun])]
 
 
-def _run_of(fork: Fork) -> str:
-    return "a run without a history" if fork.run is None else f"run {fork.run[:8]}"
+def in_words(fork: Fork, name: str | None = None) -> str:
+    """Where a run comes from, by the name of the other one, if that is known."""
+    run = "a run without a history" if fork.run is None else f"run {fork.run[:8]}"
+    return f"forked from step {fork.step} of {name or run}"
 
 
 def begun_by(history: History) -> Fork | None:

@@ -23,6 +23,7 @@ pytest.importorskip("plotly")
 # `E` a file that is there already.
 COMMANDS = {
     "ls": "ls X",
+    "log": "log X",
     "ls --best": "ls X --best loss --mode max",
     "ls --mirror": "ls X --mirror O",
     "tree": "tree X",
@@ -69,8 +70,8 @@ COMMANDS = {
     "to eqx --like": "convert X O.eqx --like helpers:bits",
     "to what": "convert X O",
 }
-JSON = ("ls", "tree", "show", "stats", "diff", "verify", "digest", "gc")
-RUNS = ("ls", "rm", "gc", "sync", "fork")
+JSON = ("ls", "log", "tree", "show", "stats", "diff", "verify", "digest", "gc")
+RUNS = ("ls", "log", "rm", "gc", "sync", "fork")
 # They never succeed, whatever is there, and what is wrong is not what is there.
 REFUSED = {
     "to eqx": "Pass `--like MODULE:NAME`",
@@ -147,7 +148,7 @@ def expected(command, name):
     if verb in RUNS:
         if kind != "run" or command == "rm some" or (verb, name) == OF_A_RECORDING:
             return 0 if verb == "gc" and name == "hidden/.c" else 2
-        if command == "ls --best" and name == "recording/states":
+        if verb == "log" or (command, name) == ("ls --best", "recording/states"):
             return 2
         if verb == "sync":
             return int(name in OF_RUNS)

@@ -178,6 +178,12 @@ def verbs() -> list[Case]:
         ("", ck.inspect.read_manifest, lambda: c, one),
         (
             "",
+            ck.inspect.best_step,
+            lambda: {"directory": "run", "metric": "loss"},
+            run | {"metric": [*TEXT, ["loss"]], "mode": WORD},
+        ),
+        (
+            "",
             ck.inspect.garbage_collect,
             lambda: {"directory": "run"},
             run | {"dry_run": FLAG},

@@ -128,6 +128,10 @@ class KeyValues(Storage):
         keys = self.wait_for(self.open().list())
         return [key.decode(errors="replace") for key in keys]
 
+    def folders(self) -> list[str]:
+        names = [key.partition("/") for key in self.list_keys()]
+        return sorted({name for name, slash, _ in names if name and slash})
+
     def is_listed(self, key: str) -> bool:
         return False
 

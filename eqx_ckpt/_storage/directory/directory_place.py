@@ -110,6 +110,13 @@ class Directory(Storage):
     def list_keys(self) -> list[str]:
         return list_files(self.spec["path"])
 
+    def folders(self) -> list[str]:
+        try:
+            with os.scandir(self.spec["path"]) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def is_listed(self, key: str) -> bool:
         return False
 

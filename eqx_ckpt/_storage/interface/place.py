@@ -105,6 +105,10 @@ class Storage(abc.ABC):
         """All keys, relative to this location."""
 
     @abc.abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders directly below this location, in order."""
+
+    @abc.abstractmethod
     def is_listed(self, key: str) -> bool:
         """Whether a store lists a key, even if it cannot be read.
 

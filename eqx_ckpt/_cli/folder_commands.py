@@ -1,0 +1,167 @@
+"""The runs in a folder, one line each: a list, or a tree of forks."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import eqx_ckpt
+
+from .._format.display import in_bytes, table
+from .._format.run_history import Fork
+from .._steps.compare_histories import in_words
+from .._steps.retention import Mode, ranked
+from .._steps.run_steps import Run
+from .._steps.runs_in_folder import RunInFolder, runs_in
+from .exit_status import status_of
+from .option_words import in_options
+from .run_commands import age_of, check_has_metric, entry_of, ls as ls_run, summary
+from .terminal import number, say, say_json, Styled
+
+
+def ls(
+    path: str, best: str, mode: Mode, own: bool, mirror: str | None, as_json: bool
+) -> int:
+    is_run = mirror is not None or Run(path).readable_or_not()
+    runs = [] if is_run else runs_in(path)
+    if not runs:
+        return ls_run(path, best, mode, own, mirror, as_json)
+    if own:
+        raise eqx_ckpt.CheckpointError(
+            f"{path!r} is a folder of runs, and `--own` is of the steps of one run. "
+            f"Pass one of them: {os.fspath(runs[0].run.directory)!r}."
+        )
+    found, status = _entries(runs)
+    if best:
+        _add_best(runs, found, best, mode)
+    if as_json:
+        say_json({"folder": path, "runs": found})
+        return status
+    titles = ["run", "newest", "age", "size", "steps", *([best] if best else []), ""]
+    lines = iter(table(titles, [_row(entry, best) for entry in found]))
+    say(Styled(next(lines), "dim"))
+    for line, entry in zip(lines, found, strict=True):
+        is_best = entry["best"] and entry["best"]["is_best"]
+        say(Styled(line, "red" if entry["problem"] else "green" if is_best else None))
+    return status
+
+
+def log(path: str, as_json: bool) -> int:
+    runs = runs_in(path)
+    if not runs:
+        if Run(path).readable_or_not():
+            what = "It is one run: pass the folder that it is in."
+        else:
+            what = Run(path).explain()
+        raise eqx_ckpt.CheckpointNotFoundError(
+            f"There is no run in {path!r}. {what}".rstrip()
+        )
+    found, status = _entries(runs)
+    if as_json:
+        say_json({"folder": path, "runs": found})
+        return status
+    for indent, entry in _tree(found):
+        parts = _about(entry)
+        style = "red" if entry["problem"] else "bold"
+        say(indent, Styled(entry["name"], style), "  ", ", ".join(parts))
+    return status
+
+
+def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
+    """What there is to say of each run, and the exit status."""
+    status = 0
+    found: list[dict[str, Any]] = []
+    for name, run, steps in runs:
+        newest, problem = entry_of([run], steps[-1])
+        if problem is not None:
+            newest["problem"] = in_options(problem)
+            status = max(status, status_of(problem))
+        history = newest.pop("history")
+        fork = history and history.forked
+        about = ("saved", "nbytes", "metadata", "problem")
+        found.append(
+            {
+                "name": name,
+                "path": run.directory,
+                "id": history and history.run,
+                "steps": len(steps),
+                "newest": newest["step"],
+                **{key: newest[key] for key in about},
+                "forked": fork and {"run": fork.run, "step": fork.step},
+                "best": None,
+            }
+        )
+    names = {entry["id"]: entry["name"] for entry in reversed(found)}
+    for entry in found:
+        if fork := entry["forked"]:
+            fork["name"] = fork["run"] and names.get(fork["run"])
+    return found, status
+
+
+def _add_best(
+    runs: Sequence[RunInFolder], found: list[dict[str, Any]], metric: str, mode: Mode
+) -> None:
+    """Add the best step of each run, and mark the best run."""
+    of_all: dict[int, Any] = {}
+    for place, (_, run, steps) in enumerate(runs):
+        metadata = {step: _metadata(run, step) for step in steps}
+        for step in ranked(metadata, metric, mode)[:1]:
+            value = metadata[step][metric]
+            found[place]["best"] = {"step": step, "value": value, "is_best": False}
+            of_all[-place] = metadata[step]
+    check_has_metric([entry["metadata"] for entry in found], of_all, metric, "runs")
+    first = ranked(of_all, metric, mode)[0]
+    found[-first]["best"]["is_best"] = True
+
+
+def _metadata(run: Run, step: int) -> Any:
+    """The metadata of a step; `None` if they cannot be read, as of a damaged one."""
+    try:
+        return run.stored.metadata(step)
+    except (eqx_ckpt.CheckpointError, OSError):
+        return None
+
+
+def _row(entry: dict[str, Any], metric: str) -> list[str]:
+    best = entry["best"]
+    size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
+    row = [entry["name"], str(entry["newest"]), age_of(entry), size]
+    row.append(str(entry["steps"]))
+    if metric:
+        at = best and f"{number(best['value'])} at {best['step']}"
+        row.append(at or "-")
+    marks = ["best"] if best and best["is_best"] else []
+    marks += [_from(entry["forked"])] if entry["forked"] else []
+    return [*row, summary(marks, entry)]
+
+
+def _from(fork: dict[str, Any]) -> str:
+    return in_words(Fork(fork["run"], fork["step"], digest=""), fork["name"])
+
+
+def _about(entry: dict[str, Any]) -> list[str]:
+    steps = f"{entry['steps']} step{'s' * (entry['steps'] != 1)}"
+    parts = [f"step {entry['newest']}", steps]
+    if entry["nbytes"] is not None:
+        parts.append(in_bytes(entry["nbytes"]))
+    if entry["forked"]:
+        parts.append(_from(entry["forked"]))
+    if entry["problem"]:
+        parts.append(entry["problem"].split("\n")[0])
+    return parts
+
+
+def _tree(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The runs, each below the one that it was forked from, with what is before it."""
+    left = {entry["name"]: entry for entry in found}
+    above = {entry["name"]: (entry["forked"] or {}).get("name") for entry in found}
+    # What a forged history has made its own ancestor comes last.
+    for top in sorted(left, key=lambda name: above[name] is not None):
+        waiting = [(top, "", "")] if top in left else []
+        while waiting:
+            name, before, below = waiting.pop()
+            yield before, left.pop(name)
+            forks = [fork for fork in left if above[fork] == name]
+            for fork in reversed(forks):
+                is_last = fork == forks[-1]
+                corner, line = ("└── ", "    ") if is_last else ("├── ", "│   ")
+                waiting.append((fork, below + corner, below + line))

@@ -1,0 +1,84 @@
+"""The runs in a folder, such as those of a sweep."""
+
+from typing import NamedTuple
+
+from .._storage.calls.store_path import StorePath
+from .._storage.calls.threads import at_once
+from .._storage.locate import locate
+from .._types import check_text, PathLike
+from .retention import check_mode, Mode
+from .run_steps import best_of, Run
+
+
+class RunInFolder(NamedTuple):
+    """A run that is directly in a folder, its name there, and its steps."""
+
+    name: str
+    run: Run
+    steps: list[int]
+
+
+def runs_in(folder: PathLike) -> list[RunInFolder]:
+    """The runs directly in a folder that have a step, by name.
+
+    A recording is none, although its states are steps.
+    """
+    place = locate(folder)
+    if place.explain_run():
+        return []
+    above = folder if isinstance(folder, StorePath) else None
+    runs = {
+        name: Run(f"{place.url()}/{name}" if above is None else above / name)
+        for name in place.folders()
+    }
+    steps = at_once(lambda name: runs[name].readable_or_not(), runs)
+    return [RunInFolder(name, runs[name], steps[name]) for name in runs if steps[name]]
+
+
+def best_step(directory: PathLike, metric: str, mode: Mode = "min") -> PathLike:
+    """The path of the step with the best value of a metric, among several runs.
+
+    **Arguments:**
+
+    - `directory`: a folder of runs, such as those of a sweep; or one run.
+    - `metric`, `mode`: as in [`eqx_ckpt.CheckpointManager.best`][].
+
+    **Returns:**
+
+    The path or URL of the step; among equal ones, that of the largest number, and of
+    these, in the run whose name comes first.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is neither a step nor a run, or no
+        step has the metric.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        for rate in (0.1, 0.2):
+            with eqx_ckpt.CheckpointManager(f"runs/{rate}") as manager:
+                manager.save(1, {"model": {"w": rate}}, metadata={"loss": rate})
+        best = eqx_ckpt.load(eqx_ckpt.inspect.best_step("runs", "loss"), "model")
+        assert best == {"w": 0.1}
+        ```
+    """
+    check_text("metric", metric)
+    check_mode(mode)
+    run = Run(directory)
+    if steps := run.readable_or_not():
+        runs = [RunInFolder("", run, steps)]
+    else:
+        runs = runs_in(directory)
+    if not runs:
+        run.at_least_one()
+    # Of equal ones, the one with the largest index.
+    every = sorted(
+        ((step, -place) for place, found in enumerate(runs) for step in found.steps)
+    )
+    metadata = [runs[-place].run.metadata(step) for step, place in every]
+    step, place = every[best_of(dict(enumerate(metadata)), metric, mode, run.directory)]
+    return runs[-place].run.path(step)

@@ -1,0 +1,153 @@
+"""A folder of runs: one line a run, the best one, and which was forked from which."""
+
+import shutil
+import uuid
+
+import numpy as np
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager, inspect
+
+from .test_json import check
+
+
+pytest.importorskip("typer")
+
+
+ON_DISK = pytest.mark.parametrize("folder", ["disk"], indirect=True)
+LOSSES = {"a": [3.0, 1.0, 2.0], "b": [4.0, 5.0], "c": [1.0]}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request, tmp_path):
+    """Three runs, of which the loss is known."""
+    if request.param == "disk":
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes/a.txt").write_text("mine")
+    is_memory = request.param == "memory"
+    where = f"memory://{uuid.uuid4().hex}/runs" if is_memory else str(tmp_path)
+    for run, losses in LOSSES.items():
+        with CheckpointManager(f"{where}/{run}") as manager:
+            for step, loss in enumerate(losses, 1):
+                w = np.full(3, loss)
+                manager.save(step, {"w": w}, metadata={"loss": loss})
+    return where
+
+
+def test_ls(folder, ask, data):
+    status, text = ask("ls", folder)
+    assert status == 0
+    head, *rows = [line.split() for line in text.splitlines()]
+    assert head == ["run", "newest", "age", "size", "steps"]
+    assert [row[:2] for row in rows] == [["a", "3"], ["b", "2"], ["c", "1"]]
+    assert [row[-1] for row in rows] == ["loss=2", "loss=5", "loss=1"]
+    status, found = data("ls", folder, "--best", "loss")
+    assert status == 0
+    check("ls", found)
+    best = {run["name"]: [*run["best"].values()] for run in found["runs"]}
+    # Of equal ones, the first run.
+    assert best == {"a": [2, 1.0, True], "b": [1, 4.0, False], "c": [1, 1.0, False]}
+    assert [run["path"] for run in found["runs"]] == [f"{folder}/{r}" for r in LOSSES]
+    _, text = ask("ls", folder, "--best", "loss", "--mode", "max")
+    assert [line.split()[-2] for line in text.splitlines() if "[best]" in line] == [
+        "[best]"
+    ]
+    assert "5 at 2" in text
+
+
+def test_the_best_step(folder):
+    assert inspect.best_step(folder, "loss", "max") == f"{folder}/b/000002"
+    # Of equal ones, the largest number.
+    assert inspect.best_step(folder, "loss") == f"{folder}/a/000002"
+    assert inspect.best_step(f"{folder}/b", "loss") == f"{folder}/b/000001"
+    assert eqx_ckpt.load(inspect.best_step(folder, "loss"), "w").tolist() == [1.0] * 3
+    for metric, match in {"none": "None of the 6 steps", "w": "None of the 6"}.items():
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match=match):
+            inspect.best_step(folder, metric)
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="There is no step"):
+        inspect.best_step(f"{folder}/none", "loss")
+
+
+def test_log(folder, ask, data):
+    a = CheckpointManager(f"{folder}/a")
+    a.fork(f"{folder}/d", 2)
+    a.fork(f"{folder}/0")
+    CheckpointManager(f"{folder}/d").fork(f"{folder}/e")
+    status, text = ask("log", folder)
+    assert status == 0
+    lines = text.splitlines()
+    names = ["a", "├── 0", "└── d", "    └── e", "b", "c"]
+    assert [line.partition("  step")[0] for line in lines] == names
+    assert lines[1].endswith(", forked from step 3 of a")
+    assert lines[3].endswith(", forked from step 2 of d")
+    status, found = data("log", folder)
+    check("log", found)
+    ids = {run["name"]: run["id"] for run in found["runs"]}
+    forked = {run["name"]: run["forked"] for run in found["runs"]}
+    assert forked["e"] == {"run": ids["d"], "step": 2, "name": "d"}
+    assert forked["a"] is None
+    for step in a.steps():
+        a.delete(step)
+    # What it came from is not there.
+    status, text = ask("log", folder)
+    assert f"forked from step 3 of run {ids['a'][:8]}" in text.splitlines()[0]
+    assert ask("ls", folder)[1].count("forked from") == 3
+
+
+@ON_DISK
+def test_a_run_that_was_copied(folder, ask, tmp_path):
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    CheckpointManager(tmp_path / "copy").fork(tmp_path / "z")
+    status, text = ask("log", folder)
+    assert status == 0
+    assert len(text.splitlines()) == 5
+    assert "└── z" in text
+
+
+def test_a_circle_that_was_forged(folder, ask, monkeypatch):
+    from eqx_ckpt._cli import folder_commands
+
+    entries = folder_commands._entries
+
+    def forged(runs):
+        found, status = entries(runs)
+        for entry, name in zip(found, ["b", "a", "c"], strict=True):
+            entry["forked"] = {"run": "0" * 32, "step": 1, "name": name}
+        return found, status
+
+    monkeypatch.setattr(folder_commands, "_entries", forged)
+    status, text = ask("log", folder)
+    assert status == 0
+    assert sorted(line.split("  ")[0][-1] for line in text.splitlines()) == [*"abc"]
+
+
+def test_what_is_wrong(folder, ask, data):
+    status, text = ask("ls", folder, "--best", "lss")
+    assert status == 2
+    assert "none of the 3 runs has a number 'lss'" in text
+    assert "The numbers there are 'loss'" in text
+    status, text = ask("ls", folder, "--own")
+    assert status == 2
+    assert f"Pass one of them: '{folder}/a'" in text
+    status, text = ask("log", f"{folder}/a")
+    assert status == 2
+    assert "It is one run: pass the folder that it is in" in text
+    for command in ("ls", "log"):
+        assert ask(command, f"{folder}/none")[0] == 2
+
+
+@ON_DISK
+def test_damage(folder, ask, data, tmp_path):
+    (tmp_path / "a/000003/zarr.json").write_bytes(b"damaged")
+    (tmp_path / "b/000001/zarr.json").write_bytes(b"damaged")
+    status, found = data("ls", folder, "--best", "loss")
+    assert status == 1
+    check("ls", found)
+    assert [run["problem"] is None for run in found["runs"]] == [False, True, True]
+    assert [run["best"]["step"] for run in found["runs"]] == [2, 2, 1]
+    status, text = ask("log", folder)
+    assert status == 1
+    assert "damaged" in text.splitlines()[0]
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError):
+        inspect.best_step(folder, "loss")
