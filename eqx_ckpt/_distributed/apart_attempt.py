@@ -11,7 +11,7 @@ from .._storage.interface.place import Attempt, Storage
 from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout
 from .joint_attempt import agreed, Together
-from .process_errors import from_json, to_json
+from .process_errors import failure_in, to_json, verdict
 from .process_group import Group, Solo
 
 
@@ -22,13 +22,13 @@ class Apart(Together):
 
     **Attributes:**
 
-    - `gather`, `new_number`, `again`: as those of the group.
+    - `combine`, `new_number`, `again`: as those of the group.
     - `index`, `size`: which process this is, and of how many.
     """
 
     def __init__(self, group: Group | Solo) -> None:
         super().__init__(group)
-        self.gather, self.again = group.gather, group.again
+        self.combine, self.again = group.combine, group.again
         self.new_number = group.new_number
         self.index, self.size = group.index, group.size
         # At which topic the others wait for this process.
@@ -75,7 +75,8 @@ class Apart(Together):
     ) -> None:
         if isinstance(error, Exception) and self._topic:
             with contextlib.suppress(CheckpointError):
-                self._group.gather(self._topic, {"error": to_json(error)})
+                said = {"error": to_json(error)}
+                self._group.combine(self._topic, said, verdict)
 
 
 class PartAttempt(Attempt):
@@ -109,25 +110,25 @@ class PartAttempt(Attempt):
 
     def gather(self, checksums: Checksums) -> None:
         alike = {leaf: checksums[name] for name, leaf in self._alike.items()}
-        said = self._exchange({"error": None, "alike": alike})
-        _raise_failure(said)
-        check_alike([value["alike"] for value in said])
+        if failure := self._exchange({"error": None, "alike": alike}, _alike):
+            raise failure
         self._topic = "committed"
 
     def commit(self, manifest: bytes) -> None:
         self._attempt.commit(manifest)
         # If it is not known how the others have ended, it stays: nobody takes it for
         # a step unless they have all committed.
-        said = self._exchange({"error": None})
-        try:
-            _raise_failure(said)
-        except Exception:
+        if failure := self._exchange({"error": None}):
             self._undo()
-            raise
+            raise failure
 
-    def _exchange(self, said: dict[str, Any]) -> list[dict[str, Any]]:
+    def _exchange(
+        self,
+        said: dict[str, Any],
+        make: Callable[[list[Any]], dict[str, Any]] = verdict,
+    ) -> Exception | None:
         topic, self._topic = self._topic, ""
-        return self._group.gather(topic, said)
+        return failure_in(self._group.combine(topic, said, make))
 
     def _report(self, error: BaseException) -> None:
         if self._topic:
@@ -145,10 +146,12 @@ class PartAttempt(Attempt):
                 self._report(error)
 
 
-def _raise_failure(said: Sequence[Mapping[str, Any]]) -> None:
-    for index, value in enumerate(said):
-        if value["error"] is not None:
-            raise from_json(index, value["error"])
+def _alike(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Who has failed; raise if nobody has, and the processes do not save the same."""
+    found = verdict(said)
+    if not found["failed"]:
+        check_alike([value["alike"] for value in said])
+    return found
 
 
 def check_alike(values: Sequence[Mapping[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from .._storage.locate import locate
 from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout, PathLike, Report
 from .call_matching import one_for_all
-from .process_errors import from_json, to_json
+from .process_errors import failure_in, to_json, verdict
 from .process_group import digest_of, Group, group_of, Solo
 from .shared_place import check_is_one
 from .write_assignment import assign, place_of
@@ -51,7 +51,8 @@ class Together(contextlib.ExitStack):
     ) -> None:
         if isinstance(error, Exception) and not self._has_plan:
             with contextlib.suppress(CheckpointError):
-                self._group.gather("plan", {"error": to_json(error)})
+                said = {"error": to_json(error)}
+                self._group.combine("plan", said, verdict)
 
     def begin(
         self,
@@ -190,10 +191,7 @@ class JointAttempt(Attempt):
     def gather(self, checksums: Checksums) -> None:
         if self._share is not None:
             self._share.flush()
-        written = self._exchange(None, checksums)
-        if self.is_first:  # It has room for all of them.
-            for name, position, checksum in written:
-                checksums[name][position] = checksum
+        self._exchange(None, checksums)
         self._is_to_commit = self.is_first
 
     def commit(self, manifest: bytes) -> None:
@@ -206,16 +204,25 @@ class JointAttempt(Attempt):
         self._attempt.chunks.merge([_part(i) for i in range(self._group.size)])
         self._attempt.commit(manifest)
 
-    def _exchange(
-        self, error: BaseException | None, checksums: Checksums
-    ) -> list[tuple[str, int, str]]:
-        """Exchange with the others what each has written, or why it failed."""
+    def _exchange(self, error: BaseException | None, checksums: Checksums) -> None:
+        """Tell the first process what this one has written, or why it failed.
+
+        There, `checksums` get those of all, for which it has room. If one has failed,
+        all raise.
+        """
+
+        def collect(said: list[dict[str, Any]]) -> dict[str, Any]:
+            found = verdict(said)
+            for value in () if found["failed"] else said:
+                for name, position, checksum in value["checksums"]:
+                    checksums[name][position] = checksum
+            return found
+
         self._is_awaited = False
-        values = self._group.gather("written", _written(error, checksums))
-        for index, value in enumerate(values):
-            if value["error"] is not None and error is None:
-                raise from_json(index, value["error"])
-        return [item for value in values for item in value["checksums"]]
+        said = _written(error, checksums)
+        failure = failure_in(self._group.combine("written", said, collect))
+        if failure is not None and error is None:
+            raise failure
 
     def _report_failure(self, error: BaseException) -> None:
         """Report a failure to the other processes, unless they know it already."""
@@ -316,14 +323,28 @@ def _agree(
         if len(place := place_of(write.leaf)) == 1 and place != {group.index}
     }
     digest = digest_of(outline)
-    plan = {"digest": digest, "places": places, "is_new": above not in group.seen}
-    plans = group.gather("plan", plan)
-    for index, plan in enumerate(plans):
-        if "error" in plan:
-            raise from_json(index, plan["error"])
-    if any(plan["digest"] != digest for plan in plans):
+    plan = {"error": None, "digest": digest, "places": places}
+    agreed = group.combine(
+        "plan", plan, lambda plans: _compared(plans, is_new=above not in group.seen)
+    )
+    if failure := failure_in(agreed):
+        raise failure
+    if agreed["differ"]:
         raise _different(group, outline)
-    places = {name: of for plan in plans for name, of in plan["places"].items()}
+    if target is not None and agreed["is_new"]:
+        check_is_one(group, target)
+        group.seen.add(above)
+    return agreed["places"]
+
+
+def _compared(plans: Sequence[dict[str, Any]], *, is_new: bool) -> dict[str, Any]:
+    """What the first process says of all plans; raise if they cannot be carried out."""
+    said = verdict(plans)
+    if said["failed"]:
+        return said
+    differ = len({plan["digest"] for plan in plans}) > 1
+    every = [] if differ else plans
+    places = {name: of for plan in every for name, of in plan["places"].items()}
     for name, of in places.items():
         for index, plan in enumerate(plans):
             found = plan["places"].get(name, index)
@@ -333,10 +354,7 @@ def _agree(
                     f"{index}, and of process {of} in a different one. Nothing was "
                     "saved. Let all processes save the same arrays."
                 )
-    if target is not None and plans[0]["is_new"]:
-        check_is_one(group, target)
-        group.seen.add(above)
-    return places
+    return said | {"differ": differ, "places": places, "is_new": is_new}
 
 
 def _different(group: Group | Solo, outline: Sequence[str]) -> LeafMismatchError:

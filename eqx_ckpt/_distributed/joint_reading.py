@@ -1,6 +1,6 @@
 """One checkpoint, restored by several processes that read the same version."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from zlib import crc32
@@ -24,8 +24,8 @@ from .._types import as_text, PathLike
 from .call_matching import one_for_all
 from .jax_service import is_alone, service
 from .meeting import circle_of
-from .process_errors import from_json, to_json
-from .process_group import digest_of, Group
+from .process_errors import from_json, to_json, verdict
+from .process_group import digest_of, Group, Solo
 
 
 _NOT_FOUND = CheckpointNotFoundError.__name__
@@ -60,7 +60,7 @@ class JointReading(Reading):
         self._members: set[int] | None = None
         self._group: Group | None = None
         self._round = 0
-        # What the processes saw last time, if they did not all see the same.
+        # On the first process, what all saw last time, if that was not the same.
         self._versions: list[str | None] = []
         # Whether all know that this version is not read.
         self._is_given_up = False
@@ -120,27 +120,38 @@ class JointReading(Reading):
         }
         self._round += 1
         try:
-            group = self._meet()
-            values = [said] if group is None else group.gather(f"{self._round}", said)
+            group = self._meet() or Solo()
+            found = group.combine(f"{self._round}", said, self._verdict)
         except CheckpointError as e:
             raise e from error
-        failures = {
-            i: value["error"]
-            for i, value in enumerate(values)
-            if value["error"] is not None
-        }
+        if found["is_replaced"]:
+            raise Replaced from error
+        if error is not None:
+            raise error
+        if found["failed"]:
+            index, failure = found["failed"]
+            raise from_json(self._process(index), failure)
+        if found["differ"]:
+            raise self._different()
+        self._is_given_up = False
+
+    def _verdict(self, values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What the first process says of what all have seen.
+
+        Raise if they see different places.
+        """
+        found = verdict(values) | {"is_replaced": False, "differ": False}
+        failures = {i: v["error"] for i, v in enumerate(values) if v["error"]}
         if any(value["has_changed"] for value in values) and all(
             failure["kind"] in [kind.__name__ for kind in OF_TWO_VERSIONS]
             for failure in failures.values()
         ):
-            raise Replaced from error
+            return found | {"is_replaced": True}
         blind = [i for i in failures if failures[i]["kind"] == _NOT_FOUND]
         if blind and any(value["version"] is not None for value in values):
-            raise self._seen_by_some(blind[0], failures) from error
-        if error is not None:
-            raise error
-        for i, failure in failures.items():
-            raise from_json(self._process(i), failure)
+            raise self._seen_by_some(blind[0], failures)
+        if failures:
+            return found
         versions = [value["version"] for value in values]
         is_same = len({*versions}) == 1
         if not is_same and versions == self._versions:
@@ -148,11 +159,8 @@ class JointReading(Reading):
             # now.
             raise self._several_places(versions)
         self._versions = [] if is_same else versions
-        if not is_same:
-            raise Replaced
-        if len({value["plan"] for value in values}) > 1:
-            raise self._different()
-        self._is_given_up = False
+        differ = len({value["plan"] for value in values}) > 1
+        return found | {"is_replaced": not is_same, "differ": differ}
 
     def _different(self) -> LeafMismatchError:
         assert self._group is not None

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from .._errors import CheckpointError
+from .._storage.calls.threads import at_once
 from .._types import is_real, wrong
 from .call_matching import Call, Calls, Number
 from .device_meeting import meet_on_devices
@@ -70,7 +71,9 @@ class Circle:
         self.index = jax.process_index()
         self.first = members[0]
         self.service = service
-        self.prefix = f"eqx_ckpt/{'-'.join(map(str, members))}/"
+        # Short, as it is in each message: of many processes, too.
+        who = hashlib.sha256(json.dumps(members).encode()).hexdigest()[:16]
+        self.prefix = f"eqx_ckpt/{who}/"
         # A process that replaces a dead one has a life of its own.
         self._life = (
             1 if service is None else service.count(f"{self.prefix}{self.index}")
@@ -167,8 +170,9 @@ class Circle:
     def _begin(self, service: Service, call: Call, number: int) -> dict[str, Any]:
         """Tell the partners where the outcome will be; it is there if one has left."""
         outcome: dict[str, Any] = {}
-        for partner in call.partners or ():
-            said = self._tell(service, partner, {"outcome": number})
+        where = {"outcome": number}
+        told = at_once(lambda one: self._tell(service, one, where), call.partners or ())
+        for partner, said in told.items():
             if "withdrawn" in said:
                 outcome = said["withdrawn"]
                 with self._lock:
@@ -191,8 +195,9 @@ class Circle:
                 late = self._calls.missing(call)
             if left <= 0 or not late:
                 raise too_late(call.text, late, self.members, timeout)
-            life, number = self._seen[late[0]]
-            coming = f"{self.prefix}calls/{late[0]}/{life}/{number + 1}"
+            # When the last one has come, most others have.
+            life, number = self._seen[late[-1]]
+            coming = f"{self.prefix}calls/{late[-1]}/{life}/{number + 1}"
             service.wait(coming, min(left, _GLANCE))
             self._look(service)
 

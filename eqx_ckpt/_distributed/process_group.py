@@ -11,10 +11,22 @@ import jax
 from .._errors import CheckpointError
 from .jax_service import gather_on_devices, is_alone
 from .meeting import check_timeout, Circle, circle_of, TIMEOUT_MARGIN
-from .process_errors import from_json, to_json, too_late
+from .process_errors import (
+    failure_in,
+    from_json,
+    MOST_NAMED,
+    named,
+    to_json,
+    too_late,
+    verdict,
+)
 
 
 _T = TypeVar("_T")
+
+
+# So many lines of an outline are compared at a time.
+_BLOCK = 1024
 
 
 _UNKNOWN = "Whether this call succeeds is not known: look at what is there. "
@@ -73,38 +85,49 @@ class Group:
             self._circle.end(self._number)
 
     def gather(self, topic: str, value: Any) -> list[Any]:
-        """The messages of all processes; raise on all if one of them sends none."""
+        """The messages of all processes, on each of them."""
+        return self.combine(topic, value, lambda values: values)
+
+    def combine(self, topic: str, value: Any, make: Callable[[list[Any]], _T]) -> _T:
+        """Combine the messages of all on the first process; return the result on each.
+
+        All raise what `make` raises, and if one of them sends no message.
+        """
         if not self.has_service:
-            return gather_on_devices(value)
+            values = gather_on_devices(value)
+            return self.from_first(topic, lambda: make(values))
         self.say(topic, value)
-        if self.is_first:
-            end = time.monotonic() + self._timeout
-            values = [self._hear(topic, i, end) for i in self._circle.members]
-            members = zip(self._circle.members, values, strict=True)
-            late = [i for i, value in members if value is None]
-            outcome: dict[str, Any] = {"value": values}
-            if late:
-                outcome = {"error": to_json(self._too_late(late))}
-            outcome = self._decide(topic, outcome)
-        else:
+        if not self.is_first:
             outcome = self._hear_first(topic)
-        if "error" in outcome:
-            raise from_json(None, outcome["error"])
-        return [value for (value,) in outcome["value"]]
+            self._raise_error(outcome)
+            return outcome["value"]
+        try:
+            made = make(self._hear_all(topic))
+        except BaseException as e:
+            self._decide(topic, {"error": to_json(e)})
+            raise
+        self._raise_error(self._decide(topic, {"value": made}))
+        return made
 
     def first_difference(self, outline: Sequence[str]) -> list[str]:
         """The first line of each process in which their outlines differ."""
-        sums = self.gather("sums", [crc32(line.encode()) for line in outline])
-        shortest = min(map(len, sums))
-        first = next(
-            (i for i in range(shortest) if len({s[i] for s in sums}) > 1), shortest
-        )
-        line = outline[first] if first < len(outline) else "no more leaves"
-        lines = self.gather("difference", line)
-        return [
-            f"- process {i}: {line}"
-            for i, line in zip(self.members, lines, strict=True)
-        ]
+        blocks = range(0, len(outline), _BLOCK)
+        sums = [_sum(*outline[i : i + _BLOCK]) for i in blocks]
+        begin = _BLOCK * self.combine("blocks", sums, _first_different)
+        sums = [_sum(line) for line in outline[begin : begin + _BLOCK]]
+        found = begin + self.combine("lines", sums, _first_different)
+        line = outline[found] if found < len(outline) else "no more leaves"
+        return self.combine("difference", line, self._said_by)
+
+    def _said_by(self, lines: Sequence[str]) -> list[str]:
+        """What each process says, or each of many."""
+        who: dict[str, list[int]] = {}
+        for i, line in zip(self.members, lines, strict=True):
+            who.setdefault(line if self.size > MOST_NAMED else f"{i}", []).append(i)
+        of = dict(zip(self.members, lines, strict=True))
+        groups = [*who.values()]
+        said = [f"- {named(group, ', ')}: {of[group[0]]}" for group in groups]
+        return said[:MOST_NAMED]
 
     def from_first(
         self,
@@ -194,6 +217,23 @@ class Group:
         said = self._circle.service.below(self._key(topic, ""))
         return {int(who) for who in said if who.isdecimal()}
 
+    def _hear_all(self, topic: str) -> list[Any]:
+        """The messages of all processes; raise if one of them sends none in time."""
+        assert self._circle.service is not None
+        end = time.monotonic() + self._timeout
+        # Most are there when the last one is, and one request reads all of them.
+        last = self._hear(topic, self.members[-1], end)
+        found = self._circle.service.below(self._key(topic, ""))
+        found[str(self.members[-1])] = last
+        said = [
+            found[who] if (who := str(i)) in found else self._hear(topic, who, end)
+            for i in self.members
+        ]
+        late = [i for i, value in zip(self.members, said, strict=True) if not value]
+        if late:
+            raise self._too_late(late)
+        return [value for (value,) in said]
+
     def _hear(self, topic: str, who: int | str, end: float) -> Any:
         """Wait for a message; `None` if none was sent in time."""
         assert self._circle.service is not None
@@ -222,6 +262,9 @@ class Solo:
     def gather(self, topic: str, value: Any) -> list[Any]:
         return [value]
 
+    def combine(self, topic: str, value: Any, make: Callable[[list[Any]], _T]) -> _T:
+        return make([value])
+
     def first_difference(self, outline: Sequence[str]) -> list[str]:
         return []
 
@@ -242,6 +285,18 @@ def _begun(topic: str) -> str:
     return f"{topic}/begun"
 
 
+def _sum(*lines: str) -> int:
+    return crc32("\n".join(lines).encode())
+
+
+def _first_different(sums: Sequence[Sequence[int]]) -> int:
+    shortest = min(map(len, sums))
+    same = sums[0][:shortest]
+    if all(of[:shortest] == same for of in sums):
+        return shortest
+    return min(i for of in sums for i in range(shortest) if of[i] != same[i])
+
+
 def digest_of(outline: Sequence[str]) -> str:
     """Equal if two outlines are."""
     return hashlib.sha256("\n".join(outline).encode()).hexdigest()
@@ -258,11 +313,13 @@ def group_or_solo(call: str, timeout: float) -> Group | Solo:
     return group_of(call, timeout) or Solo()
 
 
-def gathered(call: str, value: Any, timeout: float) -> list[Any]:
-    """The values of all processes."""
+def combined(
+    call: str, value: Any, make: Callable[[list[Any]], _T], timeout: float
+) -> _T:
+    """Combine the values of all processes on process 0; return the result on each."""
     if is_alone():
-        return [value]
-    return _all().together(call, value, timeout, lambda said: said)
+        return make([value])
+    return _all().together(call, value, timeout, make)
 
 
 def from_first(
@@ -288,21 +345,18 @@ def gather_errors(
         error = e
     if is_alone():
         return made, error
-    failure = None if error is None else to_json(error)
+    said = {"error": None if error is None else to_json(error)}
     try:
-        errors = _all().together(call, failure, timeout, lambda said: said)
+        outcome = _all().together(call, said, timeout, verdict)
     except CheckpointError as e:
         raise e from error
-    others = (from_json(i, e) for i, e in enumerate(errors) if e is not None)
-    return made, error or next(others, None)
+    return made, error or failure_in(outcome)
 
 
 def most_said(call: str, values: list[int], timeout: float) -> list[int]:
     """The largest of each value among all processes."""
-    if is_alone():
-        return values
-    return _all().together(
-        call, values, timeout, lambda said: [max(of) for of in zip(*said, strict=True)]
+    return combined(
+        call, values, lambda said: [max(of) for of in zip(*said, strict=True)], timeout
     )
 
 

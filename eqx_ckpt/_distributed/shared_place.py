@@ -5,6 +5,7 @@ import contextlib
 from .._errors import CheckpointError
 from .._storage.interface.place import run_of, Storage
 from .call_matching import one_for_all
+from .process_errors import named
 from .process_group import Group, Solo
 
 
@@ -16,14 +17,17 @@ def check_is_one(group: Group | Solo, target: Storage) -> None:
     """
     with contextlib.ExitStack() as stack:
         mark = group.from_first("mark", lambda: stack.enter_context(target.marked()))
-        seen = group.gather("seen", target.sees(mark))
-    blind = [i for i, sees in zip(group.members, seen, strict=True) if not sees]
+        blind = group.combine(
+            "seen",
+            target.sees(mark),
+            lambda seen: [i for i, s in zip(group.members, seen, strict=True) if not s],
+        )
     if blind:
-        who = " and ".join(f"process {i}" for i in blind)
         raise CheckpointError(
             f"The processes have different directories at {run_of(target).url()!r}: "
-            f"what process {group.members[0]} has made there, {who} of {group.size} "
-            f"{'does' if len(blind) == 1 else 'do'} not see. Nothing was saved. "
+            f"what process {group.members[0]} has made there, {named(blind)} of "
+            f"{group.size} {'does' if len(blind) == 1 else 'do'} not see. Nothing was "
+            "saved. "
             f"{one_for_all('save to')}"
         )
 

@@ -1,10 +1,13 @@
 """Decide which process writes what; all write about the same number of bytes."""
 
+import functools as ft
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
+from jax.sharding import Sharding
 
 from .._format.chunk_grid import (
     blocks,
@@ -26,13 +29,25 @@ class Owned(NamedTuple):
     starts: Collection[Start] | None
 
 
+# Where a piece begins, its bytes, and the processes that hold it.
+_Piece: TypeAlias = tuple[Start, int, np.ndarray]
+
+
+_Held: TypeAlias = dict[tuple[Any, ...], list[_Piece]]
+
+
 def place_of(leaf: Any) -> set[int]:
     """The processes that hold a leaf: all of them, if it is the record of a source."""
     if isinstance(leaf, LeafRecord | Owned):
         return set(range(jax.process_count()))
     if not isinstance(leaf, jax.Array):
         return {jax.process_index()}
-    return {device.process_index for device in leaf.sharding.device_set}
+    return {*_processes_of(leaf.sharding)}
+
+
+@ft.lru_cache(256)
+def _processes_of(sharding: Sharding) -> frozenset[int]:
+    return frozenset(device.process_index for device in sharding.device_set)
 
 
 def assign(
@@ -45,7 +60,8 @@ def assign(
     process is written there if it is in `places`, that is, if all processes see it on
     that one; otherwise each process has its own, and process 0 writes its own.
     """
-    loads = [0] * size
+    loads = np.zeros(size, np.int64)
+    held: _Held = {}
     local: list[Write] = []
     for write in writes:
         if isinstance(write.leaf, Owned):
@@ -57,29 +73,43 @@ def assign(
             local.append(write._replace(owned=None if index == writer else ()))
             continue
         starts: set[Start] = set()
-        record = write.record
-        for region, processes in _holders(write.leaf, record):
-            for piece in blocks(region, record.chunk_shape, record.itemsize):
-                writer = min(processes, key=lambda process: (loads[process], process))
-                loads[writer] += record.itemsize * math.prod(shape_of(piece))
-                if writer == index:
-                    starts.add(start_of(piece))
+        for start, nbytes, processes in _pieces(write.leaf, write.record, held):
+            writer = processes[np.argmin(loads[processes])]  # The first of them.
+            loads[writer] += nbytes
+            if writer == index:
+                starts.add(start)
         local.append(write._replace(owned=starts))
     # Process 0 creates all arrays.
     return [w for w in local if index == 0 or w.owned or w.owned is None]
 
 
-def _holders(
-    leaf: jax.Array | LeafRecord, record: LeafRecord
-) -> Iterable[tuple[Region, list[int]]]:
-    """Every distinct region of an array, with the processes that hold it."""
+def _pieces(
+    leaf: jax.Array | LeafRecord, record: LeafRecord, held: _Held
+) -> list[_Piece]:
+    """Every piece of an array; those of arrays that are alike are found once."""
     if isinstance(leaf, LeafRecord):
-        return [(whole(record.data_shape), sorted(place_of(leaf)))]
-    if record.kind == "key":
-        leaf = jax.random.key_data(leaf)
-    shape = record.data_shape
-    indices = leaf.sharding.devices_indices_map(shape)
+        sharding = None
+    else:
+        data = jax.random.key_data(leaf) if record.kind == "key" else leaf
+        sharding = data.sharding
+    alike = sharding, record.data_shape, record.chunk_shape, record.itemsize
+    if alike not in held:
+        held[alike] = [
+            (start_of(piece), record.itemsize * math.prod(shape_of(piece)), processes)
+            for region, processes in _holders(sharding, record.data_shape)
+            for piece in blocks(region, record.chunk_shape, record.itemsize)
+        ]
+    return held[alike]
+
+
+def _holders(
+    sharding: Sharding | None, shape: tuple[int, ...]
+) -> Iterable[tuple[Region, np.ndarray]]:
+    """Every distinct region, with the processes that hold it; `None` are all."""
+    if sharding is None:
+        return [(whole(shape), np.arange(jax.process_count()))]
+    indices = sharding.devices_indices_map(shape)
     return [
-        (region, sorted({device.process_index for device in devices}))
+        (region, np.unique([device.process_index for device in devices]))
         for region, devices in distinct_regions(indices, shape)
     ]

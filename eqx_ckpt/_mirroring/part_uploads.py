@@ -83,13 +83,16 @@ def agreed_part(group: Group | Solo, run: Run, step: int) -> StepPart:
         part = StepPart(run.location(step))
     except (CheckpointError, OSError) as e:
         problem = str(e)
-    said = group.gather("part", [part and part.part.id, problem])
-    for index, (id, why) in enumerate(said):
-        if part is None or why or id != said[0][0]:
-            raise LocalProblem(
-                f"Step {step} cannot be uploaded. Process {index}: "
-                f"{why or 'its part is of another save.'}"
-            )
+
+    def check(said: Sequence[tuple[str | None, str | None]]) -> None:
+        for index, (id, why) in enumerate(said):
+            if why or id != said[0][0]:
+                raise LocalProblem(
+                    f"Step {step} cannot be uploaded. Process {index}: "
+                    f"{why or 'its part is of another save.'}"
+                )
+
+    group.combine("part", [part and part.part.id, problem], check)
     assert part is not None
     return part
 

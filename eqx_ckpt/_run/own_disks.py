@@ -13,9 +13,9 @@ from jaxtyping import PyTree
 from .._distributed.apart_attempt import Apart, check_alike
 from .._distributed.joint_attempt import Together
 from .._distributed.process_group import (
+    combined,
     from_first,
     gather_errors,
-    gathered,
     group_or_solo,
 )
 from .._distributed.shared_place import check_apart
@@ -128,12 +128,17 @@ class OwnDisks(SharedDirectory):
                     ids[str(step)] = id
         except (OSError, CheckpointError) as e:
             logger.warning("The steps of this process cannot be listed: %s", e)
-        everyone = gathered(f"{call}, the steps of each", ids, self.timeout)
-        self.common.listed = sorted(
-            int(step)
-            for step, id in ids.items()
-            if all(other.get(step) == id for other in everyone)
-        )
+
+        def common(everyone: Sequence[dict[str, str]]) -> list[int]:
+            first, *others = everyone
+            return sorted(
+                int(step)
+                for step, id in first.items()
+                if all(other.get(step) == id for other in others)
+            )
+
+        text = f"{call}, the steps of each"
+        self.common.listed = combined(text, ids, common, self.timeout)
         self.useless = {*map(int, ids)} - {*self.common.listed}
 
     def _id(self, step: int) -> str:
@@ -220,15 +225,19 @@ class OwnDisks(SharedDirectory):
             return [secrets.token_hex(16), history, pack(exactly(metadata))]
 
         id, history, packed = group.from_first("step", said)
-        there = group.gather("there", [self._there(step), part.values])
-        check_alike([values for _, values in there])
-        found = [state for state, _ in there]
-        if _WHOLE in found or len({*found}) == 1 and found[0] not in ("", _STALE):
-            raise CheckpointExistsError(
-                f"Step {step} exists already in the directories of the processes. "
-                "Delete it first, or save another step."
-            )
-        self._is_there = found[self._index] != ""
+        here = self._there(step)
+
+        def check(there: Sequence[tuple[str, dict[str, str]]]) -> None:
+            check_alike([values for _, values in there])
+            found = [state for state, _ in there]
+            if _WHOLE in found or len({*found}) == 1 and found[0] not in ("", _STALE):
+                raise CheckpointExistsError(
+                    f"Step {step} exists already in the directories of the processes. "
+                    "Delete it first, or save another step."
+                )
+
+        group.combine("there", [here, part.values], check)
+        self._is_there = here != ""
         group.prepare(part.alike, lambda: self._remove([step]))
         planned = part.plan._replace(
             history=history_from_json(json.loads(history)),

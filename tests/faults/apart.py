@@ -200,10 +200,10 @@ def die_amid_the_commits(place: str) -> None:
     train(place, 2)
     exchange = PartAttempt._exchange
 
-    def die_after_the_commit(self: PartAttempt, said: dict[str, Any]) -> Any:
+    def die_after_the_commit(self: PartAttempt, *said: Any) -> Any:
         if self._topic == "committed":
             die()
-        return exchange(self, said)
+        return exchange(self, *said)
 
     def die_before_the_commit(self: PartAttempt, manifest: bytes) -> None:
         wait_for([pathlib.Path(place, "disk0/run/000003")])

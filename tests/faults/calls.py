@@ -166,7 +166,7 @@ def die_while_sending(directory: str) -> tuple[tuple[str, str], tuple[str, str]]
     """What a restore raises, and its cause, when process 1 dies in a computation."""
     path = f"{directory}/new"
     eqx_ckpt.tree_serialise_leaves(path, state(1), timeout=TIMEOUT)
-    gather, index = Group.gather, jax.process_index()
+    combine, index = Group.combine, jax.process_index()
 
     def sent(*_: Any) -> Any:
         if index == 1:
@@ -174,12 +174,12 @@ def die_while_sending(directory: str) -> tuple[tuple[str, str], tuple[str, str]]
         # JAX takes half a minute to say so.
         raise jax.errors.JaxRuntimeError("Connection closed by peer.")
 
-    def gather_soon(self: Group, topic: str, value: Any) -> list[Any]:
+    def combine_soon(self: Group, topic: str, *how: Any) -> Any:
         if topic == "3":  # By now it has died.
             self._timeout = 1.0
-        return gather(self, topic, value)
+        return combine(self, topic, *how)
 
-    replica_broadcast.Stack.spread, Group.gather = sent, gather_soon
+    replica_broadcast.Stack.spread, Group.combine = sent, combine_soon
     return caused(
         ft.partial(
             eqx_ckpt.tree_deserialise_leaves,

@@ -160,7 +160,7 @@ class _Job:
         self._calls = self._all_calls()
         for owner, name in (
             (Circle, "together"),
-            (Group, "gather"),
+            (Group, "combine"),
             (Group, "from_first"),
         ):
             setattr(owner, name, self._watched(getattr(owner, name)))

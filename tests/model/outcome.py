@@ -1,7 +1,7 @@
 """How each step of a save by several processes gets one outcome.
 
 Beside the code: `_distributed/process_group.py`. All processes send a message and wait
-(`gather`); then process 0 commits (`from_first`, which is `final`). Process 0 says the
+(`combine`); then process 0 commits (`from_first`, which is `final`). Process 0 says the
 outcome of each; a process that has waited for too long says that it failed. Whoever
 says it first is right: the service creates each key once.
 """

@@ -182,7 +182,7 @@ class Log(Taker):
         if most is None:
             return draws
         here = fitting(keep, self._taken, draws, most)
-        return min(self.team.gather("room", lambda: here))
+        return self.team.combine("room", lambda: here, min)
 
     def _wait_for(self, state: PyTree = None) -> None:
         """Wait until running programs have sent their samples, without the lock."""
@@ -256,7 +256,7 @@ class Log(Taker):
     ) -> None:
         number = self.record.commit + 1
         what = f"commit {number}" + (" with a state" if state is not None else "")
-        parts = self.team.gather(what, lambda: self._settled(ready))
+        parts = self.team.combine(what, lambda: self._settled(ready), list)
         record = merged(self.record, parts, steps, self.where)
         if state is not None:
             self._save_state(number, state)
@@ -351,10 +351,15 @@ class Log(Taker):
 
     def _commit_the_rest(self, error: BaseException | None) -> None:
         here = int((self._taken - self.record.draws).sum())
-        parts = self.team.gather("the end", lambda: [here, self._has_overflowed])
-        rest = sum(count for count, _ in parts)
         # A program that resumes would record the same samples, and fail again.
-        is_full = any(overflowed for _, overflowed in parts)
+        rest, is_full = self.team.combine(
+            "the end",
+            lambda: [here, self._has_overflowed],
+            lambda parts: [
+                sum(count for count, _ in parts),
+                any(overflowed for _, overflowed in parts),
+            ],
+        )
         if rest and (self.record.state is None or is_full) and not self._is_cut:
             self._commit(lambda: None)
         elif rest:

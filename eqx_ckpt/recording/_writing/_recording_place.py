@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools as ft
 import hashlib
 import uuid
 from collections.abc import Callable
@@ -53,7 +54,8 @@ class Place:
         try:
             call = f"beginning (max_samples={max_samples})"
             begun = self.team.from_first(call, lambda: self._begin(wanted, differs))
-            self.team.gather(call, lambda: self._join(begun, wanted, differs))
+            join = ft.partial(self._join, begun, wanted, differs)
+            self.team.combine(call, join, lambda _: None)
             self.columns = self._go_on()
         except BaseException:
             self.files.release()

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..._distributed.jax_service import is_alone, is_first
 from ..._distributed.meeting import check_timeout
-from ..._distributed.process_errors import from_json, to_json
+from ..._distributed.process_errors import failure_in, to_json, verdict
 from ..._distributed.process_group import Group, group_of
 
 
@@ -41,11 +41,23 @@ class Team:
         finally:
             group.close()
 
-    def gather(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """Return to all processes what each one makes; if one fails, all raise."""
+    def combine(
+        self, what: str, make: Callable[[], Any], of_all: Callable[[list[Any]], Any]
+    ) -> Any:
+        """Return to all processes what the first makes of what each one makes.
+
+        If one fails, all raise.
+        """
         group = self._group(what)
         if group is None:
-            return [make()]
+            return of_all([make()])
+
+        def judge(said: list[dict[str, Any]]) -> dict[str, Any]:
+            found = verdict(said)
+            if not found["failed"]:
+                found["value"] = of_all([one["value"] for one in said])
+            return found
+
         value, error = None, None
         try:
             try:
@@ -53,15 +65,13 @@ class Team:
             except Exception as e:
                 error = e
             failure = None if error is None else to_json(error)
-            said = group.gather("recorded", {"value": value, "error": failure})
+            said = {"value": value, "error": failure}
+            found = group.combine("recorded", said, judge)
         finally:
             group.close()
-        if error is not None:
+        if error := error or failure_in(found):
             raise error
-        for index, one in enumerate(said):
-            if one["error"] is not None:
-                raise from_json(index, one["error"])
-        return [one["value"] for one in said]
+        return found["value"]
 
     def _group(self, what: str) -> Group | None:
         if self.is_alone:
