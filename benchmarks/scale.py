@@ -342,7 +342,7 @@ def main() -> None:
                 f"{seconds:.2f} s",
             )
         )
-        print(markdown(_HEAD, rows), flush=True)
+    print(markdown(_HEAD, rows))
 
 
 _HEAD = (

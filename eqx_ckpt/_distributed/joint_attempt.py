@@ -23,7 +23,7 @@ from .call_matching import one_for_all
 from .process_errors import failure_in, to_json, verdict
 from .process_group import digest_of, Group, group_of, Solo
 from .shared_place import check_is_one
-from .write_assignment import assign, place_of
+from .write_assignment import assign, only_process
 
 
 class Together(contextlib.ExitStack):
@@ -289,7 +289,7 @@ def _line(write: Write) -> str:
     name, record, leaf, _ = write
     weak = "weakly typed, " if record.weak_type else ""
     line = f"leaf {name!r}, {record}, {weak}"
-    if len(place_of(leaf)) == 1:
+    if only_process(leaf) is not None:
         line += "of one process"
     else:
         line += f"sharded as {record.sharding}, in chunks of {record.chunk_shape}"
@@ -318,9 +318,9 @@ def _agree(
     """The leaves that all processes see on the same single process."""
     above = "" if target is None else run_of(target).url()
     places = {
-        write.name: min(place)
+        write.name: place
         for write in writes
-        if len(place := place_of(write.leaf)) == 1 and place != {group.index}
+        if (place := only_process(write.leaf)) not in (None, group.index)
     }
     digest = digest_of(outline)
     plan = {"error": None, "digest": digest, "places": places}

@@ -80,9 +80,10 @@ class Circle:
         )
         self.seen: set[str] = set()
         self._numbers = itertools.count(1)
-        self._calls = Calls(self.first, members[1:])
-        # On the first process: after how many matches it has published which failures,
-        # and whether others have published theirs since the last one.
+        # On the first process: what all call, after how many matches it has published
+        # which failures, and whether others have published theirs since the last one.
+        others = members[1:] if self.index == self.first else ()
+        self._calls = Calls(self.first, others)
         self._published: tuple[int, set[str]] = (0, set())
         self._others_have = False
         # On the others: where failures since the last match are that this one knows,
@@ -95,7 +96,7 @@ class Circle:
             self._known = {prefix + key for key in service.below(prefix)}
         self._lock = threading.Lock()
         # For each other process: life and number of its last announcement read.
-        self._seen: dict[int, Number] = {i: (1, 0) for i in members[1:]}
+        self._seen: dict[int, Number] = dict.fromkeys(others, (1, 0))
         self._groups = itertools.count(1)
         # Operations that the first process has released, and others may not have.
         self._ended: list[int] = []

@@ -36,18 +36,22 @@ _Piece: TypeAlias = tuple[Start, int, np.ndarray]
 _Held: TypeAlias = dict[tuple[Any, ...], list[_Piece]]
 
 
-def place_of(leaf: Any) -> set[int]:
-    """The processes that hold a leaf: all of them, if it is the record of a source."""
+def only_process(leaf: Any) -> int | None:
+    """The process that alone holds a leaf; `None` if several do.
+
+    All hold the record of a source.
+    """
     if isinstance(leaf, LeafRecord | Owned):
-        return set(range(jax.process_count()))
+        return None if jax.process_count() > 1 else 0
     if not isinstance(leaf, jax.Array):
-        return {jax.process_index()}
-    return {*_processes_of(leaf.sharding)}
+        return jax.process_index()
+    return _only_process(leaf.sharding)
 
 
 @ft.lru_cache(256)
-def _processes_of(sharding: Sharding) -> frozenset[int]:
-    return frozenset(device.process_index for device in sharding.device_set)
+def _only_process(sharding: Sharding) -> int | None:
+    processes = {device.process_index for device in sharding.device_set}
+    return processes.pop() if len(processes) == 1 else None
 
 
 def assign(
@@ -67,20 +71,27 @@ def assign(
         if isinstance(write.leaf, Owned):
             local.append(write._replace(owned=write.leaf.starts))
             continue
-        if len(place_of(write.leaf)) == 1:
+        if only_process(write.leaf) is not None:
             writer = places.get(write.name, 0)
             loads[writer] += write.record.nbytes
             local.append(write._replace(owned=None if index == writer else ()))
             continue
         starts: set[Start] = set()
         for start, nbytes, processes in _pieces(write.leaf, write.record, held):
-            writer = processes[np.argmin(loads[processes])]  # The first of them.
+            writer = _lightest(loads, processes)
             loads[writer] += nbytes
             if writer == index:
                 starts.add(start)
         local.append(write._replace(owned=starts))
     # Process 0 creates all arrays.
     return [w for w in local if index == 0 or w.owned or w.owned is None]
+
+
+def _lightest(loads: np.ndarray, processes: np.ndarray) -> int:
+    """The process with the fewest bytes; the first of several."""
+    if len(processes) == len(loads):
+        return int(np.argmin(loads))
+    return int(processes[np.argmin(loads[processes])])
 
 
 def _pieces(

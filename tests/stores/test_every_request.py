@@ -31,6 +31,9 @@ from support import bucket_attempt, heartbeat, locate
 from versions import thinned
 
 
+pytestmark = pytest.mark.once
+
+
 OWN = (eqx_ckpt.CheckpointError, OSError)
 # What one wrong answer must not lead to.
 CONCLUSIONS = (

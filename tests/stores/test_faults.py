@@ -32,7 +32,7 @@ from support import (
 from versions import thinned
 
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("impatient")]
 
 OWN = (eqx_ckpt.CheckpointError, OSError)
 ACTIONS: dict[str, Callable[..., None]] = {

@@ -30,6 +30,9 @@ from stores.values import bucket_at
 from support import bucket_steps, heartbeat, store_at
 
 
+pytestmark = pytest.mark.once
+
+
 STEPS = (100, 200, 300)
 TIMEOUT = 30.0  # seconds; longer than anything here takes
 LISTS = proxy.LIST

@@ -26,6 +26,9 @@ from . import programs, proxy
 from .place import Place
 
 
+pytestmark = pytest.mark.once
+
+
 PATIENCE = 300.0  # seconds; longer than anything here takes
 Action = Callable[[proxy.Exchange], None]
 

@@ -17,6 +17,9 @@ from stores.place import Place
 from support import tensorstore_calls as kvstore
 
 
+pytestmark = pytest.mark.once
+
+
 pytest_plugins = ["stores.fixtures"]
 STATE = {"w": jnp.arange(6.0), "b": np.ones(3), "step": 1}
 # Seconds. TensorStore alone needs more than that for each of several requests.

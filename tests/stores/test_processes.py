@@ -18,6 +18,9 @@ from stores.values import bucket_at
 from support import locate
 
 
+pytestmark = pytest.mark.once
+
+
 POINTS = ("amid the writes", "before the commit", "after the commit")
 
 

@@ -26,7 +26,7 @@ from save.test_schemas import edited
 from stores import proxy
 
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("impatient")]
 
 MARK = "incremental"
 TIMEOUT = 120.0  # seconds; longer than anything here takes

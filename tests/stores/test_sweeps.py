@@ -17,6 +17,9 @@ from stores.values import bucket_at
 from support import heartbeat, store_at
 
 
+pytestmark = pytest.mark.once
+
+
 # Seconds; longer than anything here takes.
 TIMEOUT = 120.0
 LEFT = "000009/@" + "f" * 32
