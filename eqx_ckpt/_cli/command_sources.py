@@ -10,6 +10,7 @@ from .._format.source import Source
 from .._sources.checkpoint_source import opened
 from .._sources.consistent_read import read_consistently
 from .._storage.directory.foreign_paths import format_at, without_names
+from .._storage.locate import is_web
 
 
 _T = TypeVar("_T")
@@ -20,6 +21,8 @@ def found_at(path: str) -> str | Source:
 
     The path itself if it is ours: then it is read again if it is replaced meanwhile.
     """
+    if is_web(path):
+        return eqx_ckpt.interop.open_source(path)
     try:
         opened(path)
         return path

@@ -178,6 +178,15 @@ class Source(abc.ABC):
         """
         return False
 
+    @property
+    def version(self) -> str:
+        """A text that is the same in all processes of a job that have opened the same.
+
+        If the texts differ, a restore by several processes raises. `""`, unless a
+        source overrides it.
+        """
+        return ""
+
     @abc.abstractmethod
     def __str__(self) -> str: ...
 

@@ -100,8 +100,9 @@ class Reading(contextlib.AbstractContextManager[Any]):
         """The digest of the current version: the same in all processes of a job."""
         if self._recorded is not None:
             return self._recorded.digest
-        if self._place is None:
-            return ""
+        if isinstance(self._source, Source):
+            return self._source.version
+        assert self._place is not None
         head = self._place.read(MANIFEST, HEAD_BYTES)
         return "" if head is None else hashlib.sha256(head).hexdigest()
 

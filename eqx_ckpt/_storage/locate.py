@@ -5,13 +5,22 @@ import os
 from .._errors import CheckpointError
 from .._types import as_text, PathLike
 from .bucket.bucket_place import Bucket, GoogleBucket, Memory
+from .bucket.keyvalue_place import KeyValues
+from .bucket.remote_file import ObjectFile
+from .bucket.web_file import WebFile
 from .calls.store_path import censored, remote_kvstore, StorePath, URL
 from .directory.directory_place import Directory
+from .directory.local_file import LocalFile
 from .interface.attempt_lock import LONGEST_NAME
+from .interface.foreign_file import ForeignFile
 from .interface.place import Storage
 
 
 _BUCKETS = {"s3": Bucket, "gs": GoogleBucket}
+
+
+# Of servers of files, where nothing can be saved.
+_WEB = ("http", "https")
 
 
 def locate(path: PathLike) -> Storage:
@@ -41,6 +50,36 @@ def locate(path: PathLike) -> Storage:
     return Directory(spec)
 
 
+def locate_file(path: PathLike) -> ForeignFile:
+    """Open the file of another program at a path or URL."""
+    text = as_text(path)
+    if not URL.match(text):
+        return LocalFile(path)
+    if is_web(text):
+        return WebFile(text)
+    place = locate(path)
+    assert isinstance(place, KeyValues)
+    above, _, name = place.spec["path"].rstrip("/").rpartition("/")
+    if not name:
+        raise CheckpointError(f"{place} is not a file. Pass the URL of one.")
+    return ObjectFile(place.at(above and f"{above}/"), name)
+
+
+def is_web(text: str) -> bool:
+    """Whether a text is the URL of a file of a web server."""
+    return text.partition("://")[0].lower() in _WEB
+
+
+def names_in(path: PathLike) -> list[str] | None:
+    """The names of the files in a folder; `None` if a path or a URL is not one."""
+    text = as_text(path)
+    if not URL.match(text):
+        folder = os.path.expanduser(text)
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else None
+    names = [] if is_web(text) else locate(path).list_keys()
+    return sorted(name for name in names if "/" not in name) if names else None
+
+
 def _remote(path: PathLike, url: str) -> Storage:
     scheme, has_slashes, rest = url.partition("://")
     if not has_slashes:
@@ -55,6 +94,12 @@ def _remote(path: PathLike, url: str) -> Storage:
     if scheme == "memory":
         path = rest.strip("/")
         return Memory({"driver": "memory", "path": path and f"{path}/"})
+    if is_web(url):
+        raise CheckpointError(
+            f"{censored(url)!r}: a checkpoint is not read from a web server, and not "
+            "written to one. A file of safetensors or npz is read there by "
+            "`eqx_ckpt.interop.open_source`."
+        )
     raise CheckpointError(
         f"{censored(url)!r}: `{scheme}://` is not supported. Pass a directory, or "
         "a URL that begins with `s3://` or `gs://`."

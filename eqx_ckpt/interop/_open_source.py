@@ -1,5 +1,6 @@
 """Opening whatever is at a path."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, get_args
@@ -10,16 +11,26 @@ from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.manifest import MANIFEST
 from .._format.source import Source
 from .._sources.checkpoint_source import opened
-from .._storage.directory.foreign_paths import format_at, without_names
+from .._storage.directory.foreign_paths import (
+    format_at,
+    format_of,
+    format_of_folder,
+    without_names,
+)
 from .._storage.interface.committed_manifest import is_checkpoint
-from .._storage.locate import locate
-from .._types import check_word, Format, PathLike
+from .._storage.interface.foreign_file import read_bytes
+from .._storage.locate import is_web, locate, locate_file
+from .._types import as_text, check_word, Format, PathLike
 from ._readers._eqx_reader import open_eqx
 from ._readers._flax_reader import open_flax
 from ._readers._jax_arrays_reader import is_numbered, open_jax_arrays
 from ._readers._npz_reader import open_npz
 from ._readers._orbax_reader import open_orbax
 from ._readers._safetensors_reader import open_safetensors
+
+
+# Of a remote file: enough to tell its format.
+_HEAD_BYTES = 512
 
 
 _OPEN: dict[str, Callable[[Any, PyTree], Source]] = {
@@ -42,8 +53,8 @@ def open_source(
 
     **Arguments:**
 
-    - `path`: a file, a directory, or the URL of a checkpoint, or of one of Orbax, JAX
-        or Levanter.
+    - `path`: a file or a directory; or a URL: of a checkpoint, of one of Orbax, JAX or
+        Levanter, or of files of safetensors or npz.
     - `format`: what it is: `"checkpoint"`, or the function of `eqx_ckpt.interop` that
         opens it. Without it, the first bytes of a file and the files in a directory
         decide.
@@ -75,6 +86,8 @@ def open_source(
     if format is not None:
         check_word("format", format, get_args(Format))
         return _opened(format, path, like)
+    if is_web(as_text(path)):
+        return _opened(_format_of_file(path), path, like)
     try:
         return opened(path)
     except CheckpointNotFoundError as e:
@@ -99,15 +112,39 @@ def _in_store(path: PathLike, like: PyTree, error: CheckpointNotFoundError) -> S
     place = locate(path)
     if place.whole_above()[0]:
         raise error  # Of ours, which says where it is.
-    keys = (key.split("/") for key in place.list_keys())
-    first = next((key[0] for key in keys if key[1:] == [MANIFEST]), None)
+    format = ""
+    with contextlib.suppress(CheckpointNotFoundError):
+        format = _format_of_file(path)
+    if format:
+        return _opened(format, path, like)
+    keys = place.list_keys()
+    parts = (key.split("/") for key in keys)
+    first = next((key[0] for key in parts if key[1:] == [MANIFEST]), None)
     if first is not None and is_checkpoint(place / f"{first}/"):
         raise CheckpointNotFoundError(
             f"{error} It holds checkpoints, such as {first!r}: pass one of them."
         )
+    if format := format_of_folder(key for key in keys if "/" not in key):
+        return _opened(format, path, like)
     for format in ("orbax", "jax_arrays"):
         try:
             return _OPEN[format](path, like)
         except CheckpointNotFoundError:
             continue
     raise error
+
+
+def _format_of_file(path: PathLike) -> str:
+    """The format of a file in a store, or behind a URL."""
+    file = locate_file(path)
+    try:
+        with file.opened() as reads:
+            head = read_bytes(reads, 0, _HEAD_BYTES)
+    except EOFError:
+        head = file.tail(_HEAD_BYTES)
+    if found := format_of(file.path.partition("?")[0], head, file.size):
+        return found
+    raise CheckpointError(
+        f"The format of {file.path!r} is not known here. Pass `format`, if it is one "
+        "that this package reads."
+    )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorstore
 
 import eqx_ckpt
 from helpers import assert_same
@@ -44,6 +45,17 @@ def test_to_a_store_and_back(remote, tmp_path, ask):
     assert ask("convert", tmp_path / "m.npz", other, "--to", "checkpoint")[0] == 0
     assert_same(arrays(there), arrays(f"{remote}/000002"))
     assert_same(arrays(other), arrays(tmp_path / "m.npz"))
+
+
+def test_a_file_of_others(place, tmp_path, ask):
+    np.savez(tmp_path / "m.npz", **{"model/w": np.ones(3, np.float32)})
+    url = f"{place.url}/m.npz"
+    store = tensorstore.KvStore.open(place.spec).result()
+    store.write("m.npz", (tmp_path / "m.npz").read_bytes()).result()
+    assert "model" in ask("tree", url)[1]
+    assert ask("diff", url, tmp_path / "m.npz", "--values")[0] == 0
+    assert ask("convert", url, tmp_path / "again", "--to", "checkpoint")[0] == 0
+    assert_same(arrays(tmp_path / "again"), arrays(tmp_path / "m.npz"))
 
 
 def test_a_report(remote, tmp_path, ask):

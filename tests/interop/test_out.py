@@ -626,8 +626,6 @@ def test_a_failure_leaves_no_folders(tmp_path, ckpt, way):
 @pytest.mark.parametrize(
     "open_it",
     [
-        interop.open_safetensors,
-        interop.open_npz,
         interop.open_flax,
         lambda path: interop.open_eqx(path, ARRAYS),
     ],

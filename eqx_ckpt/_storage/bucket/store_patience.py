@@ -11,6 +11,7 @@ import math
 import time
 from typing import Any
 
+from ..calls.send_window import line_of
 from ..calls.tensorstore_calls import context, KvSpec, wait_for
 
 
@@ -44,7 +45,7 @@ def wait_patiently(
 
     `where` describes the request. After `most` seconds it fails in any case.
     """
-    place = (store["driver"], store.get("endpoint"), store["bucket"])
+    place = line_of(store)
     waited = 0.0
     try:
         if place in _silent:
@@ -84,6 +85,7 @@ def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
             "gcs_request_concurrency": {"limit": 4},
             "s3_request_retries": _RETRIES,
             "gcs_request_retries": _RETRIES,
+            "http_request_retries": _RETRIES,
         },
         context(),
     )

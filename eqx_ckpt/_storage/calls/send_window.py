@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 
 # Seconds without a byte after which a request is sent again; after which one is slow;
@@ -157,7 +158,12 @@ def window_of(
 
     What is in no bucket has no line to share, and a window of its own.
     """
-    if "bucket" not in spec:
-        return Window(most)
-    line = (spec["driver"], spec.get("endpoint"), spec["bucket"], way)
-    return _windows.setdefault(line, Window(MOST))
+    line = line_of(spec)
+    return _windows.setdefault((*line, way), Window(MOST)) if line else Window(most)
+
+
+def line_of(spec: dict[str, Any]) -> tuple[object, ...]:
+    """What a line leads to: a bucket, or a web server; nothing, if there is none."""
+    if "bucket" in spec:
+        return spec["driver"], spec.get("endpoint"), spec["bucket"]
+    return (urlsplit(spec["base_url"]).netloc,) if "base_url" in spec else ()

@@ -57,6 +57,7 @@ def context() -> "ts.Context":
                 "file_io_locking": {"mode": "none"},
                 "s3_request_retries": _RETRIES,
                 "gcs_request_retries": _RETRIES,
+                "http_request_retries": _RETRIES,
             }
         )
     return _contexts[pid]
@@ -96,7 +97,8 @@ def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
 
 def _location(spec: KvSpec) -> str:
     bucket = f"{spec['bucket']}/" if "bucket" in spec else ""
-    return f"{bucket}{spec.get('path', '')}" or spec["driver"]
+    place = f"{bucket}{spec.get('path', '')}" or spec.get("base_url", spec["driver"])
+    return censored(place)
 
 
 def value_of(found: Any, name: str) -> bytes | None:
@@ -164,7 +166,7 @@ _DAMAGED = re.compile(
 _NO_CONDITION = "a condition failed, but the request had none"
 
 
-_STATUS = re.compile(r"\[http_response_code='(\d+)'")
+_STATUS = re.compile(r"\[(?:http_response_code='|HTTP code )(\d+)")
 
 
 # For missing objects, and failed conditions.

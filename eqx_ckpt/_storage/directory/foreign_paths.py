@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 
 from ..._errors import CheckpointError
 from ..._format.sample_record import RECORD
@@ -150,13 +151,17 @@ def _is_npy(path: str) -> bool:
 
 def _of_file(path: str) -> str:
     with reading(path) as f:
-        head = f.read(_HEAD_BYTES)
+        return format_of(path, f.read(_HEAD_BYTES), os.stat(path).st_size)
+
+
+def format_of(path: str, head: bytes, size: int | None) -> str:
+    """The function of `eqx_ckpt.interop` that opens a file that begins so, or `''`."""
     if head.startswith(_NUMPY):
         return "eqx"
     if head.startswith(b"PK") and (path.endswith(".npz") or _begins_with_npy(head)):
         return "npz"
     is_header = head[8:9] == b"{"
-    if is_header and int.from_bytes(head[:8], "little") < os.stat(path).st_size:
+    if is_header and (size is None or int.from_bytes(head[:8], "little") < size):
         return "safetensors"
     if path.endswith(_INDEX):
         return "safetensors"
@@ -196,8 +201,12 @@ def _is_of_levanter(directory: str) -> bool:
 
 
 def _of_shards(path: str) -> str:
-    suffixes = (".safetensors", _INDEX)
-    has_shards = any(name.endswith(suffixes) for name in os.listdir(path))
+    return format_of_folder(os.listdir(path))
+
+
+def format_of_folder(names: Iterable[str]) -> str:
+    """The function that opens a folder of files with these names, or `''`."""
+    has_shards = any(name.endswith((".safetensors", _INDEX)) for name in names)
     return "safetensors" if has_shards else ""
 
 

@@ -24,12 +24,14 @@ from ..._format.user_metadata import exactly
 from ..._storage.calls.opening import reading
 from ..._storage.calls.store_path import local_path
 from ..._storage.directory.foreign_paths import file_of_equinox
+from ..._storage.directory.local_file import LocalFile
+from ..._storage.interface.foreign_file import read_bytes
 from ..._tree.leaves.casting import narrowed
 from ..._tree.leaves.filter_spec import checked_specs
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
 from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
-from ._file_extents import Extent, File, FileSource, read_bytes
+from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
 from ._npy_header import Npy, read_npy
 
@@ -122,7 +124,7 @@ def open_eqx(
     text = as_text(path)
     if is_leaf is not None:
         check_function("is_leaf", is_leaf)
-    file = File(file_of_equinox(local_path(text)))
+    file = LocalFile(file_of_equinox(local_path(text)))
     return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
 
 
@@ -131,7 +133,7 @@ class _Leaves:
 
     def __init__(
         self,
-        file: File,
+        file: LocalFile,
         like: PyTree,
         filter_spec: PyTree,
         is_leaf: IsLeaf,

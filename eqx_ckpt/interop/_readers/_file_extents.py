@@ -2,29 +2,24 @@
 
 import contextlib
 import functools as ft
+import hashlib
+import heapq
 import itertools
 import math
-import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from ..._errors import CorruptCheckpointError
 from ..._format.chunk_grid import Region, shape_of
 from ..._format.manifest import Manifest
 from ..._format.source import RegionRead, Source
-from ..._storage.calls.file_reads import FileReads
 from ..._storage.calls.host_memory import copied, empty
-from ..._storage.calls.opening import NotPlain, open_plain
-from ..._storage.calls.store_path import local_path
 from ..._storage.calls.worker_threads import Workers
-from ..._types import PathLike, Report
-
-
-# Bytes that one thread reads at a time.
-_PIECE = 8 * 2**20
+from ..._storage.interface.foreign_file import ForeignFile, PIECE, read_exactly, Reads
+from ..._types import Report
 
 
 # Shorter runs are read in one, with the bytes between them, unless these are many.
@@ -35,67 +30,6 @@ _LONG_ROW = 2**16
 
 
 _MAX_IN_FLIGHT = 64 * 2**20
-
-
-class File:
-    """A local file that must not change after it was first opened."""
-
-    def __init__(self, path: PathLike) -> None:
-        self.path = local_path(path)
-        with self._open() as reads:
-            self._identity = _identity(reads)
-        self.size = self._identity[0]
-
-    @contextlib.contextmanager
-    def opened(self) -> Generator[FileReads, None, None]:
-        """Open it; raise if the file is, or becomes, a different one."""
-        with self._open() as reads:
-            self._check(reads)
-            try:
-                yield reads
-            finally:
-                self._check(reads)
-
-    @contextlib.contextmanager
-    def _open(self) -> Generator[FileReads, None, None]:
-        try:
-            reads = FileReads(*open_plain(self.path, follow=True), self.path)
-        # A `ValueError` is of a path that no file can have: it has a NUL, perhaps.
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            raise CheckpointNotFoundError(f"There is no file {self.path!r}.") from None
-        except NotPlain:
-            raise CheckpointError(f"{self.path!r} is not a file.") from None
-        try:
-            yield reads
-        finally:
-            reads.close()
-
-    def _check(self, reads: FileReads) -> None:
-        if _identity(reads) != self._identity:
-            raise CheckpointError(
-                f"{self.path!r} was changed after it had been opened. Open it again, "
-                "when nobody writes to it."
-            )
-
-
-def _identity(reads: FileReads) -> tuple[int, int, int, int]:
-    status = os.fstat(reads.fd)
-    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
-
-
-def read_exactly(reads: FileReads, offset: int, target: memoryview) -> None:
-    """Fill `target` from a file; `EOFError` if that ends before."""
-    if target:
-        try:
-            reads.fill([target], offset, len(target))
-        except CorruptCheckpointError:
-            raise EOFError(f"the file ends at byte {reads.nbytes}") from None
-
-
-def read_bytes(reads: FileReads, offset: int, nbytes: int) -> bytes:
-    data = bytearray(nbytes)
-    read_exactly(reads, offset, memoryview(data))
-    return bytes(data)
 
 
 # Fills memory with an array's bytes, from a position.
@@ -115,14 +49,21 @@ class Run(NamedTuple):
     box: tuple[int, ...] | None = None
     inside: Region | None = None
 
-    def read(self, read: ReadInto) -> None:
+    def read(self, read: ReadInto) -> np.ndarray:
+        """Read it, and return all the bytes that were read."""
         if self.box is None:
             read(self.start, self.target.data)
-            return
-        scratch = np.empty(self.nbytes, np.uint8)
-        read(self.start, scratch.data)
-        found = scratch.view(self.target.dtype).reshape(self.box)
-        self.target[...] = found[self.inside]
+            return self.target.reshape(-1).view(np.uint8)
+        found = np.empty(self.nbytes, np.uint8)
+        read(self.start, found.data)
+        self.take(found)
+        return found
+
+    def take(self, found: np.ndarray) -> None:
+        """Fill the target with the bytes that were read."""
+        shape = self.target.shape if self.box is None else self.box
+        array = found.view(self.target.dtype).reshape(shape)
+        self.target[...] = array if self.inside is None else array[self.inside]
 
 
 @dataclass(frozen=True)
@@ -134,17 +75,22 @@ class Extent:
     - `in_order`: whether its bytes can only be read in order.
     """
 
-    file: File
+    file: ForeignFile
     offset: int
     fortran_order: bool = False
     big_endian: bool = False
     in_order: ClassVar[bool] = False
 
-    def opened(self, reads: FileReads) -> ReadInto:
+    def opened(self, reads: Reads) -> ReadInto:
         def read(start: int, target: memoryview) -> None:
             read_exactly(reads, self.offset + start, target)
 
         return read
+
+    def span(self, runs: Sequence[Run]) -> tuple[int, int]:
+        """Where the bytes of runs are in the file, which are in its order."""
+        last = runs[-1]
+        return self.offset + runs[0].start, self.offset + last.start + last.nbytes
 
 
 class FileSource(Source):
@@ -164,6 +110,12 @@ class FileSource(Source):
         return repr(self._where)
 
     @property
+    def version(self) -> str:
+        files = {e.file for e in self._extents.values() if isinstance(e, Extent)}
+        told = "".join(sorted(file.version for file in files))
+        return hashlib.sha256(told.encode()).hexdigest() if told else ""
+
+    @property
     def manifest(self) -> Manifest:
         return self._manifest
 
@@ -177,28 +129,48 @@ class FileSource(Source):
             if report is not None:
                 report(task.name, sum(run.target.nbytes for run in task.runs))
 
-        arrays: list[np.ndarray] = []
+        arrays: dict[int, np.ndarray] = {}
+        by_file: dict[ForeignFile, list[int]] = {}
+        for i, (name, _, region) in enumerate(reads):
+            extent = self._extents[name]
+            if isinstance(extent, Extent):
+                by_file.setdefault(extent.file, []).append(i)
+            else:
+                arrays[i] = copied(extent[region])
         with contextlib.ExitStack() as stack:
-            extents = [self._extents[read.name] for read in reads]
-            files = {extent.file for extent in extents if isinstance(extent, Extent)}
-            opened = {file: stack.enter_context(file.opened()) for file in files}
+            opened = {file: stack.enter_context(file.opened()) for file in by_file}
             carry_out = ft.partial(_carry_out, damage)
             workers = stack.enter_context(Workers(carry_out, _MAX_IN_FLIGHT, on_done))
-            for read, extent in zip(reads, extents, strict=True):
-                if isinstance(extent, np.ndarray):
-                    arrays.append(copied(extent[read.region]))
-                    continue
-                array, found = _prepared(read, extent)
-                arrays.append(array)
-                parts = [[*found]] if extent.in_order else ([run] for run in found)
-                for part in parts:
-                    task = _Task(read.name, extent, opened[extent.file], part)
-                    workers.put(task, sum(run.nbytes for run in part))
+            for file, positions in by_file.items():
+                asked = {i: reads[i] for i in positions}
+                for found, task in opened[file].fetch(self._tasks(asked, arrays)):
+                    nbytes = sum(run.nbytes for run in task.runs)
+                    workers.put(task._replace(reads=found), nbytes)
             workers.finish()
         return [
-            _as_stored(array, read.name, extent, damage)
-            for array, read, extent in zip(arrays, reads, extents, strict=True)
+            _as_stored(arrays[i], read.name, self._extents[read.name], damage)
+            for i, read in enumerate(reads)
         ]
+
+    def _tasks(
+        self, reads: Mapping[int, RegionRead], arrays: dict[int, np.ndarray]
+    ) -> Iterator[tuple[int, int, "_Task"]]:
+        """What to read of one file, in its order, and where that is."""
+        by_extent: dict[Extent, list[int]] = {}
+        for i, read in reads.items():
+            extent = self._extents[read.name]
+            assert isinstance(extent, Extent)
+            by_extent.setdefault(extent, []).append(i)
+        for extent in sorted(by_extent, key=lambda extent: extent.offset):
+            found: list[Iterator[Run]] = []
+            for i in by_extent[extent]:
+                arrays[i], planned = _prepared(reads[i], extent)
+                found.append(planned)
+            name = reads[by_extent[extent][0]].name
+            merged = heapq.merge(*found, key=lambda run: run.start)
+            for part in [[*merged]] if extent.in_order else ([run] for run in merged):
+                if part:
+                    yield *extent.span(part), _Task(name, extent, part)
 
 
 def _prepared(read: RegionRead, extent: Extent) -> tuple[np.ndarray, Iterator[Run]]:
@@ -245,15 +217,20 @@ def runs(region: Region, shape: Sequence[int], array: np.ndarray) -> Iterator[Ru
 class _Task(NamedTuple):
     name: str
     extent: Extent
-    reads: FileReads
     runs: list[Run]
+    reads: Reads | None = None
 
 
 def _carry_out(damage: dict[str, str], task: _Task) -> None:
+    assert task.reads is not None
     try:
         read = task.extent.opened(task.reads)
-        for run in task.runs:
-            run.read(read)
+        # Parts of the same rows, which are read once.
+        for _, same in itertools.groupby(task.runs, lambda run: run[:2]):
+            first, *others = same
+            found = first.read(read)
+            for run in others:
+                run.take(found)
     except (EOFError, CorruptCheckpointError) as e:
         damage.setdefault(task.name, str(e))
 
@@ -278,8 +255,8 @@ def _as_stored(
 
 def _whole_run(start: int, array: np.ndarray) -> Iterator[Run]:
     flat = array.reshape(-1).view(np.uint8)
-    for begin in range(0, flat.size, _PIECE):
-        part = flat[begin : begin + _PIECE]
+    for begin in range(0, flat.size, PIECE):
+        part = flat[begin : begin + PIECE]
         yield Run(start + begin, part.size, part)
 
 
@@ -291,7 +268,7 @@ def _loose_run(
     region: Region,
     axis: int,
 ) -> Iterator[Run]:
-    step = max(1, _PIECE // row)
+    step = max(1, PIECE // row)
     for begin in range(0, len(array), step):
         part = array[begin : begin + step]
         box = (len(part), *shape[axis + 1 :])

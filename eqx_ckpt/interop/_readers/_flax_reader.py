@@ -11,10 +11,11 @@ import numpy as np
 
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave, LeafRecord, scalar_to_text
-from ..._storage.calls.file_reads import FileReads
+from ..._storage.directory.local_file import LocalFile
+from ..._storage.interface.foreign_file import read_exactly, Reads
 from ..._tree.leaves.leaf_kinds import fingerprint
 from ..._types import PathLike, TypedPath
-from ._file_extents import Extent, File, FileSource, read_exactly, ReadInto
+from ._file_extents import Extent, FileSource, ReadInto
 from ._foreign_records import array_record, corrupt, manifest_of, Named, position_or_key
 from ._msgpack_walker import Blob, Walker
 
@@ -68,7 +69,7 @@ def open_flax(path: PathLike) -> FileSource:
         tree = eqx_ckpt.tree_deserialise_leaves(source, params)
         ```
     """
-    file = File(path)
+    file = LocalFile(path)
     with file.opened() as reads:
         try:
             walker = Walker(reads, 0, file.size)
@@ -101,7 +102,7 @@ class _Pieces(Extent):
     starts: tuple[int, ...]
     offsets: tuple[int, ...]
 
-    def opened(self, reads: FileReads) -> ReadInto:
+    def opened(self, reads: Reads) -> ReadInto:
         def read(start: int, target: memoryview) -> None:
             i = bisect.bisect_right(self.starts, start) - 1
             while target:
@@ -125,7 +126,7 @@ class _Leaf(NamedTuple):
     pieces: tuple[tuple[int, ...], tuple[int, ...]] = ((0,), (0,))
 
 
-def _leaves(reads: FileReads, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
+def _leaves(reads: Reads, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
     if isinstance(tree, dict):
         if _CHUNKED in tree:
             yield _chunked(reads, tree, keys)
@@ -144,7 +145,7 @@ def _leaves(reads: FileReads, tree: Any, keys: TypedPath) -> Iterator[_Leaf]:
         yield _Leaf(keys, fingerprint(tree))
 
 
-def _extension(reads: FileReads, blob: Blob, keys: TypedPath) -> _Leaf:
+def _extension(reads: Reads, blob: Blob, keys: TypedPath) -> _Leaf:
     if blob.code == _COMPLEX:
         parts = Walker(reads, blob.start, blob.start + blob.nbytes).object()
         if not isinstance(parts, list) or [*map(type, parts)] != [float, float]:
@@ -164,7 +165,7 @@ def _extension(reads: FileReads, blob: Blob, keys: TypedPath) -> _Leaf:
     return _Leaf(keys, record, ((0,), (data.start,)))
 
 
-def _array(reads: FileReads, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
+def _array(reads: Reads, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype, Blob]:
     where = f"the array {encode(keys)[:200]!r}"
     if not isinstance(blob, Blob) or blob.code not in (_NDARRAY, _SCALAR):
         raise ValueError(f"{where} is not an array")
@@ -186,7 +187,7 @@ def _array(reads: FileReads, blob: Any, keys: TypedPath) -> tuple[Any, np.dtype,
     return tuple(shape), dtype, data
 
 
-def _chunked(reads: FileReads, tree: dict[Any, Any], keys: TypedPath) -> _Leaf:
+def _chunked(reads: Reads, tree: dict[Any, Any], keys: TypedPath) -> _Leaf:
     """An array of more than a GiB, which flax cuts into flat ones."""
     try:
         shape = tuple(tree["shape"][str(i)] for i in range(len(tree["shape"])))

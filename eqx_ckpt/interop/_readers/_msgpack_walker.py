@@ -3,8 +3,7 @@
 import struct
 from typing import Any, NamedTuple
 
-from ..._storage.calls.file_reads import FileReads
-from ._file_extents import read_bytes
+from ..._storage.interface.foreign_file import read_bytes, Reads
 
 
 # Far deeper than any model.
@@ -76,7 +75,7 @@ class Walker:
     - `position`: where the next object begins.
     """
 
-    def __init__(self, reads: FileReads, position: int, end: int) -> None:
+    def __init__(self, reads: Reads, position: int, end: int) -> None:
         self._reads = reads
         self.position = position
         self._end = end

@@ -1,20 +1,27 @@
 """Archives of `numpy.savez` and `numpy.savez_compressed`."""
 
+import io
 import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..._errors import CorruptCheckpointError
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave
-from ..._storage.calls.file_reads import FileReads
-from ..._storage.calls.opening import reading
 from ..._storage.calls.threads import ForkedLock
+from ..._storage.interface.foreign_file import (
+    ForeignFile,
+    read_bytes,
+    read_exactly,
+    Reads,
+)
+from ..._storage.locate import locate_file
 from ..._types import PathLike
-from ._file_extents import Extent, File, FileSource, read_exactly, ReadInto
+from ._file_extents import Extent, FileSource, ReadInto, Run
 from ._foreign_records import array_record, corrupt, manifest_of, Named, split
 from ._npy_header import Npy, read_npy
 
@@ -36,7 +43,23 @@ _LOCAL = 30
 _PIECE = 2**20
 
 
-_PACKED = 2**16
+# Read at the end of an archive: more than its last record, with a comment.
+_TAIL = 2**17
+
+
+# Read of a member in advance: its own header, and that of its array, as a rule.
+_HEAD = 512
+
+
+# The last record of an archive, and the one before that tells where a larger one is,
+# which has so many bytes.
+_END = struct.Struct("<4s4H2LH")
+
+
+_END64 = struct.Struct("<4sLQL")
+
+
+_RECORD64 = 56
 
 
 # Readers of a member that are kept, as a rule one for each thread.
@@ -59,7 +82,8 @@ def open_npz(path: PathLike) -> FileSource:
 
     **Arguments:**
 
-    - `path`: an `.npz` file.
+    - `path`: an `.npz` file; or its URL: `s3://`, `gs://`, or `https://` of a server
+        that sends parts of files.
 
     **Returns:**
 
@@ -89,14 +113,16 @@ def open_npz(path: PathLike) -> FileSource:
         tree = eqx_ckpt.tree_deserialise_leaves(arrays, like)
         ```
     """
-    file = File(path)
+    file = locate_file(path)
     leaves: list[Named] = []
     extents: dict[str, Extent] = {}
     unsaved: dict[str, str] = {}
-    for member in _members(file):
+    with file.opened() as reads:
+        members = _members(file, reads)
+        headers = [_header(member, reads) for member in members]
+    for member, npy in zip(members, headers, strict=True):
         key = member.name.removesuffix(".npy")
         keys = split(key, SEPARATORS)
-        npy = _header(member)
         if isinstance(npy, str):
             unsaved[encode(keys)] = npy
             continue
@@ -124,7 +150,7 @@ def open_npz(path: PathLike) -> FileSource:
 class _Member:
     """One file of an archive, of `nbytes` in the archive, perhaps compressed."""
 
-    file: File
+    file: ForeignFile
     name: str
     offset: int
     nbytes: int
@@ -142,7 +168,7 @@ class _Reader:
         self._checked = self._crc = 0
         self.position = 0
 
-    def read(self, reads: FileReads, start: int, target: memoryview) -> None:
+    def read(self, reads: Reads, start: int, target: memoryview) -> None:
         member = self._member
         if self._unpacked is None:
             if start + len(target) > member.nbytes:
@@ -167,20 +193,19 @@ class _Inflated:
         self._end = member.offset + member.nbytes_stored
         self._packed = b""
 
-    def skip(self, reads: FileReads, nbytes: int) -> None:
+    def skip(self, reads: Reads, nbytes: int) -> None:
         scratch = memoryview(bytearray(min(nbytes, _PIECE)))
         while nbytes:
             part = scratch[: min(nbytes, _PIECE)]
             self.fill(reads, part)
             nbytes -= len(part)
 
-    def fill(self, reads: FileReads, target: memoryview) -> None:
+    def fill(self, reads: Reads, target: memoryview) -> None:
         while target:
             if not self._packed and self._next < self._end:
-                piece = bytearray(min(_PACKED, self._end - self._next))
-                read_exactly(reads, self._next, memoryview(piece))
-                self._next += len(piece)
-                self._packed = bytes(piece)
+                nbytes = min(reads.ready(self._next), self._end - self._next)
+                self._packed = read_bytes(reads, self._next, nbytes)
+                self._next += nbytes
             try:
                 found = self._zlib.decompress(self._packed, min(len(target), _PIECE))
             except zlib.error as e:
@@ -227,82 +252,149 @@ class _Elements(Extent):
     in_order: ClassVar[bool] = True
     _readers: _Readers = field(default_factory=_Readers, compare=False)
 
-    def opened(self, reads: FileReads) -> ReadInto:
+    def opened(self, reads: Reads) -> ReadInto:
         """Go on where an earlier read ended: many parts are decompressed only once."""
 
         def read(start: int, target: memoryview) -> None:
-            reader = self._readers.take(self.first + start) or self._new(reads)
+            reader = self._readers.take(self.first + start) or self._new(reads, start)
             reader.read(reads, self.first + start, target)
             if reader.position < self.member.nbytes:
                 self._readers.keep(reader)
 
         return read
 
-    def _new(self, reads: FileReads) -> _Reader:
+    def span(self, runs: Sequence[Run]) -> tuple[int, int]:
+        member, last = self.member, runs[-1]
+        if member.is_deflated:
+            return member.offset, member.offset + member.nbytes_stored
+        begin = 0 if runs[0].start == 0 else self.first + runs[0].start
+        end = self.first + last.start + last.nbytes
+        return member.offset + begin, member.offset + end
+
+    def _new(self, reads: Reads, start: int) -> _Reader:
         reader = _Reader(self.member)
-        reader.read(reads, 0, memoryview(bytearray(self.first)))
+        # The checksum is of all that precedes.
+        if start == 0 or self.member.is_deflated:
+            reader.read(reads, 0, memoryview(bytearray(self.first)))
         return reader
 
 
-def _header(member: _Member) -> Npy | str:
+def _header(member: _Member, reads: Reads) -> Npy | str:
     """The header of an array, or a description of what else it is."""
     position = 0
+    reader = _Reader(member)
 
-    with member.file.opened() as reads:
-        reader = _Reader(member)
+    def read(nbytes: int) -> bytes:
+        nonlocal position
+        data = bytearray(nbytes)
+        reader.read(reads, position, memoryview(data))
+        position += nbytes
+        return bytes(data)
 
-        def read(nbytes: int) -> bytes:
-            nonlocal position
-            data = bytearray(nbytes)
-            reader.read(reads, position, memoryview(data))
-            position += nbytes
-            return bytes(data)
-
-        try:
-            npy = read_npy(read)
-            if not npy.is_pickled and npy.header_nbytes + npy.nbytes != member.nbytes:
-                raise ValueError("its size does not follow from its shape")
-        except NotImplementedError as e:
-            return str(e)
-        except (ValueError, EOFError, CorruptCheckpointError) as e:
-            reason = f"{member.name[:200]!r}: {e}"
-            raise corrupt(member.file.path, FORMAT, reason) from None
+    try:
+        npy = read_npy(read)
+        if not npy.is_pickled and npy.header_nbytes + npy.nbytes != member.nbytes:
+            raise ValueError("its size does not follow from its shape")
+    except NotImplementedError as e:
+        return str(e)
+    except (ValueError, EOFError, CorruptCheckpointError) as e:
+        reason = f"{member.name[:200]!r}: {e}"
+        raise corrupt(member.file.path, FORMAT, reason) from None
     return npy
 
 
-def _members(file: File) -> list[_Member]:
+def _members(file: ForeignFile, reads: Reads) -> list[_Member]:
     """The directory of an archive, checked; its files do not overlap."""
     try:
-        with reading(file.path) as f, zipfile.ZipFile(f) as archive:
+        size = _size(file)
+        reads.prefetch([(max(0, size - _TAIL), size)])
+        with zipfile.ZipFile(_Seekable(reads, size)) as archive:
             infos = archive.infolist()
+            directory = archive.start_dir
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as e:
         raise corrupt(file.path, FORMAT, str(e)) from None
+    infos.sort(key=lambda info: info.header_offset)
+    headers = (
+        (i.header_offset, i.header_offset + _HEAD + len(i.filename)) for i in infos
+    )
+    reads.prefetch((a, min(b, directory)) for a, b in headers if 0 <= a < directory)
     members: list[_Member] = []
     end = 0
-    with file.opened() as reads:
-        for info in sorted(infos, key=lambda info: info.header_offset):
-            try:
-                if info.header_offset < end:
-                    raise ValueError("it overlaps another one")
-                member = _member(file, reads, info)
-            except (ValueError, EOFError) as e:
-                reason = f"{info.filename[:200]!r}: {e}"
-                raise corrupt(file.path, FORMAT, reason) from None
-            end = member.offset + member.nbytes_stored
-            members.append(member)
+    for info in infos:
+        try:
+            if info.header_offset < end:
+                raise ValueError("it overlaps another one")
+            member = _member(file, size, reads, info)
+        except (ValueError, EOFError) as e:
+            reason = f"{info.filename[:200]!r}: {e}"
+            raise corrupt(file.path, FORMAT, reason) from None
+        end = member.offset + member.nbytes_stored
+        members.append(member)
     if len({member.name for member in members}) != len(members):
         raise corrupt(file.path, FORMAT, "a name is there twice")
     return members
 
 
-def _member(file: File, reads: FileReads, info: zipfile.ZipInfo) -> _Member:
+def _size(file: ForeignFile) -> int:
+    """The size of an archive: as its directory tells it, where nobody else does."""
+    if file.size is not None:
+        return file.size
+    tail = file.tail(_TAIL)
+    at = tail.rfind(b"PK\5\6", 0, len(tail) - _END.size + 4)
+    if at < 0:
+        raise ValueError("it has no directory")
+    *_, nbytes, start, _ = _END.unpack_from(tail, at)
+    end = start + nbytes
+    locator = tail[max(0, at - _END64.size) : at]
+    if locator.startswith(b"PK\6\7"):
+        # Of a directory of more than 4 GiB, or that many files; it has a fixed size.
+        end = _END64.unpack(locator)[2] + _RECORD64 + _END64.size
+    size = end + len(tail) - at
+    if problem := file.end_problem(size):
+        raise ValueError(f"its directory ends at byte {size}, and {problem}")
+    return size
+
+
+class _Seekable(io.RawIOBase):
+    """A file that is read where `zipfile` seeks."""
+
+    def __init__(self, reads: Reads, size: int) -> None:
+        self._reads = reads
+        self._size = size
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        if begin[whence] + offset < 0:
+            raise OSError("a position before the begin of the file")
+        self._position = begin[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._size - self._position)
+        data = read_bytes(
+            self._reads, self._position, rest if size < 0 else min(size, rest)
+        )
+        self._position += len(data)
+        return data
+
+
+def _member(
+    file: ForeignFile, size: int, reads: Reads, info: zipfile.ZipInfo
+) -> _Member:
     if not info.filename.endswith(".npy"):
         raise ValueError("it is not an `.npy` file")
     if info.compress_type not in _METHODS or info.flag_bits & 1:
         raise ValueError("its compression or encryption is not that of NumPy")
     if stat.S_ISLNK(info.external_attr >> 16):
         raise ValueError("it is a link")
-    if not 0 <= info.header_offset <= file.size - _LOCAL:
+    if not 0 <= info.header_offset <= size - _LOCAL:
         raise ValueError("it is not in the file")
     local = bytearray(_LOCAL)
     read_exactly(reads, info.header_offset, memoryview(local))
@@ -315,7 +407,7 @@ def _member(file: File, reads: FileReads, info: zipfile.ZipInfo) -> _Member:
         raise ValueError("it has another name in its own header")
     offset = info.header_offset + _LOCAL + name_nbytes + extra_nbytes
     is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
-    if offset + info.compress_size > file.size:
+    if offset + info.compress_size > size:
         raise ValueError("it ends behind the end of the file")
     fits = (
         info.file_size <= info.compress_size * _MAX_RATIO

@@ -1,9 +1,7 @@
 """Safetensors files: one, or several with an index, as Hugging Face writes them."""
 
 import math
-import os
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +9,12 @@ import numpy as np
 from ..._errors import CheckpointError, CheckpointNotFoundError
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import CannotSave
-from ..._storage.calls.store_path import local_path
-from ..._types import PathLike
-from ._file_extents import Extent, File, FileSource, read_bytes
+from ..._storage.calls.store_path import StorePath
+from ..._storage.calls.worker_threads import MAX_IN_FLIGHT, SMALL, Workers
+from ..._storage.interface.foreign_file import ForeignFile, read_bytes
+from ..._storage.locate import locate_file, names_in
+from ..._types import as_text, PathLike
+from ._file_extents import Extent, FileSource
 from ._foreign_records import (
     array_record,
     corrupt,
@@ -85,7 +86,8 @@ def open_safetensors(path: PathLike) -> FileSource:
     **Arguments:**
 
     - `path`: a `.safetensors` file, a `.safetensors.index.json` of Hugging Face, or a
-        directory that has one of them.
+        directory that has one of them; or a URL of one: `s3://`, `gs://`, or `https://`
+        of a server that sends parts of files, which has no directories.
 
     **Returns:**
 
@@ -117,14 +119,11 @@ def open_safetensors(path: PathLike) -> FileSource:
         model = eqx_ckpt.tree_deserialise_leaves(weights, like)
         ```
     """
-    place = Path(local_path(path))
-    if place.is_dir():
-        place = _only_one(place)
-    if place.name.endswith(".json"):
-        return _sharded(place)
-    file = File(place)
+    file = _file_of(path)
+    if file.path.partition("?")[0].endswith(".json"):
+        return _sharded(file)
     header = read_header(file)
-    return _source(place, {file: header}, header.metadata)
+    return _source(file.path, {file: header}, header.metadata)
 
 
 class Tensor(NamedTuple):
@@ -141,23 +140,37 @@ class Header(NamedTuple):
     metadata: dict[str, str] | None
 
 
-def _only_one(folder: Path) -> Path:
-    names = sorted(os.listdir(folder))
+def _file_of(path: PathLike) -> ForeignFile:
+    """The file at a path or URL, or the only one in a folder."""
+    text = as_text(path)
+    is_name = "://" in text and text.endswith((".safetensors", INDEX))
+    names = None if is_name else names_in(path)
+    if names is None:
+        return locate_file(path)
+    name = _only_one(text, names)
+    if isinstance(path, StorePath):
+        return locate_file(path / name)
+    return locate_file(f"{text.rstrip('/')}/{name}")
+
+
+def _only_one(folder: str, names: list[str]) -> str:
     for ending in (f".safetensors{INDEX}", ".safetensors"):
         found = [name for name in names if name.endswith(ending)]
         # A file beside its index has other weights: one of them is from before.
         found += [n for f in found if (n := f.removesuffix(INDEX)) in names and n != f]
         if len(found) == 1:
-            return folder / found[0]
+            return found[0]
         if found:
             raise CheckpointError(
-                f"{str(folder)!r} has {', '.join(map(repr, found[:5]))}"
+                f"{folder!r} has {', '.join(map(repr, found[:5]))}"
                 f"{', ...' if len(found) > 5 else ''}: pass one of them."
             )
-    raise CheckpointNotFoundError(f"There is no safetensors file in {str(folder)!r}.")
+    raise CheckpointNotFoundError(f"There is no safetensors file in {folder!r}.")
 
 
-def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSource:
+def _source(
+    place: str, headers: dict[ForeignFile, Header], metadata: Any
+) -> FileSource:
     leaves: list[Named] = []
     extents: dict[str, Extent] = {}
     unsaved: dict[str, str] = {}
@@ -180,29 +193,36 @@ def _source(place: Path, headers: dict[File, Header], metadata: Any) -> FileSour
     return FileSource(place, manifest, extents)
 
 
-def _sharded(place: Path) -> FileSource:
+def _sharded(index: ForeignFile) -> FileSource:
     """The tensors of all files of an index, each in the file that it names."""
-    weight_map, metadata = read_index(place)
+    weight_map, metadata = read_index(index)
     by_file: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         by_file.setdefault(shard, set()).add(name)
-    headers = {
-        file: _part(file, names, weight_map, place)
-        for shard, names in by_file.items()
-        for file in [_shard_file(place, shard)]
-    }
+    opened: dict[str, tuple[ForeignFile, Header]] = {}
+
+    def opened_shard(shard: str) -> tuple[ForeignFile, Header]:
+        file = _shard_file(index, shard)
+        return file, _part(file, by_file[shard], weight_map, index.path)
+
+    # Several at a time, as stores answer late.
+    with Workers(opened_shard, MAX_IN_FLIGHT, opened.__setitem__) as workers:
+        for shard in by_file:
+            workers.put(shard, SMALL)
+        workers.finish()
+    headers = dict(opened[shard] for shard in by_file)
     first, *others = [header.metadata for header in headers.values()] or [None]
     shared = first if all(other == first for other in others) else None
-    return _source(place, headers, shared or metadata)
+    return _source(index.path, headers, shared or metadata)
 
 
-def read_index(place: Path) -> tuple[dict[str, str], Any]:
+def read_index(file: ForeignFile) -> tuple[dict[str, str], Any]:
     """The file of each tensor, and the metadata, of an index."""
-    file = File(place)
-    if file.size > _MAX_INDEX_BYTES:
-        raise corrupt(place, "index", f"it has {file.size} bytes")
-    with file.opened() as reads:
-        index = parse_object(read_bytes(reads, 0, file.size), place, "index")
+    place = file.path
+    try:
+        index = parse_object(file.whole(_MAX_INDEX_BYTES), place, "index")
+    except ValueError as e:
+        raise corrupt(place, "index", str(e)) from None
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise corrupt(place, "index", "it has no `weight_map`")
@@ -214,17 +234,17 @@ def read_index(place: Path) -> tuple[dict[str, str], Any]:
     return weight_map, index.get("metadata")
 
 
-def _shard_file(place: Path, shard: str) -> File:
+def _shard_file(index: ForeignFile, shard: str) -> ForeignFile:
     try:
-        return File(place.parent / shard)
+        return index.beside(shard)
     except CheckpointNotFoundError:
         raise CheckpointNotFoundError(
-            f"{str(place)!r} names the file {shard!r}, which is not there."
+            f"{index.path!r} names the file {shard!r}, which is not there."
         ) from None
 
 
 def _part(
-    file: File, names: set[str], weight_map: dict[str, Any], place: Path
+    file: ForeignFile, names: set[str], weight_map: dict[str, Any], place: str
 ) -> Header:
     """The tensors that the index takes from one file."""
     tensors, metadata = read_header(file)
@@ -237,19 +257,21 @@ def _part(
     return Header({name: tensors[name] for name in tensors if name in names}, metadata)
 
 
-def read_header(file: File) -> Header:
+def read_header(file: ForeignFile) -> Header:
     """The tensors of a file, from its checked header."""
+    size = math.inf if file.size is None else file.size
+    if size < 10:
+        raise corrupt(file.path, FORMAT, f"it has {size} bytes")
     with file.opened() as reads:
-        if file.size < 10:
-            raise corrupt(file.path, FORMAT, f"it has {file.size} bytes")
         nbytes = int.from_bytes(read_bytes(reads, 0, 8), "little")
-        if nbytes > min(MAX_HEADER_BYTES, file.size - 8):
-            raise corrupt(
-                file.path,
-                FORMAT,
-                f"it has {file.size} bytes, and its header should have {nbytes}",
-            )
-        data = read_bytes(reads, 8, nbytes)
+        told = f"its header should have {nbytes} bytes"
+        if nbytes > min(MAX_HEADER_BYTES, size - 8):
+            has = "" if file.size is None else f"it has {size} bytes, and "
+            raise corrupt(file.path, FORMAT, has + told)
+        try:
+            data = read_bytes(reads, 8, nbytes)
+        except EOFError:
+            raise corrupt(file.path, FORMAT, f"it is shorter, and {told}") from None
     entries = parse_object(data, file.path, FORMAT)
     metadata = entries.pop("__metadata__", None)
     if metadata is not None and not (
@@ -264,7 +286,7 @@ def read_header(file: File) -> Header:
     return Header(tensors, metadata)
 
 
-def _tensor(name: str, entry: Any, data_start: int, file: File) -> Tensor:
+def _tensor(name: str, entry: Any, data_start: int, file: ForeignFile) -> Tensor:
     try:
         if entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise ValueError(f"it has the keys {sorted(entry)}")
@@ -280,7 +302,7 @@ def _tensor(name: str, entry: Any, data_start: int, file: File) -> Tensor:
         bits = _PACKED.get(dtype) or 8 * DTYPES[dtype].itemsize
         if math.prod(shape) * bits != 8 * (stop - start):
             raise ValueError("its size does not follow from its shape")
-        if stop > file.size - data_start:
+        if file.size is not None and stop > file.size - data_start:
             raise ValueError("it ends behind the end of the file")
         return Tensor(dtype, tuple(shape), data_start + start, data_start + stop)
     except (ValueError, TypeError, AttributeError) as e:
@@ -288,7 +310,7 @@ def _tensor(name: str, entry: Any, data_start: int, file: File) -> Tensor:
         raise corrupt(file.path, FORMAT, reason) from None
 
 
-def _check_order(tensors: dict[str, Tensor], end: int, file: File) -> None:
+def _check_order(tensors: dict[str, Tensor], end: int, file: ForeignFile) -> None:
     """Check that tensors follow one another without gaps, as the format requires."""
     by_start = sorted(tensors.items(), key=lambda item: item[1][2:])
     for name, tensor in by_start:
@@ -297,6 +319,6 @@ def _check_order(tensors: dict[str, Tensor], end: int, file: File) -> None:
             reason = f"the tensor {name[:200]!r} {problem}"
             raise corrupt(file.path, FORMAT, reason)
         end = tensor.stop
-    if end != file.size:
-        reason = f"its tensors end at byte {end}, and it has {file.size}"
+    if problem := file.end_problem(end):
+        reason = f"its tensors end at byte {end}, and {problem}"
         raise corrupt(file.path, FORMAT, reason)

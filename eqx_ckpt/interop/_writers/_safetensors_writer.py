@@ -16,11 +16,11 @@ from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import iter_leaves
 from ..._storage.calls.store_path import local_path
+from ..._storage.directory.local_file import LocalFile
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import is_replacement, Kind, opened_by
 from ..._tree.transform.transform_argument import Transform
 from ..._types import check_integer, PathLike
-from .._readers._file_extents import File
 from .._readers._foreign_records import is_unicode
 from .._readers._safetensors_reader import (
     DTYPES,
@@ -147,9 +147,9 @@ def to_safetensors(
 
 def _read(path: str) -> None:
     if path.endswith(INDEX):
-        read_index(Path(path))
+        read_index(LocalFile(path))
     else:
-        read_header(File(path))
+        read_header(LocalFile(path))
 
 
 _KIND = Kind("a safetensors file", opened_by(_read))
@@ -207,7 +207,7 @@ def _written_before(place: Path) -> list[Path]:
     shards: set[str] = set()
     # There is none, or it is not valid.
     with contextlib.suppress(CheckpointError):
-        shards.update(read_index(index)[0].values())
+        shards.update(read_index(LocalFile(index))[0].values())
     numbered = re.compile(
         rf"{re.escape(place.stem)}-\d{{5}}-of-\d{{5}}{re.escape(place.suffix)}"
     )
