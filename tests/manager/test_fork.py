@@ -168,8 +168,7 @@ def test_from_the_mirror(tmp_path: pathlib.Path) -> None:
     there = f"memory://{uuid.uuid4().hex}/there"
     mirror = eqx_ckpt.Mirror(there)
     with trained(tmp_path / "a", mirror=mirror) as manager:
-        for upload in manager.uploads().values():
-            upload.result()
+        manager.uploads()[2].result()  # Step 1 is not uploaded if step 2 comes first.
         shutil.rmtree(tmp_path / "a/000002")
         manager.fork(tmp_path / "b")
         assert_same(CheckpointManager(tmp_path / "b").restore(TREE, 2), state(2))
