@@ -84,7 +84,7 @@ def agreed_part(group: Group | Solo, run: Run, step: int) -> StepPart:
     except (CheckpointError, OSError) as e:
         problem = str(e)
 
-    def check(said: Sequence[tuple[str | None, str | None]]) -> None:
+    def check(said: Sequence[Sequence[str | None]]) -> None:
         for index, (id, why) in enumerate(said):
             if why or id != said[0][0]:
                 raise LocalProblem(

@@ -227,7 +227,7 @@ class OwnDisks(SharedDirectory):
         id, history, packed = group.from_first("step", said)
         here = self._there(step)
 
-        def check(there: Sequence[tuple[str, dict[str, str]]]) -> None:
+        def check(there: Sequence[Sequence[Any]]) -> None:
             check_alike([values for _, values in there])
             found = [state for state, _ in there]
             if _WHOLE in found or len({*found}) == 1 and found[0] not in ("", _STALE):
