@@ -332,6 +332,25 @@ def test_the_interpreter_waits_for_a_save_and_says_so(tmp_path):
     eqx_ckpt.inspect.verify(tmp_path / "new")
 
 
+@pytest.mark.once
+def test_the_last_save_removes_what_is_not_kept_when_the_interpreter_ends(tmp_path):
+    program = """
+    import sys, time
+    import eqx_ckpt
+
+    def last(steps):
+        time.sleep(0.3)  # By then, the interpreter ends.
+        return [max(steps)]
+
+    manager = eqx_ckpt.CheckpointManager(sys.argv[1], keep=last)
+    manager.save(1, 1).result()
+    manager.save(2, 2)
+    """
+    done = run_python(program, str(tmp_path / "run"))
+    assert done.stderr == ""
+    assert eqx_ckpt.CheckpointManager(tmp_path / "run").steps() == [2]
+
+
 def test_a_failure_that_nobody_saw_is_shown_at_the_end(tmp_path):
     program = PENDING.format(then="raise OSError('the disk is gone')")
     done = run_python(program, str(tmp_path / "new"))

@@ -62,7 +62,8 @@ class DirectorySteps(Steps):
         # None was there yet, or it was deleted: a run begins anew.
         with contextlib.suppress(OSError):
             self._opened = open_folder(self._path)
-            weakref.finalize(self, os.close, self._opened)
+            # At the end of the interpreter, a save may still need it.
+            weakref.finalize(self, os.close, self._opened).atexit = False
 
     def saved(self, doubtful: dict[int, OSError] | None = None) -> list[int]:
         self.check_place()
