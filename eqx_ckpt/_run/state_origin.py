@@ -60,4 +60,7 @@ class StateOrigin:
             session = Session(session.id, found.step, found.digest)
         if before is not None:
             return continued(before, session)
-        return History(self._run.newest_id() or secrets.token_hex(16), 0, (session,))
+        same_run = self._run.newest_history()
+        if same_run is not None:
+            return replace(same_run, sessions=(session,), earlier=0)
+        return History(secrets.token_hex(16), 0, (session,))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
+from .._format.run_history import History
 from .._sources.consistent_read import being_read
 from .._storage.calls.store_path import StorePath
 from .._storage.interface.committed_manifest import is_checkpoint, read_history
@@ -187,13 +188,13 @@ class Run:
         """The metadata of a step; a copy, which the caller may change."""
         return copy.deepcopy(self.stored.metadata(step))
 
-    def newest_id(self) -> str:
-        """The id of the run, as the newest readable step that has one says, or `""`."""
+    def newest_history(self) -> History | None:
+        """The history of the newest readable step that has one."""
         for step in reversed(self.readable_or_not()):
             with contextlib.suppress(CheckpointError, OSError):
                 if history := read_history(self.location(step)):
-                    return history.run
-        return ""
+                    return history
+        return None
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.readable_or_not()))
