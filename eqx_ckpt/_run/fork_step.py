@@ -48,13 +48,15 @@ def fork(path: PathLike, step: int, new: Run, goes_on: Callable[[], None]) -> No
         assert isinstance(source, Checkpoint)
         if source.manifest.part is not None:
             raise CheckpointError(
-                f"{source} is {source.manifest.part}, with which no run can begin."
+                f"{source} is {source.manifest.part}, with which no run can begin. "
+                "Nothing was written. Fork a step of the mirror, by a manager of that."
             )
         save = _forking(source, step, new)
         if _can_be_linked(source, path, new.path(step)):
             if problem := missing_surely(source.chunks, source.manifest.leaves):
                 raise CorruptCheckpointError(
-                    f"{source} is damaged: {problem}. Nothing was written."
+                    f"{source} is damaged: {problem}. Nothing was written. Pass an "
+                    "older `step`, or fork the copy in a mirror, by a manager of that."
                 )
             base = source.as_base()
             base.is_copied = True
