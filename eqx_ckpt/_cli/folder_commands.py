@@ -12,7 +12,7 @@ from .._steps.compare_histories import in_words
 from .._steps.retention import Mode, ranked
 from .._steps.run_steps import Run
 from .._steps.runs_in_folder import RunInFolder, runs_in
-from .exit_status import status_of
+from .exit_status import DAMAGED, status_of
 from .option_words import in_options
 from .run_commands import age_of, check_has_metric, entry_of, ls as ls_run, summary
 from .terminal import number, say, say_json, Styled
@@ -75,6 +75,9 @@ def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
         if problem is not None:
             newest["problem"] = in_options(problem)
             status = max(status, status_of(problem))
+        for unusable in run.unusable():
+            newest["problem"] = newest["problem"] or in_options(unusable.problem)
+            status = max(status, DAMAGED)
         history = newest.pop("history")
         fork = history and history.forked
         about = ("saved", "nbytes", "metadata", "problem")

@@ -1,5 +1,6 @@
 """The runs in a folder, such as those of a sweep."""
 
+import logging
 from typing import NamedTuple
 
 from .._storage.calls.store_path import StorePath
@@ -8,6 +9,9 @@ from .._storage.locate import locate
 from .._types import check_text, PathLike
 from .retention import check_mode, Mode
 from .run_steps import best_of, Run
+
+
+logger = logging.getLogger("eqx_ckpt")
 
 
 class RunInFolder(NamedTuple):
@@ -31,8 +35,21 @@ def runs_in(folder: PathLike) -> list[RunInFolder]:
         name: Run(f"{place.url()}/{name}" if above is None else above / name)
         for name in place.folders()
     }
-    steps = at_once(lambda name: runs[name].readable_or_not(), runs)
+    steps = at_once(lambda name: _steps(runs[name]), runs)
     return [RunInFolder(name, runs[name], steps[name]) for name in runs if steps[name]]
+
+
+def _steps(run: Run) -> list[int]:
+    """The steps of what may be a run; say so if it may be one, and none can be used."""
+    try:
+        steps = run.readable_or_not()
+    except PermissionError as e:  # Such as of `lost+found`.
+        logger.warning("%r is passed over: %s", run.directory, e)
+        return []
+    for entry in [] if steps else run.unusable():
+        if entry.is_checkpoint:
+            logger.warning("%s", entry.problem)
+    return steps
 
 
 def best_step(directory: PathLike, metric: str, mode: Mode = "min") -> PathLike:
@@ -53,6 +70,7 @@ def best_step(directory: PathLike, metric: str, mode: Mode = "min") -> PathLike:
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is neither a step nor a run, or no
         step has the metric.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
+    - [`eqx_ckpt.CheckpointError`][]: the newest checkpoint of a run is misnamed.
 
     !!! example
 
@@ -75,6 +93,8 @@ def best_step(directory: PathLike, metric: str, mode: Mode = "min") -> PathLike:
         runs = runs_in(directory)
     if not runs:
         run.at_least_one()
+    for found in runs:
+        found.run.check_unusable(found.steps)
     # Of equal ones, the one with the largest index.
     every = sorted(
         ((step, -place) for place, found in enumerate(runs) for step in found.steps)

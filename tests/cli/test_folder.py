@@ -1,5 +1,7 @@
 """A folder of runs: one line a run, the best one, and which was forked from which."""
 
+import errno
+import os
 import shutil
 import uuid
 
@@ -135,6 +137,41 @@ def test_what_is_wrong(folder, ask, data):
     assert "It is one run: pass the folder that it is in" in text
     for command in ("ls", "log"):
         assert ask(command, f"{folder}/none")[0] == 2
+
+
+@ON_DISK
+def test_what_may_not_be_listed(folder, ask, monkeypatch, caplog):
+    system_listdir = os.listdir
+
+    def refused(path="."):
+        if os.path.basename(os.fspath(path).rstrip("/")) == "notes":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return system_listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    status, text = ask("ls", folder)
+    assert status == 0
+    assert f"'{folder}/notes' is passed over" in caplog.text
+    assert "loss=2" in text
+    assert inspect.best_step(folder, "loss") == f"{folder}/a/000002"
+
+
+@ON_DISK
+def test_a_misnamed_step(folder, ask, tmp_path, caplog):
+    (tmp_path / "a/000002").rename(tmp_path / "a/2")
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="none"):
+        inspect.best_step(folder, "none")
+    assert "step 2 is named '000002'" in caplog.text
+    (tmp_path / "a/2").rename(tmp_path / "a/4")
+    with pytest.raises(eqx_ckpt.CheckpointError, match="step 4 is named '000004'"):
+        inspect.best_step(folder, "loss")
+    for command in ("ls", "log"):
+        status, text = ask(command, folder)
+        assert status == 1
+        assert "step 4 is named '000004'" in text
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "notes/7", 1)
+    ask("log", folder)
+    assert "step 7 is named '000007'" in caplog.text
 
 
 @ON_DISK
