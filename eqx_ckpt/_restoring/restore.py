@@ -105,7 +105,8 @@ def tree_deserialise_leaves(
         along the first axis, are read straight to their place. The others are computed
         part by part, so that memory holds only the result and the inputs of one part.
         Leaves that it does not use are not read; of those that it indexes by numbers
-        and slices, only that part is.
+        and slices, also after it has joined, transposed or reshaped them, only that
+        part is.
     - `broadcast_replicas`: in a job of several processes that hold the same data, let
         one process read it and send it to the others over the interconnect of the
         devices. This is faster if the storage is slower than the interconnect. All

@@ -23,7 +23,8 @@ from ..leaves.unsaved_state import STATIC
 from ..matching.leaf_match import LeafMatch, UNRETURNED
 from ..matching.name_tree import nested, struct_of
 from ..matching.similar_names import similar
-from .input_views import View
+from .arrangement import View
+from .input_views import view_name, view_record, whole_view
 from .transform_trace import Traced
 
 
@@ -189,7 +190,11 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         if any(would_narrow(record.dtype) for record in inputs.values()):
             # A leaf that is computed from them is refused, if it is needed.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-        traced = Traced(run, [types[record[:5]] for record in inputs.values()])
+        traced = Traced(
+            run,
+            [types[record[:5]] for record in inputs.values()],
+            [whole_view(i, record) for i, record in enumerate(inputs.values())],
+        )
     if traced.effects:
         raise LeafMismatchError(
             f"`transform` has effects: it uses `{'`, `'.join(traced.effects)}`. It has "
@@ -202,7 +207,7 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         )
     views = _views(traced, inputs)
     shown = inputs | {
-        name: view.record(inputs[leaf]) for name, (leaf, view) in views.items()
+        name: view_record(view, inputs[leaf]) for name, (leaf, view) in views.items()
     }
     made, unsaved = _made(returned, traced, shown)
     return Derived(
@@ -227,7 +232,7 @@ def _views(
     views: dict[str, tuple[str, View]] = {}
     for view in traced.inputs[len(inputs) :]:
         name, record = named[view.input]
-        views[view.name(name, record)] = name, view
+        views[view_name(view, name, record)] = name, view
     return views
 
 

@@ -1,5 +1,7 @@
 """A traced function as equations, and which inputs each of its outputs depends on."""
 
+import functools as ft
+import operator
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..._errors import CheckpointError
-from .input_views import View, views_of
+from .arrangement import Arrangement, Made, Rearranged, rows, View
+from .primitives import arranged
 
 
 _NO_MESH = Mesh(np.empty((), object), ())
@@ -52,10 +55,35 @@ def _without_mesh() -> Generator[None, None, None]:
 _ADDRESS = re.compile("0x[0-9a-f]+")
 
 
-class _Step(NamedTuple):
-    """An equation; variables have numbers, of which the first ones are the inputs."""
+class _Equation:
+    """An equation of a traced function, by itself."""
 
-    equation: Any
+    def __init__(self, jaxpr: Any, equation: Any) -> None:
+        self._alone = jex.ClosedJaxpr(
+            jaxpr.replace(
+                constvars=(),
+                invars=_variables(equation),
+                outvars=equation.outvars,
+                eqns=[equation],
+                debug_info=jaxpr.debug_info.with_unknown_names(),
+            ),
+            [],
+        )
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return jex.jaxpr_as_fun(self._alone)(*arrays)
+
+    def __str__(self) -> str:
+        return str(self._alone)
+
+
+class _Step(NamedTuple):
+    """What makes some variables of others.
+
+    These have numbers. `make` has one result if it is a `Rearranged`.
+    """
+
+    make: "Rearranged | _Equation"
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -63,17 +91,19 @@ class _Step(NamedTuple):
 class Traced:
     """A function of arrays, of which any part can be computed by itself.
 
-    `inputs`: the arrays, and the static slices of them that it uses, in order. These
-    are inputs of their own.
+    `inputs`: the arrays, and the parts of them that it uses, in order. These are inputs
+    of their own.
     `effects`: the primitives with side effects that it uses.
     """
 
     def __init__(
-        self, function: Callable[..., list[Any]], structs: Sequence[Any]
+        self,
+        function: Callable[..., list[Any]],
+        structs: Sequence[Any],
+        arrays: Sequence[View],
     ) -> None:
         with undisturbed():
             closed = jax.make_jaxpr(function)(*structs)
-        self._jaxpr = closed.jaxpr
         self._steps: list[_Step] = []
         # By the number of a variable: the step that makes it, and what that depends
         # on: bit i is set if it is the input i.
@@ -83,68 +113,88 @@ class Traced:
         self.inputs: list[View] = []
         # By the number of a variable, which of the inputs it is.
         self._position: dict[int, int] = {}
-        self._number_of: dict[View, int] = {}
-        arrays = [
-            self._input(View.whole(i, struct.shape)) for i, struct in enumerate(structs)
-        ]
+        self._number_of: dict[Arrangement, int] = {}
+        self.effects: list[str] = []
+        for view in arrays:
+            self._number(view)
         self._outputs = self._inlined(closed, arrays)
-        self.effects = sorted(
-            step.equation.primitive.name
-            for step in self._steps
-            if step.equation.effects
-        )
+        self._wanted = [self._number(array) for array in self._outputs]
+        self.effects.sort()
 
     def _new(self, needs: int) -> int:
         self._needs.append(needs)
         return len(self._needs) - 1
 
-    def _input(self, view: View) -> int:
-        if view not in self._number_of:
-            number = self._number_of[view] = self._new(1 << len(self.inputs))
-            self._position[number] = len(self.inputs)
-            self.inputs.append(view)
-        return self._number_of[view]
+    def _number(self, array: Arrangement) -> int:
+        """The number of a variable that is an array."""
+        if isinstance(array, Made):
+            return array.number
+        number = self._number_of.get(array)
+        if number is None:
+            number = self._number_of[array] = self._added(array)
+        return number
 
-    def _inlined(self, closed: Any, inputs: Sequence[int]) -> list[int]:
+    def _added(self, array: Arrangement) -> int:
+        if isinstance(array, Rearranged):
+            return self._step(array, [*map(self._number, array.parts)], 1)[0]
+        assert isinstance(array, View)
+        number = self._new(1 << len(self.inputs))
+        self._position[number] = len(self.inputs)
+        self.inputs.append(array)
+        return number
+
+    def _step(
+        self, make: "Rearranged | _Equation", inputs: Sequence[int], count: int
+    ) -> list[int]:
+        # Those of one input are not copied: there may be as many bits as leaves.
+        needs = ft.reduce(operator.or_, [self._needs[i] for i in inputs] or [0])
+        outputs = [self._new(needs) for _ in range(count)]
+        self._maker |= dict.fromkeys(outputs, len(self._steps))
+        self._steps.append(_Step(make, tuple(inputs), tuple(outputs)))
+        return outputs
+
+    def _inlined(self, closed: Any, inputs: Sequence[Arrangement]) -> list[Arrangement]:
         """Add the equations of a jaxpr, also those inside of `jax.jit`."""
-        numbers = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        arrays = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            numbers[variable] = self._constant(value)
+            arrays[variable] = self._constant(value)
 
-        def number(atom: Any) -> int:
+        def array(atom: Any) -> Arrangement:
             if isinstance(atom, jex.Literal):
                 return self._constant(atom.val)
-            return numbers[atom]
+            return arrays[atom]
 
         for equation in closed.jaxpr.eqns:
+            arguments = [array(atom) for atom in equation.invars]
             if _is_plain_jit(equation):
-                arguments = [number(atom) for atom in equation.invars]
-                outputs = self._inlined(equation.params["jaxpr"], arguments)
-            elif views := self._views(equation, number):
-                outputs = [*map(self._input, views)]
+                results = self._inlined(equation.params["jaxpr"], arguments)
             else:
-                known = tuple(numbers[x] for x in _variables(equation))
-                needs = 0
-                for i in known:
-                    needs |= self._needs[i]
-                outputs = [self._new(needs) for _ in equation.outvars]
-                self._maker |= dict.fromkeys(outputs, len(self._steps))
-                self._steps.append(_Step(equation, known, tuple(outputs)))
-            numbers |= zip(equation.outvars, outputs, strict=True)
-        return [number(atom) for atom in closed.jaxpr.outvars]
+                results = arranged(
+                    equation,
+                    arguments,
+                    lambda i, given=arguments: self._value(given[i]),
+                ) or self._computed(
+                    equation, closed.jaxpr, [arrays[x] for x in _variables(equation)]
+                )
+            arrays |= zip(equation.outvars, results, strict=True)
+        return [array(atom) for atom in closed.jaxpr.outvars]
 
-    def _views(self, equation: Any, number: Callable[[Any], int]) -> list[View]:
-        """What an equation returns, if these are static slices of an input."""
-        atoms = equation.invars
-        position = self._position.get(number(atoms[0])) if atoms else None
-        if position is None:
-            return []
-        return views_of(
-            equation, self.inputs[position], lambda i: self._value(number(atoms[i]))
-        )
+    def _computed(
+        self, equation: Any, jaxpr: Any, arguments: Iterable[Arrangement]
+    ) -> list[Arrangement]:
+        if equation.effects:
+            self.effects.append(equation.primitive.name)
+        variables = equation.outvars
+        inputs = [*map(self._number, arguments)]
+        numbers = self._step(_Equation(jaxpr, equation), inputs, len(variables))
+        return [
+            Made(number, getattr(variable.aval, "shape", ()))
+            for number, variable in zip(numbers, variables, strict=True)
+        ]
 
-    def _value(self, number: int) -> int | None:
+    def _value(self, array: Arrangement) -> int | None:
         """The value of an integer that does not depend on an input."""
+        number = self._number(array)
         if self._needs[number]:
             return None
         computation = self._computation([number])
@@ -152,46 +202,34 @@ class Traced:
             (value,) = computation([*computation.constants.values()], [])
         return int(value)
 
-    def _constant(self, value: Any) -> int:
+    def _constant(self, value: Any) -> Arrangement:
         number = self._new(0)
         self._constants[number] = value
-        return number
+        return Made(number, np.shape(value))
 
     def unchanged(self, output: int) -> int | None:
         """The input that an output is, if it is one."""
-        return self._position.get(self._outputs[output])
+        array = self._outputs[output]
+        return self._input(array) if isinstance(array, View) else None
 
     def joined(self, output: int) -> list[int]:
         """The inputs that an output is, one after another along its first axis.
 
         Each is some rows of it, or one row; none if it is anything else.
         """
-        return self._rows(self._outputs[output])
+        return [*map(self._input, rows(self._outputs[output]))]
 
-    def _rows(self, number: int) -> list[int]:
-        if number in self._position:
-            return [self._position[number]]
-        if number not in self._maker:
-            return []
-        step = self._steps[self._maker[number]]
-        if len(step.inputs) < len(step.equation.invars):
-            return []
-        if _is_stack(step.equation):
-            rows = [self._position.get(i) for i in step.inputs]
-            return [i for i in rows if i is not None] if None not in rows else []
-        if not _is_concatenation(step.equation):
-            return []
-        parts = [self._rows(i) for i in step.inputs]
-        return [i for part in parts for i in part] if all(parts) else []
+    def _input(self, view: View) -> int:
+        return self._position[self._number(view)]
 
     def inputs_of(self, output: int) -> list[int]:
         """The inputs that an output is computed from."""
-        needs = self._needs[self._outputs[output]]
+        needs = self._needs[self._wanted[output]]
         return [i for i, bit in enumerate(reversed(f"{needs:b}")) if bit == "1"]
 
     def part(self, outputs: Iterable[int]) -> "Computation":
         """The equations that compute some of the outputs."""
-        return self._computation([self._outputs[output] for output in outputs])
+        return self._computation([self._wanted[output] for output in outputs])
 
     def position(self, number: int) -> int:
         """Which of the inputs an input of a part is."""
@@ -214,13 +252,12 @@ class Traced:
                 todo += new
                 known |= new
         ordered = [self._steps[i] for i in sorted(steps)]
-        return Computation(self._jaxpr, ordered, sorted(inputs), wanted, constants)
+        return Computation(ordered, sorted(inputs), wanted, constants)
 
 
 class Computation(NamedTuple):
-    """Some equations, from the numbers of `inputs` and constants to `outputs`."""
+    """Some steps, from the numbers of `inputs` and constants to `outputs`."""
 
-    jaxpr: Any
     steps: Sequence[_Step]
     inputs: Sequence[int]
     outputs: Sequence[int]
@@ -231,49 +268,23 @@ class Computation(NamedTuple):
         values = dict(zip(self.constants, constants, strict=True))
         values |= zip(self.inputs, arrays, strict=True)
         for step in self.steps:
-            arguments = [values[i] for i in step.inputs]
-            results = jex.jaxpr_as_fun(self._alone(step.equation))(*arguments)
+            made = step.make(*[values[i] for i in step.inputs])
+            results = made if isinstance(step.make, _Equation) else [made]
             values |= zip(step.outputs, results, strict=True)
         return [values[i] for i in self.outputs]
 
     def __str__(self) -> str:
         """The same text in each process that computes the same."""
         lines = [
-            f"{step.outputs} = {self._alone(step.equation)} of {step.inputs}"
-            for step in self.steps
+            f"{step.outputs} = {step.make} of {step.inputs}" for step in self.steps
         ]
         return _ADDRESS.sub("", "\n".join([*lines, f"returns {self.outputs}"]))
-
-    def _alone(self, equation: Any) -> Any:
-        jaxpr = self.jaxpr.replace(
-            constvars=(),
-            invars=_variables(equation),
-            outvars=equation.outvars,
-            eqns=[equation],
-            debug_info=self.jaxpr.debug_info.with_unknown_names(),
-        )
-        return jex.ClosedJaxpr(jaxpr, [])
 
 
 def _variables(equation: Any) -> list[Any]:
     """The variables that an equation reads, each once, without literals."""
     atoms = (atom for atom in equation.invars if not isinstance(atom, jex.Literal))
     return [*dict.fromkeys(atoms)]
-
-
-def _is_stack(equation: Any) -> bool:
-    """Whether its inputs are the rows of its output."""
-    if equation.primitive.name == "broadcast_in_dim":
-        shape = equation.invars[0].aval.shape
-        dimensions = tuple(equation.params["broadcast_dimensions"])
-        is_row = dimensions == tuple(range(1, len(shape) + 1))
-        return is_row and equation.params["shape"] == (1, *shape)
-    return equation.primitive.name == "stack" and equation.params["axis"] == 0
-
-
-def _is_concatenation(equation: Any) -> bool:
-    is_one = equation.primitive.name == "concatenate"
-    return is_one and equation.params["dimension"] == 0
 
 
 def _is_plain_jit(equation: Any) -> bool:
