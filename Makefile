@@ -23,13 +23,13 @@ BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test quick exhaustive format lint types pytest model docs docs-publish docs-serve bench bench-faults release clean pythons
+.PHONY: help demo test quick exhaustive format lint types pytest model simulate docs docs-publish docs-serve bench bench-faults release clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
 	@echo "make quick    saves, restores and runs only: a first answer"
-	@echo "make format, lint, types, pytest, model, docs, docs-serve, bench, bench-faults, release, clean"
+	@echo "make format, lint, types, pytest, model, simulate, docs, docs-serve, bench, bench-faults, release, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
@@ -81,6 +81,12 @@ model: .venv/dev
 # between processes or documentation, and repetitions, has the mark `once`.
 pytest-%: .venv-%/tests
 	.venv-$*/bin/$(PYTEST) -m "not slow and not once and not exhaustive"
+
+# Random schedules of the processes of a job; `SEED` is the first one.
+MINUTES ?= 10
+SEED ?= 0
+simulate: .venv/dev
+	.venv/bin/python -m tests.multiprocess.schedules --minutes $(MINUTES) --seed $(SEED)
 
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict

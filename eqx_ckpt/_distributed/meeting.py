@@ -222,7 +222,7 @@ class Circle:
         if (published or self._others_have) and matches != self._calls.matches:
             service.delete(f"{self.prefix}failed/")
             published, self._others_have = set[str](), False
-        for text in failed.keys() - published:
+        for text in sorted(failed.keys() - published):
             failure = failed[text]
             said = {"error": failure.answers[text]["error"], "age": failure.age}
             service.set(self._failure_of(text), said, again=True)

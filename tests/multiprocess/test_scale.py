@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.scale import Counted, saves
+from benchmarks.scale import saves
 
 
 pytestmark = pytest.mark.once
@@ -30,7 +30,7 @@ def test_a_process_says_as_much_in_a_large_job(said):
 
 
 def test_the_first_process_says_more_for_each_other_one(said):
-    few, more, many = (Counted(*said[size][0]) for size in SIZES)
+    few, more, many = (said[size][0] for size in SIZES)
     for each in ("requests", "sent", "received"):
         a, b, c = (getattr(of, each) for of in (few, more, many))
         # By so much for each: as SIZES are 8 and 24 apart.

@@ -1,0 +1,178 @@
+"""Random schedules of the processes of a job that save and ask, and what must hold.
+
+`make simulate MINUTES=10` tries as many as it can. A failure names its seed, and
+`python -m tests.multiprocess.schedules --seed SEED --count 1` repeats it.
+"""
+
+import argparse
+import contextlib
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+import eqx_ckpt
+from eqx_ckpt._distributed.joint_attempt import JointAttempt
+
+from .simulation import now, pause, Simulation
+
+
+TIMEOUT = 20.0  # seconds, of the simulation
+LONG = 2000.0
+
+# So often all try to save at last, until they have: they may be out of step before.
+LAST = 6
+
+TREE = {"a": np.arange(3), "b": 1.5}
+
+SAVED, FAILED, UNKNOWN = "saved", "failed", "not known"
+
+
+class Schedule:
+    """One run of a job: some rounds of calls, and one that must succeed.
+
+    In a round, each process pauses, and then saves to the place of that round, or asks
+    for the newest step of a run, or, seldom, calls something else than the others.
+    """
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self._seed = seed
+        self._directory = directory
+        simulation = self._simulation = Simulation(2, seed)
+        chance = simulation.chance
+        self.size = chance.choice((2, 3, 4))
+        simulation = self._simulation = Simulation(self.size, seed)
+        chance = simulation.chance
+        slowest = chance.choice((0.001, 0.01, 3.0))
+        simulation.latency = lambda: chance.choice((1e-4, 1e-3, slowest))
+        self._rounds = chance.randint(1, 4)
+        if chance.random() < 0.5:
+            client = chance.choice(simulation.clients)
+            client.dies_at = chance.randint(1, 60)
+        self._calls = [self._drawn() for _ in range(self._rounds)]
+        self.told: list[dict[int, str]] = [{} for _ in range(self._rounds + LAST)]
+        self.errors: list[str] = []
+        self.longest = 0.0
+
+    def _drawn(self) -> list[tuple[str, float]]:
+        """What each process calls in a round, and how long it pauses before."""
+        chance = self._simulation.chance
+        common = chance.choice(("save", "save", "latest"))
+        most = chance.choice((0.0, 0.1, TIMEOUT, 3 * TIMEOUT))
+        calls = [common] * self.size
+        if chance.random() < 0.2:
+            calls[chance.randrange(self.size)] = chance.choice(("save", "latest", ""))
+        return [(call, chance.uniform(0, most)) for call in calls]
+
+    def play(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for name in ("write", "_publish"):
+                slow = self._slow(getattr(JointAttempt, name))
+                stack.enter_context(mock.patch.object(JointAttempt, name, slow))
+            self._simulation.run(self._process)
+        self._check()
+
+    def _slow(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, by a disk that takes longer than others wait, now and then."""
+
+        def slow(*args: Any) -> Any:
+            pause(self._simulation.chance.choice((0.0, 0.1, 2 * TIMEOUT)))
+            found = work(*args)
+            pause(self._simulation.chance.choice((0.0, 0.1, TIMEOUT)))
+            return found
+
+        return slow
+
+    def _process(self, index: int) -> None:
+        manager = eqx_ckpt.CheckpointManager(self._directory / "run", timeout=TIMEOUT)
+        for number, calls in enumerate(self._calls):
+            call, seconds = calls[index]
+            pause(seconds)
+            begin = now()
+            if call == "save":
+                self.told[number][index] = self._save(number, TIMEOUT)
+            elif call:
+                with contextlib.suppress(eqx_ckpt.CheckpointError):
+                    manager.latest()
+            self.longest = max(self.longest, now() - begin)
+        for number in range(self._rounds, len(self.told)):
+            self.told[number][index] = told = self._save(number, LONG)
+            if told == SAVED:
+                return
+
+    def _save(self, number: int, timeout: float) -> str:
+        try:
+            eqx_ckpt.tree_serialise_leaves(self.place(number), TREE, timeout=timeout)
+        except eqx_ckpt.CheckpointError as e:
+            self.errors.append(f"round {number}, process {jax.process_index()}: {e}")
+            return UNKNOWN if "is not known" in str(e) else FAILED
+        return SAVED
+
+    def place(self, number: int) -> Path:
+        return self._directory / f"save{number}"
+
+    def _check(self) -> None:
+        for number, told in enumerate(self.told):
+            where = "\n".join(
+                [f"seed {self._seed}, round {number}: {told}", *self.errors]
+            )
+            is_there = (self.place(number) / "zarr.json").exists()
+            words = {*told.values()}
+            assert not (SAVED in words and not is_there), f"{where}; nothing is there"
+            assert not (FAILED in words and is_there), f"{where}; it is there"
+        assert self.longest < 30 * TIMEOUT, f"seed {self._seed}: {self.longest} s"
+        if not any(client.is_dead for client in self._simulation.clients):
+            last = [
+                told for told in self.told[self._rounds :] if SAVED in told.values()
+            ]
+            assert [len(told) for told in last] == [self.size], (
+                f"seed {self._seed}, at last: {self.told}\n" + "\n".join(self.errors)
+            )
+
+
+def play(seed: int, directory: Path) -> Schedule:
+    schedule = Schedule(seed, directory / f"{seed}")
+    try:
+        schedule.play()
+    finally:
+        shutil.rmtree(directory / f"{seed}", ignore_errors=True)
+    return schedule
+
+
+@contextlib.contextmanager
+def in_memory() -> Generator[Path]:
+    """A directory, in memory if the system has such a place."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(
+        dir=memory if Path(memory).is_dir() else None
+    ) as directory:
+        yield Path(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    args: Any = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    seeds = itertools.count(args.seed)
+    done = 0
+    with in_memory() as directory:
+        for seed in itertools.islice(seeds, args.count):
+            play(seed, directory)
+            done += 1
+            if time.monotonic() > end:
+                break
+    print(f"{done} schedules, from seed {args.seed} on: all outcomes are right.")
+
+
+if __name__ == "__main__":
+    main()
