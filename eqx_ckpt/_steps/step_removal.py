@@ -149,9 +149,11 @@ def retain(
 
     `goes_on` is called for each step that is looked at or removed.
     """
-    if KEEP_ALL in keep:
-        return []
     try:
+        if KEEP_ALL in keep:
+            # Nothing is listed; but the save may have made the directory of the run.
+            run.stored.check_place()
+            return []
         steps = Candidates(run, damaged, goes_on)
         removed = _steps_to_remove(run, keep, steps, saved)
         for step in removed:
