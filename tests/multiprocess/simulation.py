@@ -270,10 +270,10 @@ class _Circles(dict[Any, Any]):
     """What each process keeps for itself, in a module that all threads share."""
 
     def get(self, key: Any, default: Any = None) -> Any:
-        return super().get((_local.index, key), default)
+        return super().get((_index(), key), default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__((_local.index, key), value)
+        super().__setitem__((_index(), key), value)
 
 
 def _at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, _T]:
@@ -323,26 +323,47 @@ def now() -> float:
 
 
 def pause(seconds: float) -> None:
-    _local.client.all.sleep(now() + seconds)
+    if _index() is None:
+        time.sleep(seconds)
+    else:
+        _local.client.all.sleep(now() + seconds)
 
 
 _local = threading.local()
+
+
+def _index() -> int | None:
+    """The number of the process of this thread; `None` if it is not simulated."""
+    return getattr(_local, "index", None)
+
+
+def _for_processes(place: Any, name: str, ours: Callable[..., Any]) -> Any:
+    """Replace a function in the threads of the simulation; others may run, too."""
+    real = getattr(place, name)
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (real if _index() is None else ours)(*args, **kwargs)
+
+    return mock.patch.object(place, name, chosen)
 
 
 @contextlib.contextmanager
 def _simulated(size: int) -> Generator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, value in (
-            (jax_service, "_client", lambda: _local.client),
             (jax_service, "time", _Clock),
             (meeting, "_circles", _Circles()),
             (meeting, "_making", contextlib.nullcontext()),
-            (meeting, "at_once", _at_once),
             (meeting, "time", _Clock),
             (process_group, "time", _Clock),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        for place, name, ours in (
+            (jax_service, "_client", lambda: _local.client),
+            (meeting, "at_once", _at_once),
             (jax, "process_index", lambda: _local.index),
             (jax, "process_count", lambda: size),
             (jax.distributed, "is_initialized", lambda: True),
         ):
-            stack.enter_context(mock.patch.object(place, name, value))
+            stack.enter_context(_for_processes(place, name, ours))
         yield
