@@ -308,7 +308,8 @@ def _members(file: ForeignFile, reads: Reads) -> list[_Member]:
     try:
         size = _size(file)
         reads.prefetch([(max(0, size - _TAIL), size)])
-        with zipfile.ZipFile(_Seekable(reads, size)) as archive:
+        f = _Seekable(reads, size)
+        with zipfile.ZipFile(f) as archive:
             infos = archive.infolist()
             directory = archive.start_dir
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as e:
