@@ -55,9 +55,12 @@ class Seconds(dict[str, float]):
         super().__init__()
         self._nbytes = nbytes
 
+    def warm(self) -> None:
+        warm_memory(self._nbytes)
+
     def note(self, what: str, call: Callable[[], Any], *, goes_on: bool = False) -> Any:
         if not goes_on:
-            warm_memory(self._nbytes)
+            self.warm()
         start = time.perf_counter()
         found = jax.block_until_ready(call())
         seconds = time.perf_counter() - start
@@ -121,6 +124,7 @@ def measure(tree: PyTree, place: Path, endpoint: str | None, seconds: Seconds) -
             raise SystemExit("No upload went on during the step: take a larger --mib.")
         mirrored.wait()
         mirrored.uploads()[3].result(_TIMEOUT)
+        seconds.warm()
         mirrored.save(4, tree).result()
         upload = ft.partial(mirrored.uploads()[4].result, _TIMEOUT)
         seconds.note("upload", upload, goes_on=True)
