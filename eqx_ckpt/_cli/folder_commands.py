@@ -11,7 +11,7 @@ from .._format.run_history import Fork
 from .._steps.compare_histories import in_words
 from .._steps.retention import Mode, ranked
 from .._steps.run_steps import Run
-from .._steps.runs_in_folder import RunInFolder, runs_in
+from .._steps.runs_in_folder import best_of_runs, RunInFolder, runs_in
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
 from .run_commands import age_of, check_has_metric, entry_of, ls as ls_run, summary
@@ -104,16 +104,16 @@ def _add_best(
     runs: Sequence[RunInFolder], found: list[dict[str, Any]], metric: str, mode: Mode
 ) -> None:
     """Add the best step of each run, and mark the best run."""
-    of_all: dict[int, Any] = {}
+    of_all: dict[tuple[int, int], Any] = {}
     for place, (_, run, steps) in enumerate(runs):
         metadata = {step: _metadata(run, step) for step in steps}
         for step in ranked(metadata, metric, mode)[:1]:
             value = metadata[step][metric]
             found[place]["best"] = {"step": step, "value": value, "is_best": False}
-            of_all[-place] = metadata[step]
+            of_all[place, step] = metadata[step]
     check_has_metric([entry["metadata"] for entry in found], of_all, metric, "runs")
-    first = ranked(of_all, metric, mode)[0]
-    found[-first]["best"]["is_best"] = True
+    place, _ = best_of_runs(of_all, metric, mode, "the folder")
+    found[place]["best"]["is_best"] = True
 
 
 def _metadata(run: Run, step: int) -> Any:

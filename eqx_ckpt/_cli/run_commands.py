@@ -130,7 +130,7 @@ def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
 
 
 def check_has_metric(
-    known: Sequence[Any], having: Collection[int], metric: str, what: str
+    known: Sequence[Any], having: Collection[Any], metric: str, what: str
 ) -> None:
     """Raise if none has a metric, with those that are known."""
     if having:

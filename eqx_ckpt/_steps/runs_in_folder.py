@@ -1,7 +1,8 @@
 """The runs in a folder, such as those of a sweep."""
 
 import logging
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from .._storage.calls.store_path import StorePath
 from .._storage.calls.threads import at_once
@@ -95,10 +96,20 @@ def best_step(directory: PathLike, metric: str, mode: Mode = "min") -> PathLike:
         run.at_least_one()
     for found in runs:
         found.run.check_unusable(found.steps)
-    # Of equal ones, the one with the largest index.
-    every = sorted(
-        ((step, -place) for place, found in enumerate(runs) for step in found.steps)
-    )
-    metadata = [runs[-place].run.metadata(step) for step, place in every]
-    step, place = every[best_of(dict(enumerate(metadata)), metric, mode, run.directory)]
-    return runs[-place].run.path(step)
+    metadata = {
+        (place, step): found.run.metadata(step)
+        for place, found in enumerate(runs)
+        for step in found.steps
+    }
+    place, step = best_of_runs(metadata, metric, mode, run.directory)
+    return runs[place].run.path(step)
+
+
+def best_of_runs(
+    metadata: Mapping[tuple[int, int], Any], metric: str, mode: Mode, where: str
+) -> tuple[int, int]:
+    """The best of some steps, each with the place of its run; see `best_step`."""
+    # Of equal ones, `best_of` returns the one with the largest index.
+    every = sorted(metadata, key=lambda at: (at[1], -at[0]))
+    steps = {i: metadata[at] for i, at in enumerate(every)}
+    return every[best_of(steps, metric, mode, where)]

@@ -71,6 +71,18 @@ def test_the_best_step(folder):
         inspect.best_step(f"{folder}/none", "loss")
 
 
+@ON_DISK
+def test_equal_values_in_several_runs(folder, ask, data):
+    """The list marks the run that `best_step` chooses from: with the larger step."""
+    for step in (2, 1):
+        with CheckpointManager(f"{folder}/d") as manager:
+            manager.save(4 - step, {"w": np.zeros(3)}, metadata={"loss": 1.0})
+    assert inspect.best_step(folder, "loss") == f"{folder}/d/000003"
+    _, found = data("ls", folder, "--best", "loss")
+    best = [run["name"] for run in found["runs"] if (run["best"] or {}).get("is_best")]
+    assert best == ["d"]
+
+
 def test_log(folder, ask, data):
     a = CheckpointManager(f"{folder}/a")
     a.fork(f"{folder}/d", 2)
