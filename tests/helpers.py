@@ -1,6 +1,8 @@
 """What several tests need."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,14 @@ def structs(tree: PyTree) -> PyTree:
     """The skeleton of a tree, as `eqx.filter_eval_shape` makes it."""
     with np.errstate(all="ignore"):  # It narrows what NumPy has too wide for JAX.
         return eqx.filter_eval_shape(lambda: tree)
+
+
+def until(is_so: Callable[[], bool], patience: float = 60.0) -> None:
+    """Wait until something is so; fail after that many seconds."""
+    end = time.monotonic() + patience
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def files_below(path: Path) -> set[str]:

@@ -73,8 +73,7 @@ def _forking(source: Checkpoint, step: int, new: Run) -> Save:
     session = Session(secrets.token_hex(8), number, source.digest)
     history = forked(before, secrets.token_hex(16), step, session)
     plan = plan_copy(manifest)._replace(history=history)
-    how = None, manifest.metadata, manifest.layout, False
-    return Save(new.path(step), plan, *how)
+    return Save(new.path(step), plan, None, manifest.metadata, manifest.layout, False)
 
 
 def _can_be_linked(source: Checkpoint, path: PathLike, target: PathLike) -> bool:

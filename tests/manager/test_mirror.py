@@ -7,7 +7,6 @@ import queue
 import random
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
 from eqx_ckpt._mirroring import uploader, uploads
-from helpers import assert_same
+from helpers import assert_same, until
 from stores import proxy
 from stores.place import Place
 
@@ -141,11 +140,8 @@ class World:
     @staticmethod
     def settle(manager: CheckpointManager) -> None:
         """Wait until the mirror was looked at."""
-        end = time.monotonic() + PATIENCE
         for one in manager._mirrors._uploaders:
-            while not one._queue.is_listed:
-                assert time.monotonic() < end
-                time.sleep(0.001)
+            until(lambda one=one: one._queue.is_listed, PATIENCE)
 
     def arrive(self) -> None:
         """The next upload begins, if there is one."""
@@ -256,13 +252,6 @@ def save(manager: CheckpointManager, step: int) -> None:
     manager.save(step, state(step)).result(PATIENCE)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
 
@@ -284,7 +273,7 @@ def test_a_store_that_refuses(
     with a_training(tmp_path, s3.url) as manager:
         for step in (1, 2, 3):
             save(manager, step)
-        until(lambda: manager.upload_error is not None)
+        until(lambda: manager.upload_error is not None, PATIENCE)
         assert isinstance(manager.upload_error, kind)
         assert set(here(tmp_path)) <= {1, 2, 3}
         s3.proxy.rules.clear()

@@ -7,6 +7,7 @@
 import argparse
 import contextlib
 import itertools
+import random
 import shutil
 import tempfile
 import time
@@ -45,9 +46,7 @@ class Schedule:
     def __init__(self, seed: int, directory: Path) -> None:
         self._seed = seed
         self._directory = directory
-        simulation = self._simulation = Simulation(2, seed)
-        chance = simulation.chance
-        self.size = chance.choice((2, 3, 4))
+        self.size = random.Random(seed).choice((2, 3, 4))
         simulation = self._simulation = Simulation(self.size, seed)
         chance = simulation.chance
         slowest = chance.choice((0.001, 0.01, 3.0))

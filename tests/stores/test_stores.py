@@ -6,11 +6,9 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +22,7 @@ import eqx_ckpt
 from eqx_ckpt import StorePath
 from faults.databases import set_options
 from faults.workloads import tree
-from helpers import assert_same, files_below
+from helpers import assert_same, files_below, until
 from stores import proxy
 from stores.place import Place
 from stores.s3 import GIVEN
@@ -797,13 +795,6 @@ def written(place: Place, key: str) -> int:
     """How often a key that has this in it was written."""
     methods = ("PUT", "POST")
     return sum(len(place.proxy.found(method, key)) for method in methods)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_save_that_was_suspended(place, monkeypatch):

@@ -177,20 +177,26 @@ class Joined(Rearranged):
 
 
 @dataclass(frozen=True)
-class Permuted(Rearranged):
-    """An array with its axes in another order."""
+class OfOne(Rearranged):
+    """One array in another order or shape, or some of its elements."""
 
     of: Arrangement
+
+    @property
+    def parts(self) -> Sequence[Arrangement]:
+        return (self.of,)
+
+
+@dataclass(frozen=True)
+class Permuted(OfOne):
+    """An array with its axes in another order."""
+
     order: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.of.shape
         return tuple([shape[axis] for axis in self.order])
-
-    @property
-    def parts(self) -> Sequence[Arrangement]:
-        return (self.of,)
 
     def _cut(self, axis: int, span: range) -> Arrangement:
         return permuted(self.of.cut(self.order[axis], span), self.order)
@@ -209,20 +215,15 @@ class Permuted(Rearranged):
 
 
 @dataclass(frozen=True)
-class Cast(Rearranged):
+class Cast(OfOne):
     """An array of another dtype; `params` are those of JAX's primitive."""
 
-    of: Arrangement
     primitive: Any
     params: tuple[tuple[str, Any], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.of.shape
-
-    @property
-    def parts(self) -> Sequence[Arrangement]:
-        return (self.of,)
 
     def _cut(self, axis: int, span: range) -> Arrangement:
         return Cast(self.of.cut(axis, span), self.primitive, self.params)
@@ -238,20 +239,15 @@ class Cast(Rearranged):
 
 
 @dataclass(frozen=True)
-class Sliced(Rearranged):
+class Sliced(OfOne):
     """Some of the indices of an array that is read whole."""
 
-    of: Arrangement
     axis: int
     span: range
 
     @property
     def shape(self) -> tuple[int, ...]:
         return _with(self.of.shape, self.axis, len(self.span))
-
-    @property
-    def parts(self) -> Sequence[Arrangement]:
-        return (self.of,)
 
     def _cut(self, axis: int, span: range) -> Arrangement:
         if axis == self.axis:
@@ -270,19 +266,14 @@ class Sliced(Rearranged):
 
 
 @dataclass(frozen=True)
-class Reshaped(Rearranged):
+class Reshaped(OfOne):
     """An array of another shape, in C order."""
 
-    of: Arrangement
     sizes: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.sizes
-
-    @property
-    def parts(self) -> Sequence[Arrangement]:
-        return (self.of,)
 
     def _cut(self, axis: int, span: range) -> Arrangement:
         shape = _with(self.shape, axis, len(span))
