@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from .._distributed.jax_service import is_first
 from .._distributed.joint_attempt import Together
 from .._distributed.meeting import check_timeout, TIMEOUT
-from .._distributed.process_group import most_said
+from .._distributed.process_group import from_first, most_said
 from .._errors import CheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
@@ -53,10 +53,17 @@ from .._tree.leaves.filter_spec import (
     default_serialise_filter_spec,
 )
 from .._tree.leaves.frozen_spec import check_frozen
-from .._tree.plans.read_plan import Mismatched, Missing, Request, Unexpected
+from .._tree.plans.read_plan import (
+    Mismatched,
+    Missing,
+    plan_reads,
+    Request,
+    Unexpected,
+)
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
-from .._types import check_flag, IsLeaf, Layout, PathLike
+from .._types import check_flag, check_function, IsLeaf, Layout, PathLike
+from .audit import Audit, replay
 from .damage_fallback import check_on_damage, OnDamage
 from .failed_saves import FailedSaves, OnError
 from .own_disks import OwnDisks
@@ -349,7 +356,6 @@ class CheckpointManager:
         - As [`eqx_ckpt.tree_deserialise_leaves`][].
         """
         check_on_damage(on_damage)
-
         request = Request(
             like,
             filter_spec,
@@ -364,12 +370,25 @@ class CheckpointManager:
             transform,
         )
 
+        return self._restored(request, step, on_damage, broadcast_replicas)
+
+    def _restored(
+        self,
+        request: Request,
+        step: SupportsIndex | None,
+        on_damage: OnDamage = "raise",
+        broadcast_replicas: bool = False,
+        *,
+        goes_on: bool = True,
+    ) -> PyTree:
+        """Restore a step, from which this manager may go on."""
+
         def of(path: PathLike | Source, step: int) -> PyTree:
             how = broadcast_replicas, self._progress, self._disk.timeout
             found = restored(path, request, *how)
             # `keep` looks at steps, and does not go on from them.
-            if not self._is_run_here():
-                is_whole = where is None and not prefix
+            if goes_on and not self._is_run_here():
+                is_whole = request.where is None and not request.prefix
                 self._origin.restored(step, found.source, is_whole=is_whole)
             return found.tree
 
@@ -514,6 +533,101 @@ class CheckpointManager:
         with self._one_at_a_time.own:
             self._settle()
             self._disk.fork(call, path, None if step is None else as_step(step))
+
+    def audit(
+        self,
+        step_fn: Callable[[PyTree, int], PyTree],
+        like: PyTree,
+        a: SupportsIndex,
+        b: SupportsIndex,
+        *,
+        sharding: PyTree = None,
+    ) -> Audit:
+        """Replay the training between two saved steps, and compare it bit for bit.
+
+        This restores step `a`, goes on from there with `step_fn`, compares what that
+        returns with each saved step up to `b`, and stops at the first one that differs.
+        So it finds hardware that computes wrong values in silence, and code that is
+        not as deterministic as it should be. Nothing is written.
+
+        **Arguments:**
+
+        - `step_fn`: called with the tree and the number of the step to make, `a + 1`,
+            `a + 2` and so on to `b`; returns the tree after that step. It has to do
+            what the training did: with the same data, the same random numbers, and on
+            as many devices of the same kind.
+        - `like`, `sharding`: for the restore of step `a`, as in `restore`. Later steps
+            are restored onto the devices of what `step_fn` returns.
+        - `a`, `b`: saved steps; `a` comes before `b`.
+
+        **Returns:**
+
+        An [`eqx_ckpt.inspect.Audit`][]: the first saved step that differs, and the
+        names of its leaves that do. In a job, call this in each process; all get the
+        same.
+
+        **Raises:**
+
+        - `ValueError`: `a` does not come before `b`, or `step_fn` returns another tree
+            than it got.
+        - [`eqx_ckpt.CheckpointNotFoundError`][]: `a` or `b` is not there.
+        - [`eqx_ckpt.LeafMismatchError`][]: a step that would be compared does not match
+            `like`. This and what is wrong with `a` and `b` is said before the replay.
+        - As `restore`.
+
+        !!! example
+
+            ```python
+            import eqx_ckpt
+            import jax.numpy as jnp
+
+            def step_fn(state, step):
+                return {"w": state["w"] * 0.5 + step}
+
+            state = {"w": jnp.zeros(3)}
+            with eqx_ckpt.CheckpointManager("runs/a") as manager:
+                for step in range(1, 31):
+                    state = step_fn(state, step)
+                    if step == 15:
+                        state["w"] += 1e-6  # As if a device had made a mistake.
+                    if step % 10 == 0:
+                        manager.save(step, state)
+                found = manager.audit(step_fn, state, 10, 30)
+            assert (found.since, found.step) == (10, 20)
+            assert found.leaves == ("w",)
+            ```
+        """
+        check_function("step_fn", step_fn)
+        self._check_thread()
+        first, last = as_step(a), as_step(b)
+        if first >= last:
+            raise ValueError(
+                f"`a` is {first}, and `b` is {last}: pass a step, and a later one."
+            )
+        call = self._disk.call(f"audit({first}, {last})")
+        request = Request(like, sharding=sharding)
+
+        def planned() -> list[int]:
+            steps = self._disk.tiers.steps()
+            for step in (first, last):
+                if step not in steps:
+                    raise self._run.missing(step)
+            chosen = [step for step in steps if first <= step <= last]
+            for step in chosen:
+                plan_reads(self._disk.read_manifest(step), request).check()
+            return chosen
+
+        def restore(step: int, placed: PyTree | None) -> PyTree:
+            asked = request if placed is None else Request(placed)
+            return self._restored(asked, step, goes_on=False)
+
+        def agree(step: int, differ: list[int]) -> list[int]:
+            return most_said(f"{call}, step {step}", differ, self._disk.timeout)
+
+        self._settle()
+        return replay(
+            from_first(call, planned, self._disk.timeout), step_fn, restore, agree
+        )
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save now: because of `when`, or because of SIGTERM.

@@ -100,6 +100,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     },
     "CheckpointManager.delete": {"step": "same"},
     "CheckpointManager.fork": {"path": "same", "step": "same"},
+    "CheckpointManager.audit": {
+        "step_fn": "own",
+        "like": "same",
+        "a": "same",
+        "b": "same",
+        "sharding": "same",
+    },
     "CheckpointManager.should_save": {"step": "same"},
     "recording.Recording": {
         "path": "same",
@@ -408,6 +415,19 @@ def _runs(directory: str) -> Iterator[Case]:
     usual = {"path": f"{directory}/fork ?", "step": 1}
     changes = {"path": f"{directory}/fork elsewhere ?", "step": 3}
     yield from _changed("CheckpointManager.fork", fork, usual, changes)
+    audited = eqx_ckpt.CheckpointManager(f"{directory}/audited", timeout=TIMEOUT)
+    for number in (1, 2, 3):
+        audited.save(number, state(number)).result()
+    usual = {"step_fn": lambda tree, number: state(number), "like": like}
+    usual |= {"a": 1, "b": 3}
+    changes = {
+        "step_fn": lambda tree, number: tree,
+        "like": state(0, P("y", "x")),
+        "a": 2,
+        "b": 2,
+        "sharding": rows,
+    }
+    yield from _changed("CheckpointManager.audit", audited.audit, usual, changes)
     for name, call in [
         ("CheckpointManager.delete", manager.delete),
         ("CheckpointManager.should_save", manager.should_save),

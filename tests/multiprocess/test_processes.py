@@ -46,6 +46,13 @@ def test_a_nan_of_one_process_is_refused_by_all(
         assert steps == []
 
 
+def test_all_hear_which_leaf_is_not_reproduced(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    found = zygote.call(jobs.values, 2, 4, programs.audit, str(disk / "run"))
+    assert found == [[(2, None, ()), (2, 3, ("w",))]] * 2
+
+
 def test_each_shares_what_it_would_write(zygote: Zygote, disk: pathlib.Path) -> None:
     copied = zygote.call(
         jobs.values, 2, 4, programs.save_incrementally, str(disk / "run")

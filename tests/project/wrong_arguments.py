@@ -273,6 +273,12 @@ def managers() -> list[Case]:
             {"metric": [*TEXT, ["loss"]], "mode": WORD},
         ),
         (
+            "manager.audit",
+            manager.audit,
+            lambda: {"step_fn": lambda tree, step: tree, "like": TREE, "a": 1, "b": 2},
+            {"step_fn": FUNCTIONS, "a": STEP, "b": STEP, "sharding": HOW["sharding"]},
+        ),
+        (
             "manager.fork",
             manager.fork,
             lambda: {"path": new(), "step": 1},
