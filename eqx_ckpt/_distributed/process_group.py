@@ -84,10 +84,6 @@ class Group:
             self._is_open = False
             self._circle.end(self._number)
 
-    def gather(self, topic: str, value: Any) -> list[Any]:
-        """The messages of all processes, on each of them."""
-        return self.combine(topic, value, lambda values: values)
-
     def combine(self, topic: str, value: Any, make: Callable[[list[Any]], _T]) -> _T:
         """Combine the messages of all on the first process; return the result on each.
 
@@ -258,9 +254,6 @@ class Solo:
 
     def close(self) -> None:
         """There are no messages."""
-
-    def gather(self, topic: str, value: Any) -> list[Any]:
-        return [value]
 
     def combine(self, topic: str, value: Any, make: Callable[[list[Any]], _T]) -> _T:
         return make([value])

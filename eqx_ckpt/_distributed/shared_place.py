@@ -1,6 +1,7 @@
 """Whether all processes of a job see the same place."""
 
 import contextlib
+import os
 
 from .._errors import CheckpointError
 from .._storage.interface.place import run_of, Storage
@@ -33,30 +34,47 @@ def check_is_one(group: Group | Solo, target: Storage) -> None:
 
 
 def check_apart(group: Group | Solo, place: Storage) -> None:
-    """Raise on all processes if two of them have the same place."""
+    """Raise on all processes if two of them have the same place.
+
+    Each leaves a mark, and then says which marks it sees. Only the first process hears
+    them all.
+    """
+    mark, problem, step = "", "", place / "000000/"
+    said: list[list[str]] = []
     with contextlib.ExitStack() as stack:
-        mark, problem = "", ""
         try:
-            mark = stack.enter_context((place / "000000/").marked())
+            mark = os.path.basename(stack.enter_context(step.marked()))
         except (OSError, CheckpointError) as e:
             problem = str(e)
-        said = group.gather("places", [place.url(), mark, problem])
-        same = [
-            i
-            for i, (url, other, _) in zip(group.members, said, strict=True)
-            if i != group.members[group.index]
-            and (url == place.url() and place.is_shared and place.sees(other))
-        ]
-        found = group.gather("same", same)
-    for i, (_, _, why) in zip(group.members, said, strict=True):
-        if why:
-            raise CheckpointError(f"Process {i} cannot save to its directory: {why}")
-    for i, others in zip(group.members, found, strict=True):
-        if others:
-            raise CheckpointError(
-                f"Processes {i} and {others[0]} have the same directory "
-                f"{said[group.members.index(i)][0]!r}, and with `shared=False` each "
-                "needs its own. Put the number of the process into the path: "
-                "`f'/scratch/run/{jax.process_index()}'`. If all of them see one "
-                "directory, leave `shared` out."
-            )
+        if not mark and place.is_shared:
+            mark = place.url()
+
+        def hear(values: list[list[str]]) -> None:
+            said.extend(values)
+            for i, (_, _, why) in zip(group.members, values, strict=True):
+                if why:
+                    raise CheckpointError(
+                        f"Process {i} cannot save to its directory: {why}"
+                    )
+
+        def compare(seen: list[list[str]]) -> None:
+            made: dict[str, int] = {}
+            for i, (_, found, _) in enumerate(said):
+                made.setdefault(found, i)
+            for i, marks in enumerate(seen):
+                other = next((made[m] for m in marks if made.get(m, i) != i), None)
+                if other is not None:
+                    pair = sorted(group.members[k] for k in (i, other))
+                    raise _same(pair, said[i][0])
+
+        group.combine("places", [place.url(), mark, problem], hear)
+        group.combine("same", step.marks() or [mark] * bool(mark), compare)
+
+
+def _same(pair: list[int], where: str) -> CheckpointError:
+    return CheckpointError(
+        f"Processes {pair[0]} and {pair[1]} have the same directory {where!r}, and "
+        "with `shared=False` each needs its own. Put the number of the process into "
+        "the path: `f'/scratch/run/{jax.process_index()}'`. If all of them see one "
+        "directory, leave `shared` out."
+    )

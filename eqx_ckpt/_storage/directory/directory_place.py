@@ -181,6 +181,14 @@ class Directory(Storage):
     def sees(self, mark: str) -> bool:
         return os.path.lexists(mark)
 
+    def marks(self) -> list[str]:
+        folder, name = os.path.split(self.spec["path"].rstrip("/"))
+        return [
+            found
+            for found in os.listdir(folder)
+            if found.startswith(f".{name}.") and found.endswith(".lock")
+        ]
+
     def join(self, shown: Shown, layout: Layout) -> Share:
         path = shown.path.rstrip("/")
         # Opened before the first write: it reports the errors of writes since then.

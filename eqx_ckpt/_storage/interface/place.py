@@ -164,6 +164,10 @@ class Storage(abc.ABC):
         """Whether a mark of another process is seen here."""
         return True
 
+    def marks(self) -> list[str]:
+        """The marks that are seen here, of whatever process."""
+        return []
+
     @abc.abstractmethod
     def steps(self) -> "Steps":
         """The steps of a run, if this is one."""
