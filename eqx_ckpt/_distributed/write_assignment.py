@@ -2,7 +2,7 @@
 
 import functools as ft
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,18 +22,20 @@ from .._format.leaf_record import LeafRecord
 from .._tree.plans.write_plan import Write
 
 
-class Owned(NamedTuple):
-    """Stands for a leaf of which it is known where the pieces of this process begin."""
+class Held(NamedTuple):
+    """Stands for a leaf, by its distinct regions, each with the processes that have it.
 
-    record: LeafRecord
-    starts: Collection[Start] | None
+    `None`: each process has the leaf for itself.
+    """
+
+    regions: Sequence[tuple[Region, Sequence[int]]] | None
 
 
 # Where a piece begins, its bytes, and the processes that hold it.
 _Piece: TypeAlias = tuple[Start, int, np.ndarray]
 
 
-_Held: TypeAlias = dict[tuple[Any, ...], list[_Piece]]
+_PiecesOf: TypeAlias = dict[tuple[Any, ...], list[_Piece]]
 
 
 def only_process(leaf: Any) -> int | None:
@@ -41,8 +43,11 @@ def only_process(leaf: Any) -> int | None:
 
     All hold the record of a source.
     """
-    if isinstance(leaf, LeafRecord | Owned):
+    if isinstance(leaf, LeafRecord):
         return None if jax.process_count() > 1 else 0
+    if isinstance(leaf, Held) and leaf.regions is not None:
+        processes = {process for _, holders in leaf.regions for process in holders}
+        return processes.pop() if len(processes) == 1 else None
     if not isinstance(leaf, jax.Array):
         return jax.process_index()
     return _only_process(leaf.sharding)
@@ -65,12 +70,9 @@ def assign(
     that one; otherwise each process has its own, and process 0 writes its own.
     """
     loads = np.zeros(size, np.int64)
-    held: _Held = {}
+    held: _PiecesOf = {}
     local: list[Write] = []
     for write in writes:
-        if isinstance(write.leaf, Owned):
-            local.append(write._replace(owned=write.leaf.starts))
-            continue
         if only_process(write.leaf) is not None:
             writer = places.get(write.name, 0)
             loads[writer] += write.record.nbytes
@@ -95,15 +97,16 @@ def _lightest(loads: np.ndarray, processes: np.ndarray) -> int:
 
 
 def _pieces(
-    leaf: jax.Array | LeafRecord, record: LeafRecord, held: _Held
+    leaf: jax.Array | LeafRecord | Held, record: LeafRecord, held: _PiecesOf
 ) -> list[_Piece]:
     """Every piece of an array; those of arrays that are alike are found once."""
-    if isinstance(leaf, LeafRecord):
-        sharding = None
-    else:
-        data = jax.random.key_data(leaf) if record.kind == "key" else leaf
-        sharding = data.sharding
-    alike = sharding, record.data_shape, record.chunk_shape, record.itemsize
+    sharding: Sharding | Held | None = None
+    if isinstance(leaf, Held):
+        sharding = leaf
+    elif isinstance(leaf, jax.Array):
+        sharding = sharding_of(leaf, record)
+    which = id(leaf.regions) if isinstance(leaf, Held) else sharding
+    alike = which, record.data_shape, record.chunk_shape, record.itemsize
     if alike not in held:
         held[alike] = [
             (start_of(piece), record.itemsize * math.prod(shape_of(piece)), processes)
@@ -113,12 +116,22 @@ def _pieces(
     return held[alike]
 
 
+def sharding_of(leaf: jax.Array, record: LeafRecord) -> Sharding:
+    """The sharding of the Zarr array of a leaf."""
+    if record.kind == "key":
+        with jax.ensure_compile_time_eval():
+            return jax.random.key_data(leaf).sharding
+    return leaf.sharding
+
+
 def _holders(
-    sharding: Sharding | None, shape: tuple[int, ...]
+    sharding: Sharding | Held | None, shape: tuple[int, ...]
 ) -> Iterable[tuple[Region, np.ndarray]]:
     """Every distinct region, with the processes that hold it; `None` are all."""
     if sharding is None:
         return [(whole(shape), np.arange(jax.process_count()))]
+    if isinstance(sharding, Held):
+        return [(region, np.array(of)) for region, of in sharding.regions or ()]
     indices = sharding.devices_indices_map(shape)
     return [
         (region, np.unique([device.process_index for device in devices]))

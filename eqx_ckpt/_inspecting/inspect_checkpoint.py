@@ -192,7 +192,7 @@ def _verify(source: Source, digest: str | None, progress: Progress) -> bool:
     with reporting(progress, source.manifest.nbytes) as report:
         verified = report and ft.partial(report, "verify")
         if digest is None:
-            _read_all(source, damage, verified)
+            read_all(source, damage, verified)
         else:
             found = digest_and_damage(source, damage, verified)
     if isinstance(source, Checkpoint | Recorded):
@@ -209,7 +209,10 @@ def _verify(source: Source, digest: str | None, progress: Progress) -> bool:
     return digest is not None or source.has_checksums
 
 
-def _read_all(source: Source, damage: dict[str, str], verified: Report | None) -> None:
+def read_all(
+    source: Source, damage: dict[str, str], verified: Report | None = None
+) -> None:
+    """Read every byte of every leaf, and note which are damaged."""
     reads = (
         RegionRead(name, record, piece)
         for name, record in source.manifest.leaves.items()

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._errors import CheckpointError
 from .._format.run_history import History
 from .._steps.compare_histories import relations
 from .._steps.run_steps import Run
-from .._storage.interface.committed_manifest import read_history
 
 
 class OtherHistory(CheckpointError):
@@ -19,7 +18,7 @@ def check_histories(newest: Mapping[Run, int]) -> None:
         return
     found: list[tuple[Run, int, History]] = []
     for run, step in newest.items():
-        history = history_of(run, step)
+        history = run.history(step)
         if history is None:
             continue
         for other, older, before in found:
@@ -32,14 +31,6 @@ def check_histories(newest: Mapping[Run, int]) -> None:
                     "with another `mirror`."
                 )
         found.append((run, step, history))
-
-
-def history_of(run: Run, step: int) -> History | None:
-    """The history of a step; `None` if it has none that can be read, or is gone."""
-    try:
-        return read_history(run.location(step))
-    except (CorruptCheckpointError, CheckpointNotFoundError):
-        return None
 
 
 def difference(one: History, other: History) -> str:
@@ -60,7 +51,7 @@ def check_beside(mirror: Run, step: int, history: History, related: set[int]) ->
     for other in mirror.readable_or_not():
         if other == step or other in related:
             continue
-        found = history_of(mirror, other)
+        found = mirror.history(other)
         if found is not None and (why := difference(found, history)):
             raise OtherHistory(
                 f"Step {step} does not belong to the steps in {mirror.directory!r}: "

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from .._distributed.joint_attempt import Together
 from .._distributed.process_group import Group, Solo
-from .._distributed.write_assignment import Owned
+from .._distributed.write_assignment import Held
 from .._errors import CheckpointError
 from .._format.chunk_grid import blocks, start_of
 from .._format.source import read_regions, RegionRead
@@ -103,7 +103,7 @@ def _copying(part: StepPart, there: Run, step: int) -> Save:
         Write(
             name,
             record,
-            Owned(record, part.owned.get(name, ())) if record.is_array else None,
+            Held(part.step.holders.get(name)) if record.is_array else None,
         )
         for name, record in whole.leaves.items()
     ]

@@ -341,7 +341,8 @@ class CheckpointManager:
         - `on_damage`: if the newest step is damaged, `"raise"` an error that names the
             newest undamaged step, or `"fallback"` to that step, with a warning; a later
             save then replaces the damaged one. A damaged `step` is an error, unless a
-            mirror has it.
+            mirror has it. With `shared=False`, what other processes or a mirror have
+            first replaces what is damaged.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**

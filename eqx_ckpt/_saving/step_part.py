@@ -1,17 +1,19 @@
 """What a process saves of a step on its own disk: its shards, and how they belong."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
-from .._format.chunk_grid import chunk_count, start_of
+from .._distributed.write_assignment import sharding_of
+from .._format.chunk_grid import chunk_count, region_of, Start, start_of
 from .._format.leaf_names import encode
 from .._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
 from .._format.manifest import Manifest, to_bytes
-from .._sources.part_source import BEGIN, SHARDS, STEP
+from .._sources.part_source import shard_path, STEP
 from .._tree.leaves.leaf_kinds import describe, parts
 from .._tree.plans.write_plan import Write, WritePlan
 from .._types import Layout
@@ -28,34 +30,29 @@ class StepPart(NamedTuple):
     values: dict[str, str]
 
 
-def plan_part(
-    step: WritePlan,
-    owned: Sequence[Write],
-    places: Mapping[str, int],
-    layout: Layout,
-) -> StepPart:
+def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> StepPart:
     """Plan what this process saves: each of its shards is an array of its own.
 
-    `owned` is what it would write of a step that all save to one place, and `places`
-    has the leaves that are on one process alone.
+    `places` has the leaves that are on one process alone.
     """
     writes: list[Write] = []
     alike: dict[str, str] = {}
+    holders = _Holders()
     for name, record, leaf, _ in step.writes:
         is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if isinstance(leaf, jax.Array) and (is_global or name in places):
+            holders.add(name, leaf, record)
         if leaf is None or is_global and not leaf.addressable_shards:
             continue
         for region, data in parts(leaf, record):
-            key = BEGIN + ".".join(map(str, start_of(region)))
             found = _described(data)._replace(
-                path=(*SHARDS, *record.path, ("key", key)),
-                compression=record.compression,
+                path=shard_path(record, region), compression=record.compression
             )
             shard = Write(encode(found.path), found, data)
             writes.append(shard)
             if not is_global and name not in places:
                 alike[shard.name] = name
-    data = np.frombuffer(_described_step(step, owned, layout), np.uint8)
+    data = np.frombuffer(_described_step(step, holders, layout), np.uint8)
     record = _described(data)._replace(path=STEP)
     writes.append(Write(encode(STEP), record, data))
     values = {w.name: w.record.value for w in step.writes if w.record.value is not None}
@@ -68,17 +65,48 @@ def _described(data: jax.Array | np.ndarray | np.generic) -> LeafRecord:
     return record
 
 
-def _described_step(step: WritePlan, owned: Sequence[Write], layout: Layout) -> bytes:
-    """The manifest of the whole step, and what this process uploads of it."""
+class _Holders:
+    """Which process has which part of the global arrays, the same for all processes.
+
+    A table has, for each process, where its shards are, counted in shards along each
+    axis. Most arrays of a model have one of a few tables.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[str, int] = {}
+        self._of: dict[tuple[Sharding, tuple[int, ...]], tuple[int, list[int]]] = {}
+        self._leaves: dict[str, tuple[int, list[int]]] = {}
+
+    def add(self, name: str, leaf: jax.Array, record: LeafRecord) -> None:
+        of = sharding_of(leaf, record), record.data_shape
+        if of not in self._of:
+            table, shape = _table(*of)
+            number = self._tables.setdefault(table, len(self._tables))
+            self._of[of] = number, [*shape]
+        self._leaves[name] = self._of[of]
+
+    def as_json(self) -> dict[str, Any]:
+        tables = [json.loads(table) for table in self._tables]
+        return {"tables": tables, "leaves": self._leaves}
+
+
+def _table(sharding: Sharding, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """A table as text, and the shape of a shard."""
+    sizes = sharding.shard_shape(shape)
+    found: list[set[Start]] = [set() for _ in range(jax.process_count())]
+    for device, index in sharding.devices_indices_map(shape).items():
+        starts = start_of(region_of(index or (), shape))
+        at = tuple(i // max(1, size) for i, size in zip(starts, sizes, strict=True))
+        found[device.process_index].add(at)
+    return json.dumps([sorted(of) for of in found]), sizes
+
+
+def _described_step(step: WritePlan, holders: _Holders, layout: Layout) -> bytes:
+    """The manifest of the whole step, and which process has which shards."""
     leaves = {write.name: _without_checksums(write.record) for write in step.writes}
     manifest = Manifest(leaves, step.unsaved, layout=layout, separators=step.separators)
-    starts = {
-        write.name: None if write.owned is None else sorted(write.owned)
-        for write in owned
-    }
-    return json.dumps(
-        {"manifest": to_bytes(manifest).decode(), "owned": starts}
-    ).encode()
+    said = {"manifest": to_bytes(manifest).decode(), "holders": holders.as_json()}
+    return json.dumps(said).encode()
 
 
 def _without_checksums(record: LeafRecord) -> LeafRecord:

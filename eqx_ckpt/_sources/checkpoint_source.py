@@ -125,16 +125,10 @@ class Checkpoint(Source):
     ) -> None:
         """Compare whole chunks that were read with the hashes of what was saved."""
         for read, array in zip(reads, arrays, strict=True):
-            if read.name in damage:
-                continue
-            for chunk in chunks_of(*read):
-                content = array[(*relative(chunk.region, read.region), ...)]
-                expected = read.record.checksums[chunk.position][CRC32C_DIGITS:]
-                if content_hash(content) != expected:
-                    damage[read.name] = (
-                        f"{chunk.key} was changed, its checksum too: its hash differs"
-                    )
-                    break
+            if read.name not in damage and (key := other_chunk(read, array)):
+                damage[read.name] = (
+                    f"{key} was changed, its checksum too: its hash differs"
+                )
 
     def check_the_rest(self, damage: dict[str, str]) -> None:
         """Raise for damage to files that no restore reads, and for all other damage."""
@@ -152,6 +146,16 @@ class Checkpoint(Source):
 
     def __str__(self) -> str:
         return str(self.chunks)
+
+
+def other_chunk(read: RegionRead, array: Array) -> str:
+    """The key of a chunk whose content has another hash than in the record, or `''`."""
+    for chunk in chunks_of(*read):
+        content = array[(*relative(chunk.region, read.region), ...)]
+        expected = read.record.checksums[chunk.position][CRC32C_DIGITS:]
+        if content_hash(content) != expected:
+            return chunk.key
+    return ""
 
 
 def base_at(path: PathLike, target: Storage) -> Base:

@@ -2,24 +2,21 @@
 
 import functools as ft
 import json
-import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._format.chunk_grid import Region, relative, Start, whole
+from .._format.chunk_grid import Region, relative, Start, start_of, whole
 from .._format.leaf_names import encode
+from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest
 from .._format.manifest_parser import from_bytes
-from .._format.source import nothing, read_regions, RegionRead, Source
+from .._format.source import read_regions, RegionRead, Source
 from .._lazy import Array
 from .._storage.interface.place import Storage
-from .._types import Report
+from .._types import Report, TypedPath
 from .checkpoint_source import Checkpoint
-
-
-logger = logging.getLogger("eqx_ckpt")
 
 
 # Where the part of a step has the shards, and what is said of the step.
@@ -29,11 +26,12 @@ STEP = (("key", "step"),)
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-_ELSEWHERE = "another process has it"
-
-
 # What the name of a shard begins with; where it begins in its leaf follows.
 BEGIN = "at"
+
+
+# Each distinct region, and the processes that have it.
+Holders: TypeAlias = list[tuple[Region, list[int]]]
 
 
 def check_is_whole(source: Source) -> None:
@@ -46,6 +44,39 @@ def check_is_whole(source: Source) -> None:
         )
 
 
+class StepShards(NamedTuple):
+    """What each part says of its step.
+
+    **Attributes:**
+
+    - `text`: what it says.
+    - `manifest`: of the whole step, without checksums.
+    - `holders`: of each global leaf, the regions, and the processes that have them.
+    """
+
+    text: str
+    manifest: Manifest
+    holders: dict[str, Holders]
+
+    @classmethod
+    def from_text(cls, text: str, where: str) -> "StepShards":
+        try:
+            said = json.loads(text)
+            manifest = from_bytes(said["manifest"].encode(), f"of the step at {where}")
+            leaves = {n: r._replace(checksums=()) for n, r in manifest.leaves.items()}
+            return cls(
+                text, replace(manifest, leaves=leaves), _holders(said["holders"])
+            )
+        except _MALFORMED as e:
+            raise _malformed(where, e) from None
+
+
+def _malformed(where: str, error: Exception) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{where} is damaged: it does not say of which step it is a part ({error})."
+    )
+
+
 class StepPart:
     """The shards that a process has of a step.
 
@@ -53,9 +84,9 @@ class StepPart:
 
     - `checkpoint`: with each shard as a leaf.
     - `part`: which part it is.
+    - `step`: what it says of the step.
     - `manifest`: of the whole step, without checksums.
     - `shards`: of each leaf, the regions that are here, and the names of their arrays.
-    - `owned`: where the pieces begin that this process uploads; `None`: all of a leaf.
     """
 
     def __init__(self, place: Storage) -> None:
@@ -63,40 +94,29 @@ class StepPart:
         if found.manifest.part is None:
             raise CheckpointError(f"{place} is a whole step, and not a part of one.")
         self.part = found.manifest.part
+        self.shards = dict[str, list[tuple[Region, str]]]()
         try:
-            said = self._read_step()
-            manifest = from_bytes(said["manifest"].encode(), f"of the step at {place}")
-            self.owned = {name: _starts(of) for name, of in said["owned"].items()}
-            self.shards = dict[str, list[tuple[Region, str]]]()
+            text = self._read_step()
             for name, record in found.manifest.leaves.items():
                 if record.path != STEP:
-                    leaf = encode(record.path[len(SHARDS) : -1])
-                    start = str(record.path[-1][1]).removeprefix(BEGIN)
-                    starts = start.split(".") if start else []
-                    region = tuple(
-                        slice(int(i), int(i) + size)
-                        for i, size in zip(starts, record.data_shape, strict=True)
-                    )
+                    leaf, region = shard_of(record)
                     self.shards.setdefault(leaf, []).append((region, name))
         except _MALFORMED as e:
-            raise CorruptCheckpointError(
-                f"{place} is damaged: it does not say of which step it is a part ({e})."
-            ) from None
-        leaves = {n: r._replace(checksums=()) for n, r in manifest.leaves.items()}
+            raise _malformed(str(place), e) from None
+        self.step = StepShards.from_text(text, str(place))
         self.manifest = replace(
-            manifest,
-            leaves=leaves,
+            self.step.manifest,
             metadata=found.manifest.metadata,
             versions=found.manifest.versions,
             history=found.manifest.history,
         )
 
-    def _read_step(self) -> Any:
+    def _read_step(self) -> str:
         name = encode(STEP)
         record = self.checkpoint.manifest.leaves[name]
         read = RegionRead(name, record, whole(record.data_shape))
         (data,) = read_regions(self.checkpoint, [read])
-        return json.loads(data.tobytes())
+        return data.tobytes().decode()
 
     def find(self, read: RegionRead) -> RegionRead | None:
         """The same region, of the shard that contains it; `None` if none here does."""
@@ -110,37 +130,68 @@ class StepPart:
         return None
 
 
-def _starts(of_leaf: Any) -> Collection[Start] | None:
-    return None if of_leaf is None else {tuple(map(int, start)) for start in of_leaf}
+def shard_of(record: LeafRecord) -> tuple[str, Region]:
+    """The leaf of which an array of a part is a shard, and the region."""
+    leaf = encode(record.path[len(SHARDS) : -1])
+    start = str(record.path[-1][1]).removeprefix(BEGIN)
+    starts = map(int, start.split(".") if start else [])
+    region = tuple(
+        slice(i, i + size) for i, size in zip(starts, record.data_shape, strict=True)
+    )
+    return leaf, region
+
+
+def shard_path(leaf: LeafRecord, region: Region) -> TypedPath:
+    """The path of the array of a shard."""
+    start = BEGIN + ".".join(map(str, start_of(region)))
+    return (*SHARDS, *leaf.path, ("key", start))
+
+
+def _holders(said: Any) -> dict[str, Holders]:
+    found: dict[str, Holders] = {}
+    for leaf, (table, shape) in said["leaves"].items():
+        processes: dict[Start, list[int]] = {}
+        for process, of in enumerate(said["tables"][table]):
+            for at in of:
+                processes.setdefault(tuple(map(int, at)), []).append(process)
+        for at, of in processes.items():
+            starts = [(i * n, n) for i, n in zip(at, shape, strict=True)]
+            region = tuple(slice(start, start + n) for start, n in starts)
+            found.setdefault(leaf, []).append((region, of))
+    return found
 
 
 class PartSource(Source):
     """A step, of which this process reads its part here, and what it lacks elsewhere.
 
-    **Attributes:**
-
-    - `checkpoint`: the part, or, if there is none, the step in a mirror.
+    What fails when it is opened is raised when it is used, as of any source.
     """
 
     def __init__(
         self,
         step: int,
-        part: StepPart | None,
+        open_part: Callable[[], StepPart | None],
         find_whole: Callable[[], Checkpoint | None],
     ) -> None:
         self._step = step
-        self._part = part
+        self._part = ft.cache(open_part)
         self._whole = ft.cache(find_whole)
-        found = part.checkpoint if part is not None else self._whole()
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The part, or, if there is none, the step in a mirror."""
+        part = self._part()
+        found = self._whole() if part is None else part.checkpoint
         if found is None:
             raise CheckpointNotFoundError(
                 f"Of {self}, this process does not have its own, and no mirror has it."
             )
-        self.checkpoint: Checkpoint = found
+        return found
 
     @property
     def manifest(self) -> Manifest:
-        return self.checkpoint.manifest if self._part is None else self._part.manifest
+        part = self._part()
+        return self.checkpoint.manifest if part is None else part.manifest
 
     def read(
         self,
@@ -148,67 +199,43 @@ class PartSource(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[Array]:
-        arrays: list[Array | None] = [None] * len(reads)
-        problems: dict[int, str] = {}
-        if self._part is not None:
-            problems = self._read_here(self._part, reads, arrays, report)
-        elsewhere = [i for i, array in enumerate(arrays) if array is None]
-        found = self._whole() if elsewhere else None
-        if found is not None:
-            if problems:
-                logger.warning(
-                    "Of %s, %d regions are read from the mirror: %s.",
-                    self,
-                    len(problems),
-                    next(iter(problems.values())),
-                )
-            wanted = [_of(found, reads[i]) for i in elsewhere]
-            for i, array in zip(
-                elsewhere, found.read(wanted, damage, report), strict=True
-            ):
-                arrays[i] = array
-        for i, problem in problems.items() if found is None else ():
-            if problem == _ELSEWHERE:
-                raise CheckpointError(
-                    f"Of leaf {reads[i].name!r} of {self}, this process has other "
-                    "regions than those that it is to restore, and no mirror has the "
-                    "step. Restore it with the shardings with which it was saved, or "
-                    "pass a `step` that is in the mirror: see `mirrored()`."
-                )
-            damage[reads[i].name] = f"{problem}, and no mirror has the step"
-        return [
-            nothing(r) if a is None else a for r, a in zip(reads, arrays, strict=True)
-        ]
-
-    def _read_here(
-        self,
-        part: StepPart,
-        reads: Sequence[RegionRead],
-        arrays: list[Array | None],
-        report: Report | None,
-    ) -> dict[int, str]:
-        """Read what is here into `arrays`; return what is wrong with the others."""
-        found = [part.find(read) for read in reads]
+        part = self._part()
+        found = [None if part is None else part.find(read) for read in reads]
         here = [(i, read) for i, read in enumerate(found) if read is not None]
-        leaf_of = {read.name: reads[i].name for i, read in here}
-        damage: dict[str, str] = {}
-        told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
-        read = part.checkpoint.read([read for _, read in here], damage, told)
-        for (i, asked), array in zip(here, read, strict=True):
-            if asked.name not in damage:
-                arrays[i] = array
-        return {
-            i: _ELSEWHERE if asked is None else damage[asked.name]
-            for i, asked in enumerate(found)
-            if arrays[i] is None
-        }
+        arrays: dict[int, Array] = {}
+        if part is not None:
+            leaf_of = {read.name: reads[i].name for i, read in here}
+            damaged: dict[str, str] = {}
+            told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
+            read = part.checkpoint.read([read for _, read in here], damaged, told)
+            arrays = {i: array for (i, _), array in zip(here, read, strict=True)}
+            damage.update((leaf_of[name], why) for name, why in damaged.items())
+        elsewhere = [i for i, read in enumerate(found) if read is None]
+        if elsewhere:
+            whole = self._in_mirror(reads[elsewhere[0]].name)
+            wanted = [_of(whole, reads[i]) for i in elsewhere]
+            read = whole.read(wanted, damage, report)
+            arrays |= dict(zip(elsewhere, read, strict=True))
+        return [arrays[i] for i in range(len(reads))]
+
+    def _in_mirror(self, leaf: str) -> Checkpoint:
+        """The step in a mirror; raise if there is none that has what is not here."""
+        found = self._whole()
+        if found is None:
+            raise CheckpointError(
+                f"Of leaf {leaf!r} of {self}, this process has other regions than "
+                "those that it is to restore, and no mirror has the step. Restore it "
+                "with the shardings with which it was saved, or pass a `step` that is "
+                "in the mirror: see `mirrored()`."
+            )
+        return found
 
     @property
     def has_checksums(self) -> bool:
         return True
 
     def __str__(self) -> str:
-        return f"step {self._step}, of which each process has a part"
+        return f"step {self._step} (of which each process has a part)"
 
 
 def _of(found: Checkpoint, read: RegionRead) -> RegionRead:

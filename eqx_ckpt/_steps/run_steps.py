@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._errors import CheckpointError, CheckpointNotFoundError
+from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
 from .._format.run_history import History
@@ -187,6 +187,13 @@ class Run:
     def metadata(self, step: int) -> Any:
         """The metadata of a step; a copy, which the caller may change."""
         return copy.deepcopy(self.stored.metadata(step))
+
+    def history(self, step: int) -> History | None:
+        """That of a step; `None` if it has none that can be read, or is gone."""
+        try:
+            return read_history(self.location(step))
+        except (CorruptCheckpointError, CheckpointNotFoundError):
+            return None
 
     def newest_history(self) -> History | None:
         """The history of the newest readable step that has one."""

@@ -51,7 +51,7 @@ def test_a_disk_of_each_process(zygote: Zygote, disk: pathlib.Path) -> None:
     read = [[now.pop("read") for now in seen] for seen in (first, second)]
     # Only process 1 reads step 2 from the mirror, and process 0 the damaged chunk.
     assert read[0] == [[], ["disk0"], ["disk0", "there"], ["there"]]
-    assert read[1] == [[], ["there"], ["disk1"], ["there"]]
+    assert read[1] == [[], ["disk1", "there"], ["disk1"], ["there"]]
     assert first == second
     assert first == [
         {"before": None, "latest": 3, "best": 2, "steps": [2, 3], "there": [2]},

@@ -1,0 +1,228 @@
+"""The new part of a process that has lost shards, or all of its part."""
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from .._errors import CorruptCheckpointError
+from .._format.chunk_grid import Region, shape_of, start_of
+from .._format.leaf_names import encode
+from .._format.leaf_record import LeafRecord
+from .._format.manifest import Manifest
+from .._format.run_history import Part
+from .._format.source import nothing, read_regions, RegionRead
+from .._saving.save import Alone, Save
+from .._sources.checkpoint_source import Checkpoint, other_chunk
+from .._sources.part_source import (
+    shard_of,
+    shard_path,
+    STEP,
+    StepPart,
+    StepShards,
+)
+from .._storage.interface.chunk_bytes import Piece
+from .._tree.leaves.leaf_kinds import describe
+from .._tree.plans.write_plan import Write, WritePlan
+from .._types import PathLike
+from .shard_senders import Block, blocks_of, Parcel, Shard
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# Buffers of bytes, each with the number of the process that has sent it.
+Received = Iterator[tuple[int, np.ndarray]]
+
+
+class OldPart(NamedTuple):
+    """What a process has: a part of which some shards are damaged, or none."""
+
+    part: StepPart | None
+    damaged: Collection[Shard]
+
+    def kept(self, replaced: Collection[str]) -> dict[str, LeafRecord]:
+        """What stays: not what is damaged, nor anything of these leaves."""
+        leaves = {} if self.part is None else self.part.checkpoint.manifest.leaves
+        return {
+            name: record
+            for name, record in leaves.items()
+            if (shard := _shard(record)) not in self.damaged
+            and shard[0] not in replaced
+        }
+
+    def lost(self, step: StepShards, index: int) -> dict[Shard, Region]:
+        """The shards of global leaves that process `index` lacks."""
+        if self.part is not None:
+            return {
+                (leaf, start_of(region)): region
+                for leaf, shards in self.part.shards.items()
+                for region, _ in shards
+                if (leaf, start_of(region)) in self.damaged
+            }
+        return {
+            (leaf, start_of(region)): region
+            for leaf, holders in step.holders.items()
+            for region, processes in holders
+            if index in processes
+        }
+
+
+def _shard(record: LeafRecord) -> Shard:
+    if record.path == STEP:
+        return encode(STEP), ()
+    leaf, region = shard_of(record)
+    return leaf, start_of(region)
+
+
+class NewPart:
+    """Where each array of a new part comes from, once all have told what they send.
+
+    It is compared with its hashes when it arrives.
+    """
+
+    def __init__(
+        self,
+        old: OldPart,
+        process: tuple[int, int],
+        parcels: Mapping[int, Parcel],
+        find_whole: Callable[[Manifest], Checkpoint | None],
+    ) -> None:
+        """`process` is which one this is, and of how many.
+
+        Raise if a shard is nowhere.
+        """
+        self._old = old
+        self._process = process
+        self._parcels = parcels
+        if old.part is not None:
+            self._like, step = old.part.checkpoint.manifest, old.part.step
+        else:
+            first = next(parcel for parcel in parcels.values() if parcel.step)
+            self._like = first.part
+            step = StepShards.from_text(first.step, "of another process")
+        lost = old.lost(step, process[0])
+        # What each process has for itself, it may have in other shards.
+        local = {leaf for leaf, _ in old.damaged if leaf not in step.holders}
+        self._sent = {
+            name: record
+            for parcel in parcels.values()
+            for name, record in parcel.part.leaves.items()
+            if (shard := _shard(record)) in lost
+            or shard[0] not in step.holders
+            and (old.part is None or shard[0] in local)
+        }
+        arrived = {_shard(record) for record in self._sent.values()}
+        whole_leaves = local & {leaf for leaf, _ in arrived}
+        self._own = old.kept(whole_leaves)
+        self._in_mirror: dict[str, tuple[LeafRecord, Block]] = {}
+        self._whole: Checkpoint | None = None
+        rest = {
+            shard: region
+            for shard, region in lost.items()
+            if shard not in arrived and shard[0] not in whole_leaves
+        }
+        if rest:
+            self._whole = find_whole(self._like)
+            self._look_in_mirror(rest, step)
+
+    def _look_in_mirror(self, lost: Mapping[Shard, Region], step: StepShards) -> None:
+        if self._whole is None:
+            damaged = ", ".join(sorted({repr(leaf) for leaf, _ in lost}))
+            raise CorruptCheckpointError(
+                f"Of these leaves, shards are damaged or lost on its disk: {damaged}. "
+                "No other process has them, and no mirror has the step."
+            )
+        for (leaf, _), region in lost.items():
+            of = self._whole.manifest.leaves[leaf]
+            record = describe(nothing(RegionRead(leaf, of, region)))
+            assert record is not None
+            path, codec = shard_path(of, region), step.manifest.leaves[leaf].compression
+            record = record._replace(path=path, compression=codec)
+            self._in_mirror[encode(path)] = record, (leaf, of, region)
+
+    def save(self, path: PathLike, received: Received, *, overwrite: bool) -> None:
+        """Save the part, of what is here and what is received."""
+        like = self._like
+        assert like.part is not None
+        from_mirror = {name: record for name, (record, _) in self._in_mirror.items()}
+        writes = [
+            Write(name, _unchecked(record), record)
+            for name, record in (self._own | self._sent | from_mirror).items()
+        ]
+        part = Part(like.part.id, *self._process)
+        plan = WritePlan(writes, dict(like.unsaved), like.separators, like.history)
+        plan = plan._replace(part=part)
+        save = Save(path, plan, None, like.metadata, like.layout, progress=False)
+        save.begin(Alone(), overwrite)
+        save.run(self._pieces(received))
+        logger.warning(
+            "%s is whole again: %d of its arrays are from other processes, and %d from "
+            "the mirror.",
+            path,
+            len(self._sent),
+            len(from_mirror),
+        )
+
+    def _pieces(self, received: Received) -> Iterator[Piece]:
+        for process, of_process in itertools.groupby(received, lambda one: one[0]):
+            buffers = (buffer for _, buffer in of_process)
+            for block, array in assembled(self._parcels[process].blocks(), buffers):
+                if block[0] in self._sent and array.size:
+                    yield _checked(block, array, process)
+        for name, record in self._own.items():
+            assert self._old.part is not None
+            for block in blocks_of(name, record):
+                read = RegionRead(*block)
+                (array,) = read_regions(self._old.part.checkpoint, [read])
+                if array.size:
+                    yield Piece(name, _unchecked(record), read.region, array)
+        for name, (record, (leaf, of, region)) in self._in_mirror.items():
+            assert self._whole is not None
+            for _, _, inside in blocks_of(name, record):
+                read = RegionRead(leaf, of, _moved(inside, region))
+                (array,) = read_regions(self._whole, [read])
+                if array.size:
+                    yield Piece(name, record, inside, array)
+
+
+def assembled(
+    blocks: Iterator[Block], buffers: Iterator[np.ndarray]
+) -> Iterator[tuple[Block, np.ndarray]]:
+    """The arrays of blocks whose bytes follow one another in some buffers."""
+    rest = np.empty(0, np.uint8)
+    for block in blocks:
+        _, record, region = block
+        array = np.empty(shape_of(region), record.data_type)
+        left = array.reshape(-1).view(np.uint8)
+        while left.size:
+            if not rest.size:
+                rest = next(buffers)
+            size = min(left.size, rest.size)
+            left[:size] = rest[:size]
+            left, rest = left[size:], rest[size:]
+        yield block, array
+
+
+def _checked(block: Block, array: np.ndarray, process: int) -> Piece:
+    name, record, region = block
+    if key := other_chunk(RegionRead(*block), array):
+        raise CorruptCheckpointError(
+            f"{key}, of process {process}, did not arrive as it was saved: its hash "
+            "differs."
+        )
+    return Piece(name, _unchecked(record), region, array)
+
+
+def _unchecked(record: LeafRecord) -> LeafRecord:
+    return record._replace(checksums=())
+
+
+def _moved(region: Region, base: Region) -> Region:
+    """A region that is relative to the start of another one."""
+    return tuple(
+        slice(part.start + of.start, part.stop + of.start)
+        for part, of in zip(region, base, strict=True)
+    )

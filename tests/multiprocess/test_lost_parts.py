@@ -1,0 +1,91 @@
+"""Disks of processes are lost or damaged: others and the mirror have what they had."""
+
+import pathlib
+
+import pytest
+
+from faults import jobs, lost_parts
+from faults.zygote import Zygote
+
+
+def test_what_is_left(zygote: Zygote, disk: pathlib.Path) -> None:
+    """The step, if its shards are anywhere; those of others are not read elsewhere."""
+    args = (2, 4, lost_parts.restore_what_is_left, str(disk))
+    found = zygote.call(jobs.values, *args)
+    for case in lost_parts.cases():
+        is_one = len(case.lost) < 2
+        is_there = case.is_mirrored or is_one and (case.is_everywhere or not case.lost)
+        for process, seen in enumerate(found):
+            latest, error, is_whole, reads = seen[str(case)]
+            assert latest == (1 if is_there else None), case
+            assert error[0] == ("" if is_there else "CheckpointNotFoundError"), (
+                case,
+                error,
+            )
+            assert is_whole == (is_there and is_one or process not in case.lost), case
+            reads_there = case.lost == (0, 1) or (
+                process in case.lost and not case.is_everywhere
+            )
+            assert (reads > 0) == (is_there and reads_there), case
+
+
+@pytest.mark.slow
+def test_all_that_have_a_shard_send(zygote: Zygote, disk: pathlib.Path) -> None:
+    """Each sends some, and nobody who lacks everything sends anything."""
+    args = (4, 2, lost_parts.share_the_sending, str(disk))
+    found = zygote.call(jobs.values, *args)
+    for number, lost in enumerate(lost_parts.LOST_OF_FOUR):
+        sends = [of_process[number][0] for of_process in found]
+        assert [i for i, count in enumerate(sends) if not count] == [*lost]
+        assert {of_process[number][1] for of_process in found} == {("", "")}
+
+
+def test_damage(zygote: Zygote, disk: pathlib.Path) -> None:
+    """It is an error; with a fallback, it is replaced, or the step before is read."""
+    first, second = zygote.call(jobs.values, 2, 4, lost_parts.damage, str(disk))
+    in_transit = first.pop("in transit"), second.pop("in transit")
+    kind = "CorruptCheckpointError"
+    damaged = {
+        "two": ("shared/nowhere/at0.0", "shared/columns/at0.0"),
+        "same": ("shared/nowhere/at0.0",) * 2,
+        "same, mirrored": ("shared/nowhere/at0.0",) * 2,
+        "local": ("local/numpy/at0.0", "local/key/at0"),
+        "apart": ("shared/both/at0.0", "shared/rows/at8.0"),
+        "apart, mirrored": ("shared/both/at0.0", "shared/rows/at8.0"),
+        "step": ("step/c.0",) * 2,
+        "lost": ("shared/bits/at0.0",) * 2,
+    }
+    falls_back = {"same": "shared/nowhere", "apart": "shared/both"}
+    falls_back["lost"] = "shared/bits"
+    assert first.pop("manifest") == second.pop("manifest") == (("", ""), True, [])
+    assert first.keys() == second.keys() == damaged.keys()
+    for index, seen in enumerate((first, second)):
+        for case, (raised, there, warned) in seen.items():
+            assert raised[0] == kind, case
+            assert f"{damaged[case][index]}" in raised[1], case
+            assert "Pass `on_damage='fallback'` to replace what is" in raised[1], case
+            assert there == (case != "lost" or index == 0)
+            assert len(warned) == (case in falls_back), case
+            for text in warned:
+                assert "Step 2 is damaged, and step 1 was restored: " in text
+                assert f"{falls_back[case]!r}. No other process has them" in text
+    for index, seen in enumerate(in_transit):
+        for (error, there), words in zip(
+            seen,
+            ("its part did not arrive", "of process 0, did not arrive"),
+            strict=True,
+        ):
+            assert error[0] == kind
+            assert words in error[1]
+            assert there == (index == 0)  # Nothing was accepted.
+
+
+def test_a_sender_dies(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, lost_parts.die_while_sending, str(disk))
+    first, second = zygote.call(jobs.run, *args)
+    assert second.signal == 9
+    kind, text = first.value
+    assert kind == "CheckpointError"
+    assert "No answer from process 1 of 2 within 5 seconds (restore()" in text
+    assert "Nothing was restored" in text
+    assert [path.name for path in (disk / "disk0").glob("*")] == []
