@@ -1,11 +1,13 @@
 """A step of which each process of a job saves its part, on a disk of its own."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .._errors import CheckpointError, LeafMismatchError
+from .._format.leaf_record import LeafRecord
+from .._storage.interface.base import Base
 from .._storage.interface.free_space import WhyTooFew
 from .._storage.interface.place import Attempt, Storage
 from .._tree.plans.write_plan import Write
@@ -98,15 +100,39 @@ class PartAttempt(Attempt):
         self._undo = undo
         self._stack = contextlib.ExitStack()
         self._topic = "written"
+        self._bases: tuple[Base, Base] | None = None
+        self._attempt: Attempt | None = None
+        self._failure: BaseException | None = None
+
+    def share(self, base: Base, next: Base) -> None:
+        self._bases = base, next
+
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        self._begin_once()
+        return super().adopt(name, record, positions)
 
     def __enter__(self) -> "PartAttempt":
+        self._begin_once()
+        return self
+
+    def _begin_once(self) -> None:
+        """Begin, or raise what this has raised before."""
+        if self._failure is not None:
+            raise self._failure
+        if self._attempt is not None:
+            return
         try:
-            self._attempt = self._stack.enter_context(self._begin())
+            attempt = self._stack.enter_context(self._begin())
         except BaseException as e:
+            self._failure = e
             self._report(e)
             raise
-        self.chunks, self.root = self._attempt.chunks, self._attempt.root
-        return self
+        self._attempt = attempt
+        self.chunks, self.root = attempt.chunks, attempt.root
+        if self._bases is not None:
+            self.chunks.share(*self._bases)
 
     def gather(self, checksums: Checksums) -> None:
         alike = {leaf: checksums[name] for name, leaf in self._alike.items()}
@@ -115,6 +141,7 @@ class PartAttempt(Attempt):
         self._topic = "committed"
 
     def commit(self, manifest: bytes) -> None:
+        assert self._attempt is not None
         self._attempt.commit(manifest)
         # If it is not known how the others have ended, it stays: nobody takes it for
         # a step unless they have all committed.

@@ -33,7 +33,7 @@ class Mirrors:
         self._uploaders: list[Uploader | PartUploads] = [
             Uploader(Run(directory), one, incremental)
             if is_shared
-            else PartUploads(Run(directory), one)
+            else PartUploads(Run(directory), one, incremental)
             for one in given
         ]
         # The threads that upload have their own, as one remembers what it has listed.

@@ -3,6 +3,7 @@
 They begin with a save, or when the manager is closed: the processes have met then.
 """
 
+import functools as ft
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -15,9 +16,11 @@ from .._format.source import read_regions, RegionRead
 from .._saving.save import Save
 from .._sources.part_source import StepPart
 from .._steps.run_steps import Run
+from .._steps.step_before import StepBefore
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
 from .._tree.plans.write_plan import Write, WritePlan
+from .._types import SHARING_LAYOUTS
 from .mirror import Mirror
 from .step_upload import check_still_beside, LocalProblem, replaces, watched
 from .uploads import Uploads
@@ -29,8 +32,9 @@ class PartUploads(Uploads):
     The first process decides which step; each uploads what it would have written there.
     """
 
-    def __init__(self, run: Run, mirror: Mirror) -> None:
+    def __init__(self, run: Run, mirror: Mirror, incremental: bool) -> None:
         super().__init__(run, mirror)
+        self._before = StepBefore(self.there) if incremental else None
         self._turn = threading.Lock()
 
     def is_ready(self) -> bool:
@@ -70,9 +74,14 @@ class PartUploads(Uploads):
         overwrite = group.from_first("there", look)
         if overwrite is not None:
             save = _copying(part, self.there, step)
+            if self._before and part.manifest.layout in SHARING_LAYOUTS:
+                newest = ft.partial(self.there.newest, {step})
+                save.share(self._before.find(group.from_first("base", newest)))
             save.begin(together, overwrite)
             save.send_at_most(MAX_IN_FLIGHT)
             save.run(watched(pieces_of_part(part, save.arrays), self._watch))
+            if self._before and save.bases:
+                self._before.remember(step, save.bases[1])
         group.from_first("beside", end)
 
 

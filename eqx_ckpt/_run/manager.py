@@ -180,11 +180,6 @@ class CheckpointManager:
                     "out."
                 )
         check_flag("shared", shared)
-        if not shared and incremental:
-            raise ValueError(
-                "`incremental` is for a directory that all processes see: leave it "
-                "out, or leave `shared=False` out."
-            )
         self._frozen = frozen
         self._how = How(layout, compression, progress)
         self._progress: Progress = progress

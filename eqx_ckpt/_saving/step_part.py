@@ -36,6 +36,7 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Ste
     `places` has the leaves that are on one process alone.
     """
     writes: list[Write] = []
+    frozen: set[str] = set()
     alike: dict[str, str] = {}
     holders = _Holders()
     for name, record, leaf, _ in step.writes:
@@ -50,13 +51,16 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Ste
             )
             shard = Write(encode(found.path), found, data)
             writes.append(shard)
+            if name in step.frozen:
+                frozen.add(shard.name)
             if not is_global and name not in places:
                 alike[shard.name] = name
     data = np.frombuffer(_described_step(step, holders, layout), np.uint8)
     record = _described(data)._replace(path=STEP)
     writes.append(Write(encode(STEP), record, data))
     values = {w.name: w.record.value for w in step.writes if w.record.value is not None}
-    return StepPart(step._replace(writes=writes, unsaved={}), alike, values)
+    plan = step._replace(writes=writes, unsaved={}, frozen=frozen)
+    return StepPart(plan, alike, values)
 
 
 def _described(data: jax.Array | np.ndarray | np.generic) -> LeafRecord:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import pathlib
+import random
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +21,7 @@ from eqx_ckpt._sources.checkpoint_source import Checkpoint
 
 from .dying_jobs import die
 from .failing_jobs import caught
-from .programs import assert_same, leaf, local, TIMEOUT
+from .programs import assert_same, leaf, local, shared, TIMEOUT, value
 
 
 # The mesh has one row for each process. So each process has all of these,
@@ -270,3 +271,67 @@ def die_while_sending(place: str) -> tuple[str, str]:
     with mock.patch.object(multihost_utils, "broadcast_one_to_all", sent):
         one = manager(place, timeout=5.0)
         return caught(one.restore, expected)
+
+
+def train_incrementally(place: str, seed: int) -> list[str]:
+    """Change leaves, save, and lose disks at random; return what was done.
+
+    Compare which files of a step are those of the step before, here and in the mirror.
+    """
+    chance, on = random.Random(seed), mesh(AxisType.Explicit)
+    specs, versions, saved = EVERYWHERE | APART, dict[str, int](), list[Any]()
+    process = jax.process_index()
+
+    def now() -> dict[str, Any]:
+        return {
+            name: shared(
+                value(name).view(np.uint8) + versions.get(name, 0),
+                NamedSharding(on, spec),
+            )
+            for name, spec in specs.items()
+        }
+
+    def opened() -> eqx_ckpt.CheckpointManager:
+        mirror = eqx_ckpt.Mirror(f"{place}/there")
+        one = manager(place, incremental=True, mirror=mirror)
+        if saved:
+            assert_same(one.restore(now()), saved[-1])
+        return one
+
+    def save(changed: set[str]) -> None:
+        step = len(saved) + 1
+        saved.append(now())
+        one.save(step, saved[-1]).result()
+        one.wait()
+        if process == 0:
+            assert one.uploads()[step].result(TIMEOUT) is None
+        for run in (disk(place), pathlib.Path(place, "there")):
+            is_base = (run / f"{step - 1:06}").is_dir()  # It is not if all is lost.
+            if is_base and (run == disk(place) or process == 0):
+                new = {c.parts[-2 - (run == disk(place))] for c in _own(run, step)}
+                assert new == changed, (run, step)
+
+    def _own(run: pathlib.Path, step: int) -> list[pathlib.Path]:
+        """The chunks of leaves that are not those of the step before."""
+        old, new = (run / f"{number:06}" for number in (step - 1, step))
+        chunks = [path for path in new.rglob("c.*") if "step" not in path.parts]
+        return [c for c in chunks if not c.samefile(old / c.relative_to(new))]
+
+    changed, done = set[str](), list[str]()
+    one = opened()
+    for what in [chance.choice(["change", "save", "lose"]) for _ in range(9)]:
+        done.append(what)
+        if what == "change":
+            name = chance.choice(sorted(specs))
+            versions[name] = versions.get(name, 0) + 1
+            changed.add(name)
+        elif what == "save":
+            save({*changed})
+            changed.clear()
+        elif not changed and saved:
+            one.close()
+            if process in chance.choice([(0,), (1,), (0, 1)]):
+                shutil.rmtree(disk(place))
+            one = opened()
+    one.close()
+    return done

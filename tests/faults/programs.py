@@ -284,11 +284,13 @@ def save_a_nan(run: str) -> tuple[str, list[int]]:
     return str(error), manager.steps()
 
 
-def save_incrementally(run: str) -> list[set[str]]:
+def save_incrementally(run: str, **how: Any) -> list[set[str]]:
     """Save three steps: an array changes in the second, the sharding in the third.
 
     Return which arrays each save has copied to the host, as on accelerators.
     """
+    if how:
+        run = f"{run}/{jax.process_index()}"
     data = np.arange(128, dtype=np.float32).reshape(16, 8)
     rows, columns = (NamedSharding(mesh(), P(*axes)) for axes in ("x", (None, "x")))
     everywhere, keys = NamedSharding(mesh(), P()), np.arange(8, dtype=np.uint32)
@@ -306,7 +308,7 @@ def save_incrementally(run: str) -> list[set[str]]:
 
     steps = [tree(1, rows), tree(2, rows), tree(2, columns)]
     frozen = lambda leaf: leaf is not objects["object"]  # noqa: E731
-    how: dict[str, Any] = {"incremental": True, "frozen": frozen, "timeout": TIMEOUT}
+    how |= {"incremental": True, "frozen": frozen, "timeout": TIMEOUT}
     copied: list[set[str]] = []
     with as_on("accelerator"), eqx_ckpt.CheckpointManager(run, **how) as manager:
         for step, leaves in enumerate(steps, 1):

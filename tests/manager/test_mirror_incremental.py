@@ -37,8 +37,11 @@ def _chunk(key: str) -> str:
 
 
 class Training:
-    def __init__(self, run: pathlib.Path, there: str, chance: random.Random) -> None:
+    def __init__(
+        self, run: pathlib.Path, there: str, chance: random.Random, *, shared: bool
+    ) -> None:
         self.run, self.there, self.chance = run, there, chance
+        self.shared = shared
         self.tree: dict[str, Any] = {name: np.zeros(4 * CHUNKS) for name in NAMES}
         self.tree["empty"] = np.zeros((0, 3))
         self.changed: set[str] = set()
@@ -48,7 +51,11 @@ class Training:
     def open(self) -> None:
         mirror = Mirror(self.there, keep=keep_last(3))
         self.manager = CheckpointManager(
-            self.run, keep=keep_last(2), incremental=True, mirror=mirror
+            self.run,
+            keep=keep_last(2),
+            incremental=True,
+            mirror=mirror,
+            shared=self.shared,
         )
         if self.saved:
             found = self.manager.restore(self.tree)
@@ -85,11 +92,23 @@ class Training:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"),
-    [("disk", 0), ("disk", 1), ("memory", 0), ("memory", 1), ("s3", 2)],
+    ("kind", "seed", "shared"),
+    [
+        ("disk", 0, True),
+        ("disk", 1, True),
+        ("disk", 3, False),
+        ("memory", 0, True),
+        ("memory", 1, True),
+        ("s3", 2, True),
+        ("s3", 4, False),
+    ],
 )
 def test_only_what_changed_is_uploaded(
-    tmp_path: pathlib.Path, request: pytest.FixtureRequest, kind: str, seed: int
+    tmp_path: pathlib.Path,
+    request: pytest.FixtureRequest,
+    kind: str,
+    seed: int,
+    shared: bool,
 ) -> None:
     there = str(tmp_path / "there")
     if kind != "disk":
@@ -99,7 +118,7 @@ def test_only_what_changed_is_uploaded(
         there = place.url
     chance = random.Random(seed)
     with small_chunks(32):
-        training = Training(tmp_path / "run", there, chance)
+        training = Training(tmp_path / "run", there, chance, shared=shared)
         for _ in range(25):
             what = chance.choice("change change save save restart lose".split())
             if what == "change":

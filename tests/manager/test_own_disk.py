@@ -153,11 +153,6 @@ def test_damage(tmp_path, caplog):
             alone.restore(arrays(1), on_damage="fallback")
 
 
-def test_what_does_not_go_with_it(tmp_path):
-    with pytest.raises(ValueError, match="`incremental` is for a directory that all"):
-        eqx_ckpt.CheckpointManager(tmp_path, shared=False, incremental=True)
-
-
 def test_an_array_that_a_jit_donates(tmp_path):
     """The shards do not depend on the array once the save has returned."""
     array = arrays()["both"]

@@ -80,6 +80,16 @@ def test_damage(zygote: Zygote, disk: pathlib.Path) -> None:
             assert there == (index == 0)  # Nothing was accepted.
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(10, marks=pytest.mark.slow)])
+def test_only_what_changed_is_written(
+    zygote: Zygote, disk: pathlib.Path, seed: int
+) -> None:
+    args = (2, 4, lost_parts.train_incrementally, str(disk), seed)
+    first, second = zygote.call(jobs.values, *args)
+    assert first == second
+    assert {*first} == {"change", "save", "lose"}
+
+
 def test_a_sender_dies(zygote: Zygote, disk: pathlib.Path) -> None:
     args = (2, 4, lost_parts.die_while_sending, str(disk))
     first, second = zygote.call(jobs.run, *args)

@@ -1,5 +1,6 @@
 """Several processes save and restore one checkpoint."""
 
+import functools as ft
 import pathlib
 import re
 import signal
@@ -73,6 +74,21 @@ def test_each_shares_what_it_would_write(zygote: Zygote, disk: pathlib.Path) -> 
     assert second == of_other | always
     for path in (one, two, three):
         assert eqx_ckpt.inspect.verify(path)
+
+
+def test_each_shares_its_shards_on_its_own_disk(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    save = ft.partial(programs.save_incrementally, shared=False)
+    copied = zygote.call(jobs.values, 2, 4, save, str(disk))
+    leaves = [[{n.split("/")[1] for n in s - {"step"}} for s in of] for of in copied]
+    assert leaves[0][0] == {"object", "keys", "one", "copies", "same", "other"}
+    assert [of_process[1:] for of_process in leaves] == [[{"other"}, {"same"}]] * 2
+    for index in range(2):
+        one, two = (disk / f"{index}/00000{step}/shards" for step in (1, 2))
+        kept = {k for k in files_below(one) if (one / k).samefile(two / k)}
+        chunks = {key for key in files_below(one) - kept if "/c." in key}
+        assert {key.split("/")[0] for key in chunks} == {"other"}
 
 
 def test_a_step_that_cannot_begin(zygote: Zygote, disk: pathlib.Path) -> None:
