@@ -32,6 +32,7 @@ from .._saving.save import Alone, Save
 from .._saving.step_part import plan_part
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.part_source import PartSource, StepPart
+from .._sources.shard_senders import Shard
 from .._steps.retention import Keep
 from .._steps.run_steps import Run
 from .._storage.locate import locate
@@ -40,7 +41,6 @@ from .._types import PathLike
 from .common_steps import CommonSteps
 from .damage_fallback import copies_of, OnDamage
 from .part_repair import PartRepair
-from .shard_senders import Shard
 from .shared_directory import How, SharedDirectory, so_far
 from .state_origin import StateOrigin
 from .tiers import Tiers

@@ -15,11 +15,11 @@ from .._distributed.process_errors import failure_in, to_json
 from .._distributed.process_group import Group, Solo
 from .._errors import CheckpointError
 from .._format.manifest import Manifest
+from .._saving.new_part import NewPart, OldPart, Received
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.part_source import StepPart
+from .._sources.shard_senders import Lacking, Parcel, sent_by, Shard
 from .._types import PathLike
-from .new_part import NewPart, OldPart, Received
-from .shard_senders import Lacking, Parcel, sent_by, Shard
 
 
 class PartRepair:

@@ -15,7 +15,7 @@ from .._format.manifest import Manifest, to_bytes
 from .._format.manifest_parser import from_bytes
 from .._format.source import read_regions, RegionRead
 from .._lazy import Array
-from .._sources.part_source import STEP, StepPart
+from .part_source import STEP, StepPart
 
 
 # A leaf, and where a shard of it begins.

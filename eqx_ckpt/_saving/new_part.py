@@ -14,7 +14,6 @@ from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest
 from .._format.run_history import Part
 from .._format.source import nothing, read_regions, RegionRead
-from .._saving.save import Alone, Save
 from .._sources.checkpoint_source import Checkpoint, other_chunk
 from .._sources.part_source import (
     shard_of,
@@ -23,11 +22,12 @@ from .._sources.part_source import (
     StepPart,
     StepShards,
 )
+from .._sources.shard_senders import Block, blocks_of, Parcel, Shard
 from .._storage.interface.chunk_bytes import Piece
 from .._tree.leaves.leaf_kinds import describe
 from .._tree.plans.write_plan import Write, WritePlan
 from .._types import PathLike
-from .shard_senders import Block, blocks_of, Parcel, Shard
+from .save import Alone, Save
 
 
 logger = logging.getLogger("eqx_ckpt")
