@@ -47,7 +47,7 @@ def run(action: str, peer: str, workload: str, scale: str, path: Path) -> Result
     """What one of the `ACTIONS` returns in a fresh process."""
     result = {"action": action, "peer": peer, "workload": workload, "scale": scale}
     command = [sys.executable, "-m", "benchmarks.measure"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment = {"JAX_PLATFORMS": "cpu", **os.environ}
     if workload == "E":
         environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
     # Without compiled files an import would be a compilation.

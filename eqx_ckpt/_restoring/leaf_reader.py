@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._format.chunk_grid import batches
@@ -18,12 +19,13 @@ from .placement import assemble, finished, on_devices, Part, pieces, put
 from .replica_broadcast import Stack, stack_of
 
 
-# Host memory for regions that are being copied to devices.
-_WINDOW = 2**30
+# Host memory for regions that are copied to devices. For an accelerator, JAX takes
+# as much pinned memory again, and keeps that.
+_WINDOW, _ACCELERATOR_WINDOW = 2**30, 2**28
 
 
 # For the smallest region: what is kept about it is larger than its bytes.
-_LEAST = _WINDOW // 2**14
+_LEAST = 2**16
 
 
 # Called with the phase; optionally with the name of a leaf and its newly read bytes.
@@ -64,7 +66,9 @@ def read_leaves(
             else stack.pieces()
         )
     ]
-    for window in batches(todo, lambda item: max(item[3].nbytes, _LEAST), _WINDOW):
+    for window in batches(
+        todo, lambda item: max(item[3].nbytes, _LEAST), _window(reads)
+    ):
         buffers = deque(read_regions(source, [item[3] for item in window], report_read))
         if report:
             report("place")
@@ -81,6 +85,13 @@ def read_leaves(
         for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
             found += placed
     return Arrived(values, arrays)
+
+
+def _window(reads: Sequence[Read]) -> int:
+    # What goes to NumPy alone should not start JAX's backends.
+    if not any(read.becomes.kind in ("jax", "key") for read in reads):
+        return _WINDOW
+    return _WINDOW if jax.default_backend() == "cpu" else _ACCELERATOR_WINDOW
 
 
 def cast(array: np.ndarray, read: Read) -> np.ndarray:

@@ -6,12 +6,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+import jax
+
 from .._storage.calls.host_memory import copied
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
-from .._tree.leaves.leaf_kinds import start_transfer
+from .._tree.leaves.leaf_kinds import is_on_host
 from .._tree.plans.write_plan import Write
 from .._types import is_real, wrong
+
+
+# Half of what JAX takes at most, 64 GB by default. It keeps it, for the next copies.
+_PINNED_BYTES = int(os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "64")) * 2**29
 
 
 # Half of the machine's memory.
@@ -53,17 +59,19 @@ class Staging:
         room.
         """
         with _held.turn:
-            for write in _first(writes, self._limit):
-                start_transfer(write.leaf)
+            limit = min(self._limit, _PINNED_BYTES - _held.nbytes)
+            ahead = deque(write.pieces() for write in _first(writes, limit))
             for write in writes:
                 # JAX arrays are immutable, and JAX does not reuse their memory while a
                 # view of it exists. See tests/save/test_async.py.
                 changes = write.record.kind == "numpy"
-                for piece in write.pieces():
+                leaf = write.leaf
+                is_pinned = isinstance(leaf, jax.Array) and not is_on_host(leaf)
+                for piece in ahead.popleft() if ahead else write.pieces():
                     nbytes = piece.array.nbytes
                     if not self._has_room(nbytes):
                         before_waiting()
-                    if changes:
+                    if changes or is_pinned and _held.nbytes > _PINNED_BYTES:
                         piece = piece._replace(array=copied(piece.array))
                     self._put(piece, nbytes)
                     if self._ended:

@@ -63,10 +63,13 @@ class Write(NamedTuple):
     owned: Collection[Start] | None = None
 
     def pieces(self) -> Iterator[Piece]:
-        """What this process writes of it."""
-        for region, array in shards(self.leaf, self.record, owned=self.owned):
-            if array.size:
-                yield Piece(self.name, self.record, region, array)
+        """What this process writes of it; its copy to the host begins at once."""
+        found = shards(self.leaf, self.record, owned=self.owned)
+        return (
+            Piece(self.name, self.record, region, array)
+            for region, array in found
+            if array.size
+        )
 
     def positions(self) -> set[int] | None:
         """Of the chunks that this process writes; `None`: all of them."""
