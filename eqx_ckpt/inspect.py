@@ -8,6 +8,7 @@ from ._format.run_history import (
     Part as Part,
     Session as Session,
 )
+from ._inspecting.audit import Audit as Audit
 from ._inspecting.content_digest import digest as digest
 from ._inspecting.inspect_checkpoint import (
     iter_leaves as iter_leaves,
@@ -19,7 +20,6 @@ from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
 from ._inspecting.same_content import same_leaves as same_leaves
 from ._inspecting.tree_diff import LeafDiff as LeafDiff, TreeDiff as TreeDiff
 from ._report.write_report import write_report as write_report
-from ._run.audit import Audit as Audit
 from ._steps.own_bytes import own_bytes as own_bytes
 from ._steps.run_sweeps import garbage_collect as garbage_collect
 from ._steps.runs_in_folder import best_step as best_step

@@ -18,6 +18,7 @@ from .._distributed.process_group import from_first, most_said
 from .._errors import CheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
+from .._inspecting.audit import Audit, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
@@ -63,7 +64,6 @@ from .._tree.plans.read_plan import (
 from .._tree.plans.write_plan import check_compression, Compression, plan_writes
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, check_function, IsLeaf, Layout, PathLike
-from .audit import Audit, replay
 from .damage_fallback import check_on_damage, OnDamage
 from .failed_saves import FailedSaves, OnError
 from .own_disks import OwnDisks

@@ -9,7 +9,7 @@ from jax import lax
 
 from .._format.leaf_record import LeafRecord
 from .._storage.calls.threads import is_ending, Pool
-from .._tree.leaves.leaf_kinds import parts
+from .._tree.leaves.leaf_data import parts
 
 
 # For each of the four sums, by what a position and a word are multiplied.

@@ -11,7 +11,7 @@ import jax
 from .._storage.calls.host_memory import copied
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
-from .._tree.leaves.leaf_kinds import is_on_host
+from .._tree.leaves.leaf_data import is_on_host
 from .._tree.plans.write_plan import Write
 from .._types import is_real, wrong
 

@@ -14,7 +14,8 @@ from .._format.leaf_names import encode
 from .._format.leaf_record import CHECKSUM_DIGITS, LeafRecord
 from .._format.manifest import Manifest, to_bytes
 from .._sources.part_source import shard_path, STEP
-from .._tree.leaves.leaf_kinds import describe, parts
+from .._tree.leaves.leaf_data import parts
+from .._tree.leaves.leaf_kinds import describe
 from .._tree.plans.write_plan import Write, WritePlan
 from .._types import Layout
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 import jax
 
 from .._storage.interface.base import Base
-from .._tree.leaves.leaf_kinds import is_on_host
+from .._tree.leaves.leaf_data import is_on_host
 from .._tree.plans.write_plan import Write
 from .array_fingerprint import fingerprints, has_fingerprint
 

@@ -16,7 +16,8 @@ from .._restoring.restore import tree_deserialise_leaves
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
 from .._tree.leaves.key_paths import check_distinct
-from .._tree.leaves.leaf_kinds import describe, fingerprint, shards
+from .._tree.leaves.leaf_data import shards
+from .._tree.leaves.leaf_kinds import describe, fingerprint
 from .._tree.matching.name_tree import nested, sortable
 from .._tree.plans.read_plan import Mismatched, Missing, Unexpected
 from .._tree.plans.write_plan import named_leaves, plan_writes

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import eqx_ckpt
 
 
-KINDS = "eqx_ckpt._tree.leaves.leaf_kinds"
+DATA = "eqx_ckpt._tree.leaves.leaf_data"
 STAGING = "eqx_ckpt._saving.staging"
 PINNED = "pinned_host"
 
@@ -38,10 +38,10 @@ def on_an_accelerator(
 ) -> None:
     """Whether small arrays are in pinned memory, too."""
     if jax.default_backend() == "cpu":
-        for module in (KINDS, STAGING):
+        for module in (DATA, STAGING):
             monkeypatch.setattr(f"{module}.is_on_host", lambda leaf: False)
     if request.param == "all":
-        monkeypatch.setattr(f"{KINDS}._LEAST_PINNED", 0)
+        monkeypatch.setattr(f"{DATA}._LEAST_PINNED", 0)
 
 
 def bits(leaf: Any) -> bytes:
@@ -162,8 +162,8 @@ def test_when_jax_has_no_pinned_memory_left(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
         return device_put(x, target, **kwargs)
 
-    monkeypatch.setattr(f"{KINDS}._without_pinned", set())
-    monkeypatch.setattr(f"{KINDS}._LEAST_PINNED", 0)
+    monkeypatch.setattr(f"{DATA}._without_pinned", set())
+    monkeypatch.setattr(f"{DATA}._LEAST_PINNED", 0)
     tree = {"a": jnp.arange(5.0), "b": jnp.arange(7.0)}
     monkeypatch.setattr("jax.device_put", full)
     with caplog.at_level(logging.WARNING):

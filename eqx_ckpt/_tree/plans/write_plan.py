@@ -29,7 +29,8 @@ from ..leaves.filter_spec import (
 )
 from ..leaves.frozen_spec import frozen_flags
 from ..leaves.key_paths import check_distinct, key_paths, Namer
-from ..leaves.leaf_kinds import chunk_positions, describe, fingerprint, shards
+from ..leaves.leaf_data import chunk_positions, shards
+from ..leaves.leaf_kinds import describe, fingerprint
 from ..leaves.transient import is_transient
 from ..leaves.unsaved_state import STATIC, warn_of_state
 

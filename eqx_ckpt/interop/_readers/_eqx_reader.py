@@ -29,7 +29,8 @@ from ..._storage.interface.foreign_file import read_bytes
 from ..._tree.leaves.casting import narrowed
 from ..._tree.leaves.filter_spec import checked_specs
 from ..._tree.leaves.key_paths import key_paths, typed
-from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint, shards
+from ..._tree.leaves.leaf_data import shards
+from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
 from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named

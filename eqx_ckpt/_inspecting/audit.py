@@ -8,7 +8,8 @@ from jaxtyping import PyTree
 
 from .._format.leaf_record import LeafRecord
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
-from .._tree.leaves.leaf_kinds import describe, shards
+from .._tree.leaves.leaf_data import shards
+from .._tree.leaves.leaf_kinds import describe
 from .._tree.leaves.transient import is_transient, stop_at_transients
 from .._tree.plans.write_plan import named_leaves
 
