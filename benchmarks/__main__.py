@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -11,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import table
+from .machine import machine
 from .measure import Result, run
 from .peers import PEERS
 from .workloads import SAVED_BY, SCALES
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args.json.write_text(json.dumps(results, indent=1))
     finally:
         shutil.rmtree(scratch)
-    print(_machine(scratch.parent), table.ratios(results), sep="\n\n")
+    print(machine(scratch.parent), table.ratios(results), sep="\n\n")
     for workload in args.workloads:
         print(table.seconds(results, workload))
     if "manager" in args.measure:
@@ -147,32 +146,6 @@ def _progress(result: Result) -> str:
     )
     words = (result["workload"], result["peer"], result["action"])
     return f"{' '.join(words)}: {result.get('error', numbers)}"
-
-
-def _machine(folder: Path) -> str:
-    """The machine and the versions, which the numbers mean nothing without."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    names = ("jax", "tensorstore", "equinox", "orbax-checkpoint", "safetensors", "flax")
-    return (
-        f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB, "
-        f"{_file_system(folder)}, Linux {platform.release().split('-')[0]}, "
-        f"Python {platform.python_version()}; "
-        + ", ".join(f"{name} {table.version(name)}" for name in names)
-        + "."
-    )
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(": ")[2]
-    return platform.machine()
-
-
-def _file_system(folder: Path) -> str:
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    around = [m for m in mounts if folder.resolve().is_relative_to(m[1])]
-    return max(around, key=lambda m: len(m[1]))[2]
 
 
 if __name__ == "__main__":
