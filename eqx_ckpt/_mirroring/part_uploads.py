@@ -38,9 +38,12 @@ class PartUploads(Uploads):
         self._turn = threading.Lock()
 
     def is_ready(self) -> bool:
-        """Whether there is something to upload, and nothing is uploaded now."""
+        """Whether there is something to upload, and nothing is uploaded now.
+
+        A thread whose step is in the mirror may be about to end: the next one waits.
+        """
         with self._changed:
-            return not self._threads and self._has_work()
+            return self._queue.running is None and self._has_work()
 
     def begin(self, group: Group | Solo) -> None:
         """Upload what the first process says, in the background."""

@@ -2,7 +2,9 @@
 
 import logging
 import pathlib
+import threading
 from typing import Any
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -12,6 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
+from eqx_ckpt._mirroring.uploads import Uploads
 from faults.manifests import edited
 from helpers import assert_same
 
@@ -151,6 +154,20 @@ def test_damage(tmp_path, caplog):
         chunk.write_bytes(bytes(chunk.stat().st_size))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="and no mirror has"):
             alone.restore(arrays(1), on_damage="fallback")
+
+
+def test_an_upload_that_is_about_to_end_holds_up_no_other(tmp_path):
+    rest, goes_on = Uploads._rest, threading.Event()
+
+    def rest_late(self: Uploads) -> None:
+        goes_on.wait(PATIENCE)
+        rest(self)
+
+    with mock.patch.object(Uploads, "_rest", rest_late), manager(tmp_path) as one:
+        for step in (1, 2):
+            one.save(step, arrays(step)).result()
+            assert one.uploads()[step].result(20.0) is None
+        goes_on.set()
 
 
 def test_an_array_that_a_jit_donates(tmp_path):
