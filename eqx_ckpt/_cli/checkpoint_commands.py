@@ -15,7 +15,7 @@ from .._inspecting.leaf_diff import differences
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._inspecting.tree_diff import LeafDiff
 from .._lazy import Array, np
-from .command_sources import found_at, reading
+from .command_sources import found_at, newest_at, reading
 from .option_words import in_options
 from .terminal import (
     bar,
@@ -173,6 +173,7 @@ def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:
 
 
 def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> int:
+    given, (a, b) = (a, b), (newest_at(a), newest_at(b))
     compare = ft.partial(differences, prefix=prefix, **how)
     differing, damaged = reading(
         a, lambda first: reading(b, lambda second: compare(first, second))
@@ -186,6 +187,8 @@ def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> in
         about["compared"] = differing.compared
         say_json(about | {"same": same, "leaves": found, "damage": damage})
         return 0 if same else 1
+    if given != (a, b):
+        say(Styled(f"{a} and {b}:", "dim"))
     for entry in found:
         text = f"{entry['name']}: {entry['status']}"
         if "count" in entry:

@@ -9,6 +9,7 @@ import eqx_ckpt
 from .._format.source import Source
 from .._sources.checkpoint_source import opened
 from .._sources.consistent_read import read_consistently
+from .._steps.run_steps import Run
 from .._storage.directory.foreign_paths import format_at, without_names
 from .._storage.locate import is_web
 
@@ -40,6 +41,22 @@ def found_at(path: str) -> str | Source:
         if not (is_remote or format):
             raise
         return eqx_ckpt.interop.open_source(path)
+
+
+def newest_at(path: str) -> str:
+    """The newest step of what may be a run; otherwise the path itself."""
+    if is_web(path):
+        return path
+    try:
+        opened(path)
+    except eqx_ckpt.CheckpointNotFoundError:
+        run = Run(path)
+        if steps := run.readable_or_not():
+            run.check_unusable(steps)
+            return run.location(steps[-1]).url()
+    except (eqx_ckpt.CheckpointError, OSError):
+        pass  # Whoever reads it says that.
+    return path
 
 
 def reading(path: str, read: Callable[[Source], _T]) -> _T:

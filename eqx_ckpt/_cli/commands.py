@@ -147,8 +147,8 @@ def stats(
 
 @app.command()
 def diff(
-    a: _Path,
-    b: _Path,
+    a: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    b: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
     prefix: _Prefix = "",
     values: Annotated[bool, typer.Option("--values", help="Compare the data.")] = False,
     only_values: Annotated[
@@ -162,8 +162,8 @@ def diff(
 ) -> None:
     """Compare two checkpoints. The status is 1 if they differ.
 
-    With --values, what changed most is first: `norm` is the norm of the difference, as
-    a share of the norm in the first checkpoint.
+    A run stands for its newest step. With --values, what changed most is first: `norm`
+    is the norm of the difference, as a share of the norm in the first checkpoint.
 
     Example: eqx-ckpt diff runs/a/000100 runs/a/000200 model --values
     """

@@ -1,4 +1,7 @@
-"""`ls RUN` and `tree CKPT [PREFIX]`, without typer, whose import takes as long."""
+"""`ls RUN [--best METRIC]` and `tree CKPT [PREFIX]`, without typer and without JAX.
+
+Their imports take as long.
+"""
 
 from collections.abc import Sequence
 
@@ -9,11 +12,17 @@ from .tree_view import tree
 
 def quickly(words: Sequence[str]) -> int | None:
     """Run one of these commands, and return its status; `None` if it is another one."""
-    if any(word.startswith("-") for word in words):
+    best = ""
+    match words:
+        case ["ls", run, "--best", best] | ["ls", "--best", best, run]:
+            words = ["ls", run]
+        case _:
+            pass
+    if any(word.startswith("-") for word in [*words, best]):
         return None
     match words:
         case ["ls", run]:
-            return guarded(lambda: ls(run, "", "min", False, None, False))
+            return guarded(lambda: ls(run, best, "min", False, None, False))
         case ["tree", path]:
             return guarded(lambda: tree(path, "", None, "", False))
         case ["tree", path, prefix]:

@@ -9,7 +9,7 @@ import functools as ft
 import hashlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -87,6 +87,13 @@ _PARTS = {
 _TAIL = b"\n}}}\n"
 
 
+# How each part begins in the file, with how many bytes of that are its own.
+_MARKERS = [
+    (name, b',\n"%b": %b' % (name.encode(), first), len(first))
+    for name, first in _PARTS.items()
+]
+
+
 # The necessary fields that this version knows.
 _NECESSARY = {"part", "references"}
 
@@ -113,7 +120,7 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     """
     head = _verified(data, where)
     with _reading(where):
-        parts = dict(_parts(data, head))
+        parts = _parts(data, head)
         _check_necessary(parts["necessary"], where)
         return _checked(parts)
 
@@ -126,7 +133,7 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
     """
     head = _verified(data, where)
     with _reading(where):
-        parts = dict(_parts(data, head))
+        parts = _parts(data, head)
         _check_necessary(parts["necessary"], where)
         return _checked_metadata(parts["metadata"])
 
@@ -135,12 +142,12 @@ def history_from_bytes(data: bytes, where: str) -> History | None:
     """Read only the history of a manifest, as `metadata_from_bytes` the metadata."""
     head = _verified(data, where)
     with _reading(where):
-        parts = dict(_parts(data, head))
+        parts = _parts(data, head)
         _check_necessary(parts["necessary"], where)
         return _checked_history(_loads(parts["optional"]))
 
 
-def _check_necessary(text: str, where: str) -> None:
+def _check_necessary(text: memoryview, where: str) -> None:
     """Raise if a manifest has a necessary field that this version does not know."""
     if unknown := _loads(text).keys() - _NECESSARY:
         raise _newer(
@@ -203,25 +210,22 @@ def _reading(where: str) -> Generator[None, None, None]:
         raise _corrupt(where, reason) from None
 
 
-def _parts(data: bytes, start: int) -> Iterator[tuple[str, str]]:
+def _parts(data: bytes, start: int) -> dict[str, memoryview]:
     """The JSON of each part. No string has a line break, so none can fake a part."""
-    begin_of = {
-        name: b',\n"%b": %b' % (name.encode(), first) for name, first in _PARTS.items()
-    }
-    ends = [*[*begin_of.values()][1:], _TAIL]
-    for (name, marker), end in zip(begin_of.items(), ends, strict=True):
-        stop = data.find(end, start + 1) if end != _TAIL else len(data) - len(_TAIL)
-        if not data.startswith(marker, start) or not data.startswith(end, stop):
+    parts: dict[str, memoryview] = {}
+    view, last = memoryview(data), len(data) - len(_TAIL)
+    ends = [marker for _, marker, _ in _MARKERS[1:]]
+    for (name, marker, own), end in zip(_MARKERS, [*ends, None], strict=True):
+        stop = last if end is None else data.find(end, start + 1)
+        if stop < 0 or not data.startswith(marker, start):
             raise _Wrong(f"it has no `{name}` where that belongs")
-        begin = start + len(marker) - len(_PARTS[name])
-        yield name, str(memoryview(data)[begin:stop], "ascii")
+        parts[name] = view[start + len(marker) - own : stop]
         start = stop
+    return parts
 
 
-def _loads(text: str) -> Any:
-    return json.loads(
-        text, object_pairs_hook=_without_duplicates, parse_constant=_not_finite
-    )
+def _loads(text: memoryview) -> Any:
+    return _DECODER.decode(str(text, "ascii"))
 
 
 def is_foreign(data: bytes) -> bool:
@@ -249,12 +253,18 @@ def _not_finite(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
+# `json.loads` would make a new one for each text.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_without_duplicates, parse_constant=_not_finite
+)
+
+
 def _require(condition: bool, problem: str) -> None:
     if not condition:
         raise _Wrong(problem)
 
 
-def _checked(parts: dict[str, str]) -> Manifest:
+def _checked(parts: dict[str, memoryview]) -> Manifest:
     metadata = _checked_metadata(parts.pop("metadata"))
     content = {name: _loads(text) for name, text in parts.items()}
     root, leaves, unsaved = content["root"], content["leaves"], content["unsaved"]
@@ -370,7 +380,7 @@ def _check_record(name: str, record: LeafRecord) -> None:
         _check_array(record)
 
 
-def _checked_metadata(text: str) -> Any:
+def _checked_metadata(text: memoryview) -> Any:
     _require(len(text) <= MAX_METADATA_BYTES, "its metadata are too large")
     try:
         metadata = unpack(_loads(text))

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .._format.display import in_bytes
@@ -12,11 +12,11 @@ from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
 from .._steps.compare_histories import begun_by, in_marks, relations
-from .._types import is_real
+from .._steps.metrics_log import MOST_METRICS, numbers_in
 from .alerts import find_alerts
 from .histogram import Histogram
 from .leaf_series import in_all, Seen
-from .versions import Column, Columns
+from .versions import Column, Columns, evenly
 
 
 _STATS = ("count", "nan", "inf", "min", "max", "mean", "std", "norm")
@@ -26,14 +26,14 @@ _STATS = ("count", "nan", "inf", "min", "max", "mean", "std", "norm")
 _MOST_METADATA = 2**16
 
 
-_MOST_METRICS = 200
+_MOST_POINTS = 2_000
 
 
 def facts_of(columns: Columns) -> dict[str, Any]:
     """Everything that is shown; reads all leaves of all columns."""
     found = columns.found
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
-    metrics = _metrics(found)
+    metrics = _lines([dict(numbers_in(c.manifest.metadata)) for c in found])
     notes = _notes(columns) if columns.kind == "run" else {}
     return {
         "kind": columns.kind,
@@ -42,9 +42,17 @@ def facts_of(columns: Columns) -> dict[str, Any]:
             _column(column) | {"notes": notes.get(column.label, [])} for column in found
         ],
         "alerts": find_alerts(columns, leaves, metrics),
-        "metrics": {name: [*map(_number, line)] for name, line in metrics.items()},
+        "curve": _curve(columns),
         "leaves": leaves,
     }
+
+
+def _curve(columns: Columns) -> dict[str, Any]:
+    """The metrics of a run, also of steps that have no column or were removed."""
+    steps = [*evenly([*columns.metrics], _MOST_POINTS)]
+    lines = _lines([columns.metrics[step] for step in steps])
+    metrics = {name: [*map(_number, line)] for name, line in lines.items()}
+    return {"steps": steps, "metrics": metrics}
 
 
 def _notes(columns: Columns) -> dict[str, list[str]]:
@@ -185,19 +193,11 @@ def _json(value: Any) -> Any:
     return value
 
 
-def _metrics(columns: Sequence[Column]) -> dict[str, list[Any]]:
-    """The numbers in the metadata, over the steps; nested ones as `eval/loss`."""
+def _lines(steps: Collection[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The metrics over the steps, by name."""
     found: dict[str, list[Any]] = {}
-    for i, column in enumerate(columns):
-        for name, value in _numbers_in(column.manifest.metadata, ""):
-            if name in found or len(found) < _MOST_METRICS:
-                found.setdefault(name, [None] * len(columns))[i] = value
+    for i, of_step in enumerate(steps):
+        for name, value in of_step.items():
+            if name in found or len(found) < MOST_METRICS:
+                found.setdefault(name, [None] * len(steps))[i] = value
     return found
-
-
-def _numbers_in(metadata: Any, name: str) -> Iterable[tuple[str, Any]]:
-    if is_real(metadata) and name:
-        yield name, metadata
-    elif isinstance(metadata, dict):
-        for key, value in metadata.items():
-            yield from _numbers_in(value, f"{name}/{key}" if name else str(key))

@@ -4,12 +4,13 @@ import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array
 from .._sources.consistent_read import Reading
+from .._steps.metrics_log import metrics_of
 from .._steps.run_steps import Run
 from .._tree.matching.foreign_spelling import respelled
 from .._types import PathLike
@@ -104,6 +105,7 @@ class Columns(NamedTuple):
     - `title`: the paths.
     - `found`: the versions, of which the last one is described in full.
     - `problems`: why steps are missing.
+    - `metrics`: those of a run, by step, also of steps that have no column.
     - `own_bytes`: what each step of a run has for itself, as far as that is known.
     """
 
@@ -112,6 +114,7 @@ class Columns(NamedTuple):
     found: list[Column]
     problems: list[Problem]
     own_bytes: Mapping[int, int] = MappingProxyType({})
+    metrics: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
 
 
 def find_columns(
@@ -129,7 +132,8 @@ def find_columns(
         if run is None:
             raise e
         found, problems = _of_run(run, most)
-        return Columns("run", str(source), found, problems, _own_bytes(run))
+        about = _own_bytes(run), metrics_of(run)
+        return Columns("run", str(source), found, problems, *about)
     return Columns("checkpoint", str(source), [column], [])
 
 

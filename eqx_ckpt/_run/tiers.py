@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._mirroring.one_history import check_histories
+from .._steps.metrics_log import keep_metrics
 from .._steps.retention import Mode
 from .._steps.run_steps import best_of, Run
 from .._types import PathLike
@@ -151,6 +152,12 @@ class Tiers:
         others = [tier for tier in range(1, len(self._runs)) if self._has(tier, step)]
         for tier in reversed(others):
             with self._telling_of(tier):
-                self._runs[tier].delete(step)
+                self._delete(tier, step)
         if not others or self._has(0, step):
-            self._runs[0].delete(step)
+            self._delete(0, step)
+
+    def _delete(self, tier: int, step: int) -> None:
+        run = self._runs[tier]
+        run.check(step)
+        keep_metrics(run, [step])
+        run.delete(step)

@@ -8,6 +8,7 @@ from typing import Any
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.display import in_bytes
 from .._storage.calls.threads import at_once
+from .metrics_log import keep_metrics
 from .retention import Keep, KEEP_ALL
 from .run_steps import as_step, Run
 
@@ -156,6 +157,7 @@ def retain(
             return []
         steps = Candidates(run, damaged, goes_on)
         removed = _steps_to_remove(run, keep, steps, saved)
+        keep_metrics(run, removed)
         for step in removed:
             goes_on()
             run.stored.remove([step])

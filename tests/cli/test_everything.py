@@ -158,7 +158,10 @@ def expected(command, name):
             return int(name in OF_RUNS)
         if command == "report" or (command, name) == ("report --steps", "run_misnamed"):
             return int(name in OF_RUNS)
-        return 0 if verb == "report" else 2
+        if verb == "diff" and name == "recording/states":
+            # It has another leaf than the checkpoint.
+            return {"diff of a part": 2, "diff with": 1}.get(command, 0)
+        return 0 if verb in ("report", "diff") else 2
     if kind == "recording" or kind == "whole":
         is_other = command == "verify --digest"
         return int(is_other or (command, name) == ("diff with", "recording"))
@@ -309,7 +312,9 @@ def status_of(call):
 
 def reason(command, name):
     """What is wrong: with what is there, or with the command."""
-    if KIND[name] == "run" and "report" in command:
+    if "diff" in command and name == "recording/states":
+        return "PREFIX is '(none|w)'.* There is 'step'"
+    if KIND[name] == "run" and ("report" in command or "diff" in command):
         return REFUSED[command]
     if KIND[name] == "run" and command == "verify --digest":
         return "is a run, and `--digest` is of one checkpoint"

@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -81,6 +83,28 @@ def test_equal_values_in_several_runs(folder, ask, data):
     _, found = data("ls", folder, "--best", "loss")
     best = [run["name"] for run in found["runs"] if (run["best"] or {}).get("is_best")]
     assert best == ["d"]
+
+
+def test_a_run_stands_for_its_newest_step(folder, ask, data):
+    a, b = f"{folder}/a", f"{folder}/b"
+    status, text = ask("diff", a, b, "--values")
+    assert status == 1
+    assert text.startswith(f"{a}/000003 and {b}/000002:\nw: different values: 3 ")
+    assert data("diff", a, b, "--values")[1]["a"] == f"{a}/000003"
+    assert ask("diff", a, f"{a}/000003", "--values")[0] == 0
+    assert ask("diff", a, f"{folder}/none")[0] == 2
+
+
+@ON_DISK
+def test_the_best_step_without_jax(folder):
+    program = (
+        "import sys; from eqx_ckpt.__main__ import main; "
+        f"main(['ls', {folder!r}, '--best', 'loss']); print('jax' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "[best]" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
 def test_log(folder, ask, data):

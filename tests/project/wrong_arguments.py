@@ -184,6 +184,12 @@ def verbs() -> list[Case]:
         ),
         (
             "",
+            ck.inspect.metrics,
+            lambda: {"directory": "run"},
+            run,
+        ),
+        (
+            "",
             ck.inspect.garbage_collect,
             lambda: {"directory": "run"},
             run | {"dry_run": FLAG},

@@ -167,7 +167,10 @@ def test_a_run(run, report):
     alerts, found, leaves = report(run)
     assert alerts == []
     assert [column["label"] for column in found["columns"]] == ["1", "2", "4"]
-    assert found["metrics"] == {"loss": [1, 0.5, 0.25], "eval/f1": [1, 2, 4]}
+    assert found["curve"] == {
+        "steps": [1, 2, 4],
+        "metrics": {"loss": [1, 0.5, 0.25], "eval/f1": [1, 2, 4]},
+    }
     norm = np.linalg.norm(np.arange(6))
     expected = [pytest.approx(norm * step, rel=1e-5) for step in (1, 2, 4)]
     assert leaves["model/w"]["norms"] == expected
@@ -354,24 +357,37 @@ def test_names_and_metadata_are_text(tmp_path, report):
     assert "<title>" + str(tmp_path) + "/&lt;script&gt;" in text
 
 
+def test_the_curve_has_all_steps(tmp_path, report):
+    keep = [eqx_ckpt.keep_last(3)]
+    with eqx_ckpt.CheckpointManager(tmp_path / "run", keep=keep) as manager:
+        for step in range(1, 6):
+            manager.save(step, {"w": jnp.ones(2)}, metadata={"loss": step / 2})
+    _, found, _ = report(tmp_path / "run", steps=2)
+    assert [column["label"] for column in found["columns"]] == ["3", "5"]
+    assert found["curve"]["steps"] == [1, 2, 3, 4, 5]
+    assert found["curve"]["metrics"] == {"loss": [0.5, 1, 1.5, 2, 2.5]}
+
+
 @pytest.mark.parametrize("digits", [400, 3900, 5000])
 def test_integers_that_no_float_holds(tmp_path, report, digits):
     number = 10**digits
     metadata = {"n": number} if digits < 4000 else None
-    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"n": number}, metadata=metadata)
+    step = tmp_path / "c/000001"
+    eqx_ckpt.tree_serialise_leaves(step, {"n": number}, metadata=metadata)
     alerts, found, leaves = report(tmp_path / "c")
     assert alerts == []
     assert leaves["n"]["stats"]["max"] == leaves["n"]["value"]
     if metadata:
         assert found["columns"][0]["metadata"] == {"n": str(number)}
-        assert found["metrics"] == {"n": [str(number)]}
+        assert found["curve"]["metrics"] == {"n": [str(number)]}
 
 
 def test_much_metadata_is_not_shown(tmp_path, report):
     many = {f"metric {i}": float(i) for i in range(5000)}
-    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(2)}, metadata=many)
+    step = tmp_path / "c/000001"
+    eqx_ckpt.tree_serialise_leaves(step, {"w": jnp.ones(2)}, metadata=many)
     _, found, _ = report(tmp_path / "c")
-    assert len(found["metrics"]) == 200
+    assert len(found["curve"]["metrics"]) == 200
     assert "not shown" in found["columns"][0]["metadata"]
 
 

@@ -1,15 +1,15 @@
 // A run: its metrics, and how far its parts moved from step to step.
 
 const MOST_METRICS = 4;
-const shownMetrics = new Set(Object.keys(facts.metrics).slice(0, MOST_METRICS));
+const shownMetrics = new Set(Object.keys(facts.curve.metrics).slice(0, MOST_METRICS));
 
 function showSteps() {
-  byId("steps").hidden = kind !== "run" || columns.length < 2;
+  byId("steps").hidden = kind !== "run" || facts.curve.steps.length < 2;
   byId("histories").replaceChildren(
     ...columns.filter(({ notes }) => notes.length).map(({ label, notes }) =>
       el("div", {}, `Step ${label}: ${notes.join(", ")}`)));
   byId("chosen-metrics").replaceChildren(
-    ...Object.keys(facts.metrics).map((name) =>
+    ...Object.keys(facts.curve.metrics).map((name) =>
       el("button", { "aria-pressed": shownMetrics.has(name), onclick: () => toggle(name) }, name)));
 }
 
@@ -21,7 +21,7 @@ function toggle(name) {
 
 function drawSteps() {
   if (byId("steps").hidden) return;
-  const x = columns.map((column) => Number(column.label));
+  const x = facts.curve.steps;
   const names = [...shownMetrics];
   const across = Math.min(2, names.length) || 1;
   const down = Math.ceil(names.length / across) || 1;
@@ -39,7 +39,7 @@ function drawSteps() {
       x: 0, y: 1, xanchor: "left", yanchor: "bottom", font: { color: style("--muted") },
     });
     return {
-      type: "scatter", mode: "lines+markers", x, y: facts.metrics[name], marker: { size: 4 },
+      type: "scatter", mode: "lines+markers", x, y: facts.curve.metrics[name], marker: { size: 4 },
       xaxis: `x${n}`, yaxis: `y${n}`, line: { color: PALETTE[i % PALETTE.length] },
       hovertemplate: "%{customdata} at step %{x}<extra></extra>",
     };
@@ -48,7 +48,8 @@ function drawSteps() {
   byId("metrics").hidden = !names.length;
   inUnits(traces, layout, "y");
   if (names.length) draw(byId("metrics"), traces, layout);
-  drawParts(x.slice(1));
+  byId("parts").hidden = columns.length < 2;
+  drawParts(columns.slice(1).map((column) => Number(column.label)));
 }
 
 // For each part of the tree: the change since the step before, relative to the norm.

@@ -1,5 +1,6 @@
 """The steps of a run in a bucket, and the data that dead attempts left there."""
 
+import contextlib
 import logging
 import re
 import threading
@@ -21,7 +22,7 @@ from ..interface.committed_manifest import (
     read_metadata,
     root_of,
 )
-from ..interface.place import is_misspelled_step, is_step, step_name, Steps
+from ..interface.place import is_log, is_misspelled_step, is_step, step_name, Steps
 from ..interface.sure_reads import read_surely
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data
@@ -155,6 +156,20 @@ class BucketSteps(Steps):
             except CorruptCheckpointError as e:
                 # The step is removed, and a sweep will find its data.
                 logger.warning("Could not delete all of step %d: %s", step, e)
+
+    def logs(self) -> list[str]:
+        return sorted(filter(is_log, self._run.list_keys()))
+
+    def read_log(self, name: str) -> bytes | None:
+        with contextlib.suppress(OSError, CheckpointError):
+            return self._run.read(name)
+        return None
+
+    def write_log(self, name: str, value: bytes) -> None:
+        self._run.write(name, value)
+
+    def delete_logs(self, names: Sequence[str]) -> None:
+        self._run.delete(names)
 
     def sweep(self) -> None:
         self._orphans.sweep()

@@ -45,8 +45,16 @@ def read_file(
     opened = open_file(path, key, folder)
     if opened is None:
         return None
-    with os.fdopen(opened[0], "rb") as f:
-        return f.read(most)
+    fd, size = opened
+    parts: list[bytes] = []
+    try:
+        # A file object takes longer to make than a small file to read.
+        while most and (part := os.read(fd, min(most, size + 1))):
+            parts.append(part)
+            most -= len(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts)
 
 
 def read_files(

@@ -12,6 +12,7 @@ from ..._format.manifest import MANIFEST
 from ..._format.references import INCREMENTAL
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, fsync
+from ..calls.safe_files import write_file
 from ..interface import committed_manifest as committed
 from ..interface.attempt_lock import (
     attempts_in,
@@ -20,7 +21,14 @@ from ..interface.attempt_lock import (
     sweep_attempts,
     target_of,
 )
-from ..interface.place import is_misspelled_step, is_step, step_name, Steps, Storage
+from ..interface.place import (
+    is_log,
+    is_misspelled_step,
+    is_step,
+    step_name,
+    Steps,
+    Storage,
+)
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -111,6 +119,30 @@ class DirectorySteps(Steps):
         if steps:
             check_shares_nothing(self._step(steps[0]).url())
         _remove(self._step(step).url() for step in steps)
+
+    def logs(self) -> list[str]:
+        return sorted(filter(is_log, self._names()))
+
+    def read_log(self, name: str) -> bytes | None:
+        with contextlib.suppress(OSError, CheckpointError):
+            return self._run.read(name)
+        return None
+
+    def write_log(self, name: str, value: bytes) -> None:
+        path = f"{self._path}/{name}"
+        try:
+            write_file(path, [value])
+            fsync(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        fsync(self._path)
+
+    def delete_logs(self, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._path}/{name}")
 
     def sweep(self) -> None:
         sweep_attempts(self._path, self._still_needed)

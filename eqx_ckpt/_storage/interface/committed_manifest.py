@@ -47,6 +47,15 @@ def read_metadata(place: Storage) -> tuple[str, Any]:
     return root_of(data[:HEAD_BYTES]), metadata
 
 
+def read_metadata_and_history(place: Storage) -> tuple[Any, History | None]:
+    """Both, of one version of a checkpoint."""
+
+    def parse(data: bytes, where: str) -> tuple[Any, History | None]:
+        return metadata_from_bytes(data, where), history_from_bytes(data, where)
+
+    return read_committed(place, parse)[1]
+
+
 def read_history(place: Storage) -> History | None:
     """The history of a step, without its leaves."""
     return read_committed(place, history_from_bytes)[1]

@@ -47,6 +47,9 @@ WRITER_LOCK = "writer.lock"
 MAX_STEP = 2**63 - 1
 
 
+_LOG = re.compile(r"metrics\.[0-9a-f]{32}\.json")
+
+
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
 
 
@@ -474,6 +477,22 @@ class Steps(abc.ABC):
         """Remove steps; none is ever visible in part."""
 
     @abc.abstractmethod
+    def logs(self) -> list[str]:
+        """The names of the logs beside the steps."""
+
+    @abc.abstractmethod
+    def read_log(self, name: str) -> bytes | None:
+        """A log, or `None` if it is gone, or cannot be read."""
+
+    @abc.abstractmethod
+    def write_log(self, name: str, value: bytes) -> None:
+        """Write a log of a new name, durably."""
+
+    @abc.abstractmethod
+    def delete_logs(self, names: Sequence[str]) -> None:
+        """Delete logs of which others have the content."""
+
+    @abc.abstractmethod
     def sweep(self) -> None:
         """Remove what attempts left that are known to be dead; one sweep at a time."""
 
@@ -608,6 +627,15 @@ def step_name(step: int) -> str:
 
 def is_step(name: str) -> bool:
     return _STEP.fullmatch(name) is not None and int(name) <= MAX_STEP
+
+
+def log_name(digits: str) -> str:
+    """The name of a log of a run, from 32 hexadecimal digits that nobody else has."""
+    return f"metrics.{digits}.json"
+
+
+def is_log(name: str) -> bool:
+    return _LOG.fullmatch(name) is not None
 
 
 def is_misspelled_step(name: str) -> bool:

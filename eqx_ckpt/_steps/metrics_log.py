@@ -1,0 +1,180 @@
+"""The metrics of a run: of the steps that are there, and of those that were removed."""
+
+import contextlib
+import json
+import logging
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._errors import CheckpointError
+from .._format.run_history import History
+from .._format.user_metadata import pack, unpack
+from .._storage.calls.threads import at_once
+from .._storage.interface.committed_manifest import read_metadata_and_history
+from .._storage.interface.place import log_name
+from .._types import is_real, PathLike
+from .run_steps import Run
+
+
+logger = logging.getLogger("eqx_ckpt")
+
+
+# So many metrics of a step are kept: of more, nobody would look at them.
+MOST_METRICS = 200
+
+
+# So many logs become one.
+_MOST_LOGS = 64
+
+
+class _Removed(NamedTuple):
+    """What is kept of a step: the session that saved it, if any, and its metrics."""
+
+    session: str | None
+    metrics: dict[str, Any]
+
+
+def numbers_in(metadata: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers in metadata; nested ones as `eval/loss`."""
+    if is_real(metadata) and name:
+        yield name, metadata
+    elif isinstance(metadata, dict):
+        for key, value in metadata.items():
+            yield from numbers_in(value, f"{name}/{key}" if name else str(key))
+
+
+def keep_metrics(run: Run, steps: Collection[int]) -> None:
+    """Write the metrics of steps that are about to be removed to a log of the run.
+
+    A log is never changed. When there are many, they become one, which is there before
+    they are deleted: what is in two of them is read once. The steps are removed even if
+    this fails, which may be because the disk is full.
+    """
+    try:
+        found = {step: _of_step(run, step) for step in steps}
+        found = {step: removed for step, removed in found.items() if removed.metrics}
+        if found:
+            _write(run, found)
+            _merge(run)
+    except (OSError, CheckpointError) as e:
+        logger.warning("The metrics of removed steps are lost: %s", e)
+
+
+def _of_step(run: Run, step: int) -> _Removed:
+    try:
+        metadata, history = read_metadata_and_history(run.location(step))
+    except CheckpointError:  # Damaged, or removed by another process.
+        return _Removed(None, {})
+    metrics = dict([*numbers_in(metadata)][:MOST_METRICS])
+    return _Removed(history and history.sessions[-1].id, metrics)
+
+
+def _write(run: Run, steps: Mapping[int, _Removed]) -> None:
+    found = {step: steps[step]._asdict() for step in sorted(steps)}
+    text = json.dumps(pack({"steps": found}), separators=(",", ":"))
+    run.stored.write_log(log_name(secrets.token_hex(16)), text.encode())
+
+
+def _merge(run: Run) -> None:
+    names = run.stored.logs()
+    if len(names) >= _MOST_LOGS:
+        logs = _read(run, names)
+        _write(run, {step: of for log in logs.values() for step, of in log.items()})
+        run.stored.delete_logs([*logs])
+
+
+def _read(run: Run, names: Collection[str]) -> dict[str, dict[int, _Removed]]:
+    """What is in logs, by name; one that is malformed, or deleted by now, is left out.
+
+    A process may have died while it wrote one, before it removed anything.
+    """
+    found: dict[str, dict[int, _Removed]] = {}
+    for name, data in at_once(run.stored.read_log, names).items():
+        try:
+            steps = unpack(json.loads(data or b""))["steps"]
+            log = {int(step): _Removed(**of) for step, of in steps.items()}
+            if all(_is_one(of) for of in log.values()):
+                found[name] = log
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            continue
+    return found
+
+
+def _is_one(of: _Removed) -> bool:
+    is_session = of.session is None or type(of.session) is str
+    return (
+        is_session
+        and type(of.metrics) is dict
+        and all(map(is_real, of.metrics.values()))
+    )
+
+
+def metrics(directory: PathLike) -> dict[int, dict[str, Any]]:
+    """The metrics of a run, step by step, also of steps that were removed.
+
+    **Arguments:**
+
+    - `directory`: the directory or URL of a run.
+
+    **Returns:**
+
+    For each step, in order, the numbers in its `metadata`; nested ones as `eval/loss`.
+    Of the steps that `keep` or `delete` has removed, those are there that have led to
+    the newest step, with their first 200 numbers. What is damaged is left out.
+
+    **Raises:**
+
+    - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no step.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        keep = eqx_ckpt.keep_last(1)
+        with eqx_ckpt.CheckpointManager("runs/a", keep=keep) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, {"w": 0.5}, metadata={"loss": 1 / step})
+        assert manager.steps() == [3]
+        found = eqx_ckpt.inspect.metrics("runs/a")
+        assert found == {1: {"loss": 1.0}, 2: {"loss": 0.5}, 3: {"loss": 1 / 3}}
+        ```
+    """
+    run = Run(directory)
+    run.at_least_one()
+    return metrics_of(run)
+
+
+def metrics_of(run: Run) -> dict[int, dict[str, Any]]:
+    """As `metrics`; without what is damaged, and empty if there is no step."""
+    found = _removed(run)
+    for step in run.readable_or_not():
+        with contextlib.suppress(CheckpointError, OSError):
+            found[step] = dict(numbers_in(run.metadata(step)))
+    return {step: found[step] for step in sorted(found)}
+
+
+def _removed(run: Run) -> dict[int, dict[str, Any]]:
+    """The metrics of removed steps that have led to the newest one, by step."""
+    newest = run.newest_history()
+    names = run.stored.logs()
+    logs = _read(run, names)
+    if len(logs) < len(names):
+        # If one was merged with others meanwhile, it is in a new one.
+        logs = _read(run, run.stored.logs())
+    return {
+        step: of.metrics
+        for log in logs.values()
+        for step, of in log.items()
+        if newest is None or _has_led_to(newest, step, of.session)
+    }
+
+
+def _has_led_to(newest: History, step: int, session: str | None) -> bool:
+    ends = [*(later.step for later in newest.sessions[1:]), newest.step]
+    for one, end in zip(newest.sessions, ends, strict=True):
+        if one.id == session:
+            return end is not None and step <= end
+    # The first sessions of a long history are not known any more.
+    return newest.earlier > 0 and step < newest.step
