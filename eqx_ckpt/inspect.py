@@ -20,6 +20,11 @@ from ._inspecting.leaf_stats import LeafStats as LeafStats, stats as stats
 from ._inspecting.same_content import same_leaves as same_leaves
 from ._inspecting.tree_diff import LeafDiff as LeafDiff, TreeDiff as TreeDiff
 from ._report.write_report import write_report as write_report
+from ._run.leaf_history import (
+    leaf_history as leaf_history,
+    LeafHistory as LeafHistory,
+    LeafOverSteps as LeafOverSteps,
+)
 from ._steps.metrics_log import metrics as metrics
 from ._steps.own_bytes import own_bytes as own_bytes
 from ._steps.run_sweeps import garbage_collect as garbage_collect

@@ -1,8 +1,8 @@
 """Committed samples as an xarray tree that reads lazily."""
 
+import functools as ft
 import json
 import zipfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from .._format.chunk_grid import batches, blocks, whole
 from .._format.dtype_names import is_numpys
 from .._format.leaf_record import dtype_from_tag, from_stored
 from .._format.sample_record import dimension_names, Leaf, Record
+from .._sources.data_tree import data_tree, LazyArray
 from .._sources.recording_source import memory, Recorded
 from .._storage.calls.opening import reading
 from .._storage.calls.store_path import local_path
@@ -24,58 +25,23 @@ from .._types import PathLike
 
 def to_datatree(recorded: Recorded) -> Any:
     """The samples as lazy arrays; a `/` in a name opens a group."""
-    try:
-        import xarray
-        from xarray.backends import BackendArray
-        from xarray.core import indexing
-    except ImportError:
-        raise ImportError(
-            "`to_datatree` needs xarray: `pip install 'eqx-ckpt[xarray]'`."
-        ) from None
-
-    class Lazy(BackendArray):  # pyright: ignore[reportUntypedBaseClass]
-        """The lazy array of a leaf: xarray reads a region at a time."""
-
-        def __init__(self, leaf: Leaf) -> None:
-            self._leaf = leaf
-            lead = (draws,) if record.chains is None else (record.chains, draws)
-            self.shape = (*lead, *leaf.record.data_shape)
-            self.dtype = plain_dtype(leaf)
-
-        def __getitem__(self, key: Any) -> Any:
-            support = indexing.IndexingSupport.BASIC
-            return indexing.explicit_indexing_adapter(
-                key, self.shape, support, self._part
-            )
-
-        def _part(self, key: tuple[Any, ...]) -> np.ndarray:
-            return _part(recorded, self._leaf, key)
-
     record = recorded.record
     draws = common_draws(record)
-    axes = {"draw"} if record.chains is None else {"chain", "draw"}
-    groups: dict[str, dict[str, Any]] = defaultdict(dict)
-    for leaf in record.leaves:
-        if not axes.isdisjoint(leaf.name.split("/")):
-            raise CheckpointError(
-                f"The leaf {leaf.name!r}, or a group that it is in, has the name of an "
-                "axis of all leaves, which xarray does not allow. Read it with `read`."
-            )
-        group, _, name = leaf.name.rpartition("/")
-        data = indexing.LazilyIndexedArray(Lazy(leaf))
-        names = dimension_names(leaf, record.chains)
-        groups[f"/{group}"][name] = xarray.Variable(names, data)
-    root = groups["/"]
-    root["draw"] = ("draw", np.arange(draws))
+    lead = (draws,) if record.chains is None else (record.chains, draws)
+    arrays = [
+        LazyArray(
+            leaf.name,
+            dimension_names(leaf, record.chains),
+            (*lead, *leaf.record.data_shape),
+            plain_dtype(leaf),
+            ft.partial(_part, recorded, leaf),
+        )
+        for leaf in record.leaves
+    ]
+    axes = {"draw": np.arange(draws)}
     if record.chains is not None:
-        root["chain"] = ("chain", np.arange(record.chains))
-    datasets = {name: xarray.Dataset(variables) for name, variables in groups.items()}
-    try:
-        tree = xarray.DataTree.from_dict(datasets)
-    except ValueError as e:
-        raise CheckpointError(
-            f"xarray cannot hold these leaves in one tree: {e}\nRead them with `read`."
-        ) from e
+        axes["chain"] = np.arange(record.chains)
+    tree = data_tree(arrays, axes, "Read it with `read`.")
     if record.metadata is not None:
         tree.attrs["metadata"] = json.dumps(record.metadata)
     return tree

@@ -184,6 +184,12 @@ def verbs() -> list[Case]:
         ),
         (
             "",
+            ck.inspect.leaf_history,
+            lambda: {"directory": "run"},
+            run | {"steps": [["x"], 3, [1.5]]},
+        ),
+        (
+            "",
             ck.inspect.metrics,
             lambda: {"directory": "run"},
             run,
