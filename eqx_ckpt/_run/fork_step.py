@@ -12,6 +12,7 @@ from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
+from .._storage.interface.committed_manifest import read_history
 from .._storage.interface.sure_reads import missing_surely
 from .._storage.locate import locate
 from .._types import PathLike, SHARING_LAYOUTS
@@ -64,6 +65,24 @@ def fork(path: PathLike, step: int, new: Run, goes_on: Callable[[], None]) -> No
         save.begin(Alone(), overwrite=False)
         with reading.unless_replaced():
             save.run(watched(_left(save, source), lambda nbytes: goes_on()))
+    _check_alone(new, step)
+
+
+def _check_alone(new: Run, step: int) -> None:
+    """Take the step back if another run has begun there meanwhile.
+
+    Of two forks at once, the later one sees the earlier one. Both may see each other,
+    and then neither is there.
+    """
+    own = read_history(new.location(step))
+    for other in new.readable_or_not():
+        history = read_history(new.location(other))
+        if own is None or history is None or history.run != own.run:
+            new.stored.remove([step])
+            raise CheckpointExistsError(
+                f"Another run has begun at {new.directory!r} meanwhile, with step "
+                f"{other}. This fork was taken back. Fork to another place."
+            )
 
 
 def _forking(source: Checkpoint, step: int, new: Run) -> Save:

@@ -221,7 +221,7 @@ def leaf_history(
     """
     run = Run(directory)
     there = run.at_least_one()
-    chosen = there if steps is None else [as_step(step) for step in steps]
+    chosen = there if steps is None else _checked(steps)
     for step in chosen:
         if step not in there:
             raise run.missing(step)
@@ -229,6 +229,13 @@ def leaf_history(
         raise CheckpointNotFoundError("`steps` is empty: pass at least one step.")
     opened = at_once(lambda step: Checkpoint(run.location(step)), chosen)
     return LeafHistory(opened)
+
+
+def _checked(steps: Any) -> list[int]:
+    try:
+        return [as_step(step) for step in steps]
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"`steps` is {steps!r}. Pass a list of steps, or `None`.") from e
 
 
 def _type_of(record: LeafRecord | None) -> Any:

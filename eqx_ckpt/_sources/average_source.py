@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from .._errors import LeafMismatchError
 from .._format.chunk_grid import batches, blocks, relative
+from .._format.leaf_names import is_below
 from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
 from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array, DType, np
-from .._types import as_text, is_real, PathLike, Report
+from .._types import as_text, check_text, is_real, PathLike, Report
 from .checkpoint_source import opened
 
 
@@ -28,6 +29,7 @@ _MOST_LINES = 20
 def average(
     sources: Sequence[PathLike | Source],
     weights: Sequence[float] | Array | None = None,
+    prefix: str = "",
 ) -> Source:
     """The average of several checkpoints, as a source to restore from or to copy.
 
@@ -50,6 +52,8 @@ def average(
         at least one. Their leaves need to have the same names, dtypes and shapes.
     - `weights`: a positive number for each source; only their ratios count. `None` are
         equal weights.
+    - `prefix`: only the leaves below this name, which keep their names; others may
+        differ.
 
     **Returns:**
 
@@ -60,7 +64,7 @@ def average(
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at a path.
     - [`eqx_ckpt.LeafMismatchError`][]: lists the leaves that only some of the sources
-        have, or whose types differ.
+        have, or whose types differ; or the first source has none below `prefix`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a manifest is damaged; when it is read, a
         leaf of a source.
 
@@ -87,9 +91,22 @@ def average(
     if not sources:
         raise ValueError("`sources` is empty. Pass at least one source.")
     numbers = [1.0] * len(sources) if weights is None else _checked(weights, sources)
+    check_text("prefix", prefix)
     found = [*map(_opened, sources)]
-    _check_alike(found)
-    return Averaged(found, numbers)
+    every = [_below(source, prefix.strip("/")) for source in found]
+    _check_alike(found, every)
+    return Averaged(found, numbers, every[0])
+
+
+def _below(source: Source, prefix: str) -> dict[str, LeafRecord]:
+    leaves = source.manifest.leaves
+    below = {name: r for name, r in leaves.items() if is_below(prefix, name)}
+    if prefix and not below:
+        raise LeafMismatchError(
+            f"`prefix` is {prefix!r}, and {source} has no leaf of that name or below "
+            "it."
+        )
+    return below
 
 
 def _opened(source: PathLike | Source) -> Source:
@@ -124,12 +141,12 @@ def _checked(
     return [math.ldexp(x, -exponent) for x in found]
 
 
-def _check_alike(sources: Sequence[Source]) -> None:
+def _check_alike(
+    sources: Sequence[Source], every: Sequence[Mapping[str, LeafRecord]]
+) -> None:
     """Raise one error with all leaves that the sources do not have in common."""
-    first, lines = sources[0], list[str]()
-    expected = first.manifest.leaves
-    for other in sources[1:]:
-        leaves = other.manifest.leaves
+    first, expected, lines = sources[0], every[0], list[str]()
+    for other, leaves in zip(sources[1:], every[1:], strict=True):
         for name in dict.fromkeys([*expected, *leaves]):
             a, b = expected.get(name), leaves.get(name)
             if a is None or b is None or _type_of(a) != _type_of(b):
@@ -144,7 +161,7 @@ def _check_alike(sources: Sequence[Source]) -> None:
         raise LeafMismatchError(
             "These checkpoints have no average, because their leaves differ:\n"
             + "\n".join(shown)
-            + "\nOf a part that they share, save checkpoints of its own first."
+            + "\nOf a part that they share, pass the name as `prefix`."
         )
 
 
@@ -158,15 +175,23 @@ def _type_of(record: LeafRecord) -> tuple[object, ...]:
 class Averaged(Source):
     """The average of sources whose leaves are alike."""
 
-    def __init__(self, sources: Sequence[Source], weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        weights: Sequence[float],
+        leaves: Mapping[str, LeafRecord],
+    ) -> None:
         self._sources = sources
         sums = [*itertools.accumulate(weights)]
         # What each source after the first one adds.
         self._shares = [w / s for w, s in zip(weights[1:], sums[1:], strict=True)]
         first = sources[0].manifest
-        leaves = {n: r._replace(checksums=()) for n, r in first.leaves.items()}
         self._manifest = replace(
-            first, leaves=leaves, metadata=None, history=None, references={}
+            first,
+            leaves={n: r._replace(checksums=()) for n, r in leaves.items()},
+            metadata=None,
+            history=None,
+            references={},
         )
 
     def __str__(self) -> str:

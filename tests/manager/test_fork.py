@@ -14,6 +14,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect
 from eqx_ckpt.__main__ import main
+from eqx_ckpt._run import fork_step
 from faults import forks_of_runs, runs
 from faults.forks_of_runs import state
 from faults.shim import Fault
@@ -278,6 +279,33 @@ def test_a_running_save_is_waited_for(tmp_path: pathlib.Path) -> None:
         manager.save(1, {"w": jnp.ones(1000)})
         manager.fork(tmp_path / "b", np.int64(1))
     assert CheckpointManager(tmp_path / "b").steps() == [1]
+
+
+@pytest.mark.parametrize("where", ["directory", "memory"])
+def test_two_forks_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The other one commits after this one has looked: the later one is taken back."""
+    a, b = trained(tmp_path / "a"), trained(tmp_path / "b")
+    is_memory = where == "memory"
+    run = f"memory://{uuid.uuid4().hex}/c" if is_memory else str(tmp_path / "c")
+    begin = fork_step.Save.begin
+
+    def late(self: Any, *args: Any, **how: Any) -> None:
+        monkeypatch.undo()
+        b.fork(run, 1)
+        begin(self, *args, **how)
+
+    monkeypatch.setattr(fork_step.Save, "begin", late)
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="taken back"):
+        a.fork(run, 2)
+    there = CheckpointManager(run)
+    assert there.steps() == [1]
+    assert_same(there.restore(TREE), state(1))
+    forked = there.read_manifest(1).history
+    assert forked is not None
+    assert forked.forked is not None
+    assert forked.forked.run == history(tmp_path / "b/000001").run
 
 
 # Of a fork of three arrays.

@@ -144,6 +144,7 @@ def verbs() -> list[Case]:
             {
                 "sources": [3, None, "c", [3, "c"], [], ["c", None]],
                 "weights": [3, "xx", ["x", "y"], [1.0], [1.0, -1.0], [1.0, True]],
+                "prefix": TEXT,
             },
         ),
         (

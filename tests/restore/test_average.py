@@ -74,6 +74,22 @@ def test_trees_that_differ_are_one_error(tmp_path):
         eqx_ckpt.average([a, tmp_path / "nothing"])
 
 
+def test_a_part_that_is_the_same(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for x, path in enumerate(paths):
+        tree = {"model": {"w": jnp.full(2, float(x))}, "log": [0] * x, "models": x}
+        eqx_ckpt.tree_serialise_leaves(path, tree)
+    mean = eqx_ckpt.average(paths, prefix="/model/")
+    assert [*mean.manifest.leaves] == ["model/w"]
+    like = {"w": jnp.zeros(2)}
+    found = eqx_ckpt.tree_deserialise_leaves(mean, like, prefix="model")
+    assert found["w"].tolist() == [0.5, 0.5]
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="pass the name as `prefix`"):
+        eqx_ckpt.average(paths)
+    with pytest.raises(eqx_ckpt.LeafMismatchError, match="has no leaf of that name"):
+        eqx_ckpt.average(paths, prefix="none")
+
+
 def test_damage_says_where(tmp_path):
     paths = [save(tmp_path / str(i), tree_of(float(i))) for i in range(3)]
     source = eqx_ckpt.average(paths)
