@@ -57,6 +57,7 @@ from ..interface.replacing import (
 from .directory_steps import check_shares_nothing, DirectorySteps
 from .directory_writer import DirectoryWriter
 from .foreign_paths import instead_of_a_run, what_is_at
+from .mounted_bucket import warn_of_bucket
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -149,6 +150,7 @@ class Directory(Storage):
             # Opened before the first write: it reports the errors of writes since then.
             parent = open_folder(above)
             stack.callback(os.close, parent)
+            warn_of_bucket(above, parent)
             check_room(parent, target, why_too_few)
             stem = stack.enter_context(locked_attempt(target))
             place = Directory({**self.spec, "path": stem + ".tmp/"})
