@@ -78,12 +78,12 @@ def save(peer: str, workload: str, scale: str, path: Path) -> Result:
     adapted = opened.adapt(tree)
     os.sync()
     _warm_memory(scale)
-    base = _reset_peak()
+    base = reset_peak()
     saving = _timed(lambda: opened.save(path, adapted))
     return {
         "save": saving.seconds,
         "save_cpu": saving.cpu,
-        "save_peak": _peak() - base,
+        "save_peak": peak_memory() - base,
         "nbytes": nbytes(tree),
     }
 
@@ -94,9 +94,9 @@ def restore(peer: str, workload: str, scale: str, path: Path) -> Result:
     for file in _files(path):
         _read_through(file)
     _warm_memory(scale)
-    base, read = _reset_peak(), _bytes_read()
+    base, read = reset_peak(), _bytes_read()
     first = timed = _timed(restore_once)
-    peak, read = _peak() - base, _bytes_read() - read
+    peak, read = peak_memory() - base, _bytes_read() - read
     first = first._replace(value=None)
     later: list[Timed] = []
     for _ in range(2):
@@ -139,18 +139,18 @@ def background(peer: str, workload: str, scale: str, path: Path) -> Result:
     like = opened.adapt(skeleton(workload, scale))
     tree = opened.adapt(filled(skeleton(workload, scale)))
     _warm_memory(scale)
-    base = _reset_peak()
+    base = reset_peak()
     first, _ = _started(opened.start, path / "0", tree)
-    peak = _peak() - base
+    peak = peak_memory() - base
     later = [_started(opened.start, path / str(i), tree) for i in (1, 2)]
 
     training = _Training(tree, path.parent / "compiled")
     del tree
     step = statistics.median([_timed(training.step).seconds for _ in range(5)][2:])
     _warm_memory(scale)
-    base = _reset_peak()
+    base = reset_peak()
     stepped = [training.step_behind(opened.start, path / str(i)) for i in range(3, 8)]
-    step_peak = _peak() - base
+    step_peak = peak_memory() - base
 
     again = _Training(opened.adapt(filled(skeleton(workload, scale))))
     for _ in range(9):
@@ -353,7 +353,7 @@ def _bytes_read() -> int:
     raise ValueError("no rchar in /proc/self/io")
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Let the peak of this process's memory begin anew; the memory it has now."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -361,7 +361,7 @@ def _reset_peak() -> int:
     return _status("VmRSS")
 
 
-def _peak() -> int:
+def peak_memory() -> int:
     return _status("VmHWM")
 
 

@@ -26,10 +26,19 @@ SIX_BITS = frozenset(["float6_e2m3fn", "float6_e3m2fn"])
 OF_JAX = (STORED | VIEWED) - SIX_BITS
 
 
+# JAX packs these, or unpacks them.
+_PARTS = re.compile(r"u?int[124]\Z|float[46]_")
+
+
 _SWAPPED = re.compile(r">([iuf][248]|c8|c16)\Z")
 
 
 _TIME = re.compile(r"[<>][mM]8\[([1-9]\d{0,5})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]\Z")
+
+
+def has_parts_of_bytes(dtype: str) -> bool:
+    """Whether an element has fewer than eight bits."""
+    return _PARTS.match(dtype) is not None
 
 
 class _DataTypes(dict[str, str]):

@@ -8,24 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format.chunk_grid import batches
 from .._format.leaf_record import from_stored, SCALAR_KINDS
-from .._format.source import read_regions, RegionRead, Source
+from .._format.source import read_regions, Source
 from .._storage.calls.host_memory import empty
+from .._storage.calls.worker_threads import in_flight_at_most
 from .._tree.leaves.casting import cast_dtype
 from .._tree.plans.match_leaf import number_like, of_type
 from .._tree.transform.transform_parts import Read
-from .placement import assemble, finished, on_devices, Part, pieces, put
-from .replica_broadcast import Stack, stack_of
-
-
-# Host memory for regions that are copied to devices. For an accelerator, JAX takes
-# as much pinned memory again, and keeps that.
-_WINDOW, _ACCELERATOR_WINDOW = 2**30, 2**28
-
-
-# For the smallest region: what is kept about it is larger than its bytes.
-_LEAST = 2**16
+from .placement import assemble, finished, on_devices, Part, put
+from .read_items import arriving_of, Item, items_of, Limits, USUAL, windows
+from .replica_broadcast import Stack
 
 
 # Called with the phase; optionally with the name of a leaf and its newly read bytes.
@@ -39,59 +31,62 @@ class Arrived(NamedTuple):
     arrays: list[tuple[Read, Stack | None, list[Any]]]
 
 
-def read_leaves(
-    source: Source,
-    reads: Sequence[Read],
-    report: Announce | None,
-    broadcast_replicas: bool = False,
-) -> Arrived:
+class How(NamedTuple):
+    """How leaves are read."""
+
+    report: Announce | None = None
+    broadcast_replicas: bool = False
+    limits: Limits = USUAL
+
+
+def read_leaves(source: Source, reads: Sequence[Read], how: How) -> Arrived:
     """Read each leaf, and put its data on devices; do not wait for other processes."""
-    report_read = report and ft.partial(report, "read")
+    report_read = how.report and ft.partial(how.report, "read")
     values = {
         r.position: _on_devices(number_like(r.like, r.record, r.becomes), r)
         for r in reads
         if r.record.value is not None
     }
-    arrays = [
-        (r, stack_of(r.place.sharding, r.becomes) if broadcast_replicas else None, [])
-        for r in reads
-        if r.record.value is None
-    ]
-    todo = [
-        (read, stack, found, RegionRead(read.name, read.record, region), devices)
-        for read, stack, found in arrays
-        for region, devices in (
-            pieces(read.place.sharding, read.record.data_shape)
-            if stack is None
-            else stack.pieces()
-        )
-    ]
-    for window in batches(
-        todo, lambda item: max(item[3].nbytes, _LEAST), _window(reads)
-    ):
-        buffers = deque(read_regions(source, [item[3] for item in window], report_read))
-        if report:
-            report("place")
-        parts = [
-            Part(
-                host if stack is None else stack.as_block(host),
-                read.becomes,
-                read.place.sharding,
-                devices,
-            )
-            for read, stack, *_, devices in window
-            for host in [cast(from_stored(buffers.popleft(), read.record), read)]
-        ]
-        for (_, _, found, *_), placed in zip(window, put(parts), strict=True):
-            found += placed
+    arriving = arriving_of(reads, how.broadcast_replicas)
+    waited: list[Any] = []
+    with in_flight_at_most(how.limits.in_flight):
+        for window in windows(items_of(arriving, how.limits), how.limits):
+            asked = [item.asked for item in window]
+            buffers = deque(read_regions(source, asked, report_read))
+            if how.report:
+                how.report("place")
+            placed = _placed(window, buffers)
+            # A device may take its time to take the data out of host memory.
+            jax.block_until_ready(placed if how.limits.is_bound else waited)
+            waited = placed
+    arrays = [(one.read, one.stack, one.arrays) for one in arriving]
     return Arrived(values, arrays)
 
 
-def _window(reads: Sequence[Read]) -> int:
-    # What goes to NumPy alone should not start JAX's backends.
-    if not any(read.becomes.kind in ("jax", "key") for read in reads):
-        return _WINDOW
-    return _WINDOW if jax.default_backend() == "cpu" else _ACCELERATOR_WINDOW
+def _placed(window: Sequence[Item], buffers: deque[np.ndarray]) -> list[Any]:
+    """Put what was read on devices; return the arrays, of which some are NumPy's."""
+    parts = [
+        Part(
+            host if item.of.stack is None else item.of.stack.as_block(host),
+            read.becomes,
+            read.place.sharding,
+            item.devices,
+        )
+        for item in window
+        for read in [item.of.read]
+        for host in [cast(from_stored(buffers.popleft(), read.record), read)]
+    ]
+    whole = [p for p, item in zip(parts, window, strict=True) if item.assembly is None]
+    on_devices = iter(put(whole))
+    placed: list[Any] = []
+    for item, part in zip(window, parts, strict=True):
+        if item.assembly is None:
+            found = next(on_devices)
+        else:
+            found = item.assembly.add(part, item.region)
+        item.of.arrays.extend(found)
+        placed += found
+    return placed
 
 
 def cast(array: np.ndarray, read: Read) -> np.ndarray:

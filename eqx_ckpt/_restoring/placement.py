@@ -5,12 +5,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from .._format.chunk_grid import distinct_regions, Region, whole
+from .._format.chunk_grid import (
+    distinct_regions,
+    Region,
+    relative,
+    shape_of,
+    start_of,
+    whole,
+)
 from .._format.leaf_record import dtype_from_tag, LeafRecord
+from .._storage.calls.host_memory import empty
 from .._tree.leaves.leaf_kinds import describe
 from .._tree.matching.sharding_argument import automatic
 from .._tree.transform.transform_trace import undisturbed, without_nan_checks
@@ -159,3 +168,61 @@ def _to_weak(
     weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
     out = for_xla(sharding, shape)
     return jax.jit(lambda x: x, out_shardings=out).lower(weak).compile()
+
+
+class Assembly:
+    """Puts pieces together: in host memory, or on each device of the region.
+
+    On a device, a piece overwrites its part of an array, which is donated for that; so
+    there is never more than the region and one piece.
+    """
+
+    def __init__(self, region: Region, count: int, on_host: bool) -> None:
+        self._region = region
+        self._left = count
+        self._on_host = on_host
+        self._host: np.ndarray | None = None
+        self._arrays: list[jax.Array] = []
+
+    def add(self, part: Part, region: Region) -> list[Any]:
+        """Take a piece; return the arrays of the region once it is the last one."""
+        within = relative(region, self._region)
+        self._left -= 1
+        if self._on_host:
+            if self._host is None:
+                self._host = empty(shape_of(self._region), part.host.dtype)
+            self._host[within] = part.host
+            whole = part._replace(host=self._host)
+            return [] if self._left else put([whole])[0]
+        (pieces,) = put([part])
+        # 64 bits stay as they are.
+        with undisturbed(), jax.enable_x64(True), jax.disable_jit(False):
+            if not self._arrays:
+                shape = shape_of(self._region)
+                self._arrays = [_zeros_beside(piece, shape) for piece in pieces]
+            start = [np.int64(i) for i in start_of(within)]
+            self._arrays = [
+                _overwritten(array, piece, start)
+                for array, piece in zip(self._arrays, pieces, strict=True)
+            ]
+            # Then the memory of the piece is free.
+            jax.block_until_ready(self._arrays)
+        return [] if self._left else self._arrays
+
+
+def _zeros_beside(piece: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Zeros on the device of a piece, committed to it if that is."""
+    (device,) = piece.devices()
+    sharding = SingleDeviceSharding(device, memory_kind=piece.sharding.memory_kind)
+    zeros = ft.partial(jnp.zeros, tuple(shape), piece.dtype)
+    if piece.committed:
+        return jax.jit(zeros, out_shardings=sharding)()
+    with jax.default_device(device):
+        return jax.jit(zeros)()
+
+
+@ft.partial(jax.jit, donate_argnums=0)
+def _overwritten(
+    array: jax.Array, piece: jax.Array, start: Sequence[np.int64]
+) -> jax.Array:
+    return jax.lax.dynamic_update_slice(array, piece, start)

@@ -1,7 +1,7 @@
 """Restore the leaves of a PyTree from a checkpoint."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from .._storage.calls.file_reads import read_again_soon
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
 from .._tree.leaves.transient import stop_at_transients
-from .._tree.matching.leaf_match import describe, TreeMatch
+from .._tree.matching.leaf_match import describe, LeafMatch
 from .._tree.plans.read_plan import (
     Mismatched,
     Missing,
@@ -31,8 +31,10 @@ from .._tree.plans.read_plan import (
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, check_function, IsLeaf, PathLike
 from .custom_spec_read import restore_through
-from .leaf_reader import Arrived, assembled
+from .forecast import check_max_host_bytes, forecast
+from .leaf_reader import Arrived, assembled, How
 from .missing_leaves import initialised
+from .read_items import USUAL
 from .transform_compute import Leaves
 
 
@@ -51,6 +53,7 @@ def tree_deserialise_leaves(
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
     broadcast_replicas: bool = False,
+    max_host_bytes: int | None = None,
     progress: Progress = False,
     timeout: float = TIMEOUT,
 ) -> PyTree:
@@ -112,6 +115,12 @@ def tree_deserialise_leaves(
         devices. This is faster if the storage is slower than the interconnect. All
         processes must pass the same value. It has no effect on leaves with one replica,
         nor on dtypes other than integers and floats of 16 or 32 bits.
+    - `max_host_bytes`: the most host memory that the restore may take in this process,
+        besides what the process has already. Then less is read at a time, and arrays
+        for other devices that are larger arrive in pieces. What is restored to host
+        memory is part of it: NumPy arrays, and JAX arrays on a CPU. So it has a least
+        value; [`eqx_ckpt.tree_match`][] says it, and what a restore takes otherwise.
+        Memory that XLA needs within the computations of a `transform` is not counted.
     - `progress`: a function `(phase, leaf, done, total)`, called with `"read"` or
         `"place"` (on devices), the name of a leaf, and two numbers of bytes; or `True`,
         to show a bar.
@@ -128,6 +137,7 @@ def tree_deserialise_leaves(
     - [`eqx_ckpt.LeafMismatchError`][]: the checkpoint does not agree with `like`.
     - [`eqx_ckpt.CorruptCheckpointError`][]: a file is damaged or missing.
     - `OSError`: the file system fails.
+    - `ValueError`: the restore takes more than `max_host_bytes`; nothing was read.
 
     !!! example
 
@@ -160,7 +170,17 @@ def tree_deserialise_leaves(
         unexpected,
         transform,
     )
-    return restored(source, request, broadcast_replicas, progress, timeout).tree
+    means = Means(broadcast_replicas, max_host_bytes, progress, timeout)
+    return restored(source, request, means).tree
+
+
+class Means(NamedTuple):
+    """How a restore goes about it; see there."""
+
+    broadcast_replicas: bool
+    max_host_bytes: int | None
+    progress: Progress
+    timeout: float
 
 
 class Restored(NamedTuple):
@@ -168,51 +188,49 @@ class Restored(NamedTuple):
 
     tree: PyTree
     source: Source
-    match: TreeMatch
+    leaves: Mapping[str, LeafMatch]
 
 
-def restored(
-    source: PathLike | Source,
-    request: Request,
-    broadcast_replicas: bool,
-    progress: Progress,
-    timeout: float,
-) -> Restored:
+def restored(source: PathLike | Source, request: Request, means: Means) -> Restored:
     """Read what is requested."""
-    check_timeout(timeout)
-    check_flag("broadcast_replicas", broadcast_replicas)
+    check_timeout(means.timeout)
+    check_flag("broadcast_replicas", means.broadcast_replicas)
+    check_max_host_bytes(means.max_host_bytes)
     reading = JointReading(
-        source, request, timeout, broadcast_replicas=broadcast_replicas
+        source, request, means.timeout, broadcast_replicas=means.broadcast_replicas
     )
     # What is read is there, even while JAX traces the caller.
     with jax.ensure_compile_time_eval():
-        found, plan, arrived = _read(reading, progress)
-        return Restored(plan.filled(assembled(arrived)), found, plan.match)
+        found, plan, arrived = _read(reading, means)
+        return Restored(plan.filled(assembled(arrived)), found, plan.leaves)
 
 
-def _read(
-    reading: JointReading, progress: Progress
-) -> tuple[Source, ReadPlan, Arrived]:
+def _read(reading: JointReading, means: Means) -> tuple[Source, ReadPlan, Arrived]:
     # The processes of a job may share a machine, and read the same files.
     with reading, nullcontext() if is_alone() else read_again_soon():
         while True:
             with reading.version():
-                return _read_version(reading, progress)
+                return _read_version(reading, means)
 
 
 def _read_version(
-    reading: JointReading, progress: Progress
+    reading: JointReading, means: Means
 ) -> tuple[Source, ReadPlan, Arrived]:
     source = reading.open()
     check_is_whole(source)
     plan = plan_reads(source.manifest, reading.request)
     plan.check()
+    limits = USUAL
+    if means.max_host_bytes is not None:
+        costs = forecast(source, plan, means.broadcast_replicas)
+        limits = costs.limits(means.max_host_bytes)
     reading.agree_on(plan)
-    with reporting(progress, plan.match.nbytes) as report:
-        leaves = Leaves(source, plan.derived, report)
-        arrived = leaves.read(plan.direct, reading.broadcast_replicas)
+    with reporting(means.progress, plan.nbytes) as report:
+        how = How(report, means.broadcast_replicas, limits)
+        leaves = Leaves(source, plan.derived, how)
+        arrived = leaves.read(plan.direct)
         for part in plan.parts:
-            inputs = leaves.read_inputs(part, reading.broadcast_replicas)
+            inputs = leaves.read_inputs(part)
             if part.is_shared:
                 reading.check_others()
             arrived.values.update(leaves.computed(part, inputs))
@@ -242,6 +260,7 @@ def restore_or_init(
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
     broadcast_replicas: bool = False,
+    max_host_bytes: int | None = None,
     progress: Progress = False,
     timeout: float = TIMEOUT,
 ) -> PyTree:
@@ -264,7 +283,8 @@ def restore_or_init(
     - All others: as [`eqx_ckpt.tree_deserialise_leaves`][]. `sharding` also says where
         to put new leaves; with a mesh, new leaves are replicated. The default of
         `missing` is `"keep"` here; pass a function to say which leaves may be missing.
-        What `missing` and `mismatched` keep is computed by `init`.
+        What `missing` and `mismatched` keep is computed by `init`, after the restore
+        that `max_host_bytes` is for.
 
     **Returns:**
 
@@ -312,14 +332,15 @@ def restore_or_init(
         transform,
         initialises=True,
     )
-    found = restored(source, request, broadcast_replicas, progress, timeout)
-    _warn_of_numbers(found.match)
+    means = Means(broadcast_replicas, max_host_bytes, progress, timeout)
+    found = restored(source, request, means)
+    _warn_of_numbers(found.leaves)
     return initialised(found.tree, stop_at_transients(request.is_leaf), init, args)
 
 
-def _warn_of_numbers(match: TreeMatch) -> None:
+def _warn_of_numbers(leaves: Mapping[str, LeafMatch]) -> None:
     """Warn of the Python numbers that are not those of `init`: it may be a new rate."""
-    differing = {n: leaf for n, leaf in match.leaves.items() if leaf.status == "value"}
+    differing = {n: leaf for n, leaf in leaves.items() if leaf.status == "value"}
     if differing:
         lines = [
             "Python numbers came from the checkpoint, and `init` has others:",

@@ -17,7 +17,7 @@ from .._tree.plans.match_leaf import of_type
 from .._tree.transform.transform_argument import Derived
 from .._tree.transform.transform_parts import Part, parts_of, Read
 from .._tree.transform.transform_trace import undisturbed, without_nan_checks
-from .leaf_reader import Announce, Arrived, assembled, cast, read_leaves
+from .leaf_reader import Arrived, assembled, cast, How, read_leaves
 from .placement import dtype_of, finished, for_xla, sharded
 from .transform_source import Transformed
 from .viewed_source import Viewed
@@ -26,24 +26,23 @@ from .viewed_source import Viewed
 class Leaves:
     """The leaves of a source, seen through a `transform` if there is one."""
 
-    def __init__(
-        self, source: Source, derived: Derived | None, report: Announce | None
-    ) -> None:
+    def __init__(self, source: Source, derived: Derived | None, how: How) -> None:
         self._source = source if derived is None else Viewed(source, derived)
         self._shown = source if derived is None else Transformed(source, derived)
         self._derived = derived
-        self._report = report
+        self._how = how
+        self._report = how.report
 
-    def read(self, reads: Sequence[Read], broadcast_replicas: bool) -> Arrived:
+    def read(self, reads: Sequence[Read]) -> Arrived:
         """Read leaves that are not computed."""
         held = {r.position: x for r in reads if (x := self._held(r)) is not None}
         reads = [read for read in reads if read.position not in held]
-        arrived = read_leaves(self._shown, reads, self._report, broadcast_replicas)
+        arrived = read_leaves(self._shown, reads, self._how)
         arrived.values.update(held)
         return arrived
 
-    def read_inputs(self, part: Part, broadcast_replicas: bool = False) -> Arrived:
-        return read_leaves(self._source, part.inputs, self._report, broadcast_replicas)
+    def read_inputs(self, part: Part) -> Arrived:
+        return read_leaves(self._source, part.inputs, self._how)
 
     def computed(self, part: Part, inputs: Arrived) -> dict[int, Any]:
         """The leaves of a part, by position."""
@@ -71,11 +70,13 @@ class Leaves:
 
     def value(self, read: Read) -> Any:
         """Read or compute one leaf, for a custom `filter_spec`."""
+        alone = self._how._replace(broadcast_replicas=False)
         if self._derived is None or not read.is_computed:
-            arrived = read_leaves(self._shown, [read], self._report)
+            arrived = read_leaves(self._shown, [read], alone)
             return assembled(arrived)[read.position]
         (part,) = parts_of(self._derived, [read])
-        return self.computed(part, self.read_inputs(part))[read.position]
+        inputs = read_leaves(self._source, part.inputs, alone)
+        return self.computed(part, inputs)[read.position]
 
     def on_host(self, read: Read) -> np.ndarray:
         """The data of one leaf in host memory; key data for PRNG keys."""

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._format.chunk_grid import shape_of
 from .._format.manifest import Manifest
 from .._format.source import nothing, read_or_note, RegionRead, Source
 from .._storage.calls.host_memory import empty
@@ -20,7 +19,8 @@ class Transformed(Seen):
     """A source of the leaves that a `transform` returned unchanged, or joined."""
 
     def __init__(self, source: Source, derived: Derived) -> None:
-        super().__init__(Viewed(source, derived), derived)
+        super().__init__(source, derived)
+        self._viewed = Viewed(source, derived)
 
     @property
     def manifest(self) -> Manifest:
@@ -49,18 +49,36 @@ class Transformed(Seen):
             else:
                 arrays[i] = _stored(origin.value, read)
         renamed = report and _under(names, report)
-        found = read_or_note(self._source, [*whole.values()], damage, renamed)
+        found = read_or_note(self._viewed, [*whole.values()], damage, renamed)
         if parts:
             regions, targets = zip(*parts, strict=True)
-            self._source.read_into(regions, targets, damage, renamed)
+            self._viewed.read_into(regions, targets, damage, renamed)
         for (i, one), array in zip(whole.items(), found, strict=True):
             arrays[i] = nothing(reads[i]) if one.name in damage else array
         return arrays
+
+    def asked(self, read: RegionRead) -> list[RegionRead]:
+        """The regions of the leaves of the source that a region is made of."""
+        origin = self._derived.origins[read.name]
+        if origin.is_joined:
+            return [self._viewed.asked(part) for part, _ in self._rows(read, origin)]
+        records = {name: self._derived.inputs[name] for name in origin.names}
+        return [
+            self._viewed.asked(RegionRead(name, record, read.region))
+            for name, record in records.items()
+        ]
 
     def _parts(
         self, read: RegionRead, origin: Origin, array: np.ndarray
     ) -> Iterator[tuple[RegionRead, np.ndarray]]:
         """The regions that make up a region of a joined leaf, each with its target."""
+        for part, rows in self._rows(read, origin):
+            yield part, array[rows].reshape(part.shape)
+
+    def _rows(
+        self, read: RegionRead, origin: Origin
+    ) -> Iterator[tuple[RegionRead, slice]]:
+        """The regions that make up a region of a joined leaf, each with its rows."""
         rows, *others = read.region
         first = 0
         for name in origin.names:
@@ -71,9 +89,8 @@ class Transformed(Seen):
             if start < stop:
                 inside = [] if is_row else [slice(start - first, stop - first)]
                 region = (*inside, *others)
-                target = array[start - rows.start : stop - rows.start]
-                part = RegionRead(name, record, region)
-                yield part, target.reshape(shape_of(region))
+                target = slice(start - rows.start, stop - rows.start)
+                yield RegionRead(name, record, region), target
             first += count
 
 

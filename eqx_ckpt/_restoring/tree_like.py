@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
+from .._sources.checkpoint_source import opened
 from .._storage.calls.garbage_collector import collector_paused
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
@@ -20,7 +22,8 @@ from .._tree.plans.read_plan import (
     Unexpected,
 )
 from .._tree.transform.transform_argument import Transform
-from .._types import IsLeaf, PathLike
+from .._types import check_flag, IsLeaf, PathLike
+from .forecast import forecast
 
 
 def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
@@ -76,6 +79,7 @@ def tree_match(
     mismatched: Mismatched = "raise",
     unexpected: Unexpected = "raise",
     transform: Transform | None = None,
+    broadcast_replicas: bool = False,
 ) -> TreeMatch:
     """Say what [`eqx_ckpt.tree_deserialise_leaves`][] would do with the same arguments.
 
@@ -85,8 +89,9 @@ def tree_match(
 
     **Returns:**
 
-    A [`eqx_ckpt.inspect.TreeMatch`][]: what would happen to each leaf, and how many
-    bytes would be read. Print it for an overview.
+    A [`eqx_ckpt.inspect.TreeMatch`][]: what would happen to each leaf, how many bytes
+    would be read, in how many parts, and how much host memory that would take. Print it
+    for an overview.
 
     **Raises:**
 
@@ -120,5 +125,9 @@ def tree_match(
         unexpected,
         transform,
     )
-    with collector_paused():
-        return plan_reads(read_manifest(source), request).match
+    check_flag("broadcast_replicas", broadcast_replicas)
+    with collector_paused(), jax.ensure_compile_time_eval():
+        found = opened(source)
+        plan = plan_reads(found.manifest, request)
+        costs = forecast(found, plan, broadcast_replicas)
+        return TreeMatch(plan.leaves, *costs[:4])

@@ -46,7 +46,7 @@ class Viewed(Seen):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[np.ndarray]:
-        asked = [self._asked(read) for read in reads]
+        asked = [self.asked(read) for read in reads]
         shown = _shown(reads, asked, report)
         arrays = read_or_note(self._source, asked, damage, shown)
         return [
@@ -61,14 +61,14 @@ class Viewed(Seen):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> None:
-        asked = [self._asked(read) for read in reads]
+        asked = [self.asked(read) for read in reads]
         places = [
             target.reshape(one.shape)
             for target, one in zip(targets, asked, strict=True)
         ]
         self._source.read_into(asked, places, damage, _shown(reads, asked, report))
 
-    def _asked(self, read: RegionRead) -> RegionRead:
+    def asked(self, read: RegionRead) -> RegionRead:
         """The region of the leaf that a region of a part of it is."""
         found = self._derived.views.get(read.name)
         if found is None:

@@ -22,7 +22,7 @@ from .._inspecting.audit import Audit, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
-from .._restoring.restore import restored
+from .._restoring.restore import Means, restored
 from .._saving.background_save import (
     pending_saves,
     raise_pending_failure,
@@ -323,6 +323,7 @@ class CheckpointManager:
         unexpected: Unexpected = "raise",
         transform: Transform | None = None,
         broadcast_replicas: bool = False,
+        max_host_bytes: int | None = None,
         on_damage: OnDamage = "raise",
     ) -> PyTree:
         """Restore a step, by default the newest. Waits for a running save.
@@ -365,6 +366,8 @@ class CheckpointManager:
             unexpected,
             transform,
         )
+        how = self._progress, self._disk.timeout
+        means = Means(broadcast_replicas, max_host_bytes, *how)
 
         return self._restored(request, step, on_damage, broadcast_replicas)
 
@@ -380,8 +383,7 @@ class CheckpointManager:
         """Restore a step, from which this manager may go on."""
 
         def of(path: PathLike | Source, step: int) -> PyTree:
-            how = broadcast_replicas, self._progress, self._disk.timeout
-            found = restored(path, request, *how)
+            found = restored(path, request, means)
             # `keep` looks at steps, and does not go on from them.
             if goes_on and not self._is_run_here():
                 is_whole = request.where is None and not request.prefix

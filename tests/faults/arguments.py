@@ -29,6 +29,7 @@ HOW = {
     "unexpected": "same",
     "transform": "same",
     "broadcast_replicas": "same",
+    "max_host_bytes": "own",
 }
 RUNS = {"progress": "own", "timeout": "own"}
 
@@ -251,6 +252,7 @@ def _restores(directory: str) -> Iterator[Case]:
         "sharding: mesh": mesh(),
         "transform": lambda old: jax.tree.map(lambda x: x, old) | {"w": old["w"] * 1},
         "broadcast_replicas": True,
+        "max_host_bytes": 10**6,
         "progress": lambda *_: None,
         "timeout": TIMEOUT + 1,
     }

@@ -29,6 +29,12 @@ def call(how: Callable[[Tree], dict[str, Any]]) -> Call:
     return Call(restore, match)
 
 
+def in_little_memory(source: Any, like: Tree, **how: Any) -> Any:
+    how |= {"like": {"part": like}, "unexpected": "ignore"}
+    least = eqx_ckpt.tree_match(source, **how).least_host_bytes
+    return eqx_ckpt.tree_deserialise_leaves(source, max_host_bytes=least, **how)["part"]
+
+
 def by_a_manager(manager: Any, like: Tree, **how: Any) -> Any:
     return manager.restore({"part": like}, unexpected="ignore", **how)["part"]
 
@@ -105,6 +111,7 @@ FROM_STATE_DICT = Call(from_state_dict, None, takes_sharding=False, settles=in_p
 OR_INIT = Call(or_init, None, sees=evaluated)
 # These do not change what a leaf becomes.
 CALLS: Mapping[str, Call] = {
+    "in little memory": Call(in_little_memory, None),
     "where": call(
         lambda like: {
             "like": {"part": like, "other": np.ones(2)},

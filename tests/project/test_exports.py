@@ -108,9 +108,7 @@ def test_restores_take_the_same_arguments():
     chosen = [*inspect.signature(eqx_ckpt.CheckpointManager.restore).parameters][3:-1]
     assert chosen == [name for name in whole if name not in asked]
     chosen = [*inspect.signature(eqx_ckpt.tree_match).parameters][2:]
-    assert chosen == [
-        name for name in whole if name not in asked | {"broadcast_replicas"}
-    ]
+    assert chosen == [name for name in whole if name not in asked | {"max_host_bytes"}]
 
 
 def test_errors_have_one_root():

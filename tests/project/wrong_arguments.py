@@ -61,9 +61,9 @@ HOW: Table = {
     "unexpected": WORD,
     "transform": FUNCTION,
 }
-READ = HOW | {
-    "source": PATH,
-    "broadcast_replicas": FLAG,
+MATCH = HOW | {"source": PATH, "broadcast_replicas": FLAG}
+READ = MATCH | {
+    "max_host_bytes": SECONDS,
     "progress": BAR,
     "timeout": SECONDS,
 }
@@ -153,7 +153,7 @@ def verbs() -> list[Case]:
             lambda: {"patterns": {"a": "b"}},
             {"patterns": [3, "x", None, ["x"], {3: "x"}, {"x": 3}, {"(": "x"}]},
         ),
-        ("", ck.tree_match, lambda: c | {"like": TREE}, one | HOW),
+        ("", ck.tree_match, lambda: c | {"like": TREE}, MATCH),
         ("", ck.tree_like, lambda: c, part),
         ("", ck.load, lambda: c, part),
         ("", ck.inspect.stats, lambda: c, part),

@@ -248,7 +248,8 @@ def test_leaves_that_differ_in_the_same_way_are_one_line():
     save(tree(jnp.ones((2, 2)), jnp.ones(2)))
     found = eqx_ckpt.tree_match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
     lines = [
-        "300 dtype, 300 same, 300 shape; 7200 bytes to read.",
+        "300 dtype, 300 same, 300 shape; 7200 bytes to read in 600 requests, with 7 "
+        "MiB of host memory.",
         "- 300 leaves such as 'layers/0/b': different dtype: bfloat16[2] in `like`, "
         "float32[2] in the checkpoint. `casting='same_kind'` allows it.",
         "- 300 leaves such as 'layers/0/w': different shape: float32[2, 3] in `like`, "
@@ -314,7 +315,7 @@ def calls_in_explaining(like):
     return count
 
 
-@pytest.mark.parametrize(("name", "most"), [("model", 17), ("net", 11)])
+@pytest.mark.parametrize(("name", "most"), [("model", 38), ("net", 11)])
 def test_a_leaf_takes_few_calls_to_plan_however_many_there_are(name, most):
     counts = []
     for n in (200, 600):

@@ -92,7 +92,7 @@ def test_reads_that_stop_early(saved, monkeypatch):
 def test_any_region_of_any_chunk(tmp_path, limit, piece, is_cold, monkeypatch):
     """Runs of bytes, rows, columns, and what is at the edge of an array."""
     monkeypatch.setattr(file_reads, "_LARGE", 1)
-    monkeypatch.setattr("eqx_ckpt._storage.interface.chunk_bytes._PIECE_BYTES", piece)
+    monkeypatch.setattr("eqx_ckpt._storage.interface.chunk_bytes.PIECE_BYTES", piece)
     rng = np.random.default_rng(0)
     shapes = [(16,), (8, 10), (4, 6, 7), (1, 12, 20), (4, 1, 4, 3), (8, 9, 2)]
     tree = {str(i): rng.standard_normal(s, np.float32) for i, s in enumerate(shapes)}

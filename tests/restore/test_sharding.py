@@ -13,7 +13,7 @@ from jax.sharding import (
 )
 
 import eqx_ckpt
-from eqx_ckpt._restoring import placement
+from eqx_ckpt._restoring import placement, read_items
 from helpers import assert_same
 
 
@@ -276,8 +276,9 @@ def test_the_manager(path, tree, tmp_path):
 @pytest.mark.parametrize(("least", "regions"), [(0, 10), (50, 2)])
 def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
-    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader._WINDOW", 100)
-    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader._LEAST", least)
+    limits = read_items.USUAL._replace(window=100)
+    monkeypatch.setattr("eqx_ckpt._restoring.restore.USUAL", limits)
+    monkeypatch.setattr("eqx_ckpt._restoring.read_items._LEAST", least)
     most, counts = [], []
 
     def put(parts):

@@ -20,6 +20,11 @@ def memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def taken(nbytes: int) -> int:
+    """What `empty` takes of the memory for an array: a large one has whole pages."""
+    return nbytes if nbytes < _HUGE_PAGE else nbytes + -nbytes % _HUGE_PAGE
+
+
 def empty(shape: Sequence[int], dtype: "np.typing.DTypeLike") -> Array:
     """An uninitialised array at an address that `jax.device_put` need not copy from.
 

@@ -15,6 +15,8 @@ from collections.abc import Generator, Iterator
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from .worker_threads import at_most
+
 
 # Seconds without a byte after which a request is sent again; after which one is slow;
 # and in which a slow line is to carry what is on its way.
@@ -103,11 +105,12 @@ class Transfers(Generic[_T]):
     **Attributes:**
 
     - `window`: of the line that they take.
+    - `most`: how many bytes of them are on their way at a time, or one request.
     """
 
     def __init__(self, window: Window, most: int = MOST) -> None:
         self.window = window
-        self._most = most
+        self.most = at_most(most)
         self._begun: deque[tuple[_T, int, Mark]] = deque()
         self._nbytes = 0
 
@@ -119,7 +122,7 @@ class Transfers(Generic[_T]):
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes may be sent before the oldest request has ended."""
-        fits = not self._begun or self._nbytes + nbytes <= self._most
+        fits = not self._begun or self._nbytes + nbytes <= self.most
         return fits and self.window.has_room(nbytes, self._nbytes)
 
     def add(self, request: _T, nbytes: int) -> None:

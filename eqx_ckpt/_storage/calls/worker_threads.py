@@ -1,11 +1,13 @@
 """Threads that share the work of one save or restore."""
 
 import contextlib
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,6 +32,25 @@ _WAITS = 3
 
 # A disk that keeps the calling thread waiting so long gets several that wait.
 _PATIENCE = 0.2  # seconds
+
+
+# Of what this thread reads, if it may take less memory than others.
+_most: ContextVar[float] = ContextVar("most", default=math.inf)
+
+
+@contextlib.contextmanager
+def in_flight_at_most(nbytes: float) -> Generator[None]:
+    """Let no more bytes be on their way at a time, or one chunk."""
+    token = _most.set(nbytes)
+    try:
+        yield
+    finally:
+        _most.reset(token)
+
+
+def at_most(limit: int) -> int:
+    """How many bytes may be on their way here, of `limit` bytes elsewhere."""
+    return int(min(limit, _most.get()))
 
 
 _T = TypeVar("_T")
@@ -61,7 +82,7 @@ class Workers(Generic[_T, _R]):
         on_done: Callable[[_T, _R], Any],
     ) -> None:
         self._do = do
-        self._limit = limit
+        self._limit = at_most(limit)
         self._on_done = on_done
         self._todo: SimpleQueue[tuple[_T, int] | None] = SimpleQueue()
         self._done: SimpleQueue[_Done[_T, _R]] = SimpleQueue()

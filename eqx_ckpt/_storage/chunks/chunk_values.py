@@ -76,6 +76,7 @@ class Target(abc.ABC):
 class ChunkValues(Chunks):
     """Each chunk is a value of its own."""
 
+    are_values = True
     _shared: SharedValues | None = None
     _most = MOST
 
@@ -183,7 +184,7 @@ class ChunkValues(Chunks):
         store = open_kvstore(self.spec)
         asked = Transfers[_Asked](window_of(self.place.spec, "from"))
         try:
-            for batch in batches(wanted, _weight, asked.window.own):
+            for batch in batches(wanted, _weight, min(asked.window.own, asked.most)):
                 nbytes = sum(map(_weight, batch))
                 while not asked.has_room(nbytes):
                     yield from self._answered(asked)

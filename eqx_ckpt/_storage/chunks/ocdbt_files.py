@@ -35,6 +35,8 @@ _MOST_OPEN = 16
 class DatabaseFiles(Database):
     """All chunks are in one database, which is in a directory."""
 
+    are_values = False
+
     def __init__(self, place: Storage) -> None:
         super().__init__(place)
         self._tree = DatabaseTree(place)

@@ -28,6 +28,7 @@ from ..._format.chunk_grid import (
 from ..._format.leaf_record import CRC32C_DIGITS, LeafRecord
 from ..._lazy import Array, np
 from ..._types import Checksums
+from ..calls.host_memory import empty
 from ..calls.zstd_codec import compressed, decompressed
 
 
@@ -39,7 +40,7 @@ _MAX_RATIO = 2**15
 
 
 # The page cache of a file that is written in smaller parts has smaller pages.
-_PIECE_BYTES = 2**21
+PIECE_BYTES = 2**21
 
 
 # Chunks of fewer bytes are written in one step, as there may be thousands of them.
@@ -202,7 +203,7 @@ def content(chunk: Chunk, stored: memoryview) -> Array:
 
 def _verified(chunk: Chunk, source: ChunkBytes) -> memoryview:
     """What precedes the checksum of a chunk, compared with that."""
-    stored = memoryview(bytearray(source.nbytes - CHECKSUM_BYTES))
+    stored = empty((source.nbytes - CHECKSUM_BYTES,), np.uint8).data
     reader = _Reader(chunk, source)
     reader.read(stored)
     reader.compare()
@@ -226,8 +227,8 @@ class _Reader:
         self._tail = memoryview(bytearray(CHECKSUM_BYTES))
 
     def read(self, memory: memoryview) -> None:
-        for start in range(0, len(memory), _PIECE_BYTES):
-            piece = memory[start : start + _PIECE_BYTES]
+        for start in range(0, len(memory), PIECE_BYTES):
+            piece = memory[start : start + PIECE_BYTES]
             after = self._offset + len(piece)
             is_last = after + CHECKSUM_BYTES == self._source.nbytes
             buffers = [piece, self._tail] if is_last else [piece]
@@ -238,8 +239,8 @@ class _Reader:
     def skip(self, nbytes: int) -> None:
         """Read and drop what no array needs."""
         if nbytes:
-            spare = memoryview(bytearray(min(nbytes, _PIECE_BYTES)))
-            for start in range(0, nbytes, _PIECE_BYTES):
+            spare = memoryview(bytearray(min(nbytes, PIECE_BYTES)))
+            for start in range(0, nbytes, PIECE_BYTES):
                 self.read(spare[: nbytes - start])
 
     def compare(self) -> None:
@@ -283,7 +284,7 @@ def _scatter(reader: _Reader, chunk: Chunk, targets: Sequence[Target]) -> None:
     origin = (0, *(i * c for i, c in zip(chunk.at, shape[1:], strict=True)))
     wanted = [((first, *region), array.view(bits)[None]) for region, array in targets]
     memory = np.empty(0, bits)
-    for inside in _blocks(shape, chunk.record.itemsize, _PIECE_BYTES):
+    for inside in _blocks(shape, chunk.record.itemsize, PIECE_BYTES):
         size = math.prod(shape_of(inside))
         # Fresh memory would cost more than the copy.
         memory = memory if memory.size >= size else np.empty(size, bits)
@@ -371,14 +372,14 @@ class Encoded:
         record, array = self._chunk.record, self._array
         if array.shape == record.chunk_shape and array.flags.c_contiguous:
             memory = _memory(array)
-            for start in range(0, len(memory), _PIECE_BYTES):
-                piece = memory[start : start + _PIECE_BYTES]
+            for start in range(0, len(memory), PIECE_BYTES):
+                piece = memory[start : start + PIECE_BYTES]
                 update(piece)
                 yield piece
             return
         bits = _BITS[record.itemsize]
         source, shape = array.view(bits)[None], (1, *record.chunk_shape)
-        for inside in _blocks(shape, record.itemsize, _PIECE_BYTES):
+        for inside in _blocks(shape, record.itemsize, PIECE_BYTES):
             block = np.zeros(shape_of(inside), bits)  # The padding is the fill value.
             part = source[inside]
             block[whole(part.shape)] = part

@@ -222,6 +222,8 @@ class StoredChunks(abc.ABC):
     """The arrays of a checkpoint that is there, as chunks."""
 
     place: Storage
+    # Whether a chunk is in memory before it is read into its place.
+    are_values: bool = False
 
     @abc.abstractmethod
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, ChunkBytes]]:

@@ -21,6 +21,7 @@ class ReferredChunks(StoredChunks):
 
     def __init__(self, own: StoredChunks, run: Storage, manifest: Manifest) -> None:
         self.place = own.place
+        self.are_values = own.are_values
         self._own = own
         self._references = manifest.references
         of_run = run.layouts[manifest.layout]

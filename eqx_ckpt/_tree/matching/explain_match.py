@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ..._format.leaf_names import encode, folders
 from ..._format.leaf_record import LeafRecord, SCALAR_KINDS
-from .leaf_match import describe, LeafMatch, Status, TreeMatch
+from .leaf_match import describe, LeafMatch, problems_of, Status
 
 
 WAYS_OUT: Mapping[Status, str] = {
@@ -32,15 +32,15 @@ WAYS_OUT: Mapping[Status, str] = {
 }
 
 
-def explain(match: TreeMatch, is_transformed: bool = False) -> str:
+def explain(leaves: Mapping[str, LeafMatch], is_transformed: bool = False) -> str:
     """The text of the error: the leaves, then the ways out."""
-    problems = match.problems
+    problems = problems_of(leaves)
     ways = {leaf.status for leaf in problems.values()}
     subject = "What `transform` returns" if is_transformed else "The checkpoint"
     return "\n".join(
         [f"{subject} does not match `like`:", *describe(problems)]
         + [way for status, way in WAYS_OUT.items() if status in ways]
-        + [*_hints(problems.values()), *_grown(match)]
+        + [*_hints(problems.values()), *_grown(leaves, problems)]
     )
 
 
@@ -70,12 +70,14 @@ def _is_number_for_struct(leaf: LeafMatch) -> bool:
     return leaf.status == "kind" and kinds[0] == "struct" and kinds[1] in SCALAR_KINDS
 
 
-def _grown(match: TreeMatch) -> Iterator[str]:
+def _grown(
+    leaves: Mapping[str, LeafMatch], problems: Mapping[str, LeafMatch]
+) -> Iterator[str]:
     """What to do about lists of which only the checkpoint has some entries."""
-    unexpected = {n: m for n, m in match.problems.items() if m.status == "unexpected"}
+    unexpected = {n: m for n, m in problems.items() if m.status == "unexpected"}
     if not unexpected:
         return
-    others = [name for name in match.leaves if name not in unexpected]
+    others = [name for name in leaves if name not in unexpected]
     there = {*others, *folders(others)}
     longest: dict[str, int] = {}
     for leaf in unexpected.values():

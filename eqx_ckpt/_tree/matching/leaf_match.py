@@ -94,21 +94,31 @@ class TreeMatch:
     **Attributes:**
 
     - `leaves`: a [`eqx_ckpt.inspect.LeafMatch`][] for every leaf, by its name.
-    - `nbytes`: the bytes that the restore would read.
+    - `nbytes`: the bytes that the restore would read in this process.
+    - `requests`: in how many parts: the chunks of a checkpoint, each of which is a file
+        of a directory, or a value in a store or database; parts of about 8 MiB of other
+        files.
+    - `host_bytes`: the host memory that the restore would take in this process at its
+        peak, besides what the process has already. Arrays that it restores to host
+        memory are part of it: those of NumPy, and those of JAX on a CPU.
+    - `least_host_bytes`: the least `max_host_bytes` that it would accept.
     """
 
     leaves: Mapping[str, LeafMatch]
     nbytes: int
+    requests: int
+    host_bytes: int
+    least_host_bytes: int
 
     @property
     def problems(self) -> dict[str, LeafMatch]:
         """The leaves that stop a restore."""
-        return {n: m for n, m in self.leaves.items() if m.status not in _HARMLESS}
+        return problems_of(self.leaves)
 
     @property
     def ok(self) -> bool:
         """Whether the restore would succeed, if each `filter_spec` of yours does."""
-        return all(leaf.is_harmless for leaf in self.leaves.values())
+        return not problems_of(self.leaves)
 
     def __str__(self) -> str:
         counts = Counter([leaf.status for leaf in self.leaves.values()])
@@ -120,8 +130,10 @@ class TreeMatch:
             for name, leaf in self.leaves.items()
             if leaf.status != "same" or leaf.replicated
         }
-        lines = [f"{summary}; {self.nbytes} bytes to read.", *describe(differing)]
-        return "\n".join(lines)
+        requests = f"{self.requests} request{'s' * (self.requests != 1)}"
+        memory = f"{self.host_bytes / 2**20:.0f} MiB of host memory"
+        cost = f"{self.nbytes} bytes to read in {requests}, with {memory}."
+        return "\n".join([f"{summary}; {cost}", *describe(differing)])
 
     __repr__ = __str__
 
@@ -134,6 +146,11 @@ class TreeMatch:
         head = escape(str(self).splitlines()[0])
         columns = ("leaf", "status", "in `like`", "in the checkpoint")
         return f"<p>{head}</p>{table_html(columns, rows)}" if rows else f"<p>{head}</p>"
+
+
+def problems_of(leaves: Mapping[str, LeafMatch]) -> dict[str, LeafMatch]:
+    """The leaves that stop a restore."""
+    return {n: m for n, m in leaves.items() if m.status not in _HARMLESS}
 
 
 def with_place(match: LeafMatch, place: Place) -> LeafMatch:

@@ -2,7 +2,7 @@
 
 import functools as ft
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +27,7 @@ from ..leaves.leaf_kinds import describe_like, fingerprint
 from ..leaves.transient import is_transient, stop_at_transients
 from ..matching.explain_match import explain
 from ..matching.foreign_spelling import spelled
-from ..matching.leaf_match import LeafMatch, TreeMatch, with_place
+from ..matching.leaf_match import LeafMatch, problems_of, with_place
 from ..matching.name_tree import checked_prefix
 from ..matching.sharding_argument import Place, place, targets_of
 from ..matching.similar_names import similar
@@ -69,21 +69,34 @@ class ReadPlan:
 
     Every leaf of `like`, by its position, is in `reads` or in `values`. Those of
     `reads` that a `transform` computes are in `parts` too. `kept` has those of `values`
-    that the checkpoint lacks, or has otherwise, by name.
+    that the checkpoint lacks, or has otherwise, by name. `leaves`: what would become of
+    each leaf, by name.
     """
 
     treedef: Any
     reads: Sequence[Read]
     values: Mapping[int, Any]
     kept: Mapping[str, Any]
-    match: TreeMatch
+    leaves: Mapping[str, LeafMatch]
     request: "Request"
     derived: Derived | None
     parts: Sequence[Part]
 
     def check(self) -> None:
-        if not self.match.ok:
-            raise LeafMismatchError(explain(self.match, self.derived is not None))
+        if problems_of(self.leaves):
+            raise LeafMismatchError(explain(self.leaves, self.derived is not None))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes to read."""
+        direct = sum(
+            [
+                r.record.nbytes
+                for r in self.reads
+                if r.origin is None or not r.is_computed
+            ]
+        )
+        return direct + sum(part.nbytes for part in self.parts)
 
     @property
     def direct(self) -> list[Read]:
@@ -209,16 +222,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         matches |= unreturned(derived, matches)
     matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
-    match = TreeMatch(matches, _nbytes(reads, parts))
     treedef = jtu.tree_structure(like, is_leaf)
-    return ReadPlan(treedef, reads, values, kept, match, request, derived, parts)
-
-
-def _nbytes(reads: Iterable[Read], parts: Iterable[Part]) -> int:
-    direct = sum(
-        [r.record.nbytes for r in reads if r.origin is None or not r.is_computed]
-    )
-    return direct + sum(part.nbytes for part in parts)
+    return ReadPlan(treedef, reads, values, kept, matches, request, derived, parts)
 
 
 def _placed(

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from ..._errors import CheckpointError, LeafMismatchError, LeafNameError
+from ..._format.chunk_grid import chunk_shape
 from ..._format.dtype_names import OF_JAX
 from ..._format.leaf_names import below, from_below, is_below
 from ..._format.leaf_record import CannotSave, dtype_from_tag, key_shape, LeafRecord
@@ -347,7 +348,10 @@ def _of_output(
         raise CannotSave(f"has the dtype `{leaf.dtype}`, which no leaf has")
     if record.kind == "key":
         shape = (*leaf.shape, *(key_shape(record.impl or "") or ()))
-        record = record._replace(data_type="uint32", data_shape=shape)
+        chunk = chunk_shape(shape, shape, 4)
+        record = record._replace(
+            data_type="uint32", data_shape=shape, chunk_shape=chunk
+        )
     else:
         if record.dtype not in OF_JAX:
             raise CannotSave(

@@ -80,7 +80,7 @@ def to_eqx(
     """
     found = tree_match(source, like, is_leaf=is_leaf)
     if not found.ok:
-        raise LeafMismatchError(explain(found))
+        raise LeafMismatchError(explain(found.leaves))
     manifest = read_manifest(source)
     paths = {
         encode(typed(key_path)): (typed(key_path), expected.kind)

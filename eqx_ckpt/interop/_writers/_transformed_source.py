@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..._format.source import RegionRead, Source
+from ..._restoring.leaf_reader import How
 from ..._restoring.transform_compute import Leaves, Transformed
 from ..._sources.checkpoint_source import opened
 from ..._tree.matching.sharding_argument import Place
@@ -24,7 +25,7 @@ def transformed(source: PathLike | Source, transform: Transform | None) -> Sourc
 class _Transformed(Transformed):
     def __init__(self, source: Source, derived: Derived) -> None:
         super().__init__(source, derived)
-        self._leaves = Leaves(source, derived, None)
+        self._leaves = Leaves(source, derived, How())
 
     def read(
         self,
