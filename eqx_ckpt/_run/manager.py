@@ -366,17 +366,21 @@ class CheckpointManager:
             unexpected,
             transform,
         )
-        how = self._progress, self._disk.timeout
-        means = Means(broadcast_replicas, max_host_bytes, *how)
+        means = self._means._replace(
+            broadcast_replicas=broadcast_replicas, max_host_bytes=max_host_bytes
+        )
+        return self._restored(request, step, on_damage, means)
 
-        return self._restored(request, step, on_damage, broadcast_replicas)
+    @property
+    def _means(self) -> Means:
+        return Means(False, None, self._progress, self._disk.timeout)
 
     def _restored(
         self,
         request: Request,
         step: SupportsIndex | None,
-        on_damage: OnDamage = "raise",
-        broadcast_replicas: bool = False,
+        on_damage: OnDamage,
+        means: Means,
         *,
         goes_on: bool = True,
     ) -> PyTree:
@@ -617,7 +621,7 @@ class CheckpointManager:
 
         def restore(step: int, placed: PyTree | None) -> PyTree:
             asked = request if placed is None else Request(placed)
-            return self._restored(asked, step, goes_on=False)
+            return self._restored(asked, step, "raise", self._means, goes_on=False)
 
         def agree(step: int, differ: list[int]) -> list[int]:
             return most_said(f"{call}, step {step}", differ, self._disk.timeout)
