@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 
 import eqx_ckpt
 
-from .measure import _peak, _reset_peak
+from .measure import peak_memory, reset_peak
 from .memory import warm_memory
 from .stores import _CREDENTIALS, _server, Place
 from .table import markdown
@@ -138,9 +138,9 @@ def measure(tree: PyTree, place: Path, endpoint: str | None, seconds: Seconds) -
             what = f"restore from the local disk, {words}"
             seconds.note(what, ft.partial(mirrored.restore, like, step))
         mirrored.save(5, tree).result()
-        memory = _reset_peak()
+        memory = reset_peak()
         mirrored.uploads()[5].result(_TIMEOUT)
-        memory = _peak() - memory
+        memory = peak_memory() - memory
     far = eqx_ckpt.CheckpointManager(there)
     seconds.note("restore from the store", lambda: far.restore(like))
     with eqx_ckpt.CheckpointManager(place / "new", mirror=mirror) as new:

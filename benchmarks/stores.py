@@ -32,7 +32,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from .measure import _files, _peak, _read_through, _reset_peak, _timed
+from .measure import _files, _read_through, _timed, peak_memory, reset_peak
 from .memory import warm_memory
 from .table import markdown
 from .workloads import check_same, filled, named, nbytes, skeleton, Transformer
@@ -392,9 +392,9 @@ def _restore(case: Case, place: Place, server: int) -> Result:
 @contextlib.contextmanager
 def _watched(server: int, result: Result, key: str) -> Iterator[None]:
     """Put into `result` what it takes beside time; the tree is there before."""
-    base, requests, busy = _reset_peak(), _requests(), _cpu(server)
+    base, requests, busy = reset_peak(), _requests(), _cpu(server)
     yield
-    result[f"{key}peak"] = _peak() - base
+    result[f"{key}peak"] = peak_memory() - base
     result[f"{key}_requests"] = _requests() - requests
     result[f"{key}_server"] = _cpu(server) - busy
 

@@ -31,9 +31,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("only", nargs="*")
     args = parser.parse_args()
+    known = dict(commands())
+    if unknown := {*args.only} - known.keys():
+        parser.error(f"{sorted(unknown)} are none of {sorted(known)}")
     args.folder.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
-    for name, command in commands():
+    for name, command in known.items():
         if args.only and name not in args.only:
             continue
         print(f"{datetime.datetime.now():%H:%M:%S} {command}", flush=True)

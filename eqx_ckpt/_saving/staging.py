@@ -17,7 +17,8 @@ from .._types import is_real, wrong
 
 
 # Half of what JAX takes at most, 64 GB by default. It keeps it, for the next copies.
-_PINNED_BYTES = int(os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "64")) * 2**29
+_LIMIT = os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "")
+_PINNED_BYTES = (int(_LIMIT) if _LIMIT.isdecimal() else 64) * 2**29
 
 
 # Half of the machine's memory.

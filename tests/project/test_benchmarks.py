@@ -1,9 +1,11 @@
 """The benchmarks work, on the smallest trees; nothing here depends on a clock."""
 
+import importlib.util
+
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import cold, measure, table, workloads
+from benchmarks import cold, measure, table, tables, workloads
 from benchmarks.faults import __main__ as faults
 
 
@@ -111,3 +113,15 @@ def test_cold_reads_are_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", arguments)
     cold.main()
     assert "| verify |" in capsys.readouterr().out
+
+
+def test_each_can_be_imported():
+    for path in (measure.ROOT / "benchmarks").glob("*.py"):
+        importlib.import_module(f"benchmarks.{path.stem}")
+
+
+def test_the_commands_of_the_documentation_are_benchmarks():
+    known = dict(tables.commands())
+    assert {"main", "mirror", "recording", "forecast"} <= known.keys()
+    for command in known.values():
+        assert importlib.util.find_spec(command.split()[2])

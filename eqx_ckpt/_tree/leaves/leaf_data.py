@@ -54,6 +54,8 @@ def _begin_copy(part: Any) -> Any:
             with jax.ensure_compile_time_eval():
                 return jax.device_put(part, pinned)
         except jax.errors.JaxRuntimeError as e:
+            if "RESOURCE_EXHAUSTED" not in str(e):
+                raise
             _without_pinned.add(device)
             logger.warning(
                 "Saves from %s take slower memory from now on: %s", device, e
