@@ -15,7 +15,13 @@ from .._format.display import in_bytes
 from .._format.source import RegionRead
 from .._lazy import Array, DType, np
 from .._storage.calls.host_memory import memory
-from .._storage.calls.tensorstore_calls import context, KvSpec, own_context, wait_for
+from .._storage.calls.tensorstore_calls import (
+    context,
+    KvSpec,
+    own_context,
+    resolved,
+    wait_for,
+)
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.chunks.ocdbt_database import Database
 from .._storage.chunks.ocdbt_tree import DatabaseTree
@@ -195,7 +201,7 @@ class Place:
         """Open the array that is here, to read rows of it; its files may be links."""
         import tensorstore as ts
 
-        spec = {"driver": driver, "kvstore": self._outer.spec}
+        spec = {"driver": driver, "kvstore": resolved(self._outer.spec)}
         opening = ts.open(spec, read=True, open=True, context=context())
         array = wait_for(opening, str(self))
         itemsize = array.dtype.numpy_dtype.itemsize
@@ -333,7 +339,10 @@ def _open(
         name: ts.open(
             {
                 "driver": arrays[name].driver,
-                "kvstore": {**arrays[name].place, "path": _path(arrays[name])},
+                "kvstore": {
+                    **resolved(arrays[name].place),
+                    "path": _path(arrays[name]),
+                },
                 "fill_missing_data_reads": allow_missing_chunks,
                 "recheck_cached_metadata": "open",
                 "recheck_cached_data": "open",

@@ -171,6 +171,38 @@ def test_a_store_with_arguments(s3, monkeypatch):
     assert_same(eqx_ckpt.tree_deserialise_leaves(s3.url + "/000100", TREE), TREE)
 
 
+KEEP = eqx_ckpt.keep_last(2)
+
+
+@pytest.mark.parametrize("host", ["{bucket}.localhost:", "127.0.0.1:"])
+@pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
+def test_a_bucket_in_the_endpoint(s3, s3_backend, monkeypatch, host, layout):
+    """In the name of the host, or in a path that the user gives."""
+    in_path = "" if host.startswith("{") else "/{bucket}"
+    endpoint = f"http://{host}{s3_backend.port}{in_path}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with eqx_ckpt.CheckpointManager(s3.url, layout=layout, keep=KEEP) as run:
+        for step in range(3):
+            run.save(step, TREE).result()
+        assert run.steps() == [1, 2]
+    manifest = eqx_ckpt.inspect.read_manifest(f"{s3.url}/000001")
+    assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/000002", TREE), TREE)
+    if layout == "zarr":
+        name, record = next((k, v) for k, v in manifest.leaves.items() if v.is_array)
+        rows = eqx_ckpt.data.StoredDataSource(f"{s3.url}/000001/{manifest.root}/{name}")
+        assert len(rows) == record.shape[0]
+    # It is the same bucket.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/000001", TREE), TREE)
+
+
+@pytest.mark.parametrize("endpoint", ["{bucket}.x", "https://{b}.x", "https://{bucket"])
+def test_an_endpoint_that_is_no_url(s3, endpoint):
+    store = StorePath(s3.url, endpoint=endpoint)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="is not a URL"):
+        eqx_ckpt.tree_serialise_leaves(store / "a", TREE)
+
+
 QUIET = """
 import contextlib
 import sys

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from ..calls.send_window import line_of
-from ..calls.tensorstore_calls import context, KvSpec, wait_for
+from ..calls.tensorstore_calls import context, KvSpec, resolved, wait_for
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -89,7 +89,7 @@ def _ask(store: KvSpec, place: tuple[object, ...], where: str) -> None:
         },
         context(),
     )
-    asking = wait_for(ts.KvStore.open(store, context=own), where).read("@")
+    asking = wait_for(ts.KvStore.open(resolved(store), context=own), where).read("@")
     try:
         wait_for(asking, where, LAST_PATIENCE)
     except (ConnectionError, TimeoutError):

@@ -21,7 +21,11 @@ URL = re.compile(r"(?i:s3|gs|gcs|memory|file):|[^\W\d_][\w.+-]+:/|[^\W_]://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
 
-_ENDPOINT = re.compile(r"https?://[^\s/?#@]+(/[^\s?#@]*)?")
+# In an endpoint, where the name of the bucket goes.
+BUCKET = "{bucket}"
+
+
+_ENDPOINT = re.compile(r"https?://[^\s/?#@{}]+(/[^\s?#@{}]*)?")
 
 
 # A user and a password before a host or a bucket; and what may be a signature.
@@ -71,7 +75,8 @@ class StorePath(os.PathLike[str]):
     - `url`: `"s3://bucket/path"` or `"gs://bucket/path"`.
     - `endpoint`: the address of an S3 server other than Amazon's, such as
         `"http://127.0.0.1:9000"`; the default is `AWS_ENDPOINT_URL_S3` or
-        `AWS_ENDPOINT_URL` of the environment.
+        `AWS_ENDPOINT_URL` of the environment. If the server wants the bucket in the
+        host's name, `"https://{bucket}.host"`.
     - `region`: of the bucket; the default is `AWS_REGION` or `AWS_DEFAULT_REGION`, or
         else Amazon's answer.
     - `single_writer`: promises that no other process ever saves to the same location.
@@ -175,11 +180,12 @@ def _s3_options(store: StorePath) -> dict[str, Any]:
         "use_conditional_write": not store.single_writer,
     }
     if endpoint:
-        if not _ENDPOINT.fullmatch(endpoint):
+        if not _ENDPOINT.fullmatch(endpoint.replace(BUCKET, "bucket", 1)):
             raise CheckpointError(
                 f"The endpoint {censored(endpoint)!r} is not a URL. Pass "
-                "`https://host:port`. Who may use it is said by the environment, such "
-                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+                "`https://host:port`, or `https://{bucket}.host`. Who may use it is "
+                "said by the environment, such as AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY."
             )
         options["endpoint"] = endpoint.rstrip("/")
         region = region or "us-east-1"

@@ -7,7 +7,7 @@ from typing import Any, TYPE_CHECKING, TypeAlias
 
 from ..._errors import CheckpointError, CorruptCheckpointError
 from .send_window import STALLED
-from .store_path import censored
+from .store_path import BUCKET, censored
 
 
 if TYPE_CHECKING:
@@ -81,6 +81,17 @@ def _without_retries() -> "ts.Context":
 KvSpec: TypeAlias = dict[str, Any]
 
 
+def resolved(spec: KvSpec) -> KvSpec:
+    """The spec for TensorStore, in which the endpoint may name the bucket."""
+    if "base" in spec:
+        return {**spec, "base": resolved(spec["base"])}
+    endpoint = spec.get("endpoint", "")
+    if BUCKET not in endpoint:
+        return spec
+    endpoint = endpoint.replace(BUCKET, spec["bucket"])
+    return {**spec, "endpoint": endpoint, "bucket": ""}
+
+
 def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
     """Open the key-value store of a spec; a database gets its own caches."""
     import tensorstore as ts
@@ -89,7 +100,7 @@ def open_kvstore(spec: KvSpec, *, retries: bool = True) -> "ts.KvStore":
     used = used if retries else _without_retries()
     where = _location(spec.get("base", spec))
     try:
-        opening = ts.KvStore.open(spec, context=used)
+        opening = ts.KvStore.open(resolved(spec), context=used)
     except ValueError as e:
         raise translated(e, where) from None
     return wait_for(opening, where)

@@ -14,6 +14,7 @@ from ..calls.tensorstore_calls import (
     KvSpec,
     open_kvstore,
     own_context,
+    resolved,
     wait_for,
 )
 from ..interface.chunk_bytes import Problem, Wanted
@@ -65,7 +66,10 @@ class Database(ChunkValues):
         context = own_context()
         transaction = ts.Transaction(atomic=True)
         whole, *parts = [
-            wait_for(ts.KvStore.open(part.new_spec, context=context), part.place.url())
+            wait_for(
+                ts.KvStore.open(resolved(part.new_spec), context=context),
+                part.place.url(),
+            )
             for part in (self, *map(self.part, names))
         ]
         target = whole.with_transaction(transaction)
