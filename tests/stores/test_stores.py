@@ -189,7 +189,7 @@ def test_a_bucket_in_the_endpoint(s3, s3_backend, monkeypatch, host, layout):
     assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/000002", TREE), TREE)
     if layout == "zarr":
         name, record = next((k, v) for k, v in manifest.leaves.items() if v.is_array)
-        rows = eqx_ckpt.data.StoredDataSource(f"{s3.url}/000001/{manifest.root}/{name}")
+        rows = eqx_ckpt.data.StoredDataSource(f"{s3.url}/000001/{manifest.root}{name}")
         assert len(rows) == record.shape[0]
     # It is the same bucket.
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
