@@ -188,7 +188,7 @@ def test_a_bucket_in_the_endpoint(s3, s3_backend, monkeypatch, host, layout):
     assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/000002", TREE), TREE)
     spec = {"driver": "zarr3", "kvstore": {**s3.spec, "path": "plain/"}}
     ts.open(spec, create=True, dtype=ts.int32, shape=[7]).result()
-    assert len(eqx_ckpt.data.StoredDataSource(f"s3://{s3.bucket}/plain")) == 7
+    assert len(eqx_ckpt.data.StoredDataSource(x=f"s3://{s3.bucket}/plain")) == 7
     # It is the same bucket.
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     assert_same(eqx_ckpt.tree_deserialise_leaves(f"{s3.url}/000001", TREE), TREE)
