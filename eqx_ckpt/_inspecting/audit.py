@@ -6,11 +6,15 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from .._format.leaf_record import LeafRecord
+from .._errors import CorruptCheckpointError, LeafMismatchError
+from .._format.chunk_grid import start_of
+from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
-from .._tree.leaves.leaf_data import shards
+from .._tree.leaves.leaf_data import device_shards, shards
 from .._tree.leaves.leaf_kinds import describe
 from .._tree.leaves.transient import is_transient, stop_at_transients
+from .._tree.matching.leaf_match import problems_of
+from .._tree.plans.read_plan import ReadPlan
 from .._tree.plans.write_plan import named_leaves
 
 
@@ -49,6 +53,40 @@ class Audit:
             f"The replay from step {self.since} does not reproduce step {self.step}, "
             f"which differs in {names}{more}."
         )
+
+
+def check_is_whole(step: int, plan: ReadPlan) -> None:
+    """Raise unless `like` has all leaves of a step as they were saved, and no others.
+
+    An audit has no arguments by which a restore could leave out, keep or cast some.
+    """
+    lines = [
+        f"- {name!r}: {match.found}: {match.expected}."
+        if match.status == "sharding"
+        else f"- {name!r}: {match.expected} in `like`, {match.found} in the checkpoint."
+        for name, match in problems_of(plan.leaves).items()
+    ]
+    if lines:
+        raise LeafMismatchError(
+            f"Step {step} does not match `like`:\n{_first(lines)}\n"
+            "An audit compares all that was saved, so `like` has to be what was saved: "
+            "with the same leaves, shapes and dtypes, and `None` for what was not "
+            "saved. JAX arrays of 64 bits need `jax.enable_x64(True)`. `sharding` may "
+            "differ; its axes have to divide the dimensions that they are for."
+        )
+
+
+def _first(lines: Sequence[str]) -> str:
+    more = [f"... and {len(lines) - _MOST} more"] * (len(lines) > _MOST)
+    return "\n".join([*lines[:_MOST], *more])
+
+
+def damaged(problem: CorruptCheckpointError, *, is_own: bool) -> CorruptCheckpointError:
+    """The error about a step that cannot be compared, with the way out."""
+    way = "audit other steps, or those of a mirror, by a manager of that."
+    if is_own:
+        way = f"restore the step with it first, or {way}"
+    return CorruptCheckpointError(f"{problem}\n`audit` has no `on_damage`: {way}")
 
 
 class _Leaf(NamedTuple):
@@ -109,12 +147,10 @@ def _check_alike(
         if _type_of(before.get(name)) != _type_of(after.get(name))
     ]
     if problems:
-        more = [f"... and {len(problems) - _MOST} more"] * (len(problems) > _MOST)
         raise ValueError(
             f"`step_fn` returned another tree than it got, at step {step}:\n"
-            + "\n".join([*problems[:_MOST], *more])
-            + "\nIt takes what was saved, and the number of the step to make, and "
-            "returns what is saved then."
+            f"{_first(problems)}\nIt takes what was saved, and the number of the step "
+            "to make, and returns what is saved then."
         )
 
 
@@ -124,12 +160,17 @@ def _type_of(record: LeafRecord | None) -> tuple[Any, ...]:
         return ()
     if record.value is not None:
         return (record.kind,)
-    return record.data_type, record.data_shape, record.impl
+    if record.kind == "key":
+        return record.impl, record.shape
+    # Nor in which order the bytes of a number are.
+    return dtype_from_tag(record.dtype).newbyteorder("="), record.shape
 
 
 def _differ(made: _Leaf, saved: _Leaf) -> int:
-    """1 if not all bits that this process has of a leaf are equal, otherwise 0."""
+    """1 if not all bits of a leaf on each device are those saved, otherwise 0."""
     if made.record.value is not None:
         return int(made.record.value != saved.record.value)
-    pieces = zip(shards(*made), shards(*saved), strict=True)
-    return int(any(a.tobytes() != b.tobytes() for (_, a), (_, b) in pieces))
+    # Cut as the saved one.
+    found = device_shards(made.leaf, saved.record)
+    expected = {start_of(region): data for region, data in shards(*saved)}
+    return int(any(a.tobytes() != expected[start_of(r)].tobytes() for r, a in found))

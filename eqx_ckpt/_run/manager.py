@@ -15,10 +15,10 @@ from .._distributed.jax_service import is_first
 from .._distributed.joint_attempt import Together
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._distributed.process_group import from_first, most_said
-from .._errors import CheckpointError
+from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
-from .._inspecting.audit import Audit, replay
+from .._inspecting.audit import Audit, check_is_whole, damaged, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
@@ -616,12 +616,17 @@ class CheckpointManager:
                     raise self._run.missing(step)
             chosen = [step for step in steps if first <= step <= last]
             for step in chosen:
-                plan_reads(self._disk.read_manifest(step), request).check()
+                plan = plan_reads(self._disk.read_manifest(step), request)
+                check_is_whole(step, plan)
             return chosen
 
         def restore(step: int, placed: PyTree | None) -> PyTree:
-            asked = request if placed is None else Request(placed)
-            return self._restored(asked, step, "raise", self._means, goes_on=False)
+            # Of NumPy's arrays, `step_fn` may change the order of the bytes.
+            asked = request if placed is None else Request(placed, casting="safe")
+            try:
+                return self._restored(asked, step, "raise", self._means, goes_on=False)
+            except CorruptCheckpointError as e:
+                raise damaged(e, is_own=self._disk.is_own) from e
 
         def agree(step: int, differ: list[int]) -> list[int]:
             return most_said(f"{call}, step {step}", differ, self._disk.timeout)

@@ -146,6 +146,94 @@ def test_sharded(tmp_path: pathlib.Path) -> None:
     assert (found.step, found.leaves) == (3, ("w",))
 
 
+@pytest.mark.parametrize("wrong", range(2))
+def test_each_replica_is_compared(tmp_path: pathlib.Path, wrong: int) -> None:
+    if jax.device_count() < 2:
+        pytest.skip("needs two devices")
+    devices = jax.devices()[:2]
+    everywhere = NamedSharding(jax.make_mesh((2,), ("x",)), P())
+
+    def copies(*values: float) -> Any:
+        each = [
+            jax.device_put(jnp.full(2, value, "float32"), device)
+            for value, device in zip(values, devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays((2,), everywhere, each)
+
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": copies(step, step)})
+        made = [2.0, 2.0]
+        assert manager.audit(
+            lambda s, i: {"w": copies(*made)}, {"w": copies(0, 0)}, 1, 2
+        ).ok
+        made[wrong] = 9
+        found = manager.audit(
+            lambda s, i: {"w": copies(*made)}, {"w": copies(0, 0)}, 1, 2
+        )
+    assert found.leaves == ("w",)
+
+
+def test_an_array_of_another_byte_order(tmp_path: pathlib.Path) -> None:
+    """As NumPy makes it of one that is not the machine's."""
+    like = {"a": np.arange(3, dtype=">f4")}
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"a": (like["a"] * 2**step).astype(">f4")})
+        assert manager.audit(lambda s, i: {"a": s["a"] * 2}, like, 1, 3).ok
+        found = manager.audit(lambda s, i: {"a": s["a"] * i}, like, 1, 3)
+    assert (found.step, found.leaves) == (3, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.zeros(2, "datetime64[D]"), np.zeros(2, "int64")),
+        (np.zeros(2, "datetime64[D]"), np.zeros(2, "datetime64[s]")),
+        (jnp.zeros(2, "float8_e4m3fn"), jnp.zeros(2, "uint8")),
+    ],
+    ids=str,
+)
+def test_a_step_fn_that_returns_another_dtype(
+    tmp_path: pathlib.Path, before: Any, after: Any
+) -> None:
+    """Also where the files have one dtype for both."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"a": before})
+        with pytest.raises(ValueError, match="another tree than it got, at step 2"):
+            manager.audit(lambda s, i: {"a": after}, {"a": before}, 1, 2)
+
+
+def test_no_error_names_what_an_audit_has_not(tmp_path: pathlib.Path) -> None:
+    """It takes no arguments of a restore but `like` and `sharding`."""
+    trained(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "mirror")
+    state = begin()
+    fewer = {name: leaf for name, leaf in state.items() if name != "seen"}
+    likes = {
+        "'more': Python int in `like`, nothing in": state | {"more": 1},
+        "'seen': nothing in `like`, Python int in": fewer,
+        "'zero': float32\\[4\\] in `like`, float32": state | {"zero": jnp.zeros(4)},
+        "'zero': bfloat16": state | {"zero": jnp.zeros(3, jnp.bfloat16)},
+        "'seen': float32": state | {"seen": jnp.zeros(())},
+    }
+    others = ["missing", "where", "unexpected", "casting", "prefix", "mismatched"]
+    mirror = eqx_ckpt.Mirror(tmp_path / "mirror")
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        for said, like in likes.items():
+            with pytest.raises(eqx_ckpt.LeafMismatchError, match=said) as e:
+                manager.audit(never, like, 2, 4)
+            assert str(e.value).startswith("Step 2 does not match `like`:")
+            assert not any(f"`{name}" in str(e.value) for name in others)
+        next((tmp_path / "run/000002/half").glob("c*")).write_bytes(b"")
+        has_no = "has no `on_damage`: audit other steps, or those of a mirror"
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=has_no):
+            manager.audit(never, state, 2, 4)
+    with CheckpointManager(tmp_path / "mirror") as manager:
+        assert manager.audit(step_fn, state, 2, 4).ok
+
+
 def never(state: Any, step: int) -> Any:
     raise AssertionError("The replay began.")
 

@@ -86,6 +86,15 @@ def shards(
     return _on_host(found, record)
 
 
+def device_shards(leaf: Any, record: LeafRecord) -> Iterator[tuple[Region, Array]]:
+    """As `shards`, with each replica on a device of this process, one after another."""
+    found = (
+        (region, _owned_pieces(region, record, None), _begin_copy(part))
+        for region, part in replicas(leaf, record)
+    )
+    return _on_host(found, record)
+
+
 def _on_host(
     found: Iterable[tuple[Region, list[Region], Any]], record: LeafRecord
 ) -> Iterator[tuple[Region, Array]]:
@@ -127,6 +136,12 @@ def parts(leaf: Any, record: LeafRecord) -> list[tuple[Region, Any]]:
 
     Of a sharded array, these are the distinct shards that this process has.
     """
+    regions = replicas(leaf, record)
+    return [*{repr(region): (region, data) for region, data in regions[::-1]}.values()]
+
+
+def replicas(leaf: Any, record: LeafRecord) -> list[tuple[Region, Any]]:
+    """As `parts`, on each device of this process, also where they are the same."""
     if record.kind == "key":
         with jax.ensure_compile_time_eval():
             leaf = jax.random.key_data(leaf)
@@ -135,5 +150,4 @@ def parts(leaf: Any, record: LeafRecord) -> list[tuple[Region, Any]]:
     shape = record.data_shape
     if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
         return [(whole(shape), leaf)]
-    regions = [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
-    return [*{repr(region): (region, data) for region, data in regions[::-1]}.values()]
+    return [(region_of(s.index, shape), s.data) for s in leaf.addressable_shards]
