@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
@@ -12,7 +12,7 @@ from .._format.run_history import History
 from .._format.user_metadata import pack, unpack
 from .._storage.calls.threads import at_once
 from .._storage.interface.committed_manifest import read_metadata_and_history
-from .._storage.interface.place import log_name
+from .._storage.interface.place import log_name, log_number
 from .._types import is_real, PathLike
 from .run_steps import Run
 
@@ -31,6 +31,7 @@ _MOST_LOGS = 64
 class _Removed(NamedTuple):
     """What is kept of a step: the session that saved it, if any, and its metrics."""
 
+    step: int
     session: str | None
     metrics: dict[str, Any]
 
@@ -47,54 +48,70 @@ def numbers_in(metadata: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def keep_metrics(run: Run, steps: Collection[int]) -> None:
     """Write the metrics of steps that are about to be removed to a log of the run.
 
-    A log is never changed. When there are many, they become one, which is there before
-    they are deleted: what is in two of them is read once. The steps are removed even if
-    this fails, which may be because the disk is full.
+    A log is never changed: what a later one says of the same save holds. When there are
+    many, they become one, which is there before they are deleted. The steps are removed
+    even if this fails, which may be because the disk is full.
     """
     try:
-        found = {step: _of_step(run, step) for step in steps}
-        found = {step: removed for step, removed in found.items() if removed.metrics}
-        if found:
-            _write(run, found)
-            _merge(run)
+        names = run.stored.logs() if steps else []
+        found = [one for step in steps if (one := _of_step(run, step)) is not None]
+        # One without metrics may have been saved before with some.
+        if found and (names or any(one.metrics for one in found)):
+            number = max(map(log_number, names), default=0) + 1
+            _merge(run, [*names, _write(run, found, number)])
     except (OSError, CheckpointError) as e:
         logger.warning("The metrics of removed steps are lost: %s", e)
 
 
-def _of_step(run: Run, step: int) -> _Removed:
+def _of_step(run: Run, step: int) -> _Removed | None:
     try:
         metadata, history = read_metadata_and_history(run.location(step))
     except CheckpointError:  # Damaged, or removed by another process.
-        return _Removed(None, {})
+        return None
     metrics = dict([*numbers_in(metadata)][:MOST_METRICS])
-    return _Removed(history and history.sessions[-1].id, metrics)
+    return _Removed(step, history and history.sessions[-1].id, metrics)
 
 
-def _write(run: Run, steps: Mapping[int, _Removed]) -> None:
-    found = {step: steps[step]._asdict() for step in sorted(steps)}
-    text = json.dumps(pack({"steps": found}), separators=(",", ":"))
-    run.stored.write_log(log_name(secrets.token_hex(16)), text.encode())
+def _write(run: Run, removed: Iterable[_Removed], number: int) -> str:
+    found = {"removed": [one._asdict() for one in removed]}
+    text = json.dumps(pack(found), separators=(",", ":"))
+    name = log_name(number, secrets.token_hex(8))
+    run.stored.write_log(name, text.encode())
+    return name
 
 
-def _merge(run: Run) -> None:
-    names = run.stored.logs()
-    if len(names) >= _MOST_LOGS:
-        logs = _read(run, names)
-        _write(run, {step: of for log in logs.values() for step, of in log.items()})
+def _merge(run: Run, names: Collection[str]) -> None:
+    if len(names) < _MOST_LOGS:
+        return
+    logs = _read(run, names)
+    # Another process that has deleted some has merged all of them.
+    if {*names} <= {*run.stored.logs()}:
+        # What was written meanwhile has a higher number.
+        _write(run, _in_order(logs), max(map(log_number, names)))
         run.stored.delete_logs([*logs])
 
 
-def _read(run: Run, names: Collection[str]) -> dict[str, dict[int, _Removed]]:
+def _in_order(logs: Mapping[str, list[_Removed]]) -> list[_Removed]:
+    """What is in logs, the oldest first; each save of a step once."""
+    found: dict[tuple[int, str | None], _Removed] = {}
+    for name in sorted(logs):
+        for one in logs[name]:
+            found.pop((one.step, one.session), None)
+            found[one.step, one.session] = one
+    return [*found.values()]
+
+
+def _read(run: Run, names: Collection[str]) -> dict[str, list[_Removed]]:
     """What is in logs, by name; one that is malformed, or deleted by now, is left out.
 
     A process may have died while it wrote one, before it removed anything.
     """
-    found: dict[str, dict[int, _Removed]] = {}
+    found: dict[str, list[_Removed]] = {}
     for name, data in at_once(run.stored.read_log, names).items():
         try:
-            steps = unpack(json.loads(data or b""))["steps"]
-            log = {int(step): _Removed(**of) for step, of in steps.items()}
-            if all(_is_one(of) for of in log.values()):
+            log = unpack(json.loads(data or b""))["removed"]
+            log = [_Removed(**one) for one in log]
+            if all(map(_is_one, log)):
                 found[name] = log
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             continue
@@ -105,6 +122,7 @@ def _is_one(of: _Removed) -> bool:
     is_session = of.session is None or type(of.session) is str
     return (
         is_session
+        and type(of.step) is int
         and type(of.metrics) is dict
         and all(map(is_real, of.metrics.values()))
     )
@@ -163,12 +181,12 @@ def _removed(run: Run) -> dict[int, dict[str, Any]]:
     if len(logs) < len(names):
         # If one was merged with others meanwhile, it is in a new one.
         logs = _read(run, run.stored.logs())
-    return {
-        step: of.metrics
-        for log in logs.values()
-        for step, of in log.items()
-        if newest is None or _has_led_to(newest, step, of.session)
+    found = {
+        of.step: of.metrics
+        for of in _in_order(logs)
+        if newest is None or _has_led_to(newest, of.step, of.session)
     }
+    return {step: metrics for step, metrics in found.items() if metrics}
 
 
 def _has_led_to(newest: History, step: int, session: str | None) -> bool:

@@ -98,6 +98,47 @@ def test_of_another_branch(tmp_path: pathlib.Path) -> None:
     }
 
 
+@pytest.mark.parametrize("most", [2, 64])
+def test_of_a_step_that_was_saved_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What was removed last counts, also when logs become one; ten times, no luck."""
+    monkeypatch.setattr(metrics_log, "_MOST_LOGS", most)
+    with CheckpointManager(tmp_path, keep=LAST) as manager:
+        for again in range(10):
+            manager.save(3, {"w": 1}, metadata={"loss": again}).result()
+            if again < 9:
+                manager.delete(3)
+        manager.save(4, {"w": 1}).result()
+        assert inspect.metrics(tmp_path) == {3: {"loss": 9}, 4: {}}
+        manager.delete(4)
+        for step in (4, 5):
+            manager.save(step, {"w": 1}, metadata=loss(step)).result()
+        assert inspect.metrics(tmp_path)[4] == loss(4)
+
+
+def test_of_a_step_that_was_saved_again_without(tmp_path: pathlib.Path) -> None:
+    with CheckpointManager(tmp_path, keep=LAST) as manager:
+        manager.save(1, {"w": 1}, metadata=loss(1)).result()
+        manager.delete(1)
+        manager.save(1, {"w": 1}).result()
+        manager.save(2, {"w": 1}).result()
+    assert inspect.metrics(tmp_path) == {2: {}}
+
+
+def test_of_what_both_branches_have(tmp_path: pathlib.Path) -> None:
+    """The newest step goes on from the step 3 that was removed first."""
+    keep = [eqx_ckpt.keep_every(2)]
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(step, {"w": 1}, metadata=loss(step)).result()
+    with CheckpointManager(tmp_path) as manager:
+        manager.restore({"w": 0}, 2)
+        manager.save(3, {"w": 1}, metadata={"loss": -3}).result()
+        manager.delete(3)
+    assert inspect.metrics(tmp_path) == {step: loss(step) for step in (1, 2, 3, 4)}
+
+
 def test_of_a_long_history(tmp_path: pathlib.Path) -> None:
     """A manifest names the last 32 sessions, and each step has one of its own."""
     for step in range(1, 41):
@@ -127,8 +168,8 @@ def no_steps(text: str) -> str:
 
 def of_another_type(text: str) -> str:
     value = json.loads(text)
-    for step in value["steps"].values():
-        step["metrics"] = {"loss": "<script>"}
+    for one in value["removed"]:
+        one["metrics"] = {"loss": "<script>"}
     return json.dumps(value)
 
 
@@ -142,9 +183,9 @@ def test_what_is_damaged_is_left_out(
 ) -> None:
     metrics.save(str(tmp_path), 1, 3)
     one, _ = logs(tmp_path)
-    (of_one,) = json.loads(one.read_text())["steps"]
+    (of_one,) = json.loads(one.read_text())["removed"]
     one.write_text(damage(one.read_text()))
-    expected = {step: loss(step) for step in (1, 2, 3) if str(step) != of_one}
+    expected = {step: loss(step) for step in (1, 2, 3) if step != of_one["step"]}
     assert inspect.metrics(tmp_path) == expected
     one.unlink()
     one.symlink_to("/dev/zero")

@@ -98,9 +98,9 @@ class GoogleBucket(Bucket):
 
     scheme = "gs"
 
-    def list_keys(self) -> list[str]:
+    def list_keys(self, prefix: str = "") -> list[str]:
         # TensorStore reports a denied or failed listing as an empty one.
-        keys = super().list_keys() or super().list_keys()
+        keys = super().list_keys(prefix) or super().list_keys(prefix)
         self.wait_for(self.open().read("@"))
         return keys
 

@@ -22,7 +22,14 @@ from ..interface.committed_manifest import (
     read_metadata,
     root_of,
 )
-from ..interface.place import is_log, is_misspelled_step, is_step, step_name, Steps
+from ..interface.place import (
+    is_log,
+    is_misspelled_step,
+    is_step,
+    LOGS,
+    step_name,
+    Steps,
+)
 from ..interface.sure_reads import read_surely
 from . import heartbeat
 from .bucket_attempt import PREFIX, remove_data
@@ -158,7 +165,7 @@ class BucketSteps(Steps):
                 logger.warning("Could not delete all of step %d: %s", step, e)
 
     def logs(self) -> list[str]:
-        return sorted(filter(is_log, self._run.list_keys()))
+        return sorted(filter(is_log, self._run.list_keys(LOGS)))
 
     def read_log(self, name: str) -> bytes | None:
         with contextlib.suppress(OSError, CheckpointError):

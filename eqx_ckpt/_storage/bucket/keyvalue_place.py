@@ -124,8 +124,11 @@ class KeyValues(Storage):
             except CorruptCheckpointError as e:
                 yield e
 
-    def list_keys(self) -> list[str]:
-        keys = self.wait_for(self.open().list())
+    def list_keys(self, prefix: str = "") -> list[str]:
+        import tensorstore as ts
+
+        after = prefix and prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        keys = self.wait_for(self.open().list(ts.KvStore.KeyRange(prefix, after)))
         return [key.decode(errors="replace") for key in keys]
 
     def folders(self) -> list[str]:

@@ -47,7 +47,11 @@ WRITER_LOCK = "writer.lock"
 MAX_STEP = 2**63 - 1
 
 
-_LOG = re.compile(r"metrics\.[0-9a-f]{32}\.json")
+# The beginning of the name of a log of a run.
+LOGS = "metrics."
+
+
+_LOG = re.compile(re.escape(LOGS) + r"[0-9a-f]{32}\.json")
 
 
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
@@ -631,9 +635,16 @@ def is_step(name: str) -> bool:
     return _STEP.fullmatch(name) is not None and int(name) <= MAX_STEP
 
 
-def log_name(digits: str) -> str:
-    """The name of a log of a run, from 32 hexadecimal digits that nobody else has."""
-    return f"metrics.{digits}.json"
+def log_name(number: int, digits: str) -> str:
+    """The name of a log of a run: names of newer ones are later in their order.
+
+    `digits` are 16 hexadecimal ones that nobody else has.
+    """
+    return f"{LOGS}{number:016x}{digits}.json"
+
+
+def log_number(name: str) -> int:
+    return int(name.removeprefix(LOGS)[:16], 16)
 
 
 def is_log(name: str) -> bool:
