@@ -1,7 +1,6 @@
 """What a restore costs in this process: bytes, requests, and host memory."""
 
 import math
-import numbers
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from .._sources.checkpoint_source import Checkpoint
 from .._storage.interface.chunk_bytes import PIECE_BYTES
 from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_parts import Part, Read
-from .._types import is_real, wrong
+from .._types import as_integer, wrong
 from .read_items import (
     Arriving,
     arriving_of,
@@ -90,7 +89,7 @@ class Forecast(NamedTuple):
         """How much to read at a time; raise if it cannot be so little."""
         if max_host_bytes is None or max_host_bytes >= self.host_bytes:
             return USUAL
-        spare = int(max_host_bytes - self.least_host_bytes)
+        spare = max_host_bytes - self.least_host_bytes
         if spare < 0:
             raise ValueError(
                 f"`max_host_bytes` is {max_host_bytes}, and this restore takes "
@@ -107,8 +106,9 @@ class Forecast(NamedTuple):
 def check_max_host_bytes(max_host_bytes: int | None) -> None:
     if max_host_bytes is None:
         return
-    if not is_real(max_host_bytes) or not max_host_bytes >= 1:
-        raise wrong(max_host_bytes, numbers.Real)(
+    number = as_integer(max_host_bytes)
+    if number is None or number < 1:
+        raise wrong(max_host_bytes, int)(
             f"`max_host_bytes` is {max_host_bytes!r}. Pass a positive number of bytes, "
             "such as `2**30`, or `None`."
         )

@@ -3,7 +3,12 @@
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 
-from .._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
+from .._errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
 from .._format.run_history import forked, Session
 from .._mirroring.step_upload import watched
 from .._saving.save import Alone, Save
@@ -76,7 +81,10 @@ def _check_alone(new: Run, step: int) -> None:
     """
     own = read_history(new.location(step))
     for other in new.readable_or_not():
-        history = read_history(new.location(other))
+        try:
+            history = read_history(new.location(other))
+        except CheckpointNotFoundError:  # Taken back by the other fork meanwhile.
+            continue
         if own is None or history is None or history.run != own.run:
             new.stored.remove([step])
             raise CheckpointExistsError(

@@ -48,7 +48,7 @@ class LeafOverSteps:
         record = found[0][1]
         self.shape = (len(steps), *record.data_shape)
         if record.value is not None:
-            self.dtype = np.asarray([_number(of) for _, of in found]).dtype
+            self.dtype = _dtype_of(record.kind, [_number(of) for _, of in found])
         elif record.kind == "key":
             self.dtype = np.dtype(record.data_type)
         else:
@@ -148,8 +148,10 @@ class LeafHistory(Mapping[str, LeafOverSteps]):
     def to_datatree(self) -> Any:
         """The leaves as lazy arrays in an `xarray.DataTree`, with an axis `step`.
 
-        A `/` in a name opens a group. Only what is used of an array is read. Needs
-        xarray: `pip install 'eqx-ckpt[xarray]'`.
+        A `/` in a name opens a group; the other axes are `w_dim_0`, `w_dim_1` and so on
+        of a leaf `w`. The axis is `step_` if a leaf or a group is `step`, and so on.
+        Only what is used of an array is read. Needs xarray:
+        `pip install 'eqx-ckpt[xarray]'`.
 
         **Returns:**
 
@@ -159,20 +161,21 @@ class LeafHistory(Mapping[str, LeafOverSteps]):
 
         - [`eqx_ckpt.CheckpointError`][]: xarray cannot hold the leaves in one tree.
         """
+        axis = "step"
+        while any(axis in name.split("/") for name in self):
+            axis += "_"
         arrays = [
             LazyArray(
                 name,
-                [
-                    "step",
-                    *(f"{_last(name)}_dim_{i}" for i in range(len(leaf.shape) - 1)),
-                ],
+                # By the whole name: xarray aligns axes of groups within each other.
+                [axis, *(f"{name}_dim_{i}" for i in range(len(leaf.shape) - 1))],
                 leaf.shape,
                 leaf.dtype,
                 leaf.__getitem__,
             )
             for name, leaf in self.items()
         ]
-        axes = {"step": np.asarray(self.steps)}
+        axes = {axis: np.asarray(self.steps)}
         return data_tree(arrays, axes, "Read it by its name.")
 
     def __repr__(self) -> str:
@@ -247,12 +250,17 @@ def _type_of(record: LeafRecord | None) -> Any:
     return f"{record.dtype}{list(record.data_shape)}"
 
 
+def _dtype_of(kind: str, numbers: Sequence[Any]) -> np.dtype:
+    """The dtype that has Python numbers of a kind exactly."""
+    bounds = np.iinfo(np.int64)
+    if kind == "int":
+        fits = bounds.min <= min(numbers) and max(numbers) <= bounds.max
+        return np.dtype(np.int64 if fits else object)
+    return np.asarray(numbers).dtype
+
+
 def _number(record: LeafRecord) -> Any:
     return scalar_from_text(record.kind, record.value or "")
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
 
 
 def _whole_key(key: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -308,6 +308,35 @@ def test_two_forks_at_once(
     assert forked.forked.run == history(tmp_path / "b/000001").run
 
 
+@pytest.mark.parametrize("where", ["directory", "memory"])
+def test_another_fork_that_is_taken_back_meanwhile(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It is listed, and is gone when its history is read."""
+    is_memory = where == "memory"
+    run = f"memory://{uuid.uuid4().hex}/c" if is_memory else str(tmp_path / "c")
+    read = fork_step.read_history
+
+    def late(place: Any) -> Any:
+        if "000001" in str(place):
+            CheckpointManager(run).delete(1)
+        return read(place)
+
+    a, b = trained(tmp_path / "a"), trained(tmp_path / "b")
+    begin = fork_step.Save.begin
+
+    def other_first(self: Any, *args: Any, **how: Any) -> None:
+        monkeypatch.setattr(fork_step.Save, "begin", begin)
+        b.fork(run, 1)
+        monkeypatch.setattr(fork_step, "read_history", late)
+        begin(self, *args, **how)
+
+    monkeypatch.setattr(fork_step.Save, "begin", other_first)
+    a.fork(run, 2)
+    assert CheckpointManager(run).steps() == [2]
+    assert_same(CheckpointManager(run).restore(TREE), state(2))
+
+
 # Of a fork of three arrays.
 OPERATIONS = 18
 

@@ -7,6 +7,7 @@ Print each of them that is taken, or whose error names neither argument nor valu
 import functools as ft
 import inspect
 import itertools
+import math
 import os
 import sys
 import warnings
@@ -63,7 +64,7 @@ HOW: Table = {
 }
 MATCH = HOW | {"source": PATH, "broadcast_replicas": FLAG}
 READ = MATCH | {
-    "max_host_bytes": SECONDS,
+    "max_host_bytes": [*INTEGER, math.inf],
     "progress": BAR,
     "timeout": SECONDS,
 }

@@ -10,13 +10,13 @@ import eqx_ckpt
 from eqx_ckpt._storage.directory import mounted_bucket
 
 
-def mounts(path: pathlib.Path, kind: str) -> str:
-    """What Linux says of mounts, with the device of a path among them."""
+def mounts(path: pathlib.Path, of: str) -> str:
+    """What Linux says of mounts, with one of a type and source at a path."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     return (
         "22 1 0:4096 / / rw - overlay overlay rw\n"
-        f"36 22 {number} / /mnt/a\\040bucket rw,nosuid shared:1 - {kind} b rw\n"
+        f"36 22 {number} / /mnt/a\\040bucket rw,nosuid shared:1 - {of} rw\n"
         f"a line that is - {number}\n"
     )
 
@@ -31,13 +31,19 @@ def said(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "url"), [("fuse.gcsfuse", "gs://"), ("fuse.mountpoint-s3", "s3://")]
+    ("of", "program", "url"),
+    [
+        ("fuse.gcsfuse b", "gcsfuse", "gs://"),
+        ("fuse.goofys b", "goofys", "s3://"),
+        ("fuse mountpoint-s3", "mountpoint-s3", "s3://"),
+    ],
 )
 def test_the_first_save_warns(
-    tmp_path: pathlib.Path, said: pathlib.Path, kind: str, url: str
+    tmp_path: pathlib.Path, said: pathlib.Path, of: str, program: str, url: str
 ) -> None:
-    said.write_text(mounts(tmp_path, kind))
-    with pytest.warns(UserWarning, match=f"is on {kind}, .* URL of the bucket, {url}"):
+    said.write_text(mounts(tmp_path, of))
+    about = f"is on {program}, .* URL of the bucket, {url}"
+    with pytest.warns(UserWarning, match=about):
         eqx_ckpt.tree_serialise_leaves(tmp_path / "a", {"w": 1})
     with warnings.catch_warnings(record=True) as caught:
         eqx_ckpt.tree_serialise_leaves(tmp_path / "b", {"w": 1})
@@ -45,12 +51,14 @@ def test_the_first_save_warns(
     assert eqx_ckpt.load(tmp_path / "a") == {"w": 1}
 
 
-@pytest.mark.parametrize("kind", ["ext4", "fuse.sshfs", "nfs4", None])
+@pytest.mark.parametrize(
+    "of", ["ext4 s3fs", "fuse.sshfs s3fs", "fuse b", "fuse", "nfs4 b", None]
+)
 def test_others_do_not(
-    tmp_path: pathlib.Path, said: pathlib.Path, kind: str | None
+    tmp_path: pathlib.Path, said: pathlib.Path, of: str | None
 ) -> None:
-    if kind is not None:
-        said.write_text(mounts(tmp_path, kind))
+    if of is not None:
+        said.write_text(mounts(tmp_path, of))
     with warnings.catch_warnings(record=True) as caught:
         eqx_ckpt.tree_serialise_leaves(tmp_path / "a", {"w": 1})
     assert not caught

@@ -6,13 +6,14 @@ import warnings
 from ..calls.opening import reading
 
 
-# The type that each of these programs gives its mounts, and what to pass instead.
+# Programs that mount buckets, and what to pass instead.
 _INSTEAD = {
-    "fuse.gcsfuse": "gs://",
-    "fuse.s3fs": "s3://",
-    "fuse.goofys": "s3://",
-    "fuse.mountpoint-s3": "s3://",
-    "fuse.rclone": "s3:// or gs://",
+    "gcsfuse": "gs://",
+    "s3fs": "s3://",
+    "goofys": "s3://",
+    "geesefs": "s3://",
+    "mountpoint-s3": "s3://",
+    "rclone": "s3:// or gs://",
 }
 
 
@@ -33,19 +34,23 @@ def warn_of_bucket(directory: str, folder: int) -> None:
     if device in _known:
         return
     _known.add(device)
-    kind = _type_of(device)
-    if kind in _INSTEAD:
+    program = _program_of(device)
+    if program in _INSTEAD:
         warnings.warn(
-            f"{directory!r} is on {kind}, an object store behind FUSE: what is saved "
-            "there may be seen in part, and may be lost when the program or the "
-            f"machine ends. Pass the URL of the bucket, {_INSTEAD[kind]}..., which "
+            f"{directory!r} is on {program}, an object store behind FUSE: what is "
+            "saved there may be seen in part, and may be lost when the program or the "
+            f"machine ends. Pass the URL of the bucket, {_INSTEAD[program]}..., which "
             "also takes fewer requests.",
             stacklevel=2,
         )
 
 
-def _type_of(device: int) -> str:
-    """The type of the file system of a device, as Linux says it; otherwise `''`."""
+def _program_of(device: int) -> str:
+    """The program behind the FUSE mount of a device, if Linux says it; otherwise `''`.
+
+    The type is `fuse.gcsfuse`, say. It may be `fuse` alone, as of Mountpoint for Amazon
+    S3; then its source may be the program, or the name of a bucket.
+    """
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with reading(_MOUNTS) as f:
@@ -53,7 +58,8 @@ def _type_of(device: int) -> str:
     except OSError:
         return ""
     for fields in mounts:
-        # The type follows a hyphen, after fields of which there may be any number.
-        if "-" in fields[:-1] and fields[2] == number:
-            return fields[fields.index("-") + 1]
+        # Both follow a hyphen, after fields of which there may be any number.
+        if "-" in fields[:-2] and fields[2] == number:
+            kind, source = fields[fields.index("-") + 1 :][:2]
+            return source if kind == "fuse" else kind.partition("fuse.")[2]
     return ""
