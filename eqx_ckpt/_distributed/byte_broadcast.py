@@ -62,7 +62,7 @@ class Broadcast:
                     if filled == size:
                         yield buffer
                         buffer, filled = np.zeros(size, np.uint8), 0
-        except (CheckpointError, OSError) as e:
+        except Exception as e:  # The others wait for all of the bytes.
             self.error, buffer = e, np.zeros(size, np.uint8)
         while True:
             yield buffer
@@ -73,15 +73,17 @@ def _within(seconds: float, data: np.ndarray, *, is_source: bool) -> np.ndarray:
 
     A thread has none of the settings of JAX that the caller has made for a block.
     """
-    # Imported late: it imports much.
+    # Imported late: they import much.
+    import jax
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     found = Future[Any]()
 
     def send() -> None:
         try:
-            words = broadcast_one_to_all(data.view(np.uint32), is_source=is_source)
-            found.set_result(np.asarray(words).view(np.uint8))
+            with jax.transfer_guard("allow"):
+                words = broadcast_one_to_all(data.view(np.uint32), is_source=is_source)
+                found.set_result(np.asarray(words).view(np.uint8))
         except BaseException as e:
             found.set_exception(e)
 
@@ -92,7 +94,8 @@ def _within(seconds: float, data: np.ndarray, *, is_source: bool) -> np.ndarray:
         return found.result(seconds)
     except TimeoutError:
         raise CheckpointError(
-            f"No bytes have arrived from another process for {seconds:g} seconds."
+            f"No bytes have arrived from another process for {seconds:g} seconds. The "
+            "processes still wait for them on their devices: restart the job."
         ) from None
     except Exception as e:
         raise CheckpointError(f"The processes cannot send each other bytes: {e}") from e

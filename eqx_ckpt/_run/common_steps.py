@@ -1,19 +1,11 @@
 """The steps of which the processes of a job have the parts, each on its own disk."""
 
 import json
-import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from .._distributed.process_group import combined
-from .._errors import CheckpointError
-from .._format.run_history import History, history_from_json, history_to_json
-from .._sources.part_source import StepPart
+from .._format.run_history import History, history_from_json
 from .._steps.run_steps import Run
-from .._types import PathLike
-
-
-logger = logging.getLogger("eqx_ckpt")
+from .step_states import Combine, Held, held_at, PART, states_of, StepState
 
 
 class CommonSteps(Run):
@@ -21,95 +13,101 @@ class CommonSteps(Run):
 
     **Attributes:**
 
-    - `listed`: those of which each process has its part, or others have all of it.
-    - `partly`: those of which some processes have no part, and the others have parts of
-        one save. They may need a mirror.
+    - `index`, `size`: which process this is, and of how many.
     """
 
-    def __init__(self, directory: PathLike, timeout: float) -> None:
-        super().__init__(directory)
-        self.listed: list[int] = []
-        self.partly: list[int] = []
-        self._timeout = timeout
-        self._histories: dict[int, History | None] = {}
+    index, size = 0, 1
+    # What this process has, and what all have: one value, as saves read it in a thread.
+    _agreed: tuple[Mapping[int, Held], Mapping[int, StepState]] = {}, {}
 
-    def agree(self, call: str, ids: Mapping[int, str]) -> None:
-        """Find the steps; `ids` are those of the parts that this process has."""
-        said = {str(step): id for step, id in ids.items()}
-        text = f"{call}, the steps of each"
-        whole, partly = combined(text, said, _compared, self._timeout)
-        self.partly = [step for step, _ in partly]
-        self._histories = {}
-        if partly:
-            covered = [
-                [step, self._history_text(step)]
-                for step, lacking in partly
-                if step in ids and self._covers(step, lacking)
-            ]
-            text = f"{call}, the parts of each"
-            found = combined(text, covered, _first_of_each, self._timeout)
-            self._histories = {
-                step: history_from_json(json.loads(text)) if text else None
-                for step, text in found
-            }
-        self.listed = sorted([*whole, *self._histories])
+    def agree(self, combine: Combine, listed: Callable[[], list[int]]) -> None:
+        """Find the steps, on all processes; raise if one cannot list or read its own.
 
-    def note(self, step: int, *, is_there: bool) -> None:
-        """Note that each process has its part of a step now, or that none has."""
-        self.partly = [other for other in self.partly if other != step]
-        self.listed = sorted({*self.listed} - {step} | ({step} if is_there else set()))
+        `listed` lists those of this process, readable or not.
+        """
+        self._agreed = self._seen(combine, listed)
 
-    def _covers(self, step: int, lacking: Collection[int]) -> bool:
-        """Whether other processes have all that some lack."""
-        try:
-            part = StepPart(self.location(step))
-        except (CheckpointError, OSError) as e:
-            logger.warning("Step %d of this process cannot be read: %s", step, e)
+    def state(self, combine: Combine, step: int) -> StepState | None:
+        """As `agree`, of one step, as it is now; `None` if nobody has any of it."""
+        return self._seen(combine, lambda: [step])[1].get(step)
+
+    def _seen(
+        self, combine: Combine, listed: Callable[[], list[int]]
+    ) -> tuple[Mapping[int, Held], dict[int, StepState]]:
+        def look() -> dict[int, Held]:
+            found = {step: self.held(step) for step in listed()}
+            return {step: held for step, held in found.items() if held}
+
+        return states_of(combine, look, self.location)
+
+    @property
+    def _states(self) -> Mapping[int, StepState]:
+        return self._agreed[1]
+
+    def held(self, step: int) -> Held | None:
+        """What the disk of this process has of a step now."""
+        return held_at(self.location(step), self.index, self.size)
+
+    def has_part(self, step: int) -> bool:
+        """Whether this process has its part of the step on which all have agreed."""
+        state = self._states.get(step)
+        if state is None or not state.id:
             return False
-        without = {*lacking}
-        return all(
-            not without.issuperset(processes)
-            for holders in part.step.holders.values()
-            for _, processes in holders
-        )
+        return self.held(step) == (PART, state.id)
 
-    def _history_text(self, step: int) -> str:
-        history = super().history(step)
-        return "" if history is None else json.dumps(history_to_json(history))
+    def is_whole(self, step: int) -> bool:
+        """Whether each process has its part, or no parts count."""
+        state = self._states.get(step)
+        return state is None or not state.id or not state.lacking
+
+    def damage(self, step: int) -> str:
+        """What is damaged of the parts of a step, as far as that is known, or `''`."""
+        state = self._states.get(step)
+        return "" if state is None else state.damage
+
+    @property
+    def useless(self) -> set[int]:
+        """The steps of which this process has a part, and the others lack too much."""
+        here, states = self._agreed
+        parts = [step for step, held in here.items() if held.what == PART]
+        return {step for step in parts if step in states and not states[step].is_step}
+
+    def note_whole(self, step: int) -> None:
+        """Note that each process has its part of a step now."""
+        now = self._states[step]._replace(lacking=[], is_covered=True, damage="")
+        self._agreed = self._agreed[0], {**self._states, step: now}
+
+    def forget(self, step: int) -> None:
+        """Forget what was agreed on a step."""
+        states = {s: state for s, state in self._states.items() if s != step}
+        self._agreed = self._agreed[0], states
 
     def history(self, step: int) -> History | None:
-        return self._histories.get(step) or super().history(step)
+        state = self._states.get(step)
+        if state is not None and state.history:
+            return history_from_json(json.loads(state.history))
+        return super().history(step)
 
     def steps(self) -> list[int]:
-        return [*self.listed]
+        return [step for step, state in self._states.items() if state.is_step]
 
     def readable_or_not(self) -> list[int]:
-        return [*self.listed]
+        return self.steps()
 
     def latest(self) -> int | None:
-        return max(self.listed, default=None)
+        return max(self.steps(), default=None)
 
     def has(self, step: int) -> bool:
-        return step in self.listed
+        state = self._states.get(step)
+        return state is not None and state.is_step
 
+    def check(self, step: int) -> None:
+        """Raise if no process has anything of a step."""
+        if step not in self._states:
+            raise self.missing(step)
 
-def _compared(everyone: Sequence[dict[str, str]]) -> list[Any]:
-    """The steps that all have, and those of one save, each with who lacks it."""
-    whole: list[int] = []
-    partly: list[tuple[int, list[int]]] = []
-    for step in sorted({int(step) for ids in everyone for step in ids}):
-        ids = [of.get(str(step), "") for of in everyone]
-        lacking = [i for i, id in enumerate(ids) if not id]
-        if not lacking and len({*ids}) == 1:
-            whole.append(step)
-        elif lacking and len({*ids}) == 2:
-            partly.append((step, lacking))
-    return [whole, partly]
-
-
-def _first_of_each(everyone: Sequence[Sequence[Sequence[Any]]]) -> list[Any]:
-    found: dict[int, str] = {}
-    for said in everyone:
-        for step, text in said:
-            found.setdefault(step, text)
-    return [*found.items()]
+    def delete(self, step: int) -> None:
+        """Delete what this process has of a step; raise if nobody has any of it."""
+        self.check(step)
+        if self.held(step):
+            super().delete(step)

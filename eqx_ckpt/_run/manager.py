@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from .._distributed.jax_service import is_first
 from .._distributed.joint_attempt import Together
 from .._distributed.meeting import check_timeout, TIMEOUT
-from .._distributed.process_group import from_first, most_said
+from .._distributed.process_group import most_said
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
@@ -609,16 +609,9 @@ class CheckpointManager:
         call = self._disk.call(f"audit({first}, {last})")
         request = Request(like, sharding=sharding)
 
-        def planned() -> list[int]:
-            steps = self._disk.tiers.steps()
-            for step in (first, last):
-                if step not in steps:
-                    raise self._run.missing(step)
-            chosen = [step for step in steps if first <= step <= last]
-            for step in chosen:
-                plan = plan_reads(self._disk.read_manifest(step), request)
-                check_is_whole(step, plan)
-            return chosen
+        def check(number: int) -> None:
+            plan = plan_reads(self._disk.read_manifest(number), request)
+            check_is_whole(number, plan)
 
         def restore(step: int, placed: PyTree | None) -> PyTree:
             # Of NumPy's arrays, `step_fn` may change the order of the bytes.
@@ -632,9 +625,8 @@ class CheckpointManager:
             return most_said(f"{call}, step {step}", differ, self._disk.timeout)
 
         self._settle()
-        return replay(
-            from_first(call, planned, self._disk.timeout), step_fn, restore, agree
-        )
+        steps = self._disk.steps_between(call, first, last, check)
+        return replay(steps, step_fn, restore, agree)
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save now: because of `when`, or because of SIGTERM.

@@ -13,7 +13,12 @@ from jaxtyping import PyTree
 
 from .._distributed.apart_attempt import Apart, check_alike
 from .._distributed.joint_attempt import Together
-from .._distributed.process_group import from_first, gather_errors, group_or_solo
+from .._distributed.process_group import (
+    combined,
+    from_first,
+    gather_errors,
+    group_or_solo,
+)
 from .._distributed.shared_place import check_apart
 from .._errors import (
     CheckpointError,
@@ -33,16 +38,17 @@ from .._saving.step_part import plan_part
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.part_source import PartSource, StepPart
 from .._sources.shard_senders import Shard
-from .._steps.retention import Keep
-from .._steps.run_steps import Run
+from .._steps.retention import Keep, KEEP_ALL
+from .._steps.run_steps import may_be_deleted, Run
 from .._storage.locate import locate
 from .._tree.plans.write_plan import compressed, WritePlan
 from .._types import PathLike
 from .common_steps import CommonSteps
 from .damage_fallback import copies_of, OnDamage
 from .part_repair import PartRepair
-from .shared_directory import How, SharedDirectory, so_far
+from .shared_directory import between, How, SharedDirectory, so_far
 from .state_origin import StateOrigin
+from .step_states import WHOLE
 from .tiers import Tiers
 
 
@@ -56,34 +62,29 @@ _HINT = (
 )
 
 
-# What is where a part of a step would be.
-_WHOLE, _STALE = "a whole step", "no part of a step of this job"
-
-
 class OwnDisks(SharedDirectory):
     """A directory of each process, in place of one that all see.
 
     **Attributes:**
 
     - `common`: the steps that the parts of all make.
-    - `useless`: parts of this process of which other processes do not have theirs.
     """
 
     is_own = True
 
     def __init__(self, run: Run, mirrors: Mirrors, timeout: float) -> None:
         super().__init__(run, mirrors, timeout)
-        self.common = CommonSteps(run.directory, timeout)
-        self.useless: set[int] = set()
+        self.common = CommonSteps(run.directory)
         self._agreed = Tiers(self.common, mirrors.runs)
-        self._index, self._size = 0, 1
         self._is_there = False
+        # Others may have seen what this manager saves half-way: it is never useless.
+        self._saved: set[int] = set()
         self._passed: set[int] = set()
 
     def begin(self) -> None:
         """Raise on all processes unless each has a directory of its own."""
         group = group_or_solo(self.call("CheckpointManager()"), self.timeout)
-        self._index, self._size = group.index, group.size
+        self.common.index, self.common.size = group.index, group.size
         with contextlib.closing(group):
             if not group.has_service:
                 raise CheckpointError(
@@ -106,30 +107,15 @@ class OwnDisks(SharedDirectory):
 
     def listed(self, call: str) -> list[int]:
         self._agree(call)
-        return [*self.common.listed, *self._agreed.seen]
+        return [*self.common.steps(), *self._agreed.seen]
 
     def _agree(self, call: str) -> None:
         """Find the steps that the parts of all processes make."""
-        ids: dict[int, str] = {}
-        try:
-            for step in self.run.readable_or_not():
-                if id := self._id(step):
-                    ids[step] = id
-        except (OSError, CheckpointError) as e:
-            logger.warning("The steps of this process cannot be listed: %s", e)
 
-        self.common.agree(call, ids)
-        self.useless = {*ids} - {*self.common.listed}
+        def combine(topic: str, value: Any, make: Callable[[list[Any]], Any]) -> Any:
+            return combined(f"{call}, {topic}", value, make, self.timeout)
 
-    def _id(self, step: int) -> str:
-        """The id of a step of which this process has its part, or `''`."""
-        try:
-            part = Checkpoint(self.run.location(step)).manifest.part
-        except (OSError, CheckpointError) as e:
-            if not isinstance(e, CheckpointNotFoundError):
-                logger.warning("Step %d of this process cannot be read: %s", step, e)
-            return ""
-        return part.id if part and part[1:] == (self._index, self._size) else ""
+        self.common.agree(combine, self.run.readable_or_not)
 
     def restore(
         self,
@@ -149,18 +135,16 @@ class OwnDisks(SharedDirectory):
         passed: dict[int, Exception] = {}
         while True:
             number = numbers.pop()
-            tree, problem = self._tried(call, number, restored)
+            tree, problem = self._tried(call, number, restored, self._mirrors.runs)
             is_damaged = isinstance(problem, CorruptCheckpointError)
             if is_damaged and on_damage == "fallback":
-                again = f"{call}, again"
-                tree, found = self._tried_again(again, number, restored)
-                is_gone = isinstance(found, CheckpointNotFoundError)
-                problem = problem if is_gone else found
+                logger.warning("Step %d is damaged: %s", number, problem)
+                tree, problem = self._from_others(call, number, restored, problem)
             if problem is None:
                 break
             if is_damaged and on_damage == "raise":
                 raise CorruptCheckpointError(f"{problem}\n{_HINT}") from problem
-            if not is_damaged or not numbers:
+            if not isinstance(problem, CorruptCheckpointError) or not numbers:
                 raise problem
             passed[number] = problem
         for newer, why in passed.items():
@@ -172,53 +156,97 @@ class OwnDisks(SharedDirectory):
         return tree, [*passed]
 
     def _tried(
-        self, call: str, step: int, restored: Callable[[PathLike | Source, int], PyTree]
+        self,
+        call: str,
+        step: int,
+        restored: Callable[[PathLike | Source, int], PyTree],
+        mirrors: Sequence[Run],
     ) -> tuple[PyTree, Exception | None]:
         """Restore a step, or return why that is not possible, on all processes.
 
         Before, the parts that some of them have lost are made anew.
         """
-        if step in self.common.partly and (why := self._repaired(call, step, ())):
+        if damage := self.common.damage(step):
+            return None, CorruptCheckpointError(damage)
+        is_whole = self.common.is_whole(step)
+        if not is_whole and (why := self._repaired(call, step, (), mirrors)):
             return None, why
         return gather_errors(
             f"{call}, step {step}",
-            lambda: restored(self._source(step), step),
+            lambda: restored(self._source(step, mirrors), step),
             self.timeout,
         )
 
-    def _tried_again(
-        self, call: str, step: int, restored: Callable[[PathLike | Source, int], PyTree]
+    def _from_others(
+        self,
+        call: str,
+        step: int,
+        restored: Callable[[PathLike | Source, int], PyTree],
+        problem: Exception | None,
     ) -> tuple[PyTree, Exception | None]:
-        """As `_tried`, once all shards that are damaged have been replaced."""
-        damaged, why = gather_errors(
-            f"{call}, verify", lambda: self._damaged(step), self.timeout
-        )
-        why = why or self._repaired(call, step, damaged or ())
-        return (None, why) if why else self._tried(call, step, restored)
+        """As `_tried`, once all shards that are damaged have been replaced.
+
+        What no process has is read from the first mirror that has it undamaged.
+        """
+        runs = self._mirrors.runs
+        for first in range(max(1, len(runs))):
+            again, mirrors = f"{call}, again, mirror {first}", runs[first:]
+            if first and not self._is_in_one(again, step, mirrors):
+                break
+            damaged, why = gather_errors(
+                f"{again}, verify", ft.partial(self._damaged, step), self.timeout
+            )
+            why = why or self._repaired(again, step, damaged or (), mirrors)
+            tree = None
+            if why is None:
+                tree, why = self._tried(again, step, restored, mirrors)
+            if not isinstance(why, CorruptCheckpointError | CheckpointNotFoundError):
+                return tree, why
+            if not first and isinstance(why, CorruptCheckpointError):
+                problem = why
+        return None, problem
+
+    def _is_in_one(self, call: str, step: int, mirrors: Sequence[Run]) -> bool:
+        """Whether one of some mirrors has a step."""
+        text = f"{call}, who has it"
+        has = ft.partial(any, (mirror.has(step) for mirror in mirrors))
+        return from_first(text, has, self.timeout)
 
     def _repaired(
-        self, call: str, step: int, damaged: Collection[Shard]
+        self, call: str, step: int, damaged: Collection[Shard], mirrors: Sequence[Run]
     ) -> Exception | None:
         """Replace what processes lack of a step; return why that is not possible."""
-        part = self._part(step)
-        overwrite = self._there(step) not in ("", _WHOLE)
         text = f"{call}, parts of step {step}"
-        find = ft.partial(self._in_mirror, step)
+
+        def look() -> tuple[StepPart | None, bool]:
+            held = self.common.held(step)
+            return self._part(step), held is not None and held.what != WHOLE
+
+        seen, why = gather_errors(f"{text}, here", look, self.timeout)
+        if why is not None:
+            return why
+        assert seen is not None
+        part, overwrite = seen
+        find = ft.partial(self._in_mirror, step, mirrors)
         try:
             with contextlib.closing(group_or_solo(text, self.timeout)) as group:
                 repair = PartRepair(group, self.run.path(step), part, damaged, find)
                 is_there = repair.run(self.timeout, overwrite=overwrite)
         except (CheckpointError, OSError) as e:
             return e
-        self.common.note(step, is_there=is_there)
+        if is_there:
+            self.common.note_whole(step)
+        else:
+            self.common.forget(step)
         return None
 
     def _part(self, step: int) -> StepPart | None:
-        if not self._id(step):
+        """The part of this process; `None` if it has none, or one that is damaged."""
+        if not self.common.has_part(step):
             return None
         try:
             return StepPart(self.run.location(step))
-        except (CheckpointError, OSError) as e:
+        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
             logger.warning("Step %d of this process cannot be read: %s", step, e)
             return None
 
@@ -235,23 +263,25 @@ class OwnDisks(SharedDirectory):
             if name in damage
         ]
 
-    def _source(self, step: int) -> PartSource:
+    def _source(self, step: int, mirrors: Sequence[Run]) -> PartSource:
         """A step, of which as much as possible is read here."""
 
         def open_part() -> StepPart | None:
-            is_here = self.common.has(step)
+            is_here = self.common.has_part(step)
             return StepPart(self.run.location(step)) if is_here else None
 
         def find_whole() -> Checkpoint | None:
             part = open_part()
             like = None if part is None else part.checkpoint.manifest
-            return self._in_mirror(step, like)
+            return self._in_mirror(step, mirrors, like)
 
         return PartSource(step, open_part, find_whole)
 
-    def _in_mirror(self, step: int, like: Manifest | None) -> Checkpoint | None:
+    def _in_mirror(
+        self, step: int, mirrors: Sequence[Run], like: Manifest | None
+    ) -> Checkpoint | None:
         """The step in a mirror; of the history of a part, if there is one."""
-        for mirror in self._mirrors.runs:
+        for mirror in mirrors:
             try:
                 found = Checkpoint(mirror.location(step))
             except CheckpointNotFoundError:
@@ -284,26 +314,20 @@ class OwnDisks(SharedDirectory):
             return [secrets.token_hex(16), history, pack(exactly(metadata))]
 
         id, history, packed = group.from_first("step", said)
-        here = self._there(step)
-
-        def check(there: Sequence[Sequence[Any]]) -> None:
-            check_alike([values for _, values in there])
-            found = {state for state, _ in there}
-            parts = found - {"", _STALE, _WHOLE}
-            is_one = parts and (found == parts or self.common.has(step))
-            is_step = is_one and len(parts) == 1 and step not in self._passed
-            if _WHOLE in found or is_step:
-                raise CheckpointExistsError(
-                    f"Step {step} exists already in the directories of the processes. "
-                    "Delete it first, or save another step."
-                )
-
-        group.combine("there", [here, part.values], check)
-        self._is_there = here != ""
+        state = self.common.state(group.combine, step)
+        is_step = state is not None and state.is_step and step not in self._passed
+        if state is not None and (state.has_whole or is_step):
+            raise CheckpointExistsError(
+                f"Step {step} exists already in the directories of the processes. "
+                "Delete it first, or save another step."
+            )
+        group.combine("alike", part.values, check_alike)
+        self._saved.add(step)
+        self._is_there = self.common.held(step) is not None
         group.prepare(part.alike, lambda: self._remove([step]))
         planned = part.plan._replace(
             history=history_from_json(json.loads(history)),
-            part=Part(id, self._index, self._size),
+            part=Part(id, group.index, group.size),
         )
         path, metadata = self.run.path(step), unpack(packed)
         return Save(path, planned, None, metadata, how.layout, how.progress)
@@ -317,9 +341,37 @@ class OwnDisks(SharedDirectory):
             return super().read_manifest(step)
         return StepPart(self.run.location(step)).manifest
 
+    def steps_between(
+        self, call: str, first: int, last: int, check: Callable[[int], None]
+    ) -> list[int]:
+        self._agree(call)
+        find = ft.partial(between, self._agreed, first, last)
+        steps = from_first(f"{call}, which steps", find, self.timeout)
+        for damage in filter(None, map(self.common.damage, steps)):
+            raise CorruptCheckpointError(damage)
+
+        def check_those_here() -> None:
+            for step in steps:
+                # Of a step that the processes have together, one has a part at least.
+                if self.common.has_part(step) or not self.common.has(step):
+                    check(step)
+
+        _, problem = gather_errors(f"{call}, each step", check_those_here, self.timeout)
+        if problem is not None:
+            raise problem
+        return steps
+
     def delete(self, call: str, check: Callable[[], int]) -> int:
-        number = super().delete(call, check)
-        self._remove([number])
+        number, problem = gather_errors(call, check, self.timeout)
+        if problem is not None:
+            raise problem
+        assert number is not None
+        self._agree(call)
+        delete = ft.partial(self._agreed.delete, number)
+        so_far = f"{may_be_deleted(number)} "
+        from_first(f"{call}, in the mirrors", delete, self.timeout, so_far=so_far)
+        self.run.stored.remove([number] if self.common.held(number) else [])
+        self.common.forget(number)
         return number
 
     def fork(self, call: str, path: PathLike, step: int | None) -> None:
@@ -338,20 +390,20 @@ class OwnDisks(SharedDirectory):
         is_last: bool,
     ) -> list[int]:
         assert isinstance(group, Apart)
-        self.useless.discard(step)
         self._passed.discard(step)
-        without = damaged | self.useless
+        useless = self.common.useless - self._saved
+        without = damaged | useless
         removed = super().saved(group, step, keep, without, is_last=is_last)
 
         def left() -> tuple[list[int], list[tuple[int, int]]]:
             ready = self._mirrors.ready(group.new_number)
-            here = self.run.readable_or_not()
-            return [number for number in here if number not in self.useless], ready
+            return self.run.readable_or_not(), ready
 
         kept, ready = group.from_first("left", left, so_far=so_far(step))
-        # Of the others, nobody can make a step, nor of those that the first one lacks.
-        here = self.run.readable_or_not()
-        self._remove([number for number in here if number not in kept])
+        # Of useless ones, nobody can make a step. What the first process does not keep,
+        # the others do not.
+        here = [] if KEEP_ALL in keep else self.run.readable_or_not()
+        self._remove(useless | ({*here} - {*kept}))
         self._mirrors.upload_parts(ready, group.again)
         return removed
 
@@ -367,19 +419,15 @@ class OwnDisks(SharedDirectory):
         except CheckpointError as e:
             logger.warning("The last step may not be in the mirror: %s", e)
 
-    def _there(self, step: int) -> str:
-        """The id of a part that this process has of a step, or what is there."""
-        try:
-            part = Checkpoint(self.run.location(step)).manifest.part
-        except CorruptCheckpointError:
-            return _STALE
-        except (OSError, CheckpointError):
-            return ""
-        if part is None:
-            return _WHOLE
-        return part.id if part[1:] == (self._index, self._size) else _STALE
-
     def _remove(self, steps: Collection[int]) -> None:
         """Remove the parts of some steps, if they are here."""
-        here = [s for s in steps if self._there(s) not in ("", _WHOLE)]
-        self.run.stored.remove([step for step in here if not self.run.is_read(step)])
+        parts = [step for step in steps if self._is_part(step)]
+        self.run.stored.remove([step for step in parts if not self.run.is_read(step)])
+
+    def _is_part(self, step: int) -> bool:
+        try:
+            held = self.common.held(step)
+        except (CheckpointError, OSError) as e:
+            logger.warning("The part of step %d stays, as it is not read: %s", step, e)
+            return False
+        return held is not None and held.what != WHOLE

@@ -126,6 +126,19 @@ class SharedDirectory:
         copy = self.tiers.nearest(step) if self._mirrors.runs else Copy(step, 0)
         return read_manifest(self.tiers.path(copy))
 
+    def steps_between(
+        self, call: str, first: int, last: int, check: Callable[[int], None]
+    ) -> list[int]:
+        """Two steps and those between them; raise what `check` raises of one."""
+
+        def checked() -> list[int]:
+            steps = between(self.tiers, first, last)
+            for step in steps:
+                check(step)
+            return steps
+
+        return from_first(call, checked, self.timeout)
+
     def delete(self, call: str, check: Callable[[], int]) -> int:
         """Delete a step, which `check` returns, in each place; return it."""
         number, problem = gather_errors(call, check, self.timeout)
@@ -178,3 +191,10 @@ class SharedDirectory:
 
 def so_far(step: int) -> str:
     return f"Step {step} was saved; whether older steps were removed is not known. "
+
+
+def between(tiers: Tiers, first: int, last: int) -> list[int]:
+    """Two steps and those between them; raise if one of the two is not there."""
+    for step in (first, last):
+        tiers.nearest(step)
+    return [step for step in tiers.steps() if first <= step <= last]

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._distributed import byte_broadcast
+from eqx_ckpt._sources import shard_senders
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
 
 from .dying_jobs import die
@@ -251,8 +252,18 @@ def _change_in_transit(place: str, on: Mesh) -> Any:
             with mock.patch.object(multihost_utils, "broadcast_one_to_all", change(at)):
                 error = caught(one.restore, expected)
             heard.append([error, (disk(place) / "000001").is_dir()])
-        assert_same(one.restore(expected), expected)
+        with mock.patch.object(shard_senders, "read_regions", _fail):
+            error = caught(one.restore, expected)
+            heard.append([error, (disk(place) / "000001").is_dir()])
+        jax.config.update("jax_transfer_guard", "disallow")
+        found = one.restore(expected)
+        jax.config.update("jax_transfer_guard", "allow")
+        assert_same(found, expected)
     return heard
+
+
+def _fail(*args: Any) -> None:
+    raise ValueError("what no one has thought of")
 
 
 def die_while_sending(place: str) -> tuple[str, str]:
@@ -273,8 +284,8 @@ def die_while_sending(place: str) -> tuple[str, str]:
         return caught(one.restore, expected)
 
 
-def train_incrementally(place: str, seed: int) -> list[str]:
-    """Change leaves, save, and lose disks at random; return what was done.
+def train_incrementally(place: str, seed: int) -> dict[tuple[int, ...], int]:
+    """Change leaves, save, and lose disks at random; count the losses.
 
     Compare which files of a step are those of the step before, here and in the mirror.
     """
@@ -317,10 +328,9 @@ def train_incrementally(place: str, seed: int) -> list[str]:
         chunks = [path for path in new.rglob("c.*") if "step" not in path.parts]
         return [c for c in chunks if not c.samefile(old / c.relative_to(new))]
 
-    changed, done = set[str](), list[str]()
+    changed, losses = set[str](), dict[tuple[int, ...], int]()
     one = opened()
     for what in [chance.choice(["change", "save", "lose"]) for _ in range(9)]:
-        done.append(what)
         if what == "change":
             name = chance.choice(sorted(specs))
             versions[name] = versions.get(name, 0) + 1
@@ -330,8 +340,10 @@ def train_incrementally(place: str, seed: int) -> list[str]:
             changed.clear()
         elif not changed and saved:
             one.close()
-            if process in chance.choice([(0,), (1,), (0, 1)]):
+            lost = chance.choice([(0,), (1,), (0, 1)])
+            if process in lost:
                 shutil.rmtree(disk(place))
+            losses[lost] = losses.get(lost, 0) + 1
             one = opened()
     one.close()
-    return done
+    return losses

@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import threading
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -154,6 +155,28 @@ def test_damage(tmp_path, caplog):
         chunk.write_bytes(bytes(chunk.stat().st_size))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="and no mirror has"):
             alone.restore(arrays(1), on_damage="fallback")
+
+
+def test_damage_in_a_mirror(tmp_path):
+    """What is damaged on the disk, and in the first mirror, the second one has."""
+    places = [tmp_path / name for name in ("here", "there", "elsewhere")]
+
+    def opened() -> eqx_ckpt.CheckpointManager:
+        mirrors = [eqx_ckpt.Mirror(place) for place in places[1:]]
+        return eqx_ckpt.CheckpointManager(places[0], mirror=mirrors, shared=False)
+
+    with opened() as one:
+        for step in (1, 2):
+            one.save(step, arrays(step)).result()
+            assert one.uploads()[step].result(PATIENCE) is None
+    for place, leaf in zip(places[:2], ("shards/both/at0.4", "both"), strict=True):
+        for chunk in (place / "000002" / leaf).glob("c*"):
+            chunk.write_bytes(bytes(chunk.stat().st_size))
+    with opened() as one, warnings.catch_warnings(action="error"):
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'fallback'"):
+            one.restore(arrays())
+        assert_same(one.restore(arrays(), on_damage="fallback"), arrays(2))
+    assert eqx_ckpt.inspect.verify(places[0] / "000002")
 
 
 def test_an_upload_that_is_about_to_end_holds_up_no_other(tmp_path):
