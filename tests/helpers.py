@@ -76,3 +76,9 @@ def evict(directory: Path) -> None:
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
+
+
+def besides_metrics(run: Path) -> list[str]:
+    """What is in the directory of a run, in order, but for the metrics of old steps."""
+    names = (path.name for path in run.iterdir())
+    return sorted(name for name in names if not name.startswith("metrics."))

@@ -248,7 +248,7 @@ def test_leaves_that_differ_in_the_same_way_are_one_line():
     save(tree(jnp.ones((2, 2)), jnp.ones(2)))
     found = eqx_ckpt.tree_match(PATH, tree(jnp.ones((2, 3)), jnp.ones(2, jnp.bfloat16)))
     lines = [
-        "300 dtype, 300 same, 300 shape; 7200 bytes to read in 600 requests, with 7 "
+        "300 dtype, 300 same, 300 shape; 7200 bytes to read in 600 requests, with 8 "
         "MiB of host memory.",
         "- 300 leaves such as 'layers/0/b': different dtype: bfloat16[2] in `like`, "
         "float32[2] in the checkpoint. `casting='same_kind'` allows it.",

@@ -131,7 +131,7 @@ class TreeMatch:
             if leaf.status != "same" or leaf.replicated
         }
         requests = f"{self.requests} request{'s' * (self.requests != 1)}"
-        memory = f"{self.host_bytes / 2**20:.0f} MiB of host memory"
+        memory = f"{-(-self.host_bytes // 2**20)} MiB of host memory"
         cost = f"{self.nbytes} bytes to read in {requests}, with {memory}."
         return "\n".join([f"{summary}; {cost}", *describe(differing)])
 
