@@ -1,18 +1,16 @@
 """A step of which each process of a job saves its part, on a disk of its own."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .._errors import CheckpointError, LeafMismatchError
-from .._format.leaf_record import LeafRecord
-from .._storage.interface.base import Base
 from .._storage.interface.free_space import WhyTooFew
 from .._storage.interface.place import Attempt, Storage
 from .._tree.plans.write_plan import Write
 from .._types import Checksums, Layout
-from .joint_attempt import agreed, Together
+from .joint_attempt import agreed, LateAttempt, Together
 from .process_errors import failure_in, to_json, verdict
 from .process_group import Group, Solo
 
@@ -81,7 +79,7 @@ class Apart(Together):
                 self._group.combine(self._topic, said, verdict)
 
 
-class PartAttempt(Attempt):
+class PartAttempt(LateAttempt):
     """The attempt of one process; none commits before all have written.
 
     If one of them says that it cannot commit, the others take theirs back.
@@ -90,49 +88,21 @@ class PartAttempt(Attempt):
     def __init__(
         self,
         group: Group | Solo,
-        begin: Callable[[], Attempt],
+        make: Callable[[], Attempt],
         alike: Mapping[str, str],
         undo: Callable[[], None],
     ) -> None:
+        super().__init__()
         self._group = group
-        self._begin = begin
+        self._make = make
         self._alike = alike
         self._undo = undo
-        self._stack = contextlib.ExitStack()
         self._topic = "written"
-        self._bases: tuple[Base, Base] | None = None
         self._attempt: Attempt | None = None
-        self._failure: BaseException | None = None
 
-    def share(self, base: Base, next: Base) -> None:
-        self._bases = base, next
-
-    def adopt(
-        self, name: str, record: LeafRecord, positions: Collection[int] | None
-    ) -> list[str] | None:
-        self._begin_once()
-        return super().adopt(name, record, positions)
-
-    def __enter__(self) -> "PartAttempt":
-        self._begin_once()
-        return self
-
-    def _begin_once(self) -> None:
-        """Begin, or raise what this has raised before."""
-        if self._failure is not None:
-            raise self._failure
-        if self._attempt is not None:
-            return
-        try:
-            attempt = self._stack.enter_context(self._begin())
-        except BaseException as e:
-            self._failure = e
-            self._report(e)
-            raise
-        self._attempt = attempt
+    def _begin(self) -> None:
+        self._attempt = attempt = self._stack.enter_context(self._make())
         self.chunks, self.root = attempt.chunks, attempt.root
-        if self._bases is not None:
-            self.chunks.share(*self._bases)
 
     def gather(self, checksums: Checksums) -> None:
         alike = {leaf: checksums[name] for name, leaf in self._alike.items()}
@@ -157,20 +127,10 @@ class PartAttempt(Attempt):
         topic, self._topic = self._topic, ""
         return failure_in(self._group.combine(topic, said, make))
 
-    def _report(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if self._topic:
             with contextlib.suppress(CheckpointError):
                 self._exchange({"error": to_json(error)})
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._stack:
-            if error is not None:
-                self._report(error)
 
 
 def _alike(said: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,11 +4,12 @@ Process 0 begins and commits. In between, each process writes its part of the ar
 flushes it.
 """
 
+import abc
 import contextlib
 import functools as ft
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from .._errors import CheckpointError, LeafMismatchError
 from .._format.leaf_record import LeafRecord
@@ -68,7 +69,73 @@ class Together(contextlib.ExitStack):
         return attempt, attempt.agree(writes)
 
 
-class JointAttempt(Attempt):
+class LateAttempt(Attempt):
+    """An attempt that begins when something is asked of it, at the latest on entry.
+
+    `_begin` sets `chunks` and `root`. `_report_failure` tells the other processes.
+    """
+
+    def __init__(self) -> None:
+        # What this process has to close.
+        self._stack = contextlib.ExitStack()
+        self._bases: tuple[Base, Base] | None = None
+        self._has_begun = False
+        self._failure: BaseException | None = None
+
+    @abc.abstractmethod
+    def _begin(self) -> None: ...
+
+    @abc.abstractmethod
+    def _report_failure(self, error: BaseException) -> None: ...
+
+    def share(self, base: Base, next: Base) -> None:
+        self._bases = base, next
+
+    def adopt(
+        self, name: str, record: LeafRecord, positions: Collection[int] | None
+    ) -> list[str] | None:
+        self._begin_once()
+        return super().adopt(name, record, positions)
+
+    def send_at_most(self, nbytes: int) -> None:
+        self._begin_once()
+        super().send_at_most(nbytes)
+
+    def __enter__(self) -> Self:
+        self._begin_once()
+        return self
+
+    def _begin_once(self) -> None:
+        """Begin, or raise what this has raised before."""
+        if self._failure is not None:
+            raise self._failure
+        if self._has_begun:
+            return
+        try:
+            self._begin()
+            if self._bases is not None:
+                self.chunks.share(*self._bases)
+        except BaseException as e:
+            self._failure = e
+            self._end(e)
+            raise
+        self._has_begun = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._stack:
+            if error is not None:
+                self._report_failure(error)
+
+
+class JointAttempt(LateAttempt):
     """The attempt of several processes; process 0 begins it and commits."""
 
     def __init__(
@@ -83,20 +150,16 @@ class JointAttempt(Attempt):
             raise CheckpointError(
                 f"{target} is in the memory of one process. {one_for_all('save to')}"
             )
+        super().__init__()
         self.is_first = group.is_first
         self._group = group
         self._target = target
         self._layout: Layout = layout
         self._overwrite = overwrite
         self._why_too_few = why_too_few
-        # What this process has to close; on process 0, this includes the attempt.
-        self._stack = contextlib.ExitStack()
         self._arrays: list[str] = []
         self._attempt: Attempt | None = None
         self._share: Share | None = None
-        self._bases: tuple[Base, Base] | None = None
-        self._has_begun = False
-        self._failure: BaseException | None = None
         # Whether the others wait for this process's checksums, or for its commit.
         self._is_awaited = self._is_to_commit = False
 
@@ -112,45 +175,12 @@ class JointAttempt(Attempt):
             self._group.close()
             raise
 
-    def share(self, base: Base, next: Base) -> None:
-        self._bases = base, next
-
-    def adopt(
-        self, name: str, record: LeafRecord, positions: Collection[int] | None
-    ) -> list[str] | None:
-        self._begin_once()
-        return super().adopt(name, record, positions)
-
-    def send_at_most(self, nbytes: int) -> None:
-        self._begin_once()
-        super().send_at_most(nbytes)
-
-    def __enter__(self) -> "JointAttempt":
-        self._begin_once()
-        return self
-
-    def _begin_once(self) -> None:
-        """Begin, or raise what this has raised before."""
-        if self._failure is not None:
-            raise self._failure
-        if self._has_begun:
-            return
-        try:
-            self._begin()
-        except BaseException as e:
-            self._failure = e
-            self._end(e)
-            raise
-        self._has_begun = True
-
     def _begin(self) -> None:
         """Let process 0 begin the attempt, and join it."""
         shown, self.root = self._group.from_first("begun", self._begin_first)
         self._is_awaited = True
         chunks = self._attempt.chunks if self._attempt else self._join(shown).chunks
         self.chunks = chunks.part(_part(self._group.index))
-        if self._bases is not None:
-            self.chunks.share(*self._bases)
 
     def _begin_first(self) -> tuple[Shown, str]:
         attempt = self._target.begin(
@@ -232,19 +262,6 @@ class JointAttempt(Attempt):
                 self._exchange(error, {})
             elif self._is_to_commit:
                 self._group.from_first("committed", ft.partial(_raise, error))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
-        with self._stack:
-            if error is not None:
-                self._report_failure(error)
 
 
 def _raise(error: BaseException) -> None:

@@ -184,6 +184,18 @@ def dtype_from_tag(tag: str) -> DType:
     return np.dtype(tag)
 
 
+_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
+
+
+def plain_dtype(record: LeafRecord) -> DType:
+    """The dtype of a leaf as a plain array, in the byte order of this machine."""
+    if record.kind in SCALAR_KINDS:
+        return np.dtype(_NUMBERS[record.kind])
+    if record.kind == "key":
+        return np.dtype(record.data_type)
+    return dtype_from_tag(record.dtype).newbyteorder("=")
+
+
 def from_stored(array: Array, record: LeafRecord) -> Array:
     """The inverse of `shards` for one array: its original dtype."""
     if record.dtype == record.data_type:

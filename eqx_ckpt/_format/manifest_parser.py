@@ -118,10 +118,7 @@ def from_bytes(data: bytes, where: str) -> Manifest:
     Raise `CheckpointNotFoundError` for a `zarr.json` of something else, and
     `CorruptCheckpointError` for anything that this package would not have written.
     """
-    head = _verified(data, where)
-    with _reading(where):
-        parts = _parts(data, head)
-        _check_necessary(parts["necessary"], where)
+    with _opened(data, where) as parts:
         return _checked(parts)
 
 
@@ -131,20 +128,33 @@ def metadata_from_bytes(data: bytes, where: str) -> Any:
 
     The digest is checked, but not the records of the leaves.
     """
-    head = _verified(data, where)
-    with _reading(where):
-        parts = _parts(data, head)
-        _check_necessary(parts["necessary"], where)
+    with _opened(data, where) as parts:
         return _checked_metadata(parts["metadata"])
 
 
 def history_from_bytes(data: bytes, where: str) -> History | None:
     """Read only the history of a manifest, as `metadata_from_bytes` the metadata."""
+    with _opened(data, where) as parts:
+        return _checked_history(_loads(parts["optional"]))
+
+
+def metadata_and_history_from_bytes(
+    data: bytes, where: str
+) -> tuple[Any, History | None]:
+    """Read both, as `metadata_from_bytes` the metadata."""
+    with _opened(data, where) as parts:
+        metadata = _checked_metadata(parts["metadata"])
+        return metadata, _checked_history(_loads(parts["optional"]))
+
+
+@contextlib.contextmanager
+def _opened(data: bytes, where: str) -> Generator[dict[str, memoryview]]:
+    """The parts of a manifest with the right digest, which this version can read."""
     head = _verified(data, where)
     with _reading(where):
         parts = _parts(data, head)
         _check_necessary(parts["necessary"], where)
-        return _checked_history(_loads(parts["optional"]))
+        yield parts
 
 
 def _check_necessary(text: memoryview, where: str) -> None:

@@ -55,7 +55,7 @@ class Audit:
         )
 
 
-def check_is_whole(step: int, plan: ReadPlan) -> None:
+def check_like(step: int, plan: ReadPlan) -> None:
     """Raise unless `like` has all leaves of a step as they were saved, and no others.
 
     An audit has no arguments by which a restore could leave out, keep or cast some.

@@ -9,9 +9,9 @@ import numpy as np
 from .._errors import CheckpointNotFoundError, LeafMismatchError
 from .._format.chunk_grid import Region
 from .._format.leaf_record import (
-    dtype_from_tag,
     from_stored,
     LeafRecord,
+    plain_dtype,
     scalar_from_text,
 )
 from .._format.source import read_regions, RegionRead, Source
@@ -49,10 +49,8 @@ class LeafOverSteps:
         self.shape = (len(steps), *record.data_shape)
         if record.value is not None:
             self.dtype = _dtype_of(record.kind, [_number(of) for _, of in found])
-        elif record.kind == "key":
-            self.dtype = np.dtype(record.data_type)
         else:
-            self.dtype = dtype_from_tag(record.dtype).newbyteorder("=")
+            self.dtype = plain_dtype(record)
 
     def __getitem__(self, key: Any) -> Any:
         """A part of it, by integers, slices and `...`, as of a NumPy array."""

@@ -18,7 +18,7 @@ from .._distributed.process_group import most_said
 from .._errors import CheckpointError, CorruptCheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
-from .._inspecting.audit import Audit, check_is_whole, damaged, replay
+from .._inspecting.audit import Audit, check_like, damaged, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
@@ -611,7 +611,7 @@ class CheckpointManager:
 
         def check(number: int) -> None:
             plan = plan_reads(self._disk.read_manifest(number), request)
-            check_is_whole(number, plan)
+            check_like(number, plan)
 
         def restore(step: int, placed: PyTree | None) -> PyTree:
             # Of NumPy's arrays, `step_fn` may change the order of the bytes.

@@ -20,7 +20,7 @@ from .._tree.plans.write_plan import Write, WritePlan
 from .._types import Layout
 
 
-class StepPart(NamedTuple):
+class PartPlan(NamedTuple):
     """The plan of a part; of arrays that all processes have, the names of the leaves.
 
     `values` are those of the leaves that the manifest has.
@@ -31,7 +31,7 @@ class StepPart(NamedTuple):
     values: dict[str, str]
 
 
-def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> StepPart:
+def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> PartPlan:
     """Plan what this process saves: each of its shards is an array of its own.
 
     `places` has the leaves that are on one process alone.
@@ -61,7 +61,7 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Ste
     writes.append(Write(encode(STEP), record, data))
     values = {w.name: w.record.value for w in step.writes if w.record.value is not None}
     plan = step._replace(writes=writes, unsaved={}, frozen=frozen)
-    return StepPart(plan, alike, values)
+    return PartPlan(plan, alike, values)
 
 
 def _described(data: jax.Array | np.ndarray | np.generic) -> LeafRecord:

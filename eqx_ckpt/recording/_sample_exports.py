@@ -12,7 +12,7 @@ import numpy as np
 from .._errors import CheckpointError
 from .._format.chunk_grid import batches, blocks, whole
 from .._format.dtype_names import is_numpys
-from .._format.leaf_record import dtype_from_tag, from_stored
+from .._format.leaf_record import from_stored, plain_dtype
 from .._format.sample_record import dimension_names, Leaf, Record
 from .._sources.data_tree import data_tree, LazyArray
 from .._sources.recording_source import memory, Recorded
@@ -33,7 +33,7 @@ def to_datatree(recorded: Recorded) -> Any:
             leaf.name,
             dimension_names(leaf, record.chains),
             (*lead, *leaf.record.data_shape),
-            plain_dtype(leaf),
+            plain_dtype(leaf.record),
             ft.partial(_part, recorded, leaf),
         )
         for leaf in record.leaves
@@ -71,14 +71,6 @@ def _part(recorded: Recorded, leaf: Leaf, key: tuple[Any, ...]) -> np.ndarray:
 _WINDOW = 32 * 2**20
 
 
-def plain_dtype(leaf: Leaf) -> np.dtype:
-    """The dtype of an exported leaf, in native byte order; keys become key data."""
-    record = leaf.record
-    if record.kind == "key":
-        return np.dtype(record.data_type)
-    return dtype_from_tag(record.dtype).newbyteorder("=")
-
-
 def plain_samples(
     recorded: Recorded, leaf: Leaf, chains: range, draws: range
 ) -> np.ndarray:
@@ -90,7 +82,7 @@ def _plain(stored: np.ndarray, leaf: Leaf) -> np.ndarray:
     if leaf.record.kind == "key":
         return stored
     return np.asarray(from_stored(stored, leaf.record)).astype(
-        plain_dtype(leaf), copy=False
+        plain_dtype(leaf.record), copy=False
     )
 
 
@@ -118,7 +110,9 @@ def to_npz(recorded: Recorded, directory: PathLike, overwrite: bool) -> list[Pat
                     name = f"{leaf.name}.npy"
                     with archive.open(name, "w", force_zip64=True) as member:
                         header = {
-                            "descr": np.lib.format.dtype_to_descr(plain_dtype(leaf)),
+                            "descr": np.lib.format.dtype_to_descr(
+                                plain_dtype(leaf.record)
+                            ),
                             "fortran_order": False,
                             "shape": (draws, *leaf.record.data_shape),
                         }
@@ -190,7 +184,9 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
         for leaf in record.leaves:
             lead = (draws,) if record.chains is None else (record.chains, draws)
             shape = (*lead, *leaf.record.data_shape)
-            dataset: Any = file.create_dataset(leaf.name, shape, plain_dtype(leaf))
+            dataset: Any = file.create_dataset(
+                leaf.name, shape, plain_dtype(leaf.record)
+            )
             for axis, label in enumerate(dimension_names(leaf, record.chains)):
                 dataset.dims[axis].label = label
             array = leaf.array(record.chains, draws)
@@ -220,9 +216,9 @@ def _parts(recorded: Recorded, leaf: Leaf, chain: int) -> Iterator[np.ndarray]:
 
 def _check_dtypes(leaves: Sequence[Leaf], format: str, fits: Any) -> None:
     problems = [
-        f"- {leaf.name!r}: {plain_dtype(leaf)}."
+        f"- {leaf.name!r}: {plain_dtype(leaf.record)}."
         for leaf in leaves
-        if not fits(plain_dtype(leaf))
+        if not fits(plain_dtype(leaf.record))
     ]
     if problems:
         raise CheckpointError(

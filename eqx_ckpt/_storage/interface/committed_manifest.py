@@ -12,6 +12,7 @@ from ..._format.manifest_parser import (
     HEAD_BYTES,
     history_from_bytes,
     is_foreign,
+    metadata_and_history_from_bytes,
     metadata_from_bytes,
 )
 from ..._format.run_history import History
@@ -49,11 +50,7 @@ def read_metadata(place: Storage) -> tuple[str, Any]:
 
 def read_metadata_and_history(place: Storage) -> tuple[Any, History | None]:
     """Both, of one version of a checkpoint."""
-
-    def parse(data: bytes, where: str) -> tuple[Any, History | None]:
-        return metadata_from_bytes(data, where), history_from_bytes(data, where)
-
-    return read_committed(place, parse)[1]
+    return read_committed(place, metadata_and_history_from_bytes)[1]
 
 
 def read_history(place: Storage) -> History | None:

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from ..._errors import LeafMismatchError
 from ..._format.dtype_names import is_numpys
 from ..._format.leaf_names import encode
-from ..._format.leaf_record import dtype_from_tag, LeafRecord, SCALAR_KINDS
+from ..._format.leaf_record import dtype_from_tag, LeafRecord, plain_dtype, SCALAR_KINDS
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import read_manifest
 from ..._restoring.tree_like import tree_match
@@ -25,7 +25,7 @@ from ..._tree.matching.explain_match import explain
 from ..._tree.matching.foreign_spelling import spelled
 from ..._types import IsLeaf, PathLike
 from .._readers._npy_header import read_npy
-from ._export_checks import check_leaves, Form, in_order, INT64, losses, plain_dtype
+from ._export_checks import check_leaves, Form, in_order, INT64, losses
 
 
 def to_eqx(

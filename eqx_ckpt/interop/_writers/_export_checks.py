@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._errors import CheckpointError
 from ..._format.leaf_names import encode
-from ..._format.leaf_record import dtype_from_tag, LeafRecord, SCALAR_KINDS
+from ..._format.leaf_record import LeafRecord, plain_dtype, SCALAR_KINDS
 from ..._format.manifest import Manifest
 from ..._format.source import RegionRead, Source
 from ..._inspecting.inspect_checkpoint import iter_leaves
@@ -19,18 +19,6 @@ from .._readers._foreign_records import clashes, is_unicode, read_as, Unreadable
 
 
 _MOST_SHOWN = 20
-
-
-_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
-
-
-def plain_dtype(record: LeafRecord) -> np.dtype:
-    """The dtype of a leaf as a plain array, in the byte order of this machine."""
-    if record.kind in SCALAR_KINDS:
-        return np.dtype(_NUMBERS[record.kind])
-    if record.kind == "key":
-        return np.dtype(record.data_type)
-    return dtype_from_tag(record.dtype).newbyteorder("=")
 
 
 def plain(record: LeafRecord, value: Any) -> np.ndarray:

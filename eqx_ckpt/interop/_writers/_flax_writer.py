@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..._errors import CheckpointError
-from ..._format.leaf_record import LeafRecord
+from ..._format.leaf_record import LeafRecord, plain_dtype
 from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import read_manifest
@@ -17,16 +17,7 @@ from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import Kind, opened_by
 from ..._types import PathLike
 from .._readers._flax_reader import open_flax
-from ._export_checks import (
-    check_leaves,
-    Form,
-    in_order,
-    key_texts,
-    losses,
-    plain,
-    plain_dtype,
-    raw,
-)
+from ._export_checks import check_leaves, Form, in_order, key_texts, losses, plain, raw
 
 
 # As flax splits arrays: msgpack holds at most 2**32 bytes in one value.

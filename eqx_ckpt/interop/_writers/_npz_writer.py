@@ -7,21 +7,13 @@ import numpy as np
 
 from ..._errors import CheckpointError
 from ..._format.dtype_names import is_numpys
-from ..._format.leaf_record import LeafRecord
+from ..._format.leaf_record import LeafRecord, plain_dtype
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import iter_leaves, read_manifest
 from ..._storage.interface.output_files import NewFiles, NPZ
 from ..._types import PathLike
 from .._readers._npz_reader import SEPARATORS
-from ._export_checks import (
-    check_leaves,
-    Form,
-    INT64,
-    key_texts,
-    losses,
-    plain,
-    plain_dtype,
-)
+from ._export_checks import check_leaves, Form, INT64, key_texts, losses, plain
 
 
 # Of a file in a zip archive.

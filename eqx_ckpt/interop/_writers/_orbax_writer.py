@@ -14,7 +14,12 @@ import numpy as np
 
 from ..._errors import CheckpointError, CorruptCheckpointError
 from ..._format.dtype_names import STORED
-from ..._format.leaf_record import LeafRecord, scalar_from_text, SCALAR_KINDS
+from ..._format.leaf_record import (
+    LeafRecord,
+    plain_dtype,
+    scalar_from_text,
+    SCALAR_KINDS,
+)
 from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._sources.checkpoint_source import opened
@@ -28,15 +33,7 @@ from ..._storage.interface.replacing import already_there, is_replacement, Kind
 from ..._tree.matching.name_tree import nested, sortable
 from ..._types import PathLike
 from .._readers._orbax_reader import open_orbax
-from ._export_checks import (
-    check_leaves,
-    Form,
-    in_order,
-    INT64,
-    key_texts,
-    losses,
-    plain_dtype,
-)
+from ._export_checks import check_leaves, Form, in_order, INT64, key_texts, losses
 
 
 # Those that lead to a node of a tree, without their kinds.

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..._errors import CheckpointError
-from ..._format.leaf_record import LeafRecord
+from ..._format.leaf_record import LeafRecord, plain_dtype
 from ..._format.manifest import Manifest
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import iter_leaves
@@ -30,16 +30,7 @@ from .._readers._safetensors_reader import (
     read_index,
     SEPARATORS,
 )
-from ._export_checks import (
-    check_leaves,
-    Form,
-    INT64,
-    key_texts,
-    losses,
-    plain,
-    plain_dtype,
-    raw,
-)
+from ._export_checks import check_leaves, Form, INT64, key_texts, losses, plain, raw
 from ._transformed_source import transformed
 
 
