@@ -1,14 +1,11 @@
 """Bytes that processes of a job send to all others, over the network of the devices."""
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 
 from .._errors import CheckpointError
-from .._storage.calls.threads import start
+from .._storage.calls.threads import in_thread
 from .process_group import Group, Solo
 
 
@@ -77,19 +74,12 @@ def _within(seconds: float, data: np.ndarray, *, is_source: bool) -> np.ndarray:
     import jax
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    found = Future[Any]()
+    def send() -> np.ndarray:
+        with jax.transfer_guard("allow"):
+            words = broadcast_one_to_all(data.view(np.uint32), is_source=is_source)
+            return np.asarray(words).view(np.uint8)
 
-    def send() -> None:
-        try:
-            with jax.transfer_guard("allow"):
-                words = broadcast_one_to_all(data.view(np.uint32), is_source=is_source)
-                found.set_result(np.asarray(words).view(np.uint8))
-        except BaseException as e:
-            found.set_exception(e)
-
-    name = "eqx_ckpt sends bytes to other processes"
-    if not start(threading.Thread(target=send, name=name, daemon=True)):
-        send()
+    found = in_thread(send, "eqx_ckpt sends bytes to other processes")
     try:
         return found.result(seconds)
     except TimeoutError:

@@ -3,15 +3,20 @@
 import functools as ft
 import warnings
 from collections.abc import Callable, Sequence
-from typing import get_args, Literal, TypeAlias
+from typing import get_args, Literal, TypeAlias, TypeVar
 
-from jaxtyping import PyTree
-
+from .._distributed.jax_service import is_first
 from .._distributed.process_group import from_first, gather_errors
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._inspecting.inspect_checkpoint import verify
+from .._storage.calls.threads import in_thread
 from .._types import check_word
 from .tiers import Copy, Tiers
+
+
+_T = TypeVar("_T")
+_Chosen = TypeVar("_Chosen")
+_Likely = TypeVar("_Likely")
 
 
 OnDamage: TypeAlias = Literal["raise", "fallback"]
@@ -24,10 +29,10 @@ def check_on_damage(on_damage: OnDamage) -> None:
 def resumed(
     tiers: Tiers,
     step: int | None,
-    restored: Callable[[Copy], PyTree],
+    restored: Callable[[Copy], _T],
     on_damage: OnDamage,
     timeout: float,
-) -> tuple[PyTree, list[int]]:
+) -> tuple[_T, list[int]]:
     """Restore a step, or the newest undamaged one; return it with those passed over.
 
     Only local ones are named. All processes of a job restore the same copy.
@@ -35,12 +40,22 @@ def resumed(
     how = "" if step is None else f"step={step}"
     how += "" if on_damage == "raise" else f"on_damage={on_damage!r}"
     call = f"restore({how}) in {tiers.directory!r}"
-    listed = from_first(call, ft.partial(copies_of, tiers, step), timeout)
+    choose = ft.partial(copies_of, tiers, step)
+    here = None
+    if step is None and tiers.has_mirrors:
+        steps = from_first(f"{call}, here", tiers.here, timeout)
+        choose = ft.partial(copies_of, tiers, step, steps)
+        here = Copy(steps[-1], 0) if steps else None
+    listed, tried = while_chosen(call, choose, here, restored, timeout)
     copies = [Copy(*copy) for copy in listed]
     last = copies[-1]
-    newest = f"restore(step={last.step}) in {tiers.directory!r}"
-    result, problem = gather_errors(newest, lambda: restored(last), timeout)
+    if tried is None or last != here:
+        tried = None  # It may be large.
+        newest = f"restore(step={last.step}) in {tiers.directory!r}"
+        tried = gather_errors(newest, lambda: restored(last), timeout)
+    result, problem = tried
     if problem is None:
+        assert result is not None
         return result, []
     if isinstance(problem, CheckpointNotFoundError) and step is None:
         newer = f"restore() newer than {last.step} in {tiers.directory!r}"
@@ -67,11 +82,37 @@ def resumed(
     return restored(whole), [copy.step for copy in copies[first:] if copy.tier == 0]
 
 
-def copies_of(tiers: Tiers, step: int | None) -> list[Copy]:
-    """The committed steps in all tiers; raise if there are none."""
+def while_chosen(
+    call: str,
+    choose: Callable[[], _Chosen],
+    likely: _Likely | None,
+    restored: Callable[[_Likely], _T],
+    timeout: float,
+) -> tuple[_Chosen, tuple[_T | None, Exception | None] | None]:
+    """What process 0 chooses, and what was restored meanwhile, or why that failed.
+
+    Mirrors take time to say what they have. Raise what `choose` raises.
+    """
+    if likely is None:
+        return from_first(call, choose, timeout), None
+    name = f"eqx_ckpt chooses in {call}"
+    chosen = in_thread(choose, name) if is_first() else None
+    first = f"{call}, meanwhile"
+    tried = gather_errors(first, ft.partial(restored, likely), timeout)
+    choose = choose if chosen is None else chosen.result
+    return from_first(call, choose, timeout), tried
+
+
+def copies_of(
+    tiers: Tiers, step: int | None, here: Sequence[int] | None = None
+) -> list[Copy]:
+    """The committed steps in all tiers; raise if there are none.
+
+    Those that are `here` may be known.
+    """
     if step is not None:
         return [tiers.nearest(step)]
-    copies = tiers.copies()
+    copies = tiers.copies(here)
     tiers.check_unusable(copies)
     if not copies:
         raise CheckpointNotFoundError(

@@ -22,7 +22,7 @@ from .._inspecting.audit import Audit, check_like, damaged, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
-from .._restoring.restore import Means, restored
+from .._restoring.restore import Means, Restored, restored
 from .._saving.background_save import (
     pending_saves,
     raise_pending_failure,
@@ -386,19 +386,18 @@ class CheckpointManager:
     ) -> PyTree:
         """Restore a step, from which this manager may go on."""
 
-        def of(path: PathLike | Source, step: int) -> PyTree:
-            found = restored(path, request, means)
-            # `keep` looks at steps, and does not go on from them.
-            if goes_on and not self._is_run_here():
-                is_whole = request.where is None and not request.prefix
-                self._origin.restored(step, found.source, is_whole=is_whole)
-            return found.tree
+        def of(path: PathLike | Source, step: int) -> tuple[Restored, int]:
+            return restored(path, request, means), step
 
         self._settle()
         number = None if step is None else as_step(step)
-        result, passed = self._disk.restore(number, of, on_damage)
+        (found, number), passed = self._disk.restore(number, of, on_damage)
         self._known.damaged.update(passed)
-        return result
+        # `keep` looks at steps, and does not go on from them.
+        if goes_on and not self._is_run_here():
+            is_whole = request.where is None and not request.prefix
+            self._origin.restored(number, found.source, is_whole=is_whole)
+        return found.tree
 
     def steps(self) -> list[int]:
         """The saved steps, in order, also those in a mirror.

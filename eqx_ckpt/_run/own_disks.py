@@ -7,9 +7,7 @@ import logging
 import secrets
 import warnings
 from collections.abc import Callable, Collection, Sequence, Set
-from typing import Any
-
-from jaxtyping import PyTree
+from typing import Any, TypeVar
 
 from .._distributed.apart_attempt import Apart, check_alike
 from .._distributed.joint_attempt import Together
@@ -44,7 +42,7 @@ from .._storage.locate import locate
 from .._tree.plans.write_plan import compressed, WritePlan
 from .._types import PathLike
 from .common_steps import CommonSteps
-from .damage_fallback import copies_of, OnDamage
+from .damage_fallback import copies_of, OnDamage, while_chosen
 from .part_repair import PartRepair
 from .shared_directory import between, How, SharedDirectory, so_far
 from .state_origin import StateOrigin
@@ -53,6 +51,9 @@ from .tiers import Tiers
 
 
 logger = logging.getLogger("eqx_ckpt")
+
+
+_T = TypeVar("_T")
 
 
 _HINT = (
@@ -120,9 +121,9 @@ class OwnDisks(SharedDirectory):
     def restore(
         self,
         step: int | None,
-        restored: Callable[[PathLike | Source, int], PyTree],
+        restored: Callable[[PathLike | Source, int], _T],
         on_damage: OnDamage,
-    ) -> tuple[PyTree, list[int]]:
+    ) -> tuple[_T, list[int]]:
         how = "" if step is None else f"step={step}"
         how += "" if on_damage == "raise" else f"on_damage={on_damage!r}"
         call = self.call(f"restore({how})")
@@ -131,16 +132,26 @@ class OwnDisks(SharedDirectory):
         def choose() -> list[int]:
             return sorted({copy.step for copy in copies_of(self._agreed, step)})
 
-        numbers = from_first(f"{call}, which step", choose, self.timeout)
+        def read(number: int) -> _T:
+            return restored(self._source(number, self._mirrors.runs), number)
+
+        here = self._whole_here() if step is None else None
+        numbers, early = while_chosen(
+            f"{call}, which step", choose, here, read, self.timeout
+        )
         passed: dict[int, Exception] = {}
         while True:
             number = numbers.pop()
-            tree, problem = self._tried(call, number, restored, self._mirrors.runs)
+            if early is None or number != here:
+                early = None  # It may be large.
+                early = self._tried(call, number, restored, self._mirrors.runs)
+            (tree, problem), early = early, None
             is_damaged = isinstance(problem, CorruptCheckpointError)
             if is_damaged and on_damage == "fallback":
                 logger.warning("Step %d is damaged: %s", number, problem)
                 tree, problem = self._from_others(call, number, restored, problem)
             if problem is None:
+                assert tree is not None
                 break
             if is_damaged and on_damage == "raise":
                 raise CorruptCheckpointError(f"{problem}\n{_HINT}") from problem
@@ -155,13 +166,20 @@ class OwnDisks(SharedDirectory):
         self._passed.update(passed)
         return tree, [*passed]
 
+    def _whole_here(self) -> int | None:
+        """The newest step of the disks, if each process has an undamaged part."""
+        newest = self.common.latest() if self._mirrors.runs else None
+        if newest is None or self.common.damage(newest):
+            return None
+        return newest if self.common.is_whole(newest) else None
+
     def _tried(
         self,
         call: str,
         step: int,
-        restored: Callable[[PathLike | Source, int], PyTree],
+        restored: Callable[[PathLike | Source, int], _T],
         mirrors: Sequence[Run],
-    ) -> tuple[PyTree, Exception | None]:
+    ) -> tuple[_T | None, Exception | None]:
         """Restore a step, or return why that is not possible, on all processes.
 
         Before, the parts that some of them have lost are made anew.
@@ -181,9 +199,9 @@ class OwnDisks(SharedDirectory):
         self,
         call: str,
         step: int,
-        restored: Callable[[PathLike | Source, int], PyTree],
+        restored: Callable[[PathLike | Source, int], _T],
         problem: Exception | None,
-    ) -> tuple[PyTree, Exception | None]:
+    ) -> tuple[_T | None, Exception | None]:
         """As `_tried`, once all shards that are damaged have been replaced.
 
         What no process has is read from the first mirror that has it undamaged.

@@ -3,9 +3,7 @@
 import contextlib
 import functools as ft
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple
-
-from jaxtyping import PyTree
+from typing import Any, NamedTuple, TypeVar
 
 from .._distributed.jax_service import is_alone, is_first
 from .._distributed.joint_attempt import Together, together
@@ -26,6 +24,9 @@ from .damage_fallback import copies_of, OnDamage, resumed
 from .fork_step import check_is_new, fork
 from .state_origin import StateOrigin
 from .tiers import Copy, Tiers
+
+
+_T = TypeVar("_T")
 
 
 class How(NamedTuple):
@@ -105,12 +106,12 @@ class SharedDirectory:
     def restore(
         self,
         step: int | None,
-        restored: Callable[[PathLike | Source, int], PyTree],
+        restored: Callable[[PathLike | Source, int], _T],
         on_damage: OnDamage,
-    ) -> tuple[PyTree, list[int]]:
+    ) -> tuple[_T, list[int]]:
         """Restore a step, or the newest; return it with those that are passed over."""
 
-        def of_copy(copy: Copy) -> PyTree:
+        def of_copy(copy: Copy) -> _T:
             return restored(self.tiers.path(copy), copy.step)
 
         if step is None or self._mirrors.runs:

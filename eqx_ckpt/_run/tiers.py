@@ -45,12 +45,16 @@ class Tiers:
     def _union(self, list_steps: Callable[[Run], list[int]]) -> list[int]:
         return sorted(set().union(*self._listed(list_steps)))
 
-    def _listed(self, list_steps: Callable[[Run], list[int]]) -> list[list[int]]:
-        """The steps of each tier."""
-        found: list[list[int]] = []
-        for tier, run in enumerate(self._runs):
+    def _listed(
+        self,
+        list_steps: Callable[[Run], list[int]],
+        here: Sequence[int] | None = None,
+    ) -> list[Sequence[int]]:
+        """The steps of each tier; those that are `here` may be known."""
+        found: list[Sequence[int]] = [] if here is None else [here]
+        for tier in range(len(found), len(self._runs)):
             with self._telling_of(tier):
-                found.append(list_steps(run))
+                found.append(list_steps(self._runs[tier]))
         self.seen.update(*found[1:])
         return found
 
@@ -86,7 +90,7 @@ class Tiers:
         check_histories(newest)
 
     def best(self, metric: str, mode: Mode) -> int:
-        if len(self._runs) == 1:
+        if not self.has_mirrors:
             return self._runs[0].best(metric, mode)
         metadata: dict[int, Any] = {}
         for run, steps in zip(self._runs, self._listed(_steps_of), strict=True):
@@ -95,12 +99,20 @@ class Tiers:
                     metadata[step] = run.metadata(step)
         return best_of(metadata, metric, mode, self.directory)
 
-    def copies(self) -> list[Copy]:
+    @property
+    def has_mirrors(self) -> bool:
+        return len(self._runs) > 1
+
+    def here(self) -> list[int]:
+        """The steps in the directory of the run, readable or not."""
+        return _readable_or_not(self._runs[0])
+
+    def copies(self, here: Sequence[int] | None = None) -> list[Copy]:
         """Those of all steps: the newest step last, and of each the nearest copy last.
 
         Raise if the newest steps of two tiers are of different histories.
         """
-        listed = self._listed(_readable_or_not)
+        listed = self._listed(_readable_or_not, here)
         self._check(listed)
         return sorted(
             (Copy(step, tier) for tier, steps in enumerate(listed) for step in steps),
@@ -140,7 +152,7 @@ class Tiers:
 
     def _missing(self, step: int) -> CheckpointNotFoundError:
         there = self._union(_readable_or_not)
-        if len(self._runs) == 1 or not there:
+        if not self.has_mirrors or not there:
             return self._runs[0].missing(step)
         return CheckpointNotFoundError(
             f"No committed checkpoint of step {step} in {self.directory!r}, nor in its "

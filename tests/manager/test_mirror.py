@@ -18,6 +18,8 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
 from eqx_ckpt._mirroring import uploader, uploads
+from eqx_ckpt._sources.checkpoint_source import Checkpoint
+from eqx_ckpt._steps.run_steps import Run
 from helpers import assert_same, until
 from stores import proxy
 from stores.place import Place
@@ -460,6 +462,51 @@ def test_two_histories_are_never_mixed(tmp_path: pathlib.Path) -> None:
         manager.close()
         assert "step 500 there is of a different history" in str(manager.upload_error)
     assert manager.mirrored() == [500]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_mirror_is_asked_while_a_step_is_read_here(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Whatever it then says: nothing newer, a newer step, or another history."""
+    here, there = tmp_path / "run", tmp_path / "there"
+
+    def opened(place: pathlib.Path) -> CheckpointManager:
+        return CheckpointManager(place, mirror=Mirror(there), shared=shared)
+
+    with opened(here) as manager:
+        save(manager, 1)
+    read, listed, found = threading.Event(), Run.readable_or_not, Checkpoint.read
+
+    def list_late(run: Run) -> list[int]:
+        assert str(run.directory) != str(there) or read.wait(PATIENCE)
+        return listed(run)
+
+    def tell(self: Checkpoint, *args: Any) -> Any:
+        read.set()
+        return found(self, *args)
+
+    manager = opened(here)
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "readable_or_not", list_late)
+        patched.setattr(Checkpoint, "read", tell)
+        assert_same(manager.restore(state(0)), state(1))
+    assert read.is_set()
+    with opened(tmp_path / "other") as other:
+        other.restore(state(0))
+        save(other, 2)
+    assert_same(manager.restore(state(0)), state(2))
+    save(manager, 3)
+    manager.close()
+    assert manager.mirrored() == [1, 2, 3]
+    history = eqx_ckpt.inspect.read_manifest(there / "000003").history
+    assert history is not None
+    assert [session.step for session in history.sessions[-2:]] == [1, 2]
+    save(CheckpointManager(tmp_path / "elsewhere"), 4)
+    shutil.rmtree(there)
+    shutil.copytree(tmp_path / "elsewhere", there)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="Nothing was chosen"):
+        manager.restore(state(0))
 
 
 def test_a_second_machine_that_uploads_meanwhile(

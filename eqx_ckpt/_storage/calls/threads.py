@@ -40,6 +40,21 @@ def start(thread: threading.Thread) -> bool:
     return True
 
 
+def in_thread(call: Callable[[], _T], name: str) -> "Future[_T]":
+    """Call a function in a daemon thread; in this one, if no thread starts any more."""
+    found = Future[_T]()
+
+    def work() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as e:
+            found.set_exception(e)
+
+    if not start(threading.Thread(target=work, name=name, daemon=True)):
+        work()
+    return found
+
+
 def lower_priority(by: int) -> None:
     """Let this thread, and those that it starts, ask less of the processor."""
     if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
