@@ -38,13 +38,14 @@ def becomes(
     expected: LeafRecord, found: LeafRecord, casting: Casting
 ) -> LeafRecord | Problem:
     """What `found` becomes where `expected` is wanted, or how they differ."""
-    if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
-        return _exactly(expected, found)
     kind = found.kind if expected.kind == "struct" else expected.kind
     if expected.sharding is not None and kind in _ARRAYS:
         kind = "jax"  # Only a JAX array can have the sharding of a struct.
-    if (kind, *expected[1:3]) == found[:3]:
+    # First what most leaves are, as there may be 100,000.
+    if (kind, expected.dtype, expected.shape) == found[:3] and kind in _ARRAYS:
         return "dtype" if kind == "jax" and not is_jaxs(found.dtype) else found
+    if not {expected.kind, found.kind}.isdisjoint(("key", "bytes", "unknown")):
+        return _exactly(expected, found)
     if found.kind in SCALAR_KINDS and kind == found.kind:
         return found if expected.kind == kind else "kind"
     is_number = expected.kind in SCALAR_KINDS

@@ -74,23 +74,31 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 
     It says whether a struct has a sharding. What cannot be saved is "unknown".
     """
+    kind = _kind_of(type(leaf))
     try:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return _like("struct", leaf.shape, leaf.dtype, leaf.sharding is not None)
-        if type(leaf) is np.ndarray:
-            return _like("numpy", leaf.shape, leaf.dtype)
-        if isinstance(leaf, jax.core.Tracer):
-            raise CannotSave(_TRACED)
-        if isinstance(leaf, jax.Array):
-            return _like("jax", leaf.shape, leaf.dtype)
-        if isinstance(leaf, np.generic):
-            return _like("numpy_scalar", (), leaf.dtype)
-        return describe(leaf)
+        if kind is None:
+            return describe(leaf)
+        is_placed = kind == "struct" and leaf.sharding is not None
+        return _like(kind, leaf.shape, leaf.dtype, is_placed)
     except CannotSave as e:
         return LeafRecord("unknown", value=str(e))
 
 
-# Cached, because many leaves have equal records.
+# Cached, because many leaves are of one type and have equal records.
+@ft.lru_cache(maxsize=4096)
+def _kind_of(cls: type) -> str | None:
+    """The kind of an array or struct by its type; `None` for all that is neither."""
+    if issubclass(cls, jax.ShapeDtypeStruct):
+        return "struct"
+    if issubclass(cls, jax.core.Tracer):
+        return None
+    if issubclass(cls, jax.Array):
+        return "jax"
+    if issubclass(cls, np.generic):
+        return "numpy_scalar"
+    return "numpy" if cls is np.ndarray else None
+
+
 @ft.lru_cache(maxsize=4096)
 def _like(kind: str, shape: Any, dtype: Any, on: bool = False) -> LeafRecord:
     if kind in ("numpy", "numpy_scalar"):

@@ -51,6 +51,9 @@ class Place(NamedTuple):
         return self._replace(sharding=None) if isinstance(self.target, Mesh) else self
 
 
+_ANYWHERE = Place(None)
+
+
 def targets_of(
     sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
 ) -> Sequence[Any]:
@@ -95,13 +98,15 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
             if isinstance(target, PartitionSpec):
                 way = f": return `NamedSharding(mesh, {target})`"
             return Place(None, problem=f"{target!r} was returned for it{way}")
+    if isinstance(like, jax.Array) and not like.committed and target is None:
+        return _ANYWHERE
     if isinstance(target, Mesh):
         sharding, dropped = _as_saved(target, record)
         return Place(target, sharding, dropped)
     sharding = target
     if isinstance(target, jax.Device):
         sharding = SingleDeviceSharding(target)
-    elif target is None and not (isinstance(like, jax.Array) and not like.committed):
+    elif target is None:
         sharding = like.sharding
     if sharding is None:
         return Place(target)

@@ -16,6 +16,7 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_names import below, encode, is_below
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
+from ..._garbage import no_collections
 from ..._types import check_word, IsLeaf
 from ..leaves.casting import Casting, WORDS
 from ..leaves.filter_spec import (
@@ -47,6 +48,10 @@ from .write_plan import named_leaves, NamedLeaf
 
 
 _is_none = ft.partial(operator.is_, None)
+
+
+# Faster than to call the class, as there may be 100,000.
+_read: Callable[[tuple[Any, ...]], Read] = ft.partial(tuple.__new__, Read)
 
 
 # What to do with such leaves, or a function of the name that says it.
@@ -166,6 +171,7 @@ _ANSWERS: Mapping[Answered, tuple[str, str]] = {
 _MISMATCHED = ("kind", "shape", "dtype")
 
 
+@no_collections()
 def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     like, is_leaf = request.like, stop_at_transients(request.is_leaf)
     leaves = list(named_leaves(like, request.filter_spec, is_leaf, "like"))
@@ -210,9 +216,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             if origin is not None and origin.output is not None:
                 where_to = where_to.left_to_xla
                 origin = origin.going_to(where_to.target)
-        read = Read(index, *leaf[:4], record, becomes, where_to, origin)
         matches[leaf.name] = match
-        reads.append(read)
+        reads.append(_read((index, *leaf[:4], record, becomes, where_to, origin)))
     if request.where is None:
         extra = _unexpected({leaf.name for leaf in named}, manifest, prefix, request)
         if derived is not None:

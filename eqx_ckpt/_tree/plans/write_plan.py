@@ -16,6 +16,7 @@ from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
 from ..._format.run_history import History, Part
+from ..._garbage import no_collections
 from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
@@ -158,11 +159,21 @@ def named_leaves(
             ) from e
         for rest, leaf in found:
             whole = (*path, *rest) if path else rest
-            chosen = None if custom is None or is_transient(leaf) else custom
-            if chosen is array_deserialise_filter_spec and not is_number(leaf):
-                chosen = None
+            chosen = None if custom is None else _chosen(custom, leaf)
             name, as_data = name_of(whole)
-            yield NamedLeaf(name, whole, leaf, chosen, as_data)
+            yield _named((name, whole, leaf, chosen, as_data))
+
+
+# Faster than to call the class, as there may be 100,000.
+_named = ft.partial(tuple.__new__, NamedLeaf)
+
+
+def _chosen(custom: Spec, leaf: Any) -> Spec | None:
+    """The function of `filter_spec` for a leaf, if it is for such leaves."""
+    is_for_numbers = custom is array_deserialise_filter_spec
+    if is_transient(leaf) or (is_for_numbers and not is_number(leaf)):
+        return None
+    return custom
 
 
 class WritePlan(NamedTuple):
@@ -181,6 +192,7 @@ class WritePlan(NamedTuple):
     part: Part | None = None
 
 
+@no_collections()
 def plan_writes(
     pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, frozen: PyTree = None
 ) -> WritePlan:
