@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._garbage import no_collections
 from .._types import LAYOUTS, SHARING_LAYOUTS
 from .chunk_grid import chunk_count
 from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS
@@ -113,7 +112,6 @@ _TYPE_FIELDS = LeafRecord._fields[:10]
 _record: Callable[[tuple[Any, ...]], LeafRecord] = ft.partial(tuple.__new__, LeafRecord)
 
 
-@no_collections()
 def from_bytes(data: bytes, where: str) -> Manifest:
     """Read a manifest; `where` names it in errors.
 

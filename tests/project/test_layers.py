@@ -29,7 +29,7 @@ MODULES = {
 
 # The rooms, from the lowest to the highest; those of one line do not import each other.
 LAYERS = [
-    "_errors _garbage _types _lazy",
+    "_errors _types _lazy",
     "_format",
     "_storage.calls",
     "_storage.interface",

@@ -16,7 +16,6 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_names import below, encode, is_below
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
-from ..._garbage import no_collections
 from ..._types import check_word, IsLeaf
 from ..leaves.casting import Casting, WORDS
 from ..leaves.filter_spec import (
@@ -171,7 +170,6 @@ _ANSWERS: Mapping[Answered, tuple[str, str]] = {
 _MISMATCHED = ("kind", "shape", "dtype")
 
 
-@no_collections()
 def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     like, is_leaf = request.like, stop_at_transients(request.is_leaf)
     leaves = list(named_leaves(like, request.filter_spec, is_leaf, "like"))

@@ -16,7 +16,6 @@ from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
 from ..._format.run_history import History, Part
-from ..._garbage import no_collections
 from ..._storage.interface.chunk_bytes import Piece
 from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
@@ -192,7 +191,6 @@ class WritePlan(NamedTuple):
     part: Part | None = None
 
 
-@no_collections()
 def plan_writes(
     pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, frozen: PyTree = None
 ) -> WritePlan:
