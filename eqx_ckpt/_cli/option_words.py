@@ -16,7 +16,6 @@ _WORDS = [
         (r"pass one of them as `item`[^.]*\.", "pass the path of one of them."),
         (r"(`overwrite=True`) to a function that takes it", r"\1"),
         (r" and `prefix=('[^`]*')`", r", and \1 as PREFIX"),
-        (r"make a manager of one of the two places alone, or with", "pass"),
         (r"`prefix`", "PREFIX"),
         (r"`mirror`", "MIRROR"),
         (r"`like`", "`--like MODULE:NAME`"),

@@ -27,8 +27,8 @@ def check_histories(newest: Mapping[Run, int]) -> None:
                     f"Step {older} in {other.directory!r} and step {step} in "
                     f"{run.directory!r} are of different histories: {why}. Nothing "
                     "was chosen. To go on from one of them, delete the steps of the "
-                    "other one, or make a manager of one of the two places alone, or "
-                    "with another `mirror`."
+                    "other one, use one of the two places alone, or pass another "
+                    "`mirror`."
                 )
         found.append((run, step, history))
 

@@ -29,8 +29,9 @@ def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> 
         return node
 
     try:
-        eqx.tree_at(where, like, replace_fn=keep, is_leaf=is_leaf)
         picked = where(treedef.unflatten(range(treedef.num_leaves)))
+        if picked is not None:
+            eqx.tree_at(where, like, replace_fn=keep, is_leaf=is_leaf)
     except Exception as e:
         raise LeafMismatchError(
             f"`where` does not pick a part of `like`: {e} Pass a function such as "
@@ -38,8 +39,9 @@ def picked_by(where: Callable[[PyTree], Any], like: PyTree, is_leaf: IsLeaf) -> 
             "tuple of nodes."
         ) from e
     if not nodes or any(node is None for node in nodes):
+        what = "`None`" if nodes or picked is None else "nothing"
         raise LeafMismatchError(
-            f"`where` picks {'`None`' if nodes else 'nothing'}, so there is nothing to "
+            f"`where` picks {what}, so there is nothing to "
             "restore. It has to return a node of the tree that it is called with, or a "
             "tuple of nodes: does it lack a `return`, or has `like` no such part?"
         )
