@@ -15,27 +15,107 @@ with its `errno`.
 
 
 class CheckpointError(Exception):
-    """The base class; itself raised where no subclass fits."""
+    """The base class; itself raised where no subclass fits.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        try:
+            eqx_ckpt.tree_serialise_leaves("ckpt", {"step": 1}, metadata={"a", "b"})
+        except eqx_ckpt.CheckpointError as e:
+            assert "`metadata` cannot be saved exactly" in str(e)
+        ```
+    """
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no committed checkpoint at this path."""
+    """There is no committed checkpoint at this path.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        try:
+            state = eqx_ckpt.tree_deserialise_leaves("runs/a/000100", {"step": 0})
+        except eqx_ckpt.CheckpointNotFoundError:
+            state = {"step": 0}  # Begin anew.
+        ```
+    """
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Something exists at this path already; it was not changed."""
+    """Something exists at this path already; it was not changed.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"step": 1})
+        try:
+            eqx_ckpt.tree_serialise_leaves("ckpt", {"step": 2})
+        except eqx_ckpt.CheckpointExistsError:
+            eqx_ckpt.tree_serialise_leaves("ckpt", {"step": 2}, overwrite=True)
+        ```
+    """
 
 
 class CorruptCheckpointError(CheckpointError):
-    """The stored bytes are not the bytes that were saved."""
+    """The stored bytes are not the bytes that were saved.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        with open("ckpt/w/c.0", "r+b") as f:
+            f.write(b"x")  # As a disk may do.
+        try:
+            eqx_ckpt.tree_deserialise_leaves("ckpt", {"w": jnp.zeros(3)})
+        except eqx_ckpt.CorruptCheckpointError as e:
+            assert "'w'" in str(e)  # Restore another checkpoint.
+        ```
+    """
 
 
 class LeafNameError(CheckpointError, ValueError):
-    """Leaves of a PyTree cannot be given distinct names that are safe on disk."""
+    """Leaves of a PyTree cannot be given distinct names that are safe on disk.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        try:
+            eqx_ckpt.tree_serialise_leaves("ckpt", {0.5: 1.0})
+        except eqx_ckpt.LeafNameError:
+            eqx_ckpt.tree_serialise_leaves("ckpt", {"0.5": 1.0})
+        ```
+    """
 
 
 class LeafMismatchError(CheckpointError, ValueError):
-    """The checkpoint does not match `like`, or an argument does not match a PyTree."""
+    """The checkpoint does not match `like`, or an argument does not match a PyTree.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        like = {"w": jnp.zeros(4), "b": jnp.zeros(3)}
+        try:
+            eqx_ckpt.tree_deserialise_leaves("ckpt", like)
+        except eqx_ckpt.LeafMismatchError as e:
+            print(e)  # Both differences, and what may be done.
+        ```
+    """
 
 
 for _error in (CheckpointError, *CheckpointError.__subclasses__()):

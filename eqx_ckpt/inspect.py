@@ -1,4 +1,27 @@
-"""What checkpoints and runs hold, and whether they are intact."""
+"""What checkpoints and runs hold, and whether they are intact.
+
+Of one checkpoint:
+
+- `read_manifest` reads the names and types of all leaves, and the metadata: a
+    `Manifest` of a `LeafRecord` for each leaf. A step of a run has a `History` of each
+    `Session` that has led to it, and perhaps a `Fork`; of a job whose processes have
+    disks of their own, it is a `Part`.
+- `iter_leaves` reads all arrays, one after another.
+- `verify` compares every byte with its checksum; `digest` is a SHA-256 of the content.
+- `stats` computes `LeafStats` of each leaf.
+- `write_report` writes a page in HTML, of a checkpoint or a run.
+
+Of two: `diff` compares them, into a `TreeDiff` of a `LeafDiff` for each leaf that
+differs; `same_leaves` says which leaves they share.
+
+Of runs: `best_step` finds the best one; `metrics` has the numbers of all steps;
+`leaf_history` has each leaf over the steps, a `LeafHistory` of `LeafOverSteps`;
+`own_bytes` is what the deletion of each step frees; `garbage_collect` removes what
+saves that died have left.
+
+`TreeMatch`, of a `LeafMatch` for each leaf, is what `eqx_ckpt.tree_match` returns, and
+`Audit` what `eqx_ckpt.CheckpointManager.audit` does.
+"""
 
 from ._format.leaf_record import LeafRecord as LeafRecord
 from ._format.manifest import Manifest as Manifest

@@ -53,6 +53,18 @@ class LeafRecord(NamedTuple):
     - `value`: the exact value of a Python scalar as text, else `None`.
     - `checksums`: of each chunk, in C order, in hexadecimal digits: 8 of the CRC-32C of
         what is stored, and 32 of the XXH3-128 of its content.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3), "step": 7})
+        leaves = eqx_ckpt.inspect.read_manifest("ckpt").leaves
+        assert (leaves["w"].dtype, leaves["w"].shape) == ("float32", (3,))
+        assert (leaves["step"].kind, leaves["step"].value) == ("int", "7")
+        ```
     """
 
     kind: str

@@ -95,6 +95,20 @@ class Manifest:
     - `references`: of a step of an incremental run in a store, by the name of each leaf
         that shares chunks with earlier steps, for each chunk in C order, the prefix
         below the run where it is, or `""` if it is the step's own.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        tree = {"w": jnp.ones(3), "step": 7}
+        eqx_ckpt.tree_serialise_leaves("ckpt", tree, metadata={"loss": 0.5})
+        manifest = eqx_ckpt.inspect.read_manifest("ckpt")
+        assert {*manifest.leaves} == {"w", "step"}
+        assert manifest.metadata == {"loss": 0.5}
+        assert manifest.nbytes == 12
+        ```
     """
 
     leaves: Mapping[str, LeafRecord]

@@ -37,6 +37,20 @@ class Session(NamedTuple):
     - `step`: the step that its manager restored, and that it goes on from. `None` if
         it restored none: the state is new, or comes from elsewhere.
     - `digest`: that of the manifest of this step, 64 hexadecimal digits, or `None`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            manager.save(1, {"step": 1})
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            manager.restore({"step": 0})
+            manager.save(2, {"step": 2}).result()
+            session = manager.read_manifest(2).history.sessions[-1]
+        assert session.step == 1
+        ```
     """
 
     id: str
@@ -53,6 +67,22 @@ class Fork(NamedTuple):
         history.
     - `step`: the number with which that step was saved.
     - `digest`: that of the manifest of that step, 64 hexadecimal digits.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            manager.save(1, {"step": 1}).result()
+            manager.fork("other")
+        manifest = eqx_ckpt.inspect.read_manifest("run/000001")
+        with eqx_ckpt.CheckpointManager("other") as manager:
+            manager.restore({"step": 0})
+            manager.save(2, {"step": 2}).result()
+            forked = manager.read_manifest(2).history.forked
+        assert (forked.run, forked.step) == (manifest.history.run, 1)
+        ```
     """
 
     run: str | None
@@ -73,6 +103,17 @@ class History:
     - `earlier`: how many sessions came before these.
     - `forked`: where the run comes from, an [`eqx_ckpt.inspect.Fork`][], if
         [`eqx_ckpt.CheckpointManager.fork`][] has made it; otherwise `None`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            manager.save(1, {"step": 1}).result()
+            history = manager.read_manifest(1).history
+        assert (history.step, len(history.run)) == (1, 32)
+        ```
     """
 
     run: str
@@ -89,6 +130,17 @@ class Part(NamedTuple):
 
     - `id`: 32 hexadecimal digits; the parts of one step have the same.
     - `process`, `processes`: which process has saved this part, and of how many.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        with eqx_ckpt.CheckpointManager("disk/0", shared=False) as manager:
+            manager.save(1, {"step": 1})
+        part = eqx_ckpt.inspect.read_manifest("disk/0/000001").part
+        assert (part.process, part.processes) == (0, 1)
+        ```
     """
 
     id: str

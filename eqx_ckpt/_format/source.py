@@ -29,6 +29,20 @@ class RegionRead(NamedTuple):
 
     - `name`, `record`: those of the leaf, as in the manifest's `leaves`.
     - `region`: a `slice` with a start and a stop for each axis of `record.data_shape`.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.arange(6.0)})
+        record = eqx_ckpt.inspect.read_manifest("ckpt").leaves["w"]
+        read = eqx_ckpt.interop.RegionRead("w", record, (slice(0, 2),))
+        source = eqx_ckpt.interop.open_source("ckpt")
+        [found] = source.read([read], {})
+        assert found.tolist() == [0, 1]
+        ```
     """
 
     name: str

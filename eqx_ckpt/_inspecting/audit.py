@@ -32,6 +32,19 @@ class Audit:
     - `since`: the last step that the replay reproduces, or the one where it began.
     - `step`: the first saved step that it does not reproduce, or `None`.
     - `leaves`: the names of the leaves that differ there, in the order of the tree.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            for step in (1, 2):
+                manager.save(step, {"step": step})
+            found = manager.audit(lambda state, step: {"step": step}, {"step": 0}, 1, 2)
+        assert (found.steps, found.step) == ((2,), None)
+        print(found)
+        ```
     """
 
     steps: tuple[int, ...]

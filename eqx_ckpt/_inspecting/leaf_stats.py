@@ -39,6 +39,17 @@ class LeafStats:
         numbers.
     - `mean`, `std`, `norm`: the average, the standard deviation, and the square root of
         the sum of squares, in 64 bits, where booleans are 0 and 1.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.array([1.0, 3.0, jnp.nan])})
+        found = eqx_ckpt.inspect.stats("ckpt")["w"]
+        assert (found.count, found.nan, found.mean) == (3, 1, 2)
+        ```
     """
 
     count: int

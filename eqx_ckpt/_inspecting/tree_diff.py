@@ -27,6 +27,19 @@ class LeafDiff:
     - `norm_rel`: the norm of the differences as a share of the norm of the array in
         `a`; infinite if that is zero, or if a number became NaN. `None` for what has no
         norm, such as PRNG keys and dates.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        for step in (1, 2):
+            eqx_ckpt.tree_serialise_leaves(f"{step}", {"w": jnp.arange(3.0) * step})
+        found = eqx_ckpt.inspect.diff("1", "2", values=True)["w"]
+        assert (found.status, found.count) == ("different values", 2)
+        assert (found.max_abs, found.norm_rel) == (2, 1)
+        ```
     """
 
     status: str
@@ -48,6 +61,18 @@ class TreeDiff(dict[str, LeafDiff]):
     **Attributes:**
 
     - `compared`: how many leaves were compared, whether they differ or not.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+
+        eqx_ckpt.tree_serialise_leaves("a", {"step": 1, "lr": 0.1})
+        eqx_ckpt.tree_serialise_leaves("b", {"step": 2, "lr": 0.1})
+        found = eqx_ckpt.inspect.diff("a", "b")
+        assert ([*found], found.compared) == (["step"], 2)
+        print(found)
+        ```
     """
 
     compared: int

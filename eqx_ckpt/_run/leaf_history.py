@@ -34,6 +34,20 @@ class LeafOverSteps:
     - `name`: the name of the leaf.
     - `steps`: the steps along the first axis.
     - `shape`, `dtype`: those of the array, as NumPy has them.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            for step in (1, 2):
+                manager.save(step, {"w": jnp.ones(3) * step})
+        weight = eqx_ckpt.inspect.leaf_history("run")["w"]
+        assert weight.shape == (2, 3)
+        assert weight[:, 0].tolist() == [1, 2]
+        ```
     """
 
     def __init__(
@@ -103,6 +117,19 @@ class LeafHistory(Mapping[str, LeafOverSteps]):
     **Attributes:**
 
     - `steps`: the steps, in order.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        with eqx_ckpt.CheckpointManager("run") as manager:
+            for step in (1, 2):
+                manager.save(step, {"w": jnp.ones(3) * step})
+        found = eqx_ckpt.inspect.leaf_history("run")
+        assert ([*found], found.steps) == (["w"], (1, 2))
+        ```
     """
 
     def __init__(self, sources: Mapping[int, Source]) -> None:

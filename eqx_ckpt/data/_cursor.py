@@ -64,6 +64,18 @@ class Cursor(eqx.Module):
     - `epoch`: the number of complete passes over the rows; `uint32[]`.
     - `position`: of the next row in its epoch; `uint32[]`.
     - `block`: the batches already fetched. They are not saved.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import numpy as np
+
+        source = eqx_ckpt.data.ArrayDataSource(x=np.arange(10.0))
+        loader = eqx_ckpt.data.Loader(source, batch_size=4)
+        cursor, batch = loader.next(loader.start(seed=0))
+        assert (cursor.seed, cursor.epoch, cursor.position) == (0, 0, 4)
+        ```
     """
 
     seed: UInt32[Array, ""]

@@ -25,6 +25,19 @@ class BatchInfo(NamedTuple):
     - `count`: how many rows of the batch count; `int32[]`. For a block: `int32[k]`.
     - `batch_size`: how many rows the batch has.
     - `total`: how many rows the source has.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import numpy as np
+
+        source = eqx_ckpt.data.ArrayDataSource(x=np.arange(10.0))
+        loader = eqx_ckpt.data.Loader(source, batch_size=4, order="epochs")
+        cursor, batches, info = loader.block(loader.start(), 3, info=True)
+        assert info.count.tolist() == [4, 4, 2]
+        assert info.mask.sum() == info.total == 10
+        ```
     """
 
     mask: Bool[Array | np.ndarray, "*k batch_size"]

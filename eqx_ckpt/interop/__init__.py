@@ -1,4 +1,16 @@
-"""Other formats: sources to restore from, exports, and copies."""
+"""Other formats: files to restore from, exports, and copies.
+
+What opens one returns a `Source`, which stands for the path of a checkpoint in every
+function that reads: `open_source` finds out what a file or a directory is; `open_eqx`,
+`open_safetensors`, `open_npz`, `open_flax`, `open_orbax` and `open_jax_arrays` open one
+format. A `Source` of your own answers each `RegionRead`.
+
+`to_eqx`, `to_safetensors`, `to_npz`, `to_flax` and `to_orbax` write a checkpoint in one
+format; `convert` goes from each format to each.
+
+`to_state_dict` and `from_state_dict` do the same in memory, with nested dictionaries.
+`optax_transform` restores the state of another optimiser.
+"""
 
 from .._format.source import RegionRead as RegionRead, Source as Source
 from ._convert import convert as convert

@@ -178,6 +178,27 @@ class Recorder(eqx.Module):
 
     - `failed`: whether the host could not record samples. End the loop then; the next
         call of the recording raises the reason.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax
+        import jax.numpy as jnp
+
+        @jax.jit
+        def program(recorder):
+            def step(i, recorder):
+                return recorder.save({"i": i})
+
+            return jax.lax.fori_loop(0, 5, step, recorder).flush()
+
+        like = {"i": jnp.int32(0)}
+        with eqx_ckpt.recording.Recording("run", like) as recording:
+            recorder = program(recording.recorder())
+            assert not recorder.failed
+        assert eqx_ckpt.recording.Samples("run").committed == 5
+        ```
     """
 
     failed: Array

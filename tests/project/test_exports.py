@@ -1,5 +1,6 @@
 """What `eqx_ckpt` offers, and that all of it is documented."""
 
+import importlib
 import importlib.metadata
 import inspect
 import re
@@ -55,7 +56,7 @@ def test_each_name_is_documented_once():
     for page in pages:
         for line in page.splitlines():
             if line.startswith("::: "):
-                assert line.removeprefix("::: ") in NAMES
+                assert line.removeprefix("::: ") in [*NAMES, "eqx_ckpt.typing"]
 
 
 def attributes_of(value: type) -> Iterator[str]:
@@ -81,12 +82,22 @@ def test_each_attribute_of_a_class_is_documented():
             assert found <= shown, name
 
 
-def test_functions_show_an_example():
+def test_help_is_enough():
+    """In a clone, or with a wheel, nobody has the pages: `help` shows all of it."""
     for module in interface.MODULES:
+        where = ".".join(filter(None, ("eqx_ckpt", module)))
+        overview = inspect.getdoc(importlib.import_module(where)) or ""
         for name, value in interface.public(module).items():
-            assert module == "typing" or inspect.getdoc(value), name
-            if inspect.isfunction(value):
-                assert "!!! example" in (value.__doc__ or ""), name
+            assert f"`{name}`" in overview, f"{where} does not name {name}"
+            if module == "typing":
+                continue
+            assert "!!! example" in (inspect.getdoc(value) or ""), name
+            if not inspect.isclass(value):
+                continue
+            for member, found in vars(value).items():
+                if callable(found) or isinstance(found, property):
+                    is_ours = member[0] != "_" and hasattr(found, "__module__")
+                    assert not is_ours or inspect.getdoc(found), (name, member)
 
 
 def test_restores_take_the_same_arguments():

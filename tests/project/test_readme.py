@@ -30,6 +30,7 @@ def texts() -> Iterator[tuple[str, str]]:
         for name, value in vars(module).items():
             if not name.startswith("_"):
                 yield name, inspect.getdoc(value) or ""
+    yield "typing", inspect.getdoc(eqx_ckpt.typing) or ""
 
 
 TEXTS = {source: text for source, text in texts() if any(snippets(text))}

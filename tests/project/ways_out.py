@@ -1,8 +1,7 @@
 """Follow what errors say to do, as they say it, and print what goes wrong.
 
-`python ways_out.py PLACE WORD...` tries those in which all the words are, or all, each in
-an empty directory in `PLACE`. The table is `ways_out.md`. Run it in a process that checks
-no types itself.
+`python ways_out.py PLACE WORD...` tries those of the table, `ways_out.md`, in which all
+the words are, each in a new directory in `PLACE`. Nobody else may look at types.
 """
 
 import contextlib

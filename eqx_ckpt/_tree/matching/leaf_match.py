@@ -71,6 +71,18 @@ class LeafMatch(NamedTuple):
     - `origin`: the names in the checkpoint, if a `transform` renamed or computed it;
         if it returns no such leaf, similar names of what it does not use.
     - `computed`: whether the `transform` computed it.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        match = eqx_ckpt.tree_match("ckpt", {"w": jnp.ones(4)})
+        leaf = match.leaves["w"]
+        print(leaf.status, "-", leaf.expected, "-", leaf.found)
+        ```
     """
 
     status: Status
@@ -102,6 +114,19 @@ class TreeMatch:
         peak, besides what the process has already. Arrays that it restores to host
         memory are part of it: those of NumPy, and those of JAX on a CPU.
     - `least_host_bytes`: the least `max_host_bytes` that it would accept.
+
+    !!! example
+
+        ```python
+        import eqx_ckpt
+        import jax.numpy as jnp
+
+        eqx_ckpt.tree_serialise_leaves("ckpt", {"w": jnp.ones(3)})
+        match = eqx_ckpt.tree_match("ckpt", {"w": jnp.ones(3)})
+        assert match.ok
+        assert (match.nbytes, match.requests) == (12, 1)
+        print(match)
+        ```
     """
 
     leaves: Mapping[str, LeafMatch]
