@@ -40,6 +40,20 @@ def test_the_tests_that_hold_the_promises_are_there():
         assert f"def {test}" in (ROOT / file).read_text(), (file, test)
 
 
+def test_the_index_of_recipes_is_complete():
+    """Each page that shows how, and each recipe beside it, is in the one index."""
+    text = (ROOT / "docs/usage/recipes.md").read_text()
+    index, here = text.split("\n## What the recipes begin with\n")
+    rows = re.findall(r"^\| \[.+?\]\((.*?)\) \| .+ \|$", index, re.M)
+    pages = {row.partition("#")[0] for row in rows}
+    for page in [*ROOT.glob("docs/usage/*.md"), *ROOT.glob("docs/migrating/*.md")]:
+        name = page.name if page.parent.name == "usage" else f"../migrating/{page.name}"
+        assert name in pages or name == "recipes.md", name
+    heads = re.findall(r"^## (.+)$", here, re.M)
+    anchors = {re.sub(r"[^a-z -]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert anchors == {row[1:] for row in rows if row[0] == "#"}
+
+
 def test_the_tutorial_opens_without_a_clone():
     cells = json.loads((ROOT / "docs/tutorial.ipynb").read_text())["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
