@@ -79,7 +79,9 @@ def tree_deserialise_leaves(
     - `where`: restore only this part of `like`, as in `equinox.tree_at`; no other leaf
         is read. For example `where=lambda tree: tree["model"]`, or a tuple of nodes.
     - `prefix`: the name of the part of the checkpoint that `like` describes:
-        `prefix="model/encoder"` restores one submodule from its own skeleton.
+        `prefix="model/encoder"` restores one submodule from its own skeleton. The names
+        that functions get and errors have are those of the checkpoint, `prefix`
+        included; with a `transform`, those of what it returns.
     - `sharding`: where to put JAX arrays and PRNG keys. `None`: as in `like`. A
         `jax.sharding.Sharding` or a device: all leaves there. A mesh: with the
         PartitionSpecs that were saved, on this mesh; axes that the mesh lacks, or that

@@ -50,7 +50,9 @@ def test_the_index_of_recipes_is_complete():
         name = page.name if page.parent.name == "usage" else f"../migrating/{page.name}"
         assert name in pages or name == "recipes.md", name
     heads = re.findall(r"^## (.+)$", here, re.M)
-    anchors = {re.sub(r"[^a-z -]", "", head.lower()).replace(" ", "-") for head in heads}
+    anchors = {
+        re.sub(r"[^a-z -]", "", head.lower()).replace(" ", "-") for head in heads
+    }
     assert anchors == {row[1:] for row in rows if row[0] == "#"}
 
 

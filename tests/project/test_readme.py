@@ -34,6 +34,9 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 TEXTS = {source: text for source, text in texts() if any(snippets(text))}
+RECIPES = "docs/usage/recipes.md"
+# Each of them runs by itself, after the first section.
+_, FIRST, *ALONE = re.split("\n## (?!Index)", TEXTS.pop(RECIPES))
 
 
 def test_snippets_are_found():
@@ -62,3 +65,9 @@ def test_the_tree_in_the_readme_is_on_disk(tmp_path, monkeypatch):
     files = re.findall(r"^runs/\S+", TEXTS["README.md"], re.MULTILINE)
     assert files
     assert [file for file in files if not Path(file).is_file()] == []
+
+
+@pytest.mark.parametrize("recipe", ALONE, ids=lambda recipe: recipe.partition("\n")[0])
+def test_each_recipe_runs_by_itself(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(f"{FIRST}\n{recipe}", RECIPES)
