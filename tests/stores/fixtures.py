@@ -7,14 +7,18 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from . import gcs as gcs_server, s3 as s3_server
+from . import gcs as gcs_server, s3 as s3_server, small_s3 as small_s3_server
 from .place import Place
 from .proxy import Proxy
 
 
+# The tests that ask whether S3 is spoken as it should be: what answers them is moto,
+# which others have written. A request costs it as much as all else in a test.
+ON_MOTO = {"test_conformance", "test_readme", "test_servers", "test_stores"}
 _NUMBERS = itertools.count(1)
 
 
@@ -49,11 +53,15 @@ def s3_backend() -> Iterator[s3_server.Server | s3_server.Given]:
 
 
 @pytest.fixture(scope="session")
-def gcs_backend() -> Iterator[gcs_server.Server]:
+def small_s3_backend() -> small_s3_server.Store:
+    """An S3 for thousands of requests."""
+    return small_s3_server.Store()
+
+
+@pytest.fixture(scope="session")
+def gcs_backend() -> gcs_server.Store:
     """The GCS itself."""
-    server = gcs_server.Server()
-    yield server
-    server.stop()
+    return gcs_server.Store()
 
 
 # TensorStore looks up the credentials of S3 and the URL of GCS whenever it opens a
@@ -63,26 +71,29 @@ def gcs_backend() -> Iterator[gcs_server.Server]:
 
 @pytest.fixture
 def s3(
-    s3_backend: s3_server.Server | s3_server.Given, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     """A fresh bucket, and an environment that names it and who may use it.
 
     In an S3 that is there already, a fresh prefix, and who may use it is said already.
     """
-    with _place("s3", s3_backend) as place:
-        if not s3_server.GIVEN:
-            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        monkeypatch.setenv("AWS_REGION", s3_server.REGION)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", place.endpoint)
-        monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    is_given = s3_server.GIVEN or request.path.stem in ON_MOTO
+    backend = "s3_backend" if is_given else "small_s3_backend"
+    with _at_s3(request.getfixturevalue(backend), monkeypatch) as place:
+        yield place
+
+
+@pytest.fixture
+def small_s3(
+    small_s3_backend: small_s3_server.Store, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    with _at_s3(small_s3_backend, monkeypatch) as place:
         yield place
 
 
 @pytest.fixture
 def gcs(
-    gcs_backend: gcs_server.Server, monkeypatch: pytest.MonkeyPatch
+    gcs_backend: gcs_server.Store, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
     """A fresh bucket, and an environment in which "gs://" leads there."""
     with _place("gs", gcs_backend) as place:
@@ -109,15 +120,26 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def _place(
-    scheme: str, backend: s3_server.Server | s3_server.Given | gcs_server.Server
-) -> Iterator[Place]:
+def _at_s3(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with _place("s3", backend) as place:
+        if not s3_server.GIVEN:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_REGION", s3_server.REGION)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", place.endpoint)
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+        yield place
+
+
+@contextlib.contextmanager
+def _place(scheme: str, backend: Any) -> Iterator[Place]:
     name = f"bucket-{next(_NUMBERS)}"
     bucket, prefix = name, ""
     if isinstance(backend, s3_server.Given):
         bucket, prefix = backend.bucket, f"{name}-{os.getpid()}/"
     else:
         backend.make_bucket(bucket)
-    proxy = Proxy(backend.port)
+    proxy = Proxy(backend)
     yield Place(bucket, f"{scheme}://{bucket}/{prefix}run", proxy)
     proxy.stop()

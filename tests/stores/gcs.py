@@ -8,6 +8,7 @@ import urllib.parse
 from typing import Any, NamedTuple
 
 from . import serving
+from .serving import Reply
 
 
 class Blob(NamedTuple):
@@ -17,51 +18,55 @@ class Blob(NamedTuple):
     generation: int
 
 
-class Server(serving.Server):
+class Store:
     """Buckets by name, each of objects by name; one lock makes conditions atomic."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, Blob]] = {}
         self.lock = threading.Lock()
         self.generation = 1000
-        super().__init__(Exchange)
 
     def make_bucket(self, name: str) -> None:
         self.buckets[name] = {}
 
-
-class Exchange(serving.Exchange):
-    """A request of the JSON API."""
-
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def respond(self) -> None:
-        url = urllib.parse.urlsplit(self.path)
-        self._query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+    def ask(self, exchange: serving.Exchange) -> Reply:
+        url = urllib.parse.urlsplit(exchange.path)
+        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         # /storage/v1/b/BUCKET/o/NAME or /upload/storage/v1/b/BUCKET/o
         bucket, _, name = url.path.partition("/b/")[2].partition("/o")
-        name = urllib.parse.unquote(name[1:]) or self._query.get("name", "")
-        with self.server.lock:
-            answer = self._answer(bucket, name)
-        self.answer(*answer)
+        name = urllib.parse.unquote(name[1:]) or query.get("name", "")
+        with self.lock:
+            answer = _Request(self, exchange, query).answer(bucket, name)
+        return Reply(*answer, length=None)
 
-    def _answer(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
-        blobs = self.server.buckets.get(bucket)
+
+class _Request:
+    """A request of the JSON API."""
+
+    def __init__(
+        self, store: Store, exchange: serving.Exchange, query: dict[str, str]
+    ) -> None:
+        self._store, self._query = store, query
+        self._command, self._headers = exchange.command, exchange.headers
+        self._body = exchange.body
+
+    def answer(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
+        blobs = self._store.buckets.get(bucket)
         if blobs is None:
             return _error(404, "The specified bucket does not exist.")
-        if "Authorization" not in self.headers:
+        if "Authorization" not in self._headers:
             return _error(401, "Anonymous caller does not have access.")
         if not name:
             return self._list(bucket, blobs)
         blob = blobs.get(name)
-        if blob is None and self.command != "POST":
+        if blob is None and self._command != "POST":
             return _error(404, f"No such object: {bucket}/{name}")
         if not self._holds(blob):
-            return _error(304 if self.command == "GET" else 412, "conditionNotMet")
-        if self.command == "POST":
-            self.server.generation += 1
-            blobs[name] = blob = Blob(self.body, self.server.generation)
-        elif self.command == "DELETE":
+            return _error(304 if self._command == "GET" else 412, "conditionNotMet")
+        if self._command == "POST":
+            self._store.generation += 1
+            blobs[name] = blob = Blob(self._body, self._store.generation)
+        elif self._command == "DELETE":
             del blobs[name]
             return 204, {}, b""
         elif self._query.get("alt") == "media":
@@ -96,9 +101,9 @@ class Exchange(serving.Exchange):
             "x-goog-generation": str(blob.generation),
             "x-goog-stored-content-length": str(size),
         }
-        if "Range" not in self.headers:
+        if "Range" not in self._headers:
             return 200, headers, body
-        first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+        first, last = self._headers["Range"].removeprefix("bytes=").split("-")
         begin = int(first) if first else max(0, size - int(last))
         end = min(int(last) + 1, size) if first and last else size
         if begin >= end:

@@ -1,6 +1,5 @@
 """A proxy in front of an object store that treats requests as a test wants it."""
 
-import http.client
 import re
 import sys
 import threading
@@ -8,9 +7,9 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import NamedTuple
 
 from . import serving
+from .serving import Reply
 
 
 ALWAYS = range(1, sys.maxsize)
@@ -21,8 +20,6 @@ _RANGE = re.compile(r"(?<=[?&])(prefix|startOffset|endOffset)=[^&]*")
 _CONDITIONS = {"if-match", "if-none-match"}
 _CONDITION = re.compile(r"(?<=[?&])ifGeneration(?:Not)?Match=[^&]*&?")
 _NONCE = re.compile(r"[?&]tensorstore=[^&]*")
-# Those of a connection, not of what is sent through it.
-_HOP = {"connection", "content-length", "keep-alive", "transfer-encoding"}
 
 
 @dataclass(eq=False)
@@ -54,23 +51,14 @@ class Request:
     status: int = 0  # or 0 if there was no answer
 
 
-class Reply(NamedTuple):
-    """What the store says."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-    length: int | None  # only if it is not that of the body
-
-
 class Proxy(serving.Server):
-    """Forwards every request to the store at `port`, unless one of its `rules` strikes.
+    """Forwards every request to a store, unless one of its `rules` strikes.
 
     The first rule that strikes acts, but each counts. `rules` may change at any time.
     """
 
-    def __init__(self, port: int) -> None:
-        self.backend = port
+    def __init__(self, store: serving.Store) -> None:
+        self.store = store
         self.rules: list[Rule] = []
         self.requests: list[Request] = []
         self._lock = threading.Lock()
@@ -118,18 +106,9 @@ class Exchange(serving.Exchange):
 
     def forward(self) -> Reply:
         """Ask the store."""
-        store = http.client.HTTPConnection("127.0.0.1", self.server.backend, timeout=60)
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
-        store.request(self.command, self.path, self.body or None, headers)
-        reply = store.getresponse()
-        body = reply.read()
-        store.close()
+        reply = self.server.store.ask(self)
         self.record.stored = reply.status
-        headers = {k: v for k, v in reply.getheaders() if k.lower() not in _HOP}
-        length = None
-        if self.command == "HEAD":
-            length = int(reply.getheader("Content-Length", 0))
-        return Reply(reply.status, headers, body, length)
+        return reply
 
     def reply(self, reply: Reply) -> None:
         """Answer the client."""

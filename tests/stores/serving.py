@@ -8,7 +8,24 @@ import threading
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+
+class Reply(NamedTuple):
+    """What a store says."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    length: int | None  # only if it is not that of the body
+
+
+class Store(Protocol):
+    """Objects in buckets, in this process or elsewhere."""
+
+    def ask(self, exchange: "Exchange") -> Reply:
+        """What it says to a request."""
+        ...
 
 
 class Server(socketserver.ThreadingTCPServer):
