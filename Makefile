@@ -23,7 +23,7 @@ BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test quick exhaustive format lint actionlint types pytest model simulate docs docs-publish docs-serve bench tables bench-faults release clean pythons
+.PHONY: help demo test quick exhaustive format lint actionlint types pytest pytest-rest model simulate docs docs-publish docs-serve bench tables bench-faults release clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
@@ -36,10 +36,11 @@ demo: .venv/examples
 
 # Saves, restores and runs, and the shape of the package.
 QUICK := tests/manager tests/restore tests/save/test_s*.py tests/project/test_layers.py
+quick = $(1)/bin/$(PYTEST) -m "not slow and not exhaustive and (form or not once)" $(QUICK)
 
-# Those in between have the same packages as the newest. The last word is a pytest run's
+# Pythons in between have the same packages as the newest. The last word is a pytest run's
 # count.
-test: pythons lint types pytest docs $(BETWEEN:%=quick-%) $(NEWEST:%=pytest-%) \
+test: pythons lint types $(if $(NEWEST),pytest-rest,pytest) docs $(BETWEEN:%=quick-%) $(NEWEST:%=pytest-%) \
 	pytest-lowest
 
 pythons:
@@ -72,10 +73,10 @@ pytest: .venv/dev
 	.venv/bin/$(PYTEST) -m "not exhaustive"
 
 quick: .venv/dev
-	.venv/bin/$(PYTEST) -m "not slow and not exhaustive" $(QUICK)
+	$(call quick,.venv)
 
 quick-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "not slow and not exhaustive" $(QUICK)
+	$(call quick,.venv-$*)
 
 exhaustive: .venv/dev
 	.venv/bin/$(PYTEST) -m exhaustive
@@ -86,7 +87,13 @@ model: .venv/dev
 # What uses JAX, Equinox, TensorStore or NumPy runs on all; what is about files, messages
 # between processes or documentation, and repetitions, has the mark `once`.
 pytest-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "not slow and not once and not exhaustive"
+	.venv-$*/bin/$(PYTEST) -m "$(or $(ONLY),not slow and not once and not exhaustive)"
+
+pytest-lowest: ONLY := (oldest or peers) and not slow and not once and not exhaustive
+
+# What does not run with the oldest and with the newest packages: these are in between.
+pytest-rest: .venv/dev
+	.venv/bin/$(PYTEST) -m "not exhaustive and (slow or once or peers or not oldest)"
 
 # Random schedules of the processes of a job; `SEED` is the first one.
 MINUTES ?= 10

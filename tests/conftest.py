@@ -52,10 +52,15 @@ pytest_plugins = ["faults.fixtures", "stores.fixtures"]
 # What the tests in a folder need, or look at.
 MARKS = {
     "interop": ["peers"],
+    "loading": ["oldest"],
+    "matrix": ["oldest"],
     "model": ["once"],
-    "multiprocess": ["job"],
+    "multiprocess": ["job", "oldest"],
     "project": ["form"],
+    "recording": ["oldest"],
     "report": ["browser", "once"],
+    "restore": ["oldest"],
+    "save": ["oldest"],
     "stores": ["store"],
 }
 

@@ -19,6 +19,7 @@ from .conftest import dead_save, state
 
 
 pytest.importorskip("typer")
+pytestmark = pytest.mark.oldest
 
 DOCS = Path(__file__).parents[2] / "docs/usage/commandline.md"
 

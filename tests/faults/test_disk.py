@@ -234,6 +234,7 @@ def _is_compressed(name: str, record: object) -> Literal["zstd"] | None:
     return "zstd" if name == "a" else None
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("compression", [None, "zstd", _is_compressed])
 @pytest.mark.parametrize("kind", ["zarr", "ocdbt", "incremental"])
 def test_a_save_that_surely_does_not_fit_does_not_begin(

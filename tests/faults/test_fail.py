@@ -62,6 +62,7 @@ def test_every_write_is_short(
     assert len(strikes) > 4
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["EIO", "EACCES", "EMFILE"])
 def test_a_checkpoint_that_cannot_be_read_is_not_absent(

@@ -270,6 +270,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", REFUSED)
 def test_hostile_manifest(zygote: Zygote, path: pathlib.Path, case: str) -> None:
     manifest = path / "zarr.json"

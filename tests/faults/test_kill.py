@@ -22,6 +22,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "scenario", thinned(SCENARIOS, 3), ids=lambda scenario: scenario.name
 )

@@ -225,6 +225,7 @@ def is_named(target: str, text: str) -> bool:
     return os.path.abspath(target) in text or os.path.realpath(target) in text
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("way", WRITERS)
 def test_only_its_own_kind_is_replaced(way, things, tmp_path, monkeypatch, capsys):
     writer = WRITERS[way]

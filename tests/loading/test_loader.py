@@ -71,6 +71,7 @@ def test_all_ways_give_the_same(order, batch_size, cache):
         assert int(some[-1][0].epoch) == int(cursor.epoch)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("order", ["shuffle", "epochs"])
 def test_resume_at_every_position_of_two_epochs(order, tmp_path):
     loader = data.Loader(small(7), 3, order=order, cache=2)
@@ -141,6 +142,7 @@ def test_a_step_may_donate_its_cursor(cache):
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("cache", "others"), thinned([(5, 3), (5, 5), (5, 1), (1, 5)], 4)
 )
@@ -413,6 +415,7 @@ def test_all_rows_count_in_the_other_orders(order):
     assert info.mask.all()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("cache", [1, 4, 100])
 def test_map_counts_each_row_once(on_device, cache):

@@ -298,6 +298,7 @@ def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
     assert len(source._reader._kept) <= 8
 
 
+@pytest.mark.peers
 def test_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
     table = {"x": [[float(i)] * 3 for i in range(20)], "y": list(range(20))}

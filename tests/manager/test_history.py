@@ -224,6 +224,7 @@ def play(root: str, calls: Any, capsys: pytest.CaptureFixture[str]) -> None:
     check(world, capsys)
 
 
+@pytest.mark.once
 @hypothesis.settings(max_examples=25, **SETTINGS)
 @hypothesis.given(calls=CALLS)
 def test_ls_tells_which_steps_belong_together(

@@ -181,6 +181,7 @@ FROZEN = [
 ]
 
 
+@pytest.mark.once
 @settings(max_examples=30)
 @given(
     place=st.sampled_from(PLACES),

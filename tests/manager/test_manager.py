@@ -19,6 +19,9 @@ from faults import preemption
 from helpers import assert_same, files_below
 
 
+pytestmark = pytest.mark.oldest
+
+
 def state(step):
     return {"w": jnp.full(3, step), "history": np.full(5, step), "step": step}
 

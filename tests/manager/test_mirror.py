@@ -202,6 +202,7 @@ class World:
 CALLS = "save save save save ok ok fail restart lose".split()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["disk", "memory", "s3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_sequences(

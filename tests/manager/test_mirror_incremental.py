@@ -91,6 +91,7 @@ class Training:
         self.open()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("kind", "seed", "shared"),
     [

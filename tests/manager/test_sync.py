@@ -14,6 +14,9 @@ from eqx_ckpt._mirroring import sync as module
 from helpers import assert_same
 
 
+pytestmark = pytest.mark.oldest
+
+
 def state(step: int) -> dict[str, Any]:
     return {"w": np.full((40, 50), step), "step": step}
 

@@ -8,6 +8,7 @@ from faults import disk_states, jobs, lost_parts
 from faults.zygote import Zygote
 
 
+@pytest.mark.once
 def test_what_is_left(zygote: Zygote, disk: pathlib.Path) -> None:
     """The step, if its shards are anywhere; those of others are not read elsewhere."""
     args = (2, 4, lost_parts.restore_what_is_left, str(disk))
@@ -29,6 +30,7 @@ def test_what_is_left(zygote: Zygote, disk: pathlib.Path) -> None:
             assert (reads > 0) == (is_there and reads_there), case
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))]
 )
@@ -56,6 +58,7 @@ def test_all_that_have_a_shard_send(zygote: Zygote, disk: pathlib.Path) -> None:
         assert {of_process[number][1] for of_process in found} == {("", "")}
 
 
+@pytest.mark.once
 def test_damage(zygote: Zygote, disk: pathlib.Path) -> None:
     """It is an error; with a fallback, it is replaced, or the step before is read."""
     first, second = zygote.call(jobs.values, 2, 4, lost_parts.damage, str(disk))

@@ -33,6 +33,7 @@ def test_restored_by_any_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     zygote.call(jobs.values, 1, 1, programs.restore_on_one_device, str(two))
 
 
+@pytest.mark.once
 def test_saved_by_four_processes(zygote: Zygote, disk: pathlib.Path) -> None:
     zygote.call(jobs.values, 4, 2, programs.save_and_restore, str(disk / "four"))
     zygote.call(jobs.values, 2, 4, programs.restore_anywhere, str(disk / "four"))

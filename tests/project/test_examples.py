@@ -64,6 +64,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(run, tmp_path, capsys):
     assert not list(killed.glob(".*"))
 
 
+@pytest.mark.once
 def test_losses_that_differ_are_seen(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     log(other / "losses.jsonl", 7, 0.5)

@@ -139,6 +139,7 @@ def test_chains_of_all_lengths(tmp_path, options, seed, monkeypatch):
     Chains(str(tmp_path / "run"), seed, *options).run(16)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("options", OPTIONS[1:3], ids=str)
 def test_chains_of_all_lengths_in_a_store(s3, options, monkeypatch):
     monkeypatch.setattr(_columns, "_OPEN_BYTES", 0)
@@ -191,6 +192,7 @@ def test_other_readers(tmp_path, chains):
     np.testing.assert_array_equal(copied["n"], n)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("chains", [1, 4, 16, 17, 100, 1009, 4000, 10_000])
 @pytest.mark.parametrize("block_bytes", [300_000, 12_000_000])
 def test_costs_follow_bytes(tmp_path, chains, block_bytes):

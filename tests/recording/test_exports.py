@@ -15,6 +15,9 @@ import eqx_ckpt
 from eqx_ckpt.recording import Recording, Samples
 
 
+pytestmark = pytest.mark.peers
+
+
 LIKE = {"in": {"theta": np.zeros(3, np.float32)}, "n": np.int32(0), "key": jr.key(0)}
 
 

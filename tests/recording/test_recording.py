@@ -216,6 +216,7 @@ def test_other_readers_read_while_it_is_written(tmp_path):
             np.testing.assert_array_equal(array.read().result(), expected["theta"])
 
 
+@pytest.mark.peers
 def test_xarray_computes_a_mean(tmp_path):
     xarray = pytest.importorskip("xarray")
     with Recording(tmp_path, LIKE, chains=2) as recording:

@@ -261,6 +261,7 @@ def restored(source: Any, found: list[Array], sharding: Any = None) -> int:
     return nbytes
 
 
+@pytest.mark.once
 @settings(max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("mesh", [*MESHES])

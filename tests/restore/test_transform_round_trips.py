@@ -100,6 +100,7 @@ def test_a_manager_restores_through_a_transform(tmp_path):
     assert_same(found, {"encoder": 2 * jnp.arange(3.0), "step": 1})
 
 
+@pytest.mark.peers
 def test_a_file_of_safetensors(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
     weights = {

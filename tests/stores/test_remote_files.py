@@ -99,6 +99,7 @@ FILES: dict[str, Callable[[str], interop.Source]] = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", FILES)
 def test_read_once(store: Place, name: str) -> None:
     sent: list[int] = []

@@ -458,6 +458,7 @@ def test_a_write_that_is_refused_for_another_reason(
         assert not isinstance(caught.value, eqx_ckpt.CorruptCheckpointError)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize(
     ("status", "code"),
