@@ -50,6 +50,7 @@ from ._run.leaf_history import (
 )
 from ._steps.metrics_log import metrics as metrics
 from ._steps.own_bytes import own_bytes as own_bytes
+from ._steps.run_config import read_config as read_config
 from ._steps.run_sweeps import garbage_collect as garbage_collect
 from ._steps.runs_in_folder import best_step as best_step
 from ._tree.matching.leaf_match import LeafMatch as LeafMatch, TreeMatch as TreeMatch

@@ -15,6 +15,8 @@ from .._inspecting.leaf_diff import differences
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._inspecting.tree_diff import LeafDiff
 from .._lazy import Array, np
+from .._steps.run_config import changes, in_words
+from .._storage.locate import is_web
 from .command_sources import found_at, newest_at, reading
 from .option_words import in_options
 from .terminal import (
@@ -172,12 +174,29 @@ def _as_entry(name: str, leaf: LeafDiff) -> dict[str, Any]:
     return entry
 
 
+def _config_at(path: str, damaged: dict[str, str]) -> dict[str, Any] | None:
+    """The config of what may be a step; if it is damaged, say so."""
+    if is_web(path):
+        return None
+    try:
+        return eqx_ckpt.inspect.read_config(path)
+    except eqx_ckpt.CheckpointNotFoundError:
+        return None
+    except (eqx_ckpt.CheckpointError, OSError) as e:
+        damaged[f"the config of {path}"] = str(e)
+        return None
+
+
 def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> int:
     given, (a, b) = (a, b), (newest_at(a), newest_at(b))
     compare = ft.partial(differences, prefix=prefix, **how)
     differing, damaged = reading(
         a, lambda first: reading(b, lambda second: compare(first, second))
     )
+    configs = [_config_at(path, damaged) for path in (a, b)]
+    config = {
+        name: [*map(in_words, values)] for name, values in changes(*configs).items()
+    }
     damage = {name: in_options(problem) for name, problem in damaged.items()}
     found = [_as_entry(name, leaf) for name, leaf in differing.items()]
     if as_json:
@@ -185,10 +204,13 @@ def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> in
         compared = {f"compared_{name}": flag for name, flag in how.items()}
         about: dict[str, Any] = {"a": a, "b": b, "prefix": prefix} | compared
         about["compared"] = differing.compared
-        say_json(about | {"same": same, "leaves": found, "damage": damage})
+        about |= {"same": same, "config": config}
+        say_json(about | {"leaves": found, "damage": damage})
         return 0 if same else 1
     if given != (a, b):
         say(Styled(f"{a} and {b}:", "dim"))
+    for name, (before, after) in config.items():
+        say(Styled(f"config {name}: {before} → {after}", "dim"), is_cropped=False)
     for entry in found:
         text = f"{entry['name']}: {entry['status']}"
         if "count" in entry:

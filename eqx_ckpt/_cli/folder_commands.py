@@ -7,15 +7,20 @@ from typing import Any
 import eqx_ckpt
 
 from .._format.display import in_bytes, table
-from .._format.run_history import Fork
-from .._steps.compare_histories import in_words
+from .._format.run_history import Fork, History
+from .._steps import compare_histories
 from .._steps.retention import Mode, ranked
+from .._steps.run_config import ABSENT, as_items, changes, Configs, in_words
 from .._steps.run_steps import Run
 from .._steps.runs_in_folder import best_of_runs, RunInFolder, runs_in
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
 from .run_commands import age_of, check_has_metric, entry_of, ls as ls_run, summary
 from .terminal import number, say, say_json, Styled
+
+
+# So many values of the configs have a column.
+_MOST_SHOWN = 8
 
 
 def ls(
@@ -37,7 +42,8 @@ def ls(
         say_json({"folder": path, "runs": found})
         return status
     titles = ["run", "newest", "age", "size", "steps", *([best] if best else []), ""]
-    lines = iter(table(titles, [_row(entry, best) for entry in found]))
+    titles[-1:-1] = shown = _differing(found)
+    lines = iter(table(titles, [_row(entry, best, shown) for entry in found]))
     say(Styled(next(lines), "dim"))
     for line, entry in zip(lines, found, strict=True):
         is_best = entry["best"] and entry["best"]["is_best"]
@@ -72,6 +78,8 @@ def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
     found: list[dict[str, Any]] = []
     for name, run, steps in runs:
         newest, problem = entry_of([run], steps[-1])
+        config, why = _config(run, newest["history"])
+        problem = problem or why
         if problem is not None:
             newest["problem"] = in_options(problem)
             status = max(status, status_of(problem))
@@ -89,6 +97,7 @@ def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
                 "steps": len(steps),
                 "newest": newest["step"],
                 **{key: newest[key] for key in about},
+                "config": config,
                 "forked": fork and {"run": fork.run, "step": fork.step},
                 "best": None,
             }
@@ -124,7 +133,24 @@ def _metadata(run: Run, step: int) -> Any:
         return None
 
 
-def _row(entry: dict[str, Any], metric: str) -> list[str]:
+def _config(
+    run: Run, history: History | None
+) -> tuple[dict[str, Any] | None, Exception | None]:
+    """The config of a step with a history, and why it cannot be read."""
+    try:
+        return history and Configs([run.place]).of(history), None
+    except (eqx_ckpt.CheckpointError, OSError) as e:
+        return None, e
+
+
+def _differing(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of the first values of the configs in which the runs differ."""
+    configs = [entry["config"] for entry in found]
+    names = {name: None for config in configs for name in changes(configs[0], config)}
+    return [*names][:_MOST_SHOWN]
+
+
+def _row(entry: dict[str, Any], metric: str, shown: Sequence[str]) -> list[str]:
     best = entry["best"]
     size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
     row = [entry["name"], str(entry["newest"]), age_of(entry), size]
@@ -132,13 +158,18 @@ def _row(entry: dict[str, Any], metric: str) -> list[str]:
     if metric:
         at = best and f"{number(best['value'])} at {best['step']}"
         row.append(at or "-")
+    config = dict(as_items(entry["config"] or {}))
+    values = [config.get(name, ABSENT) for name in shown]
+    row += [one if isinstance(one, str) else in_words(one) for one in values]
     marks = ["best"] if best and best["is_best"] else []
     marks += [_from(entry["forked"])] if entry["forked"] else []
     return [*row, summary(marks, entry)]
 
 
 def _from(fork: dict[str, Any]) -> str:
-    return in_words(Fork(fork["run"], fork["step"], digest=""), fork["name"])
+    return compare_histories.in_words(
+        Fork(fork["run"], fork["step"], digest=""), fork["name"]
+    )
 
 
 def _about(entry: dict[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from .._steps.compare_histories import (
     why_not_the_same,
 )
 from .._steps.retention import Mode, ranked
+from .._steps.run_config import changes, Configs, damaged_configs, in_words
 from .._steps.run_steps import as_step, check_places, Run
 from .._steps.run_sweeps import garbage_collect
 from .._types import is_real
@@ -43,6 +44,7 @@ def ls(
     check_places(places, mirror)
     found, status = _entries(places)
     histories = {e["step"]: e["history"] for e in found if e["history"]}
+    status = max(status, _add_changes(places, found))
     related = relations(histories)
     for entry in found:
         if history := entry["history"]:
@@ -71,6 +73,25 @@ def ls(
     for line, entry in zip(lines, found, strict=True):
         color = "red" if entry["problem"] else "green" if entry["best"] else None
         say(Styled(line, color))
+    return status
+
+
+def _add_changes(places: Sequence[Run], found: list[dict[str, Any]]) -> int:
+    """Add where the config changes, from step to step; return the exit status."""
+    configs, before, status = Configs([place.place for place in places]), None, 0
+    for entry in found:
+        try:
+            config = configs.of(entry["history"])
+        except (eqx_ckpt.CheckpointError, OSError) as e:
+            entry["problem"] = entry["problem"] or in_options(e)
+            status = max(status, status_of(e))
+            continue
+        if config is not None:
+            changed = {} if before is None else changes(before, config)
+            entry["config_changes"] = {
+                name: [*map(in_words, changed[name])] for name in changed
+            }
+            before = config
     return status
 
 
@@ -171,7 +192,7 @@ def _described(step: int, path: str, places: Sequence[Run]) -> dict[str, Any]:
     unknown = ("saved", "nbytes", "own_nbytes", "leaves", "metadata", "history")
     where = [place.directory for place in places]
     entry = {"step": step, "path": path, "places": where}
-    return entry | dict.fromkeys((*unknown, "problem"))
+    return entry | dict.fromkeys((*unknown, "config_changes", "problem"))
 
 
 def _history(history: History, relation: Relation) -> dict[str, Any]:
@@ -193,6 +214,9 @@ def _row(entry: dict[str, Any], own: bool, run: str) -> list[str]:
         relation = Relation(history["relation"], history["common"])
         fork = history["forked"] and Fork(**history["forked"], digest="")
         marks += in_marks(entry["step"], history["saved_as"], relation, fork)
+    changed = [*(entry["config_changes"] or {}).items()]
+    marks += [f"{name}: {a} → {b}" for name, (a, b) in changed[:3]]
+    marks += ["..."] if len(changed) > 3 else []
     sizes = [entry["nbytes"], entry["own_nbytes"]] if own else [entry["nbytes"]]
     shown = ["-" if size is None else in_bytes(size) for size in sizes]
     where = [] if entry["places"] is None else [_where(entry["places"], run)]
@@ -256,10 +280,10 @@ def verify(path: str, digest: str | None, as_json: bool) -> int:
             results.append(result)
             if not as_json:
                 _say_result(result)
-    for unusable in run.unusable() if steps else ():
+    others = {one.path: one.problem for one in run.unusable()} if steps else {}
+    for other, why in (others | damaged_configs(run)).items():
         status = DAMAGED
-        problem = in_options(unusable.problem)
-        results.append({"path": unusable.path, "ok": False, "problem": problem})
+        results.append({"path": other, "ok": False, "problem": in_options(why)})
         if not as_json:
             _say_result(results[-1])
     if as_json:

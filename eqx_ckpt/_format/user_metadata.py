@@ -18,17 +18,18 @@ MAX_DEPTH = 64
 _MAX_INT_BITS = 14_000
 
 
-def exactly(metadata: Any) -> Any:
+def exactly(metadata: Any, name: str = "metadata") -> Any:
     """Copy metadata to values that JSON returns exactly; array scalars become numbers.
 
-    Raise `CheckpointError` for a value that JSON would change.
+    Raise `CheckpointError` for a value that JSON would change. `name` is that of the
+    argument.
     """
-    found = _plain(metadata, "metadata", MAX_DEPTH)
+    found = _plain(metadata, name, MAX_DEPTH)
     text = json.dumps(pack(found), allow_nan=False)
     if len(text) > MAX_METADATA_BYTES:
-        raise _refused("metadata", f"has {len(text)} bytes as JSON; 16 MiB are allowed")
+        raise _refused(name, f"has {len(text)} bytes as JSON; 16 MiB are allowed")
     if not _same(unpack(json.loads(text)), found):
-        raise _refused("metadata", "has strings with halves of surrogate pairs")
+        raise _refused(name, "has strings with halves of surrogate pairs")
     return found
 
 
@@ -70,8 +71,9 @@ def _number(value: Any, where: str) -> bool | int | float:
 
 
 def _refused(where: str, problem: str) -> CheckpointError:
+    argument = where.partition("[")[0]
     return CheckpointError(
-        f"`metadata` cannot be saved exactly: `{where}` {problem}. It has to be made "
+        f"`{argument}` cannot be saved exactly: `{where}` {problem}. It has to be made "
         "of dictionaries with string keys, lists, strings, numbers, bools and `None`; "
         "save arrays as leaves."
     )

@@ -77,10 +77,11 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     if listed:
         check_histories({there: max(listed), run: max(local)})
     related: set[int] = set()
+    configs: set[str] = set()
     for step in reversed(local):
         try:
             if not is_there(run, step, there):
-                upload(run, step, Target(there, related), lambda nbytes: None)
+                upload(run, step, Target(there, related, configs), lambda nbytes: None)
                 yield Synced(step, None)
         except LocalProblem as e:
             if not isinstance(e.__cause__, CheckpointNotFoundError):

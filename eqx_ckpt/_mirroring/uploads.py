@@ -63,6 +63,7 @@ class Uploads:
     def _reset(self) -> None:
         self._queue = UploadQueue(self._mirror.when)
         self._related: set[int] = set()  # Steps there, of the history of this run.
+        self._configs: set[str] = set()  # What is known to be beside them.
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._threads = 0

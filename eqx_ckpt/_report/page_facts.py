@@ -13,6 +13,7 @@ from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
 from .._steps.compare_histories import begun_by, in_marks, relations
 from .._steps.metrics_log import MOST_METRICS, numbers_in
+from .._steps.run_config import changes, in_words
 from .alerts import find_alerts
 from .histogram import Histogram
 from .leaf_series import in_all, Seen
@@ -35,16 +36,33 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
     metrics = _lines([dict(numbers_in(c.manifest.metadata)) for c in found])
     notes = _notes(columns) if columns.kind == "run" else {}
+    configs = _configs(columns)
     return {
         "kind": columns.kind,
         "title": columns.title,
         "columns": [
-            _column(column) | {"notes": notes.get(column.label, [])} for column in found
+            _column(column)
+            | {
+                "notes": notes.get(column.label, []),
+                "config": configs.get(column.label),
+            }
+            for column in found
         ],
         "alerts": find_alerts(columns, leaves, metrics),
         "curve": _curve(columns),
         "leaves": leaves,
     }
+
+
+def _configs(columns: Columns) -> dict[str, Any]:
+    """The configs of the columns, by label, without those that are as before."""
+    found: dict[str, Any] = {}
+    before: Any = None
+    for label, config in columns.configs.items():
+        if before is None or changes(before, config):
+            found[label] = _shown(_json(config))
+        before = config
+    return found
 
 
 def _curve(columns: Columns) -> dict[str, Any]:
@@ -68,6 +86,13 @@ def _notes(columns: Columns) -> dict[str, list[str]]:
         )
         for step, relation in relations(histories).items()
     }
+    before: Any = None
+    for label, config in columns.configs.items():
+        changed = {} if before is None else changes(before, config)
+        notes.setdefault(label, []).extend(
+            f"{name}: {in_words(a)} → {in_words(b)}" for name, (a, b) in changed.items()
+        )
+        before = config
     for step, manifest in manifests.items():
         own = columns.own_bytes.get(step)
         if own is not None and own < manifest.nbytes:

@@ -11,6 +11,7 @@ from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array
 from .._sources.consistent_read import Reading
 from .._steps.metrics_log import metrics_of
+from .._steps.run_config import Configs, read_config
 from .._steps.run_steps import Run
 from .._tree.matching.foreign_spelling import respelled
 from .._types import PathLike
@@ -29,11 +30,11 @@ class Column:
     - `has_checksums`: whether what was read was compared with any.
     - `damage`: what is wrong with leaves that were read, by name.
     - `unreadable`: why others could not be read, by name.
-    - `reading`: the version that was opened.
+    - `path`, `reading`: where it is, and the version that was opened.
     """
 
     def __init__(self, label: str, path: PathLike | Source) -> None:
-        self.label = label
+        self.label, self.path = label, path
         self.reading = Reading(path)
         self._source = self.reading.open()
         self.manifest = self._source.manifest
@@ -107,6 +108,7 @@ class Columns(NamedTuple):
     - `problems`: why steps are missing.
     - `metrics`: those of a run, by step, also of steps that have no column.
     - `own_bytes`: what each step of a run has for itself, as far as that is known.
+    - `configs`: those of the versions that have one, by label.
     """
 
     kind: str
@@ -115,6 +117,7 @@ class Columns(NamedTuple):
     problems: list[Problem]
     own_bytes: Mapping[int, int] = MappingProxyType({})
     metrics: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
+    configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def find_columns(
@@ -124,7 +127,9 @@ def find_columns(
     if other is not None:
         pair = [_newest("A", source), _newest("B", other)]
         pair[0].call_as(pair[1])
-        return Columns("comparison", f"{source} → {other}", pair, [])
+        configs, problems = _configs(pair)
+        title = f"{source} → {other}"
+        return Columns("comparison", title, pair, problems, configs=configs)
     try:
         column = Column("", source)
     except CheckpointNotFoundError as e:
@@ -132,9 +137,34 @@ def find_columns(
         if run is None:
             raise e
         found, problems = _of_run(run, most)
-        about = _own_bytes(run), metrics_of(run)
+        configs, of_configs = _configs(found, Configs([run.place]))
+        problems += of_configs
+        about = _own_bytes(run), metrics_of(run), configs
         return Columns("run", str(source), found, problems, *about)
-    return Columns("checkpoint", str(source), [column], [])
+    configs, problems = _configs([column])
+    return Columns("checkpoint", str(source), [column], problems, configs=configs)
+
+
+def _configs(
+    found: Sequence[Column], of_run: Configs | None = None
+) -> tuple[dict[str, Mapping[str, Any]], list[Problem]]:
+    """The configs of versions, by label, and why others cannot be read."""
+    configs: dict[str, Mapping[str, Any]] = {}
+    problems: dict[str, Problem] = {}
+    for column in found:
+        try:
+            if of_run is not None:
+                config = of_run.of(column.manifest.history)
+            elif isinstance(column.path, Source):
+                config = None
+            else:
+                config = read_config(column.path)
+        except (CheckpointError, OSError) as e:
+            problems[str(e)] = Problem(str(e))
+            continue
+        if config is not None:
+            configs[column.label] = config
+    return configs, [*problems.values()]
 
 
 def _own_bytes(run: Run) -> dict[int, int]:

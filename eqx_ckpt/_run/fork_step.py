@@ -9,12 +9,14 @@ from .._errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
-from .._format.run_history import forked, Session
+from .._format.run_history import forked, History, Session
 from .._mirroring.step_upload import watched
 from .._saving.save import Alone, Save
 from .._saving.source_copy import pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
+from .._steps.metrics_log import carry_metrics
+from .._steps.run_config import carry_configs
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.committed_manifest import read_history
@@ -43,8 +45,14 @@ def check_is_new(run: Run, others: Sequence[Run]) -> None:
         )
 
 
-def fork(path: PathLike, step: int, new: Run, goes_on: Callable[[], None]) -> None:
-    """Begin a run with the step at a path.
+def fork(
+    path: PathLike,
+    step: int,
+    new: Run,
+    runs: Sequence[Run],
+    goes_on: Callable[[], None],
+) -> None:
+    """Begin a run with the step at a path, which is of a run that has several places.
 
     On one disk, its files become links, and no data are read. `goes_on` is called when
     data were read.
@@ -58,6 +66,7 @@ def fork(path: PathLike, step: int, new: Run, goes_on: Callable[[], None]) -> No
                 "Nothing was written. Fork a step of the mirror, by a manager of that."
             )
         save = _forking(source, step, new)
+        save.before_commit = lambda _: _carry(runs, source.manifest.history, new)
         if _can_be_linked(source, path, new.path(step)):
             if problem := missing_surely(source.chunks, source.manifest.leaves):
                 raise CorruptCheckpointError(
@@ -101,6 +110,19 @@ def _forking(source: Checkpoint, step: int, new: Run) -> Save:
     history = forked(before, secrets.token_hex(16), step, session)
     plan = plan_copy(manifest)._replace(history=history)
     return Save(new.path(step), plan, None, manifest.metadata, manifest.layout, False)
+
+
+def _carry(runs: Sequence[Run], history: History | None, new: Run) -> None:
+    """Copy the configs and the metrics that have led to a step to a new run."""
+    if history is None:
+        return
+    sessions = {session.id for session in history.sessions}
+
+    def has_led_here(session: str) -> bool:
+        return history.earlier > 0 or session in sessions
+
+    carry_configs([run.place for run in runs], new.place, set(), has_led_here)
+    carry_metrics(runs, history, new)
 
 
 def _can_be_linked(source: Checkpoint, path: PathLike, target: PathLike) -> bool:

@@ -32,6 +32,7 @@ from .._saving.finite_check import FiniteCheck
 from .._saving.save import Alone, save_in_background
 from .._saving.staging import checked_limit
 from .._steps.retention import checked_keep, Keep, Mode
+from .._steps.run_config import checked_config, SessionConfig
 from .._steps.run_steps import as_step, in_words, Run
 from .._steps.run_sweeps import RunSweeps
 from .._steps.save_times import (
@@ -117,6 +118,7 @@ class CheckpointManager:
         on_error: OnError = "raise",
         max_failures: int | None = None,
         shared: bool = True,
+        config: dict[str, Any] | None = None,
     ) -> None:
         """**Arguments:**
 
@@ -159,6 +161,10 @@ class CheckpointManager:
             machine: it saves its shards there, and uploads its part of each step to
             the `mirror`, which all see. All processes have to make the manager, and
             close it, at the same time.
+        - `config`: of the training, such as its hyperparameters: a dictionary with
+            string keys, of strings, finite numbers, bools, `None`, lists and such
+            dictionaries. It is written once, beside the steps, and again when it has
+            changed: see `read_config`. In a job, that of the first process counts.
         """
         self._run = Run(directory)
         self._keep = checked_keep(keep)
@@ -180,6 +186,7 @@ class CheckpointManager:
                     "out."
                 )
         check_flag("shared", shared)
+        config = checked_config(config)
         self._frozen = frozen
         self._how = How(layout, compression, progress)
         self._progress: Progress = progress
@@ -198,7 +205,8 @@ class CheckpointManager:
         self._disk = kind(self._run, self._mirrors, timeout)
         self._failed = FailedSaves(on_error, max_failures)
         self._asks_keep: int | None = None  # The thread that asks what it would remove.
-        self._disk.begin()
+        given = self._disk.begin(config)
+        self._config = SessionConfig(self._run, self._mirrors.runs, given)
 
     def save(
         self,
@@ -281,6 +289,7 @@ class CheckpointManager:
                 save.way_out = ft.cache(ft.partial(self._way_out, number, metadata))
                 save.begin(group, self._disk.replaces(number, self._known.damaged))
                 save.finite = FiniteCheck() if self._check_finite else None
+                save.before_commit = self._config.note
                 afterwards = ft.partial(self._retain, number, group, next)
                 held = stack.pop_all()
                 try:
@@ -396,7 +405,9 @@ class CheckpointManager:
         # `keep` looks at steps, and does not go on from them.
         if goes_on and not self._is_run_here():
             is_whole = request.where is None and not request.prefix
-            self._origin.restored(number, found.source, is_whole=is_whole)
+            begins = self._origin.restored(number, found.source, is_whole=is_whole)
+            if begins and is_first():
+                self._config.restored(found.source.manifest.history)
         return found.tree
 
     def steps(self) -> list[int]:
@@ -445,6 +456,16 @@ class CheckpointManager:
     def read_manifest(self, step: SupportsIndex) -> Manifest:
         """Read the manifest of a step: see [`eqx_ckpt.inspect.read_manifest`][]."""
         return self._disk.read_manifest(as_step(step))
+
+    def read_config(self, step: SupportsIndex | None = None) -> dict[str, Any] | None:
+        """The `config` of a step: see [`eqx_ckpt.inspect.read_config`][].
+
+        **Arguments:**
+
+        - `step`: a saved step; the default is the newest.
+        """
+        tiers = self._disk.tiers
+        return tiers.read_config(None if step is None else as_step(step))
 
     def path(self, step: SupportsIndex) -> PathLike:
         """The path or URL of a step, for all functions that take one.

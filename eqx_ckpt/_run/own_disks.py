@@ -82,7 +82,7 @@ class OwnDisks(SharedDirectory):
         self._saved: set[int] = set()
         self._passed: set[int] = set()
 
-    def begin(self) -> None:
+    def begin(self, config: dict[str, Any] | None) -> dict[str, Any] | None:
         """Raise on all processes unless each has a directory of its own."""
         group = group_or_solo(self.call("CheckpointManager()"), self.timeout)
         self.common.index, self.common.size = group.index, group.size
@@ -93,7 +93,10 @@ class OwnDisks(SharedDirectory):
                     "version of JAX does not have where eqx_ckpt knows it."
                 )
             check_apart(group, locate(self.run.directory))
+            # Each process writes it to its own disk.
+            config = group.from_first("config", lambda: config)
         self.run.clean_up()
+        return config
 
     def _where(self) -> str:
         return "directories of their own"

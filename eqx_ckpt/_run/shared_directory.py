@@ -54,11 +54,15 @@ class SharedDirectory:
         self._mirrors = mirrors
         self.timeout = timeout
 
-    def begin(self) -> None:
-        """Remove what dead saves have left, and upload what is due."""
+    def begin(self, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Remove what dead saves have left, and upload what is due.
+
+        Return the config that counts.
+        """
         if is_first():
             self.run.clean_up()
         self._mirrors.begin()
+        return config
 
     def call(self, call: str) -> str:
         """The text of a call, for errors when not all processes make it."""
@@ -155,10 +159,11 @@ class SharedDirectory:
 
         def forked() -> None:
             new = Run(path)
-            check_is_new(new, [self.run, *self._mirrors.runs])
+            runs = [self.run, *self._mirrors.runs]
+            check_is_new(new, runs)
             copy = copies_of(self.tiers, step)[-1]
             goes_on = ft.partial(group.goes_on, "forked")
-            fork(self.tiers.path(copy), copy.step, new, goes_on)
+            fork(self.tiers.path(copy), copy.step, new, runs, goes_on)
 
         with contextlib.closing(group_or_solo(call, self.timeout)) as group:
             so_far = f"Whether there is a run at {path!r} is not known. "

@@ -31,21 +31,23 @@ class StateOrigin:
         # Of the step that was saved last.
         self._now: History | None = None
 
-    def restored(self, step: int, source: Source, *, is_whole: bool) -> None:
-        """Go on from what was read of a step.
+    def restored(self, step: int, source: Source, *, is_whole: bool) -> bool:
+        """Go on from what was read of a step; return whether a session begins there.
 
         Between two saves, a part of a step is looked at, and the step saved last is
         what the session has anyway.
         """
         history = source.manifest.history
         if self._now is not None and (not is_whole or history == self._now):
-            return
+            return False
         if isinstance(source, PartSource):
             source = source.checkpoint
         if isinstance(source, Checkpoint):
             number = step if history is None else history.step
             self._restored = _Restored(number, source.digest, history)
             self._now = None
+            return True
+        return False
 
     def of_step(self, step: int) -> History:
         """The history of a step that is saved now."""

@@ -9,6 +9,7 @@ from .._errors import CheckpointError, CheckpointNotFoundError
 from .._mirroring.one_history import check_histories
 from .._steps.metrics_log import keep_metrics
 from .._steps.retention import Mode
+from .._steps.run_config import read_config_of
 from .._steps.run_steps import best_of, Run
 from .._types import PathLike
 
@@ -149,6 +150,17 @@ class Tiers:
 
     def explain(self) -> str:
         return self._runs[0].explain()
+
+    def read_config(self, step: int | None) -> dict[str, Any] | None:
+        """The config of a step, or of the newest."""
+        if step is None:
+            copies = self.copies()
+            if not copies:
+                self._runs[0].at_least_one()
+            copy = copies[-1]
+        else:
+            copy = self.nearest(step)
+        return read_config_of(self._runs, self._runs[copy.tier], copy.step)
 
     def _missing(self, step: int) -> CheckpointNotFoundError:
         there = self._union(_readable_or_not)

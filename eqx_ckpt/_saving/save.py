@@ -22,6 +22,7 @@ from .._distributed.meeting import check_timeout, TIMEOUT
 from .._format.display import in_bytes
 from .._format.leaf_record import CHECKSUM_DIGITS
 from .._format.manifest import check_size, Manifest, to_bytes, zarr_json
+from .._format.run_history import History
 from .._format.user_metadata import exactly
 from .._progress import Progress, Reporter
 from .._storage.calls.garbage_collector import collector_paused
@@ -343,12 +344,15 @@ class Save:
     - `finite`: the check that refuses to commit NaNs and infinities, or `None`.
     - `bases`: the base that it shares chunks with, and what is to be the next one.
     - `way_out`: says what makes room on a disk that is full.
+    - `before_commit`: writes what has to be beside the step before that is there; it is
+        called with the history of the step, in a process that commits.
     """
 
     arrays: list[Write]
     finite: FiniteCheck | None = None
     bases: tuple[Base, Base] | None = None
     way_out: Callable[[], str] = str
+    before_commit: Callable[[History | None], None] | None = None
 
     def __init__(
         self,
@@ -511,6 +515,8 @@ class Save:
                         self._manifest, root=attempt.root, references=references
                     )
                     manifest = to_bytes(found)
+                    if self.before_commit:
+                        self.before_commit(self._manifest.history)
                 attempt.commit(manifest)
         finally:
             if report:

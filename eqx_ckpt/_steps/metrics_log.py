@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
@@ -12,7 +12,7 @@ from .._format.run_history import History
 from .._format.user_metadata import pack, unpack
 from .._storage.calls.threads import at_once
 from .._storage.interface.committed_manifest import read_metadata_and_history
-from .._storage.interface.place import log_name, log_number
+from .._storage.interface.place import log_name, log_number, METRICS
 from .._types import is_real, PathLike
 from .run_steps import Run
 
@@ -53,7 +53,7 @@ def keep_metrics(run: Run, steps: Collection[int]) -> None:
     even if this fails, which may be because the disk is full.
     """
     try:
-        names = run.stored.logs() if steps else []
+        names = run.stored.beside(METRICS) if steps else []
         found = [one for step in steps if (one := _of_step(run, step)) is not None]
         # One without metrics may have been saved before with some.
         if found and (names or any(one.metrics for one in found)):
@@ -61,6 +61,27 @@ def keep_metrics(run: Run, steps: Collection[int]) -> None:
             _merge(run, [*names, _write(run, found, number)])
     except (OSError, CheckpointError) as e:
         logger.warning("The metrics of removed steps are lost: %s", e)
+
+
+def carry_metrics(runs: Sequence[Run], history: History, new: Run) -> None:
+    """Write the metrics of the steps that have led to one to a log of a new run.
+
+    The run of that step has several places.
+    """
+    try:
+        found: dict[int, _Removed] = {}
+        for run in reversed(runs):
+            logs = _read(run, run.stored.beside(METRICS))
+            steps = [step for step in run.readable_or_not() if step < history.step]
+            there = at_once(lambda step, run=run: _of_step(run, step), steps)
+            for one in (*_in_order(logs), *there.values()):
+                if one is not None and _has_led_to(history, one.step, one.session):
+                    found[one.step] = one
+        found.pop(history.step, None)
+        if any(one.metrics for one in found.values()):
+            _write(new, found.values(), 1)
+    except (OSError, CheckpointError) as e:
+        logger.warning("The metrics of earlier steps were not copied: %s", e)
 
 
 def _of_step(run: Run, step: int) -> _Removed | None:
@@ -76,7 +97,7 @@ def _write(run: Run, removed: Iterable[_Removed], number: int) -> str:
     found = {"removed": [one._asdict() for one in removed]}
     text = json.dumps(pack(found), separators=(",", ":"))
     name = log_name(number, secrets.token_hex(8))
-    run.stored.write_log(name, text.encode())
+    run.stored.write_beside(name, text.encode())
     return name
 
 
@@ -85,10 +106,10 @@ def _merge(run: Run, names: Collection[str]) -> None:
         return
     logs = _read(run, names)
     # Another process that has deleted some has merged all of them.
-    if {*names} <= {*run.stored.logs()}:
+    if {*names} <= {*run.stored.beside(METRICS)}:
         # What was written meanwhile has a higher number.
         _write(run, _in_order(logs), max(map(log_number, names)))
-        run.stored.delete_logs([*logs])
+        run.stored.delete_beside([*logs])
 
 
 def _in_order(logs: Mapping[str, list[_Removed]]) -> list[_Removed]:
@@ -107,7 +128,13 @@ def _read(run: Run, names: Collection[str]) -> dict[str, list[_Removed]]:
     A process may have died while it wrote one, before it removed anything.
     """
     found: dict[str, list[_Removed]] = {}
-    for name, data in at_once(run.stored.read_log, names).items():
+
+    def read(name: str) -> bytes | None:
+        with contextlib.suppress(OSError, CheckpointError):
+            return run.stored.read_beside(name)
+        return None
+
+    for name, data in at_once(read, names).items():
         try:
             log = unpack(json.loads(data or b""))["removed"]
             log = [_Removed(**one) for one in log]
@@ -176,11 +203,11 @@ def metrics_of(run: Run) -> dict[int, dict[str, Any]]:
 def _removed(run: Run) -> dict[int, dict[str, Any]]:
     """The metrics of removed steps that have led to the newest one, by step."""
     newest = run.newest_history()
-    names = run.stored.logs()
+    names = run.stored.beside(METRICS)
     logs = _read(run, names)
     if len(logs) < len(names):
         # If one was merged with others meanwhile, it is in a new one.
-        logs = _read(run, run.stored.logs())
+        logs = _read(run, run.stored.beside(METRICS))
     found = {
         of.step: of.metrics
         for of in _in_order(logs)

@@ -71,15 +71,15 @@ class Run:
 
     **Attributes:**
 
-    - `stored`: the steps as their storage has them.
+    - `place`: where the run is, and `stored` the steps as their storage has them.
     - `directory`: the path or the URL of the run.
     """
 
     def __init__(self, directory: PathLike) -> None:
-        self._location = locate(directory)
+        self.place = locate(directory)
         self._path = directory
-        self.stored = self._location.steps()
-        self.directory = self._location.url()
+        self.stored = self.place.steps()
+        self.directory = self.place.url()
 
     def path(self, step: int) -> PathLike:
         if isinstance(self._path, StorePath):
@@ -87,7 +87,7 @@ class Run:
         return self.location(step).url()
 
     def location(self, step: int) -> Storage:
-        return self._location / f"{step_name(step)}/"
+        return self.place / f"{step_name(step)}/"
 
     def steps(self) -> list[int]:
         """The saved steps, in order, damaged or not."""
@@ -101,7 +101,7 @@ class Run:
         return [self._as_unusable(name, is_one) for name, is_one in found]
 
     def _as_unusable(self, name: str, is_checkpoint: bool) -> UnusableEntry:
-        place, step = self._location / f"{name}/", int(name)
+        place, step = self.place / f"{name}/", int(name)
         if step > MAX_STEP:
             problem = (
                 f"{place} is a checkpoint, but no step has its number: they are below "
@@ -182,7 +182,7 @@ class Run:
 
     def explain(self) -> str:
         """A sentence that says what the directory is, if it is not a run."""
-        return self._location.explain_run()
+        return self.place.explain_run()
 
     def metadata(self, step: int) -> Any:
         """The metadata of a step; a copy, which the caller may change."""
@@ -256,7 +256,7 @@ class Run:
 
     def delete(self, step: int) -> None:
         self.check(step)
-        what, above = self._location.whole_above()
+        what, above = self.place.whole_above()
         if what:
             raise CheckpointError(
                 f"Step {step} in {self.directory!r} was not deleted: it belongs to the "

@@ -78,7 +78,9 @@ def use_two_paths(directory: str) -> list[tuple[str, str]]:
     return found
 
 
-def _manager(place: str, **how: Any) -> eqx_ckpt.CheckpointManager:
+def _manager(
+    place: str, config: dict[str, Any] | None = None, **how: Any
+) -> eqx_ckpt.CheckpointManager:
     """The manager of a process whose disk is that of its number."""
     return eqx_ckpt.CheckpointManager(
         f"{place}/disk{jax.process_index()}/run",
@@ -86,6 +88,7 @@ def _manager(place: str, **how: Any) -> eqx_ckpt.CheckpointManager:
         mirror=eqx_ckpt.Mirror(f"{place}/there", **how),
         shared=False,
         timeout=TIMEOUT,
+        config=config,
     )
 
 
@@ -96,7 +99,9 @@ def everything(step: int) -> dict[str, Any]:
 def train(place: str, last: int) -> dict[str, Any]:
     """Go on to a step, and save each; every second one is due for the mirror."""
     read = set[str]()
-    with _manager(place, when=eqx_ckpt.save_every_steps(2)) as manager:
+    config = {"last": last, "who": jax.process_index()}
+    when = eqx_ckpt.save_every_steps(2)
+    with _manager(place, when=when, config=config) as manager:
         before = manager.latest()
         if before is not None:
             with _watched_reads(place, read):
@@ -105,6 +110,10 @@ def train(place: str, last: int) -> dict[str, Any]:
         for step in range((before or 0) + 1, last + 1):
             manager.save(step, everything(step), metadata={"loss": step}).result()
         seen = {"latest": manager.latest(), "best": manager.best("loss")}
+        # That of the first process counts, on each disk.
+        assert manager.read_config() == {"last": last, "who": 0}
+        here = f"{place}/disk{jax.process_index()}/run"
+        assert eqx_ckpt.inspect.read_config(here) == {"last": last, "who": 0}
     seen |= {"before": before, "read": sorted(read), "uploads": [*manager.uploads()]}
     return seen | {"steps": manager.steps(), "there": manager.mirrored()}
 

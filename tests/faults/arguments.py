@@ -85,6 +85,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "on_error": "same",
         "max_failures": "same",
         "shared": "same",
+        "config": "first",
     },
     "CheckpointManager.save": {
         "step": "same",
@@ -377,6 +378,7 @@ def _runs(directory: str) -> Iterator[Case]:
         "incremental": True,
         "mirror": eqx_ckpt.Mirror(f"{directory}/made in a mirror"),
         "on_error": "warn",
+        "config": {"lr": 0.1},
     }
     yield from _changed("CheckpointManager", made, usual, changes)
     usual |= {"incremental": True, "on_error": "warn"}

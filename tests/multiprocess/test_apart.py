@@ -65,8 +65,10 @@ def test_a_disk_of_each_process(zygote: Zygote, disk: pathlib.Path) -> None:
             "there": [2, 4, 6],
         },
     ]
-    for step in (2, 4, 6):
-        assert eqx_ckpt.inspect.verify(disk / "there" / f"{step:06}")
+    for step, last in {2: 3, 4: 4, 6: 6}.items():
+        path = disk / "there" / f"{step:06}"
+        assert eqx_ckpt.inspect.verify(path)
+        assert eqx_ckpt.inspect.read_config(path) == {"last": last, "who": 0}
     for index in range(2):
         assert eqx_ckpt.inspect.verify(disk / f"disk{index}" / "run" / "000006")
     leaves = [

@@ -259,7 +259,8 @@ def managers() -> list[Case]:
             | {"staging_bytes": ["x", True], "check_finite": FLAG}
             | {"incremental": FLAG, "frozen": [3, "x"]}
             | {"mirror": [3, "s3://bucket/run", []]}
-            | {"on_error": WORD, "max_failures": INTEGER, "shared": FLAG},
+            | {"on_error": WORD, "max_failures": INTEGER, "shared": FLAG}
+            | {"config": [3, "x", [1]]},
         ),
         (
             "",
@@ -285,6 +286,12 @@ def managers() -> list[Case]:
             manager.best,
             lambda: {"metric": "loss"},
             {"metric": [*TEXT, ["loss"]], "mode": WORD},
+        ),
+        (
+            "manager.read_config",
+            manager.read_config,
+            lambda: {"step": 1},
+            {"step": STEP},
         ),
         (
             "manager.audit",

@@ -75,8 +75,8 @@ function showAlerts() {
 
 function showAbout() {
   for (const column of columns) {
-    const { metadata, versions, history } = column;
-    const about = history ? { metadata, versions, history } : { metadata, versions };
+    const { config, metadata, versions, history } = column;
+    const about = { ...(config && { config }), metadata, versions, ...(history && { history }) };
     byId("about").append(
       el("h3", {}, [column.label, column.path].filter(Boolean).join(": ")),
       el("pre", {}, JSON.stringify(about, null, 1)));

@@ -1,6 +1,5 @@
 """The steps of a run in a bucket, and the data that dead attempts left there."""
 
-import contextlib
 import logging
 import re
 import threading
@@ -23,10 +22,9 @@ from ..interface.committed_manifest import (
     root_of,
 )
 from ..interface.place import (
-    is_log,
+    is_beside,
     is_misspelled_step,
     is_step,
-    LOGS,
     step_name,
     Steps,
 )
@@ -164,18 +162,16 @@ class BucketSteps(Steps):
                 # The step is removed, and a sweep will find its data.
                 logger.warning("Could not delete all of step %d: %s", step, e)
 
-    def logs(self) -> list[str]:
-        return sorted(filter(is_log, self._run.list_keys(LOGS)))
+    def beside(self, kind: str) -> list[str]:
+        return sorted(key for key in self._run.list_keys(kind) if is_beside(kind, key))
 
-    def read_log(self, name: str) -> bytes | None:
-        with contextlib.suppress(OSError, CheckpointError):
-            return self._run.read(name)
-        return None
+    def read_beside(self, name: str) -> bytes | None:
+        return self._run.read(name)
 
-    def write_log(self, name: str, value: bytes) -> None:
+    def write_beside(self, name: str, value: bytes) -> None:
         self._run.write(name, value)
 
-    def delete_logs(self, names: Sequence[str]) -> None:
+    def delete_beside(self, names: Sequence[str]) -> None:
         self._run.delete(names)
 
     def sweep(self) -> None:

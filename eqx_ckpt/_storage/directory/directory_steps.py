@@ -22,7 +22,7 @@ from ..interface.attempt_lock import (
     target_of,
 )
 from ..interface.place import (
-    is_log,
+    is_beside,
     is_misspelled_step,
     is_step,
     step_name,
@@ -120,15 +120,13 @@ class DirectorySteps(Steps):
             check_shares_nothing(self._step(steps[0]).url())
         _remove(self._step(step).url() for step in steps)
 
-    def logs(self) -> list[str]:
-        return sorted(filter(is_log, self._names()))
+    def beside(self, kind: str) -> list[str]:
+        return sorted(name for name in self._names() if is_beside(kind, name))
 
-    def read_log(self, name: str) -> bytes | None:
-        with contextlib.suppress(OSError, CheckpointError):
-            return self._run.read(name)
-        return None
+    def read_beside(self, name: str) -> bytes | None:
+        return self._run.read(name)
 
-    def write_log(self, name: str, value: bytes) -> None:
+    def write_beside(self, name: str, value: bytes) -> None:
         path = f"{self._path}/{name}"
         try:
             write_file(path, [value])
@@ -139,7 +137,7 @@ class DirectorySteps(Steps):
             raise
         fsync(self._path)
 
-    def delete_logs(self, names: Sequence[str]) -> None:
+    def delete_beside(self, names: Sequence[str]) -> None:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._path}/{name}")

@@ -47,11 +47,15 @@ WRITER_LOCK = "writer.lock"
 MAX_STEP = 2**63 - 1
 
 
-# The beginning of the name of a log of a run.
-LOGS = "metrics."
+# The beginning of the name of a file beside the steps of a run, and what follows it.
+METRICS = "metrics."
+CONFIGS = "config."
 
 
-_LOG = re.compile(re.escape(LOGS) + r"[0-9a-f]{32}\.json")
+_BESIDE = {
+    METRICS: re.compile(r"metrics\.[0-9a-f]{32}\.json"),
+    CONFIGS: re.compile(r"config\.[0-9a-f]{16}\.json"),
+}
 
 
 _STEP = re.compile(r"[0-9]{6}|[1-9][0-9]{6,18}")
@@ -483,20 +487,20 @@ class Steps(abc.ABC):
         """Remove steps; none is ever visible in part."""
 
     @abc.abstractmethod
-    def logs(self) -> list[str]:
-        """The names of the logs beside the steps."""
+    def beside(self, kind: str) -> list[str]:
+        """The names of the files of a kind beside the steps: `METRICS` or `CONFIGS`."""
 
     @abc.abstractmethod
-    def read_log(self, name: str) -> bytes | None:
-        """A log, or `None` if it is gone, or cannot be read."""
+    def read_beside(self, name: str) -> bytes | None:
+        """A file beside the steps, or `None` if it is gone."""
 
     @abc.abstractmethod
-    def write_log(self, name: str, value: bytes) -> None:
-        """Write a log of a new name, durably."""
+    def write_beside(self, name: str, value: bytes) -> None:
+        """Write a file of a new name beside the steps, durably."""
 
     @abc.abstractmethod
-    def delete_logs(self, names: Sequence[str]) -> None:
-        """Delete logs of which others have the content."""
+    def delete_beside(self, names: Sequence[str]) -> None:
+        """Delete files beside the steps, of which others have the content."""
 
     @abc.abstractmethod
     def sweep(self) -> None:
@@ -636,19 +640,20 @@ def is_step(name: str) -> bool:
 
 
 def log_name(number: int, digits: str) -> str:
-    """The name of a log of a run: names of newer ones are later in their order.
+    """The name of a log of metrics: names of newer ones are later in their order.
 
     `digits` are 16 hexadecimal ones that nobody else has.
     """
-    return f"{LOGS}{number:016x}{digits}.json"
+    return f"{METRICS}{number:016x}{digits}.json"
 
 
 def log_number(name: str) -> int:
-    return int(name.removeprefix(LOGS)[:16], 16)
+    return int(name.removeprefix(METRICS)[:16], 16)
 
 
-def is_log(name: str) -> bool:
-    return _LOG.fullmatch(name) is not None
+def is_beside(kind: str, name: str) -> bool:
+    """Whether a name is that of a file of a kind beside the steps of a run."""
+    return _BESIDE[kind].fullmatch(name) is not None
 
 
 def is_misspelled_step(name: str) -> bool:

@@ -1,0 +1,111 @@
+"""What commands show of the configs of runs."""
+
+import pytest
+
+import eqx_ckpt
+from eqx_ckpt import CheckpointManager
+
+from .test_json import check
+
+
+pytest.importorskip("typer")
+
+
+def given(lr, **others):
+    return {"optim": {"lr": lr, "name": "adam"}, "seed": 0} | others
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two runs; the first one has another config from step 2 on."""
+    for run, step, config in (
+        ("a", 1, given(0.1)),
+        ("a", 2, given(0.2, clip=[1, 2], note="\x1b[31m", a=1, b=2)),
+        ("b", 1, given(0.1)),
+        ("c", 1, None),
+    ):
+        with CheckpointManager(tmp_path / run, config=config) as manager:
+            if manager.latest():
+                manager.restore({"w": 0})
+            manager.save(step, {"w": 1})
+    return tmp_path
+
+
+def test_ls_of_a_folder(folder, ask, data):
+    _, text = ask("ls", folder)
+    head, *rows = [line.split() for line in text.splitlines()]
+    names = ["optim/lr", "clip", "note", "a", "b", "optim/name", "seed"]
+    assert head == ["run", "newest", "age", "size", "steps", *names]
+    assert [row[-8:] for row in rows] == [
+        ["0.2", "[1,", "2]", "\\x1b[31m", "1", "2", "adam", "0"],
+        ["1", "0.1", "-", "-", "-", "-", "adam", "0"],
+        ["1", *"-------"],
+    ]
+    status, found = data("ls", folder)
+    check("ls", found)
+    assert status == 0
+    assert [run["config"] for run in found["runs"]] == [
+        given(0.2, clip=[1, 2], note="\x1b[31m", a=1, b=2),
+        given(0.1),
+        None,
+    ]
+    check("log", data("log", folder)[1])
+
+
+def test_equal_configs_have_no_column(tmp_path, ask):
+    for run in ("a", "b"):
+        with CheckpointManager(tmp_path / run, config=given(0.1)) as manager:
+            manager.save(1, {"w": 1})
+    assert ask("ls", tmp_path)[1].splitlines()[0].split()[-1] == "steps"
+
+
+def test_many_that_differ(tmp_path, ask):
+    for run in range(2):
+        config = {f"k{i:02}": run for i in range(20)}
+        with CheckpointManager(tmp_path / str(run), config=config) as manager:
+            manager.save(1, {"w": 1})
+    assert ask("ls", tmp_path)[1].splitlines()[0].split()[-1] == "k07"
+
+
+def test_ls_of_a_run(folder, ask, data):
+    _, text = ask("ls", folder / "a")
+    assert text.splitlines()[-1].endswith(
+        '[latest, optim/lr: 0.1 → 0.2, clip: - → [1, 2], note: - → "\\u001b[31m", ...]'
+    )
+    status, found = data("ls", folder / "a")
+    check("ls", found)
+    assert status == 0
+    first, second = [step["config_changes"] for step in found["steps"]]
+    assert first == {}
+    assert second["optim/lr"] == ["0.1", "0.2"]
+    assert second["a"] == ["-", "1"]
+    assert data("ls", folder / "c")[1]["steps"][0]["config_changes"] is None
+
+
+def test_diff(folder, ask, data):
+    """Configs that differ are shown, and the checkpoints are equal all the same."""
+    status, text = ask("diff", folder / "a", folder / "b")
+    assert status == 0
+    assert "config optim/lr: 0.2 → 0.1\nconfig clip: [1, 2] → -\n" in text
+    status, found = data("diff", folder / "a/000001", folder / "b")
+    check("diff", found)
+    assert (status, found["config"]) == (0, {})
+    eqx_ckpt.interop.to_npz(folder / "a/000002", folder / "a.npz")
+    _, found = data("diff", folder / "a", folder / "a.npz")
+    assert found["config"]["optim/lr"] == ["0.2", "-"]
+
+
+def test_report(folder, tmp_path):
+    pytest.importorskip("plotly")
+    page = tmp_path / "page.html"
+    assert eqx_ckpt.inspect.write_report(folder / "a", page) == []
+    text = page.read_text()
+    assert '"config":{"optim":{"lr":0.1' in text
+    assert '"notes":["optim/lr: 0.1 \\u2192 0.2"' in text
+    eqx_ckpt.inspect.write_report(folder / "b/000001", page, overwrite=True)
+    assert '"config":{"optim":{"lr":0.1' in page.read_text()
+    for config in folder.glob("a/config.*"):
+        config.write_text("{}")
+    alerts = eqx_ckpt.inspect.write_report(folder / "a", page, overwrite=True)
+    assert len(alerts) == 2
+    assert all("is damaged" in alert for alert in alerts)
