@@ -1,5 +1,6 @@
 """What commands show of the configs of runs."""
 
+import numpy as np
 import pytest
 
 import eqx_ckpt
@@ -90,7 +91,7 @@ def test_diff(folder, ask, data):
     status, found = data("diff", folder / "a/000001", folder / "b")
     check("diff", found)
     assert (status, found["config"]) == (0, {})
-    eqx_ckpt.interop.to_npz(folder / "a/000002", folder / "a.npz")
+    np.savez(folder / "a.npz", w=np.ones(3))
     _, found = data("diff", folder / "a", folder / "a.npz")
     assert found["config"]["optim/lr"] == ["0.2", "-"]
 

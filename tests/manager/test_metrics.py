@@ -14,6 +14,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect
 from eqx_ckpt._steps import metrics_log
+from eqx_ckpt._storage.interface.place import METRICS
 from faults import metrics, replay, runs
 from faults.metrics import loss
 from faults.shim import Fault
@@ -66,7 +67,7 @@ def test_many_logs_become_one(run: str, monkeypatch: pytest.MonkeyPatch) -> None
     for step in range(1, 12):
         # Another manager each time.
         metrics.save(run, step, step)
-        counts.append(len(stored.logs()))
+        counts.append(len(stored.beside(METRICS)))
     assert max(counts) == 2
     assert inspect.metrics(run) == {step: loss(step) for step in range(1, 12)}
 
@@ -153,9 +154,41 @@ def test_of_a_mirror_and_a_fork(tmp_path: pathlib.Path) -> None:
             manager.save(step, {"w": 1}, metadata=loss(step)).result()
             manager.uploads()[step].result()
         manager.fork(tmp_path / "fork")
-    for place in ("run", "mirror"):
+    for place in ("run", "mirror", "fork"):
         assert inspect.metrics(tmp_path / place) == {s: loss(s) for s in (1, 2, 3)}
-    assert inspect.metrics(tmp_path / "fork") == {3: loss(3)}
+
+
+def test_of_a_fork(run: str) -> None:
+    """Its curve is what led to its first step, removed or there, and what it makes."""
+    metrics.save(run, 1, 2)
+    with CheckpointManager(run) as manager:
+        manager.restore({"w": 0})
+        for step in (3, 4, 5, 6):
+            manager.save(step, {"w": 1}, metadata=loss(step))
+    with CheckpointManager(run) as manager:
+        manager.restore({"w": 0}, 4)
+        manager.save(7, {"w": 1}, metadata=loss(7)).result()
+        manager.fork(f"{run}b", 7)
+        manager.fork(f"{run}c", 5)
+    CheckpointManager(f"{run}c").fork(f"{run}d")
+    for step in manager.steps():
+        manager.delete(step)
+    with CheckpointManager(f"{run}c") as manager:
+        manager.restore({"w": 0})
+        manager.save(6, {"w": 1}, metadata={"loss": -6}).result()
+        manager.delete(5)
+    led = {step: loss(step) for step in (1, 2, 3, 4, 5)}
+    assert inspect.metrics(f"{run}c") == {**led, 6: {"loss": -6}}
+    assert inspect.metrics(f"{run}d") == led
+    assert inspect.metrics(f"{run}b") == {s: loss(s) for s in (1, 2, 3, 4, 7)}
+
+
+def test_of_a_fork_without_metrics(tmp_path: pathlib.Path) -> None:
+    with CheckpointManager(tmp_path / "a") as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": 1}).result()
+        manager.fork(tmp_path / "b")
+    assert not logs(tmp_path / "b")
 
 
 def not_json(text: str) -> str:
