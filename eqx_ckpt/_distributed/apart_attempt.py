@@ -105,7 +105,9 @@ class PartAttempt(LateAttempt):
         self.chunks, self.root = attempt.chunks, attempt.root
 
     def gather(self, checksums: Checksums) -> None:
-        alike = {leaf: checksums[name] for name, leaf in self._alike.items()}
+        alike: dict[str, dict[str, Any]] = {}
+        for name, leaf in self._alike.items():
+            alike.setdefault(leaf, {})[name] = checksums[name]
         if failure := self._exchange({"error": None, "alike": alike}, _alike):
             raise failure
         self._topic = "committed"

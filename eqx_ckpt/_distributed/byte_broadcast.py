@@ -1,8 +1,11 @@
 """Bytes that processes of a job send to all others, over the network of the devices."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools as ft
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from .._errors import CheckpointError
 from .._storage.calls.threads import in_thread
@@ -70,15 +73,7 @@ def _within(seconds: float, data: np.ndarray, *, is_source: bool) -> np.ndarray:
 
     A thread has none of the settings of JAX that the caller has made for a block.
     """
-    # Imported late: they import much.
-    import jax
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    def send() -> np.ndarray:
-        with jax.transfer_guard("allow"):
-            words = broadcast_one_to_all(data.view(np.uint32), is_source=is_source)
-            return np.asarray(words).view(np.uint8)
-
+    send = ft.partial(_by_devices, data if is_source else np.zeros_like(data))
     found = in_thread(send, "eqx_ckpt sends bytes to other processes")
     try:
         return found.result(seconds)
@@ -89,3 +84,26 @@ def _within(seconds: float, data: np.ndarray, *, is_source: bool) -> np.ndarray:
         ) from None
     except Exception as e:
         raise CheckpointError(f"The processes cannot send each other bytes: {e}") from e
+
+
+def _by_devices(data: np.ndarray) -> np.ndarray:
+    """The sum of what all processes have: one of them has something else than zeros.
+
+    Of each process, the first device takes part, as they may have different numbers.
+    """
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([first[i] for i in sorted(first)]), ("process",))
+    own = first[jax.process_index()]
+    with jax.transfer_guard("allow"):
+        words = jax.device_put(data.view(np.uint32)[None], own)
+        shape, sharding = (mesh.size, words.size), NamedSharding(mesh, P("process"))
+        all = jax.make_array_from_single_device_arrays(shape, sharding, [words])
+        total = _sum(NamedSharding(mesh, P()))(all)
+        return np.asarray(total.addressable_data(0)).view(np.uint8)
+
+
+@ft.cache
+def _sum(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(
+        lambda words: words.sum(axis=0, dtype=words.dtype), out_shardings=sharding
+    )

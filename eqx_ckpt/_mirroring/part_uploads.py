@@ -135,8 +135,6 @@ def pieces_of_part(part: StepPart, writes: Sequence[Write]) -> Iterator[Piece]:
             for piece in blocks(region, record.chunk_shape, record.itemsize):
                 if owned is not None and start_of(piece) not in owned:
                     continue
-                read = part.find(RegionRead(name, record, piece))
-                assert read is not None
-                (array,) = read_regions(part.checkpoint, [read])
+                (array,) = read_regions(part, [RegionRead(name, record, piece)])
                 if array.size:
                     yield Piece(name, record, piece, array)

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,18 +43,19 @@ class OldPart(NamedTuple):
     part: StepPart | None
     damaged: Collection[Shard]
 
-    def kept(self, replaced: Collection[str]) -> dict[str, LeafRecord]:
-        """What stays: not what is damaged, nor anything of these leaves."""
+    def kept(self) -> dict[str, LeafRecord]:
+        """What stays: all that is not damaged."""
         leaves = {} if self.part is None else self.part.checkpoint.manifest.leaves
         return {
             name: record
             for name, record in leaves.items()
-            if (shard := _shard(record)) not in self.damaged
-            and shard[0] not in replaced
+            if _shard(record) not in self.damaged
         }
 
-    def lost(self, step: StepShards, index: int) -> dict[Shard, Region]:
-        """The shards of global leaves that process `index` lacks."""
+    def lost(
+        self, step: StepShards, own: Mapping[str, Sequence[Region]], index: int
+    ) -> dict[Shard, Region]:
+        """The shards that process `index` lacks; `own` are those that all have."""
         if self.part is not None:
             return {
                 (leaf, start_of(region)): region
@@ -62,11 +63,16 @@ class OldPart(NamedTuple):
                 for region, _ in shards
                 if (leaf, start_of(region)) in self.damaged
             }
-        return {
+        lost = {
             (leaf, start_of(region)): region
             for leaf, holders in step.holders.items()
             for region, processes in holders
             if index in processes
+        }
+        return lost | {
+            (leaf, start_of(region)): region
+            for leaf, regions in own.items()
+            for region in regions
         }
 
 
@@ -97,33 +103,25 @@ class NewPart:
         self._old = old
         self._process = process
         self._parcels = parcels
+        own: Mapping[str, Sequence[Region]] = {}
         if old.part is not None:
             self._like, step = old.part.checkpoint.manifest, old.part.step
         else:
             first = next(parcel for parcel in parcels.values() if parcel.step)
-            self._like = first.part
+            self._like, own = first.part, first.own
             step = StepShards.from_text(first.step, "of another process")
-        lost = old.lost(step, process[0])
-        # What each process has for itself, it may have in other shards.
-        local = {leaf for leaf, _ in old.damaged if leaf not in step.holders}
+        lost = old.lost(step, own, process[0])
         self._sent = {
             name: record
             for parcel in parcels.values()
             for name, record in parcel.part.leaves.items()
-            if (shard := _shard(record)) in lost
-            or shard[0] not in step.holders
-            and (old.part is None or shard[0] in local)
+            if _shard(record) in lost or old.part is None and record.path == STEP
         }
         arrived = {_shard(record) for record in self._sent.values()}
-        whole_leaves = local & {leaf for leaf, _ in arrived}
-        self._own = old.kept(whole_leaves)
+        self._own = old.kept()
         self._in_mirror: dict[str, tuple[LeafRecord, Block]] = {}
         self._whole: Checkpoint | None = None
-        rest = {
-            shard: region
-            for shard, region in lost.items()
-            if shard not in arrived and shard[0] not in whole_leaves
-        }
+        rest = {shard: region for shard, region in lost.items() if shard not in arrived}
         if rest:
             self._whole = find_whole(self._like)
             self._look_in_mirror(rest, step)

@@ -2,17 +2,26 @@
 
 import functools as ft
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._format.chunk_grid import Region, relative, Start, start_of, whole
+from .._format.chunk_grid import (
+    blocks,
+    overlap,
+    Region,
+    relative,
+    Start,
+    start_of,
+    whole,
+)
 from .._format.leaf_names import encode
 from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest
 from .._format.manifest_parser import from_bytes
-from .._format.source import read_regions, RegionRead, Source
+from .._format.source import nothing, read_regions, RegionRead, Source
 from .._lazy import Array
 from .._storage.interface.place import Storage
 from .._types import Report, TypedPath
@@ -77,8 +86,15 @@ def _malformed(where: str, error: Exception) -> CorruptCheckpointError:
     )
 
 
-class StepPart:
-    """The shards that a process has of a step.
+class _ShardRead(NamedTuple):
+    """A request for what one shard has of a region, and where in that it belongs."""
+
+    read: RegionRead
+    at: Region
+
+
+class StepPart(Source):
+    """The shards that a process has of a step: a source of what they make together.
 
     **Attributes:**
 
@@ -104,7 +120,7 @@ class StepPart:
         except _MALFORMED as e:
             raise _malformed(str(place), e) from None
         self.step = StepShards.from_text(text, str(place))
-        self.manifest = replace(
+        self._manifest = replace(
             self.step.manifest,
             metadata=found.manifest.metadata,
             versions=found.manifest.versions,
@@ -118,16 +134,88 @@ class StepPart:
         (data,) = read_regions(self.checkpoint, [read])
         return data.tobytes().decode()
 
-    def find(self, read: RegionRead) -> RegionRead | None:
-        """The same region, of the shard that contains it; `None` if none here does."""
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def own(self) -> dict[str, list[Region]]:
+        """The shards of what each process has for itself, which are alike in all."""
+        return {
+            leaf: [region for region, _ in shards]
+            for leaf, shards in self.shards.items()
+            if leaf not in self.step.holders
+        }
+
+    def has(self, read: RegionRead) -> bool:
+        """Whether the shards that are here make a region."""
+        found = sum(math.prod(one.read.shape) for one in self._find(read))
+        return found == math.prod(read.shape)
+
+    def _find(self, read: RegionRead) -> list[_ShardRead]:
+        """What each shard has of a region. Shards do not overlap."""
+        found: list[_ShardRead] = []
         for region, name in self.shards.get(read.name, ()):
-            if all(
-                here.start <= wanted.start and wanted.stop <= here.stop
-                for here, wanted in zip(region, read.region, strict=True)
-            ):
+            common = overlap(region, read.region)
+            if all(span.start < span.stop for span in common):
                 record = self.checkpoint.manifest.leaves[name]
-                return RegionRead(name, record, relative(read.region, region))
-        return None
+                here = RegionRead(name, record, relative(common, region))
+                found.append(_ShardRead(here, relative(common, read.region)))
+        return found
+
+    def read(
+        self,
+        reads: Sequence[RegionRead],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[Array]:
+        """As of any source; only what `has` says is here."""
+        found = [self._find(read) for read in reads]
+        leaf_of = {
+            one.read.name: read.name
+            for read, pieces in zip(reads, found, strict=True)
+            for one in pieces
+        }
+        damaged: dict[str, str] = {}
+        told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
+        alone = [pieces[0].read for pieces in found if len(pieces) == 1]
+        arrays = iter(self.checkpoint.read(alone, damaged, told))
+        made = [
+            next(arrays)
+            if len(pieces) == 1
+            else self._joined(read, pieces, damaged, told)
+            for read, pieces in zip(reads, found, strict=True)
+        ]
+        damage.update((leaf_of[name], why) for name, why in damaged.items())
+        return made
+
+    def _joined(
+        self,
+        read: RegionRead,
+        pieces: Sequence[_ShardRead],
+        damaged: dict[str, str],
+        report: Report | None,
+    ) -> Array:
+        """A region that is made of several shards."""
+        array = nothing(read)
+        for (name, record, region), at in pieces:
+            target = array[(*at, ...)]
+            # Little at a time: what is read is a copy.
+            for block in blocks(region, record.chunk_shape, record.itemsize):
+                asked = RegionRead(name, record, block)
+                (part,) = self.checkpoint.read([asked], damaged, report)
+                target[(*relative(block, region), ...)] = part
+        return array
+
+    @property
+    def has_checksums(self) -> bool:
+        return True
+
+    def has_changed(self) -> bool:
+        return self.checkpoint.has_changed()
+
+    def __str__(self) -> str:
+        return str(self.checkpoint)
 
 
 def shard_of(record: LeafRecord) -> tuple[str, Region]:
@@ -200,31 +288,25 @@ class PartSource(Source):
         report: Report | None = None,
     ) -> list[Array]:
         part = self._part()
-        found = [None if part is None else part.find(read) for read in reads]
-        here = [(i, read) for i, read in enumerate(found) if read is not None]
-        arrays: dict[int, Array] = {}
+        is_here = [part is not None and part.has(read) for read in reads]
+        here = [read for read, is_one in zip(reads, is_here, strict=True) if is_one]
+        rest = [read for read, is_one in zip(reads, is_here, strict=True) if not is_one]
+        of_part = of_mirror = iter(())
         if part is not None:
-            leaf_of = {read.name: reads[i].name for i, read in here}
-            damaged: dict[str, str] = {}
-            told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
-            read = part.checkpoint.read([read for _, read in here], damaged, told)
-            arrays = {i: array for (i, _), array in zip(here, read, strict=True)}
-            damage.update((leaf_of[name], why) for name, why in damaged.items())
-        elsewhere = [i for i, read in enumerate(found) if read is None]
-        if elsewhere:
-            whole = self._in_mirror(reads[elsewhere[0]].name)
-            wanted = [_of(whole, reads[i]) for i in elsewhere]
-            read = whole.read(wanted, damage, report)
-            arrays |= dict(zip(elsewhere, read, strict=True))
-        return [arrays[i] for i in range(len(reads))]
+            of_part = iter(part.read(here, damage, report))
+        if rest:
+            whole = self._in_mirror(rest[0].name)
+            wanted = [_of(whole, read) for read in rest]
+            of_mirror = iter(whole.read(wanted, damage, report))
+        return [next(of_part if is_one else of_mirror) for is_one in is_here]
 
     def _in_mirror(self, leaf: str) -> Checkpoint:
         """The step in a mirror; raise if there is none that has what is not here."""
         found = self._whole()
         if found is None:
             raise CheckpointError(
-                f"Of leaf {leaf!r} of {self}, this process has other regions than "
-                "those that it is to restore, and no mirror has the step. Restore it "
+                f"Of leaf {leaf!r} of {self}, this process does not have all regions "
+                "that it is to restore, and no mirror has the step. Restore it "
                 "with the shardings with which it was saved, or pass a `step` that is "
                 "in the mirror: see `mirrored()`."
             )

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from .._errors import CorruptCheckpointError
-from .._format.chunk_grid import blocks, Region, Start, start_of, whole
+from .._format.chunk_grid import blocks, Region, shape_of, Start, start_of, whole
 from .._format.leaf_names import encode
 from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest, to_bytes
@@ -40,8 +40,8 @@ def sent_by(part: StepPart, lacking: Lacking) -> list[str]:
     """The arrays of a part that its process sends.
 
     Each shard that is lacking somewhere is sent by one process that has it: by the one
-    that has the fewest bytes to send so far. What each process has for itself is sent
-    by the first one that has all of it. All that have a part compute the same.
+    that has the fewest bytes to send so far. What each process has for itself, all have
+    in the same shards. All that have a part compute the same.
     """
     index, processes = part.part.process, range(part.part.processes)
     loads = dict.fromkeys(processes, 0)
@@ -51,7 +51,12 @@ def sent_by(part: StepPart, lacking: Lacking) -> list[str]:
         for region, name in shards
     }
     found: list[str] = []
-    for leaf, holders in part.step.holders.items():
+    everywhere = [*processes]
+    of_all = {
+        leaf: [(region, everywhere) for region in regions]
+        for leaf, regions in sorted(part.own.items())
+    }
+    for leaf, holders in (part.step.holders | of_all).items():
         itemsize = part.manifest.leaves[leaf].itemsize
         for region, having in holders:
             shard = leaf, start_of(region)
@@ -60,29 +65,15 @@ def sent_by(part: StepPart, lacking: Lacking) -> list[str]:
                 sender = min(able, key=lambda i: loads[i])
                 loads[sender] += itemsize * math.prod(s.stop - s.start for s in region)
                 found += [names[shard]] if sender == index else []
-    for leaf in part.shards.keys() - part.step.holders.keys():
-        if _sender(lacking, processes, leaf) == index:
-            found += [name for (of, _), name in names.items() if of == leaf]
-    if None in lacking.values() and _sender(lacking, processes, "") == index:
-        found.append(encode(STEP))
+    if None in lacking.values():
+        able = [i for i in processes if lacking.get(i, ()) is not None]
+        found += [encode(STEP)] if able[0] == index else []
     return found
 
 
 def _lacks(lacking: Lacking, process: int, shard: Shard) -> bool:
     lost = lacking.get(process, ())
     return lost is None or shard in lost
-
-
-def _sender(lacking: Lacking, processes: Iterable[int], leaf: str) -> int | None:
-    """The first process that lacks no shard of a leaf, if another one does."""
-    able, is_lacking = list[int](), False
-    for process in processes:
-        lost = lacking.get(process, ())
-        if lost is None or any(of == leaf for of, _ in lost):
-            is_lacking = True
-        else:
-            able.append(process)
-    return able[0] if able and is_lacking else None
 
 
 class Parcel(NamedTuple):
@@ -92,21 +83,29 @@ class Parcel(NamedTuple):
 
     - `part`: the manifest of the part, with these arrays alone.
     - `step`: what the part says of its step, if that is sent.
+    - `own`: if it is, the shards of what each process has for itself.
     """
 
     part: Manifest
     step: str
+    own: Mapping[str, Sequence[Region]]
 
     @classmethod
     def of(cls, part: StepPart, names: Iterable[str]) -> "Parcel":
         whole = part.checkpoint.manifest
         leaves = {name: whole.leaves[name] for name in names}
-        step = part.step.text if encode(STEP) in leaves else ""
-        return cls(replace(whole, leaves=leaves, references={}), step)
+        sent = replace(whole, leaves=leaves, references={})
+        if encode(STEP) not in leaves:
+            return cls(sent, "", {})
+        return cls(sent, part.step.text, part.own)
 
     def to_bytes(self) -> bytes:
         """It as bytes, which begin with their digest."""
-        said = [to_bytes(self.part).decode(), [*self.part.leaves], self.step]
+        own = {
+            leaf: [[start_of(region), shape_of(region)] for region in regions]
+            for leaf, regions in self.own.items()
+        }
+        said = [to_bytes(self.part).decode(), [*self.part.leaves], self.step, own]
         text = json.dumps(said).encode()
         return hashlib.sha256(text).digest() + text
 
@@ -117,10 +116,17 @@ class Parcel(NamedTuple):
             raise CorruptCheckpointError(
                 "What a process says of its part did not arrive as it was sent."
             )
-        part, names, step = json.loads(text)
+        part, names, step, own = json.loads(text)
         found = from_bytes(part.encode(), "that a process has sent")
         leaves = {name: found.leaves[name] for name in names}
-        return cls(replace(found, leaves=leaves), step)
+        regions = {
+            leaf: [
+                tuple(slice(i, i + size) for i, size in zip(*shard, strict=True))
+                for shard in shards
+            ]
+            for leaf, shards in own.items()
+        }
+        return cls(replace(found, leaves=leaves), step, regions)
 
     @property
     def nbytes(self) -> int:

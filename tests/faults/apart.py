@@ -23,6 +23,7 @@ from eqx_ckpt._storage.directory import directory_place as storage
 
 from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state
+from .lost_parts import halves
 from .programs import assert_same, mesh, TIMEOUT, tree
 
 
@@ -181,6 +182,8 @@ def fail(place: str) -> dict[str, Any]:
         hear("commit", lambda: manager.save(2, state(2)).result())
         storage.os.rename = rename
         heard["left"] = manager.steps()
+        other = state(2) | {"halves": halves(np.arange(4) + [index, 0, 0, 0])}
+        hear("half", lambda: manager.save(2, other).result())
         other = state(2) | {"numpy": np.arange(4) + index}
         hear("array", lambda: manager.save(2, other).result())
         hear("number", manager.save, 2, state(2) | {"step": index})

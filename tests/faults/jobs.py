@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NamedTuple
 
@@ -29,10 +29,17 @@ class End(NamedTuple):
 
 
 class Job:
-    """A program that runs on each of several processes, with so many devices each."""
+    """A program that runs on each of several processes, with so many devices each.
+
+    `devices` may be different numbers.
+    """
 
     def __init__(
-        self, processes: int, devices: int, program: Callable[..., Any], *args: Any
+        self,
+        processes: int,
+        devices: int | Sequence[int],
+        program: Callable[..., Any],
+        *args: Any,
     ) -> None:
         self._end = time.monotonic() + TIMEOUT
         self._outputs = [os.memfd_create("output") for _ in range(processes)]
@@ -51,7 +58,8 @@ class Job:
                         other.close()
                     ours.close()
                     _redirect(self._outputs[index])
-                    start = (address, processes, index, devices)
+                    here = devices if isinstance(devices, int) else devices[index]
+                    start = (address, processes, index, here)
                     _live(theirs, start, program, args)
                 theirs.close()
                 self._processes.append((pid, ours))
@@ -97,14 +105,20 @@ class Job:
 
 
 def run(
-    processes: int, devices: int, program: Callable[..., Any], *args: Any
+    processes: int,
+    devices: int | Sequence[int],
+    program: Callable[..., Any],
+    *args: Any,
 ) -> list[End]:
     """What becomes of the processes of a job."""
     return Job(processes, devices, program, *args).ends
 
 
 def values(
-    processes: int, devices: int, program: Callable[..., Any], *args: Any
+    processes: int,
+    devices: int | Sequence[int],
+    program: Callable[..., Any],
+    *args: Any,
 ) -> list[Any]:
     """What the program returns on each process; raises if it fails on one."""
     ends = run(processes, devices, program, *args)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
@@ -66,7 +67,13 @@ def mesh(axes: AxisType) -> Mesh:
 def tree(on: Mesh, *, is_everywhere: bool) -> dict[str, Any]:
     specs = EVERYWHERE if is_everywhere else EVERYWHERE | APART
     shared = {name: leaf(name, NamedSharding(on, spec)) for name, spec in specs.items()}
-    return {"shared": shared, "local": local()}
+    return {"shared": shared, "local": local() | {"halves": halves(np.arange(8.0))}}
+
+
+def halves(data: np.ndarray) -> jax.Array:
+    """An array that each process has for itself, on two of its devices."""
+    on = Mesh(np.array(jax.local_devices()[:2]), ("x",))
+    return jax.device_put(data.astype(np.float32), NamedSharding(on, P("x")))
 
 
 def manager(place: str, **how: Any) -> eqx_ckpt.CheckpointManager:
@@ -119,15 +126,15 @@ def restore_case(place: str, case: Case) -> tuple[int | None, Any, bool, int]:
 
 def share_the_sending(place: str) -> list[tuple[int, Any]]:
     """How many buffers this process sends in each case, and what a restore raises."""
-    send, sends, found = multihost_utils.broadcast_one_to_all, [0], list[Any]()
+    send, sends, found = byte_broadcast._within, [0], list[Any]()
 
-    def sent(data: np.ndarray, is_source: bool) -> np.ndarray:
+    def sent(seconds: float, data: np.ndarray, is_source: bool) -> np.ndarray:
         sends[0] += is_source
-        return send(data, is_source=is_source)
+        return send(seconds, data, is_source=is_source)
 
     for number, lost in enumerate(LOST_OF_FOUR):
         sends[0] = 0
-        with mock.patch.object(multihost_utils, "broadcast_one_to_all", sent):
+        with mock.patch.object(byte_broadcast, "_within", sent):
             case = Case(AxisType.Explicit, True, lost, False)
             _, error, is_here, _ = restore_case(f"{place}/{number}", case)
         assert is_here
@@ -137,22 +144,22 @@ def share_the_sending(place: str) -> list[tuple[int, Any]]:
 
 @contextlib.contextmanager
 def read_of(place: str) -> Generator[list[str]]:
-    """The reads of data from the mirror."""
+    """The leaves of which data are read from the mirror, once for each time."""
     whole, read = Checkpoint.read, list[str]()
 
     def spy(self: Checkpoint, *args: Any) -> Any:
         if f"{place}/there" in str(self):
-            read.append(str(self))
+            read.extend(one.name for one in args[0])
         return whole(self, *args)
 
     with mock.patch.object(Checkpoint, "read", spy):
         yield read
 
 
-def _damage(place: str, step: int, name: str) -> None:
-    """Change a bit in the first chunk of the first shard of a leaf."""
+def _damage(place: str, step: int, name: str, which: int = 0) -> None:
+    """Change a bit in the first chunk of a shard of a leaf."""
     folder = disk(place) / f"{step:06}" / "shards" / name
-    chunk = min(folder.glob("at*/c*"))
+    chunk = min(sorted(folder.glob("at*"))[which].glob("c*"))
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 1
     chunk.write_bytes(data)
@@ -191,6 +198,16 @@ def damage(place: str) -> dict[str, Any]:
     def spoil_two(here: str) -> None:
         _damage(here, 2, ("shared/nowhere", "shared/columns")[index])
 
+    def spoil_halves(here: str) -> None:
+        _damage(here, 2, "shared/columns", index)
+        _damage(here, 2, "local/halves", index)
+
+    def lose_beside_half(here: str) -> None:
+        if index == 0:
+            shutil.rmtree(disk(here) / "000002")
+        else:
+            _damage(here, 2, "local/halves")
+
     def spoil_same(here: str) -> None:
         _damage(here, 2, "shared/nowhere")
 
@@ -217,6 +234,9 @@ def damage(place: str) -> dict[str, Any]:
             shutil.rmtree(disk(here))
 
     case("two", spoil_two)
+    case("halves", spoil_halves)
+    case("lost half", lose_beside_half)
+    case("lost half, mirrored", lose_beside_half, is_mirrored=True)
     case("same", spoil_same)
     case("same, mirrored", spoil_same, is_mirrored=True)
     case("local", spoil_local)
@@ -233,12 +253,12 @@ def _change_in_transit(place: str, on: Mesh) -> Any:
     """What all hear if one bit changes on the way to process 1, in any of the sends."""
     expected = tree(on, is_everywhere=True)
     saved(place, expected, 1, is_mirrored=False)
-    send, heard, sends = multihost_utils.broadcast_one_to_all, list[Any](), [0]
+    send, heard, sends = byte_broadcast._within, list[Any](), [0]
 
     def change(at: int) -> Callable[..., Any]:
-        def sent(data: np.ndarray, is_source: bool) -> np.ndarray:
-            found = np.array(send(data, is_source=is_source))
-            found[found.size // 8] ^= 1 if jax.process_index() and sends[0] == at else 0
+        def sent(seconds: float, data: np.ndarray, is_source: bool) -> np.ndarray:
+            found = np.array(send(seconds, data, is_source=is_source))
+            found[found.size // 2] ^= 1 if jax.process_index() and sends[0] == at else 0
             sends[0] += 1
             return found
 
@@ -249,7 +269,7 @@ def _change_in_transit(place: str, on: Mesh) -> Any:
     with manager(place) as one:
         for at in (0, 1):
             sends[0] = 0
-            with mock.patch.object(multihost_utils, "broadcast_one_to_all", change(at)):
+            with mock.patch.object(byte_broadcast, "_within", change(at)):
                 error = caught(one.restore, expected)
             heard.append([error, (disk(place) / "000001").is_dir()])
         with mock.patch.object(shard_senders, "read_regions", _fail):
@@ -270,18 +290,123 @@ def die_while_sending(place: str) -> tuple[str, str]:
     """Process 1 dies when it is to send its second buffer; process 0 lacks all."""
     expected = tree(mesh(AxisType.Auto), is_everywhere=True)
     saved(place, expected, 1, is_mirrored=False)
-    send, sends = multihost_utils.broadcast_one_to_all, itertools.count()
+    send, sends = byte_broadcast._within, itertools.count()
 
-    def sent(data: np.ndarray, is_source: bool) -> np.ndarray:
+    def sent(seconds: float, data: np.ndarray, is_source: bool) -> np.ndarray:
         if is_source and next(sends):
             die()
-        return send(data, is_source=is_source)
+        return send(seconds, data, is_source=is_source)
 
     if jax.process_index() == 0:
         shutil.rmtree(disk(place))
-    with mock.patch.object(multihost_utils, "broadcast_one_to_all", sent):
+    with mock.patch.object(byte_broadcast, "_within", sent):
         one = manager(place, timeout=5.0)
         return caught(one.restore, expected)
+
+
+class Resharded(NamedTuple):
+    """How a leaf is saved, and how it is wanted, over the axes of a mesh."""
+
+    axes: AxisType
+    saved: tuple[tuple[int, int], P]
+    wanted: tuple[tuple[int, int], P]
+
+    def sharding(self, what: tuple[tuple[int, int], P]) -> NamedSharding:
+        shape, spec = what
+        on = np.array(jax.devices()).reshape(shape)
+        return NamedSharding(Mesh(on, ("x", "y"), axis_types=(self.axes,) * 2), spec)
+
+    def is_here(self, shape: tuple[int, ...]) -> bool:
+        """Whether what is saved on this process has each element that it wants."""
+        has, wants = np.zeros(shape, bool), np.zeros(shape, bool)
+        for mask, what in ((has, self.saved), (wants, self.wanted)):
+            indices = self.sharding(what).addressable_devices_indices_map(shape)
+            for index in indices.values():
+                mask[index] = True
+        return bool((has | ~wants).all())
+
+
+def resharded(chance: random.Random, axes: AxisType) -> Resharded:
+    specs = [P(), P("x"), P("y"), P(None, "x"), P(None, "y"), P(("x", "y"))]
+    specs += [P("x", "y"), P("y", "x"), P(("y", "x")), P(None, ("x", "y"))]
+    shapes = [(2, 4), (4, 2), (8, 1)]
+    one, other = (
+        (chance.choice(shapes), chance.choice(specs)) for _ in ("saved", "wanted")
+    )
+    return Resharded(axes, one, other)
+
+
+def reshard(place: str, seed: int, count: int) -> list[tuple[bool, bool]]:
+    """Restore many leaves with other shardings, with a mirror, and then without.
+
+    Return of each whether this process had all that it wants, and what was seen.
+    """
+    chance, shape = random.Random(seed), (16, 24)
+    kinds: list[Any] = [np.float32, ml_dtypes.bfloat16, np.int8, bool, "key"]
+    how = {
+        "layout": chance.choice(["zarr", "ocdbt"]),
+        "compression": chance.choice([None, "zstd"]),
+    }
+    cases = {
+        f"w{i}": resharded(chance, (AxisType.Auto, AxisType.Explicit)[i % 2])
+        for i in range(count)
+    }
+
+    def array(name: str, what: tuple[tuple[int, int], P]) -> jax.Array:
+        number = int(name[1:])
+        kind, data = kinds[number % len(kinds)], np.arange(16 * 24).reshape(shape)
+        sharding = cases[name].sharding(what)
+        if kind == "key":
+            pairs = np.stack([data, data + number], -1).astype(np.uint32)
+            return jax.random.wrap_key_data(shared(pairs, sharding))
+        return shared(((data + number) % 127).astype(kind), sharding)
+
+    saved = {name: array(name, case.saved) for name, case in cases.items()}
+    wanted = {name: array(name, case.wanted) for name, case in cases.items()}
+    mirror = eqx_ckpt.Mirror(f"{place}/there")
+    with manager(place, mirror=mirror, **how) as one:
+        one.save(1, saved).result()
+    with manager(place, mirror=mirror) as one, read_of(place) as read:
+        assert_same(one.restore(wanted), wanted)
+    is_here = {name: case.is_here(shape) for name, case in cases.items()}
+    alone = manager(place)
+    everywhere = [*zip(*multihost_said([*is_here.values()]), strict=True)]
+    easy = [name for name, all in zip(cases, everywhere, strict=True) if min(all)]
+    some = {name: wanted[name] for name in easy}
+    assert_same(alone.restore(some, unexpected="ignore"), some)
+    hard = [name for name in cases if name not in easy]
+    for name in hard[:1]:
+        kind, text = caught(alone.restore, {name: wanted[name]}, unexpected="ignore")
+        assert kind == "CheckpointError", text
+        assert f"leaf {name!r}" in text
+        assert "Restore it with the shardings" in text
+    return [(here, name not in read) for name, here in is_here.items()]
+
+
+def multihost_said(values: list[bool]) -> np.ndarray:
+    """What each process says."""
+    return np.asarray(multihost_utils.process_allgather(np.array(values)))
+
+
+def lose_unevenly(place: str) -> list[Any]:
+    """The processes have different numbers of devices, and each disk is lost once."""
+    seen: list[Any] = []
+    on = Mesh(np.array(jax.devices()), ("x",))
+    for lost, is_mirrored in itertools.product((0, 1), (False, True)):
+        here = f"{place}/{lost}{is_mirrored}"
+        specs = {"same": P()} | ({"rows": P("x")} if is_mirrored else {})
+        expected = {
+            name: shared(value("rows"), NamedSharding(on, spec))
+            for name, spec in specs.items()
+        } | {"local": local()}
+        how = saved(here, expected, 1, is_mirrored=is_mirrored)
+        if jax.process_index() == lost:
+            shutil.rmtree(disk(here))
+        with manager(here, **how) as one, read_of(here) as read:
+            assert_same(one.restore(expected), expected)
+        assert eqx_ckpt.inspect.verify(disk(here) / "000001")
+        seen.append({*read})
+    return seen
 
 
 def train_incrementally(place: str, seed: int) -> dict[tuple[int, ...], int]:

@@ -47,6 +47,26 @@ def test_three_disks_of_two_saves(zygote: Zygote, disk: pathlib.Path) -> None:
     assert zygote.call(jobs.values, *args) == [(2, 2.0)] * 3
 
 
+@pytest.mark.parametrize(
+    ("seed", "count"), [(1, 12), pytest.param(2, 60, marks=pytest.mark.slow)]
+)
+def test_other_shardings(
+    zygote: Zygote, disk: pathlib.Path, seed: int, count: int
+) -> None:
+    """What the shards of a process make together is read here, the rest elsewhere."""
+    args = (2, 4, lost_parts.reshard, str(disk), seed, count)
+    for seen in zygote.call(jobs.values, *args):
+        assert {is_here for is_here, _ in seen} == {True, False}
+        assert [is_here for is_here, _ in seen] == [is_read for _, is_read in seen]
+
+
+def test_different_numbers_of_devices(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, (1, 3), lost_parts.lose_unevenly, str(disk))
+    first, second = zygote.call(jobs.values, *args)
+    assert first == [set(), {"rows"}, set(), set()]
+    assert second == [set(), set(), set(), {"rows"}]
+
+
 @pytest.mark.slow
 def test_all_that_have_a_shard_send(zygote: Zygote, disk: pathlib.Path) -> None:
     """Each sends some, and nobody who lacks everything sends anything."""
@@ -69,6 +89,9 @@ def test_damage(zygote: Zygote, disk: pathlib.Path) -> None:
         "same": ("shared/nowhere/at0.0",) * 2,
         "same, mirrored": ("shared/nowhere/at0.0",) * 2,
         "local": ("local/numpy/at0.0", "local/key/at0"),
+        "halves": ("shared/columns/at0.0", "local/halves/at4"),
+        "lost half": ("local/halves/at0",) * 2,
+        "lost half, mirrored": ("local/halves/at0",) * 2,
         "apart": ("shared/both/at0.0", "shared/rows/at8.0"),
         "apart, mirrored": ("shared/both/at0.0", "shared/rows/at8.0"),
         "step": ("step/c.0",) * 2,
@@ -76,14 +99,15 @@ def test_damage(zygote: Zygote, disk: pathlib.Path) -> None:
         "lost": ("shared/bits/at0.0",) * 2,
     }
     falls_back = {"same": "shared/nowhere", "apart": "shared/both"}
-    falls_back["lost"] = "shared/bits"
+    falls_back |= {"lost": "shared/bits", "lost half": "local/halves"}
     assert first.keys() == second.keys() == damaged.keys()
     for index, seen in enumerate((first, second)):
         for case, (raised, there, warned) in seen.items():
             assert raised[0] == kind, case
             assert f"{damaged[case][index]}" in raised[1], case
             assert "Pass `on_damage='fallback'` to replace what is" in raised[1], case
-            assert there == (case != "lost" or index == 0)
+            lost = {"lost": 1, "lost half": 0, "lost half, mirrored": 0}.get(case)
+            assert there == (lost != index)
             assert len(warned) == (case in falls_back), case
             for text in warned:
                 assert "Step 2 is damaged, and step 1 was restored: " in text
