@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from .._format.run_history import History, history_from_json
 from .._steps.run_steps import Run
@@ -60,6 +61,11 @@ class CommonSteps(Run):
         state = self._states.get(step)
         return state is None or not state.id or not state.lacking
 
+    def is_partial(self, step: int) -> bool:
+        """Whether there are parts of a step, and the others lack too much."""
+        state = self._states.get(step)
+        return state is not None and bool(state.id) and not state.is_step
+
     def damage(self, step: int) -> str:
         """What is damaged of the parts of a step, as far as that is known, or `''`."""
         state = self._states.get(step)
@@ -74,8 +80,15 @@ class CommonSteps(Run):
 
     def note_whole(self, step: int) -> None:
         """Note that each process has its part of a step now."""
-        now = self._states[step]._replace(lacking=[], is_covered=True, damage="")
-        self._agreed = self._agreed[0], {**self._states, step: now}
+        self._note(step, lacking=[], is_covered=True, damage="")
+
+    def note_stale(self, step: int) -> None:
+        """Note that no parts of a step count."""
+        self._note(step, id="", history="")
+
+    def _note(self, step: int, **now: Any) -> None:
+        state = self._states[step]._replace(**now)
+        self._agreed = self._agreed[0], {**self._states, step: state}
 
     def forget(self, step: int) -> None:
         """Forget what was agreed on a step."""

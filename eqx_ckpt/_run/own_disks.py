@@ -189,6 +189,8 @@ class OwnDisks(SharedDirectory):
         """
         if damage := self.common.damage(step):
             return None, CorruptCheckpointError(damage)
+        if self.common.is_partial(step):
+            self._leave_stale(call, step, mirrors)
         is_whole = self.common.is_whole(step)
         if not is_whole and (why := self._repaired(call, step, (), mirrors)):
             return None, why
@@ -197,6 +199,20 @@ class OwnDisks(SharedDirectory):
             lambda: restored(self._source(step, mirrors), step),
             self.timeout,
         )
+
+    def _leave_stale(self, call: str, step: int, mirrors: Sequence[Run]) -> None:
+        """Do without parts of an earlier save than that in the mirrors.
+
+        No disk has the rest of it: they count as if they were lost.
+        """
+
+        def are_stale() -> bool:
+            of_parts = self.common.history(step)
+            return all(of_parts != mirror.history(step) for mirror in mirrors)
+
+        text = f"{call}, whose parts of step {step}"
+        if from_first(text, are_stale, self.timeout):
+            self.common.note_stale(step)
 
     def _from_others(
         self,

@@ -175,17 +175,23 @@ def fail(place: str) -> dict[str, Any]:
         def hear(name: str, call: Callable[..., Any], *args: Any) -> None:
             heard[name] = *caught(call, *args), manager.latest()
 
+        def save(other: Any) -> None:
+            manager.save(2, other).result()
+
         hear("exists", manager.save, 1, state(1))
         rename = storage.os.rename
         if index == 1:
             storage.os.rename = _refuse
-        hear("commit", lambda: manager.save(2, state(2)).result())
+        hear("commit", save, state(2))
         storage.os.rename = rename
         heard["left"] = manager.steps()
-        other = state(2) | {"halves": halves(np.arange(4) + [index, 0, 0, 0])}
-        hear("half", lambda: manager.save(2, other).result())
+        for half in range(2):
+            other = state(2) | {
+                "halves": halves(np.arange(4) + index * np.eye(4)[3 * half])
+            }
+            hear(f"half {half}", save, other)
         other = state(2) | {"numpy": np.arange(4) + index}
-        hear("array", lambda: manager.save(2, other).result())
+        hear("array", save, other)
         hear("number", manager.save, 2, state(2) | {"step": index})
         hear("sharding", manager.save, 2, state(2, P(("x", "y")[index])))
         manager.save(2, state(2)).result()

@@ -44,12 +44,14 @@ class Expected(NamedTuple):
     - `is_damaged`: whether a restore raises.
     - `value`: which one a restore returns, with a fallback.
     - `is_useless`: whether the next save removes the parts.
+    - `is_forked`: whether it is another step than that of the mirror.
     """
 
     is_step: bool
     is_damaged: bool
     value: float
     is_useless: bool
+    is_forked: bool
 
 
 OLDER, STALE, NEW = 1.0, 20.0, 2.0
@@ -59,8 +61,7 @@ def cases() -> Iterator[Case]:
     for states in itertools.product(STATES, repeat=2):
         for is_everywhere in (True, False):
             yield Case(states, is_everywhere, False)
-            # A stale part is not of the history of the step in the mirror.
-            if "stale" not in states and states[0] <= states[1]:
+            if states[0] <= states[1]:
                 yield Case(states, is_everywhere, True)
 
 
@@ -77,8 +78,11 @@ def expected(case: Case) -> Expected:
         value = STALE if parts[0] == "stale" else NEW
     elif case.is_mirrored:
         value = NEW
-    is_made = is_covered or case.is_mirrored and bool(parts)
-    return Expected(is_step, is_damaged, value, not is_step and not is_made)
+    # A stale part is not of the history of the step in the mirror.
+    is_made = is_covered or case.is_mirrored and {*parts} == {"there"}
+    is_forked = case.is_mirrored and is_step and parts[:1] == ["stale"]
+    is_useless = not is_step and not is_made
+    return Expected(is_step, is_damaged, value, is_useless, is_forked)
 
 
 def tree(value: float, *, is_everywhere: bool) -> dict[str, Any]:
@@ -121,6 +125,11 @@ def _check(place: str, case: Case, *, audits: bool) -> None:
         if then.is_step:
             error = caught(one.save, 2, like)
             assert error[0] == "CheckpointExistsError", error
+        if then.is_forked:
+            for call in (one.latest, lambda: one.restore(like, on_damage="fallback")):
+                kind, text = caught(call)
+                assert "both were saved as step 2, and not once" in text, (kind, text)
+            return
         is_newest = then.is_step or case.is_mirrored
         assert one.latest() == (2 if is_newest else 1)
         if then.is_damaged:
