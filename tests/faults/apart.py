@@ -7,6 +7,7 @@ import functools as ft
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._distributed.apart_attempt import PartAttempt
+from eqx_ckpt._mirroring import part_uploads
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
 from eqx_ckpt._storage.directory import directory_place as storage
 
@@ -211,6 +213,34 @@ def fail(place: str) -> dict[str, Any]:
 
 def _refuse(*args: Any) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def die_amid_an_upload(place: str, victim: int) -> tuple[float, str]:
+    """One process dies while all upload their parts; how long another one waits then,
+    and what it hears.
+    """
+    train(place, 2)
+    pieces = part_uploads.pieces_of_part
+
+    def dying(*args: Any) -> Generator[Any]:
+        for number, piece in enumerate(pieces(*args)):
+            if number == 2:
+                die()
+            yield piece
+
+    if jax.process_index() == victim:
+        part_uploads.pieces_of_part = dying
+    manager = eqx_ckpt.CheckpointManager(
+        f"{place}/disk{jax.process_index()}/run",
+        mirror=eqx_ckpt.Mirror(f"{place}/there", timeout=5.0),
+        shared=False,
+        timeout=5.0,
+    )
+    manager.restore(everything(0))
+    manager.save(3, everything(3)).result()
+    start = time.monotonic()
+    manager.close()
+    return time.monotonic() - start, str(manager.upload_error)
 
 
 def die_amid_the_commits(place: str) -> None:

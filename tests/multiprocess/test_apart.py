@@ -121,3 +121,22 @@ def test_two_processes_die_amid_the_commits(zygote: Zygote, disk: pathlib.Path) 
     # Other processes have other shards: they read the newest step of the mirror.
     (seen,) = zygote.call(jobs.values, 1, 8, apart.train, str(disk), 3)
     assert (seen["before"], seen["read"]) == (2, ["there"])
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_process_dies_amid_an_upload(
+    zygote: Zygote, disk: pathlib.Path, victim: int
+) -> None:
+    """The other one waits as long as it was told; nothing is half there, or lost."""
+    args = (2, 4, apart.die_amid_an_upload, str(disk), victim)
+    ends = zygote.call(jobs.run, *args)
+    assert ends[victim].signal == 9
+    if victim:  # With the first process, the service of the job is gone, too.
+        seconds, error = ends[0].value
+        assert seconds < 60.0
+        assert "No answer from process 1 of 2 within 5 seconds" in error
+    assert eqx_ckpt.CheckpointManager(disk / "there").steps() == [2]
+    for seen in zygote.call(jobs.values, 2, 4, apart.train, str(disk), 4):
+        assert (seen["before"], seen["latest"], seen["there"]) == (3, 4, [2, 4])
+    assert eqx_ckpt.inspect.verify(disk / "there/000004")
+    assert not [*(disk / "there").glob(".*")]
