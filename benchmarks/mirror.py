@@ -55,12 +55,8 @@ class Seconds(dict[str, float]):
         super().__init__()
         self._nbytes = nbytes
 
-    def warm(self) -> None:
+    def note(self, what: str, call: Callable[[], Any]) -> Any:
         warm_memory(self._nbytes)
-
-    def note(self, what: str, call: Callable[[], Any], *, goes_on: bool = False) -> Any:
-        if not goes_on:
-            self.warm()
         start = time.perf_counter()
         found = jax.block_until_ready(call())
         seconds = time.perf_counter() - start
@@ -124,13 +120,16 @@ def measure(tree: PyTree, place: Path, endpoint: str | None, seconds: Seconds) -
             raise SystemExit("No upload went on during the step: take a larger --mib.")
         mirrored.wait()
         mirrored.uploads()[3].result(_TIMEOUT)
-        seconds.warm()
         mirrored.save(4, tree).result()
-        upload = ft.partial(mirrored.uploads()[4].result, _TIMEOUT)
-        seconds.note("upload", upload, goes_on=True)
+        mirrored.uploads()[4].result(_TIMEOUT)
+        os.sync()
         source = place / "mirrored/000004"
-        target = Place(Path(f"copy-{place.name}"), endpoint).ours
-        seconds.note("copy", lambda: eqx_ckpt.copy(source, target))
+        targets = [
+            Place(Path(f"{what}-{place.name}"), endpoint).ours
+            for what in ("upload", "copy")
+        ]
+        seconds.note("upload", ft.partial(_upload, source.parent, targets[0]))
+        seconds.note("copy", ft.partial(eqx_ckpt.copy, source, targets[1]))
         alone = eqx_ckpt.CheckpointManager(place / "mirrored")
         for step, words in ((4, "of a step"), (None, "of the newest")):
             what = f"restore {words}"
@@ -149,6 +148,14 @@ def measure(tree: PyTree, place: Path, endpoint: str | None, seconds: Seconds) -
         )
     assert all(jax.tree.leaves(jax.tree.map(jnp.array_equal, found, tree)))
     return memory
+
+
+def _upload(run: Path, there: Any) -> None:
+    """The newest step, by a new manager, to a place that has nothing."""
+    mirror = eqx_ckpt.Mirror(there, timeout=_TIMEOUT)
+    with eqx_ckpt.CheckpointManager(run, mirror=mirror) as manager:
+        pass
+    assert manager.uploads()[4].result() is None
 
 
 def _copied(tree: PyTree) -> PyTree:

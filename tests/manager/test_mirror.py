@@ -2,11 +2,13 @@
 
 import contextlib
 import logging
+import os
 import pathlib
 import queue
 import random
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -414,6 +416,38 @@ def test_close(
     assert manager.mirrored() == [1]
 
 
+def test_an_upload_has_a_bounded_speed_and_a_low_priority(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be given up while it waits for its turn."""
+    began, priority = threading.Event(), list[int]()
+
+    def look() -> None:
+        thread = threading.get_native_id()
+        priority.append(os.getpriority(os.PRIO_PROCESS, thread))
+        began.set()
+
+    Pieces(monkeypatch, look)
+    halves = {"a": np.zeros(10_000, np.uint8), "b": np.ones(10_000, np.uint8)}
+    mirror = Mirror(tmp_path / "there", bytes_per_second=1e5)
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        start = time.monotonic()
+        manager.save(1, halves)
+    assert time.monotonic() - start >= 0.1
+    assert manager.mirrored() == [1]
+    usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert priority == [min(usual + uploads.NICENESS, 19)]
+    began.clear()
+    Pieces(monkeypatch, began.set)
+    mirror = Mirror(tmp_path / "there", bytes_per_second=1e-3)
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        assert_same(manager.restore(halves), halves)
+        manager.save(2, halves)
+        assert began.wait(PATIENCE)
+        manager.close(mirror=False)
+    assert manager.mirrored() == [1]
+
+
 def spoil(chunk: pathlib.Path) -> None:
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1
@@ -437,6 +471,10 @@ def test_a_damaged_step_is_read_from_the_mirror(
     with pytest.warns(UserWarning, match="step 2 in '.*there' was restored"):
         found = manager.restore(state(0), step, on_damage="fallback")
     assert_same(found, state(2))
+    here = tmp_path / "run/000002"
+    eqx_ckpt.copy(f"{there}/000002", here, overwrite=True)
+    assert_same(manager.restore(state(0), step), state(2))
+    spoil(here / "w/c.0.0")
     # If it is damaged there, too, an older one is the newest.
     spoil(tmp_path / "there/000002/w/c.0.0")
     if step is None:

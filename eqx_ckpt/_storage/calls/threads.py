@@ -56,10 +56,14 @@ def in_thread(call: Callable[[], _T], name: str) -> "Future[_T]":
 
 
 def lower_priority(by: int) -> None:
-    """Let this thread, and those that it starts, ask less of the processor."""
+    """Let this thread ask less of the processor than the main one.
+
+    Those that it starts do so, too.
+    """
     if sys.platform == "linux":  # Elsewhere it would be that of the whole process.
         with contextlib.suppress(OSError):  # A sandbox may forbid it.
-            os.nice(by)
+            main = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), main + by)
 
 
 class ForkedLock:
