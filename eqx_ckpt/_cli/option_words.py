@@ -9,7 +9,7 @@ _WORDS = [
         # A command opens what it is given by itself, or has no such way out.
         (r": pass `eqx_ckpt\.interop\.\w+\([^`]*\)` in place of the path", ""),
         (r", or restore the newest step with a `CheckpointManager`", ""),
-        (r", or choose leaves that are whole with `where` or `filter_spec`", ""),
+        (r" A restore can choose leaves .* with `where` or `filter_spec`\.", ""),
         (r", or other leaves by `where`", ""),
         (r"Pass that(, or one of `jax.ShapeDtypeStruct`s,)? as `like`", "Pass `like`"),
         (r"Pass `strict=False` to", "Leave out `--strict` to"),

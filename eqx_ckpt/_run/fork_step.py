@@ -1,7 +1,8 @@
 """Begin a new run with a step of another one."""
 
+import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from .._errors import (
     CheckpointError,
@@ -69,17 +70,29 @@ def fork(
         save.before_commit = lambda _: _carry(runs, source.manifest.history, new)
         if _can_be_linked(source, path, new.path(step)):
             if problem := missing_surely(source.chunks, source.manifest.leaves):
-                raise CorruptCheckpointError(
-                    f"{source} is damaged: {problem}. Nothing was written. Pass an "
-                    "older `step`, or fork the copy in a mirror, by a manager of that."
-                )
+                raise CorruptCheckpointError(f"{source} is damaged: {problem}. {_WAY}")
             base = source.as_base()
             base.is_copied = True
             save.share(base)
         save.begin(Alone(), overwrite=False)
-        with reading.unless_replaced():
+        with reading.unless_replaced(), _without_damage():
             save.run(watched(_left(save, source), lambda nbytes: goes_on()))
     _check_alone(new, step)
+
+
+_WAY = (
+    "Nothing was written. Pass an older `step`, or fork the copy in a mirror, by a "
+    "manager of that."
+)
+
+
+@contextlib.contextmanager
+def _without_damage() -> Generator[None]:
+    """Say what to do about damage that is seen when the step is copied."""
+    try:
+        yield
+    except CorruptCheckpointError as e:
+        raise CorruptCheckpointError(f"{e} {_WAY}") from e
 
 
 def _check_alone(new: Run, step: int) -> None:
