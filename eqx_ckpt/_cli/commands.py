@@ -42,6 +42,11 @@ _Path = Annotated[
 ]
 
 
+_CheckpointOrRun = Annotated[
+    str, typer.Argument(metavar="CKPT|RUN", help="A checkpoint, or a run.")
+]
+
+
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The directory of a run.")]
 
 
@@ -56,7 +61,7 @@ _Overwrite = Annotated[
 
 
 _Prefix = Annotated[
-    str, typer.Argument(metavar="[PREFIX]", help="Only what is below this name.")
+    str, typer.Argument(metavar="PREFIX", help="Only what is below this name.")
 ]
 
 
@@ -147,8 +152,8 @@ def stats(
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
-    b: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    a: _CheckpointOrRun,
+    b: _CheckpointOrRun,
     prefix: _Prefix = "",
     values: Annotated[bool, typer.Option("--values", help="Compare the data.")] = False,
     only_values: Annotated[
@@ -173,7 +178,7 @@ def diff(
 
 @app.command()
 def verify(
-    path: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    path: _CheckpointOrRun,
     digest: Annotated[
         str | None,
         typer.Option(metavar="HEX", help="What `digest` has to print for it."),
@@ -308,10 +313,10 @@ def convert(
 
 @app.command()
 def report(
-    path: Annotated[str, typer.Argument(metavar="CKPT|RUN")],
+    path: _CheckpointOrRun,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="[OTHER]", help="A checkpoint to compare with."),
+        typer.Argument(metavar="OTHER", help="A checkpoint to compare with."),
     ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="The page to write.")
@@ -332,7 +337,10 @@ def report(
 
 
 @app.command()
-def rm(run: _Run, steps: Annotated[list[int], typer.Argument()]) -> None:
+def rm(
+    run: _Run,
+    steps: Annotated[list[int], typer.Argument(metavar="STEP", help="Their numbers.")],
+) -> None:
     """Delete steps of a run. If one of them is not there, none is deleted.
 
     Example: eqx-ckpt rm runs/a 100 200
