@@ -14,10 +14,10 @@ Of one checkpoint:
 Of two: `diff` compares them, into a `TreeDiff` of a `LeafDiff` for each leaf that
 differs; `same_leaves` says which leaves they share.
 
-Of runs: `best_step` finds the best one; `metrics` has the numbers of all steps;
-`leaf_history` has each leaf over the steps, a `LeafHistory` of `LeafOverSteps`;
-`own_bytes` is what the deletion of each step frees; `garbage_collect` removes what
-saves that died have left.
+Of runs: `read_config` reads the config of one; `best_step` finds the best one;
+`metrics` has the numbers of all steps; `leaf_history` has each leaf over the steps, a
+`LeafHistory` of `LeafOverSteps`; `own_bytes` is what the deletion of each step frees;
+`garbage_collect` removes what saves that died have left.
 
 `TreeMatch`, of a `LeafMatch` for each leaf, is what `eqx_ckpt.tree_match` returns, and
 `Audit` what `eqx_ckpt.CheckpointManager.audit` does.
