@@ -42,12 +42,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(scope="session")
-def s3_backend() -> Iterator[s3_server.Server | s3_server.Given]:
+def s3_backend() -> Iterator[Any]:
     """The S3 itself."""
     if s3_server.GIVEN:
         yield s3_server.Given(os.environ["AWS_ENDPOINT_URL"], s3_server.GIVEN)
         return
-    server = s3_server.Server()
+    from .moto_s3 import Server
+
+    server = Server()
     yield server
     server.stop()
 

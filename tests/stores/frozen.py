@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 
-from . import s3
-
 
 class Server:
     """Accepts connections after `freeze`, and answers nothing, as a hung machine."""
@@ -39,7 +37,7 @@ class Server:
 
 _PROGRAM = f"""
 import sys
-from {s3.__name__} import Server
+from {__package__}.moto_s3 import Server
 
 server = Server()
 server.make_bucket(sys.argv[1])
