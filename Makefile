@@ -35,7 +35,7 @@ demo: .venv/examples
 	.venv/bin/python $(DEMO)
 
 # Saves, restores and runs, and the shape of the package.
-QUICK := tests/manager tests/restore tests/save/test_s*.py tests/project/test_layers.py
+QUICK := tests/manager tests/restore/test_[m-t]*.py tests/save/test_s*.py tests/project/test_layers.py
 quick = $(1)/bin/$(PYTEST) -m "not slow and not exhaustive and (form or not once)" $(QUICK)
 
 # Pythons in between have the same packages as the newest. The last word is a pytest run's
