@@ -172,6 +172,20 @@ def test_a_mirror_and_a_new_machine(
         assert manager.read_config(2) == config(1)
 
 
+def test_two_machines_in_turn(tmp_path: pathlib.Path) -> None:
+    """The first one knows nothing of the config that the other one has had since."""
+    mirror = eqx_ckpt.Mirror(tmp_path / "mirror")
+    for step, machine, given in ((1, "a", 1), (2, "b", 2), (3, "a", 1), (4, "b", None)):
+        config_of = None if given is None else config(given)
+        run = tmp_path / machine
+        with CheckpointManager(run, mirror=mirror, config=config_of) as manager:
+            if manager.latest() is not None:
+                manager.restore(LIKE)
+            manager.save(step, {"w": step})
+    found = [manager.read_config(step) for step in (1, 2, 3, 4)]
+    assert found == [config(1), config(2), config(1), config(1)]
+
+
 def test_a_fork_has_what_led_to_it(folder: str) -> None:
     session(f"{folder}/a", 1, config(1))
     session(f"{folder}/a", 2, config(2), 1)
