@@ -4,7 +4,7 @@
 python -m benchmarks.mirror --mib 256
 ```
 
-The store is moto's S3 of `benchmarks.stores`, in a process of its own on this machine,
+The store is the S3 of `benchmarks.stores`, in a process of its own on this machine,
 which waits 20 ms before each answer, and has the lowest priority. In each round, the
 ways take turns, and an upload goes on during each save, and each step, of a run with a
 mirror. Seconds are the least of all rounds, and ratios are those of them.

@@ -4,10 +4,10 @@
 python -m benchmarks.sources --width 768
 ```
 
-Workload B, a training state, of which a run has five steps, and a bucket of moto's S3
-one as a checkpoint and one as a file of safetensors; each way in a process of its own,
-in turns. The files of the run are in the page cache. Memory is what a way adds at its
-peak to that of the result, in chunks of the sources.
+Workload B, a training state, of which a run has five steps, and a bucket one as a
+checkpoint and one as a file of safetensors; each way in a process of its own, in turns.
+The files of the run are in the page cache. Memory is what a way adds at its peak to
+that of the result, in chunks of the sources.
 """
 
 import argparse

@@ -1,15 +1,14 @@
 """`python -m benchmarks.stores`: an object store, the two layouts, and zstd.
 
-The object store is moto's S3, in a process of its own on this machine, which is new for
-each measurement. It is slow itself, so what counts are ratios, the number of requests,
-and how long the server was busy. `S3, 20 ms` waits so long before each answer, as a
+The object store is the small S3 of the tests, in a process of its own on this machine,
+which is new for each measurement: what counts are ratios, the number of requests, and
+how long the server was busy. `S3, 20 ms` waits so long before each answer, as a
 store that is far away: that is short only if many requests are made at a time.
 """
 
 import argparse
 import contextlib
 import functools as ft
-import http.client
 import json
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -319,11 +319,7 @@ def _server(place: str) -> Iterator[tuple[str | None, int]]:
     process = spawn.Process(target=_serve, args=(_SECONDS[place], its))
     process.start()
     try:
-        port = ours.recv()
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("PUT", f"/{_BUCKET}")
-        assert connection.getresponse().status == 200
-        yield f"http://127.0.0.1:{port}", process.pid or 0
+        yield f"http://127.0.0.1:{ours.recv()}", process.pid or 0
     finally:
         process.terminate()
         process.join()
@@ -331,26 +327,19 @@ def _server(place: str) -> Iterator[tuple[str | None, int]]:
 
 def _serve(seconds: float, started: Connection) -> None:
     """Answer for ever, each request after so many seconds."""
-    from moto.moto_server.werkzeug_app import (
-        create_backend_app,
-        DomainDispatcherApplication,
-        MotoRequestHandler,
-    )
-    from werkzeug.serving import make_server
+    from tests.stores import serving, small_s3
 
-    class Silent(MotoRequestHandler):
-        def log(self, type: str, message: str, *args: Any) -> None:
-            pass
+    store = small_s3.Store()
+    store.make_bucket(_BUCKET)
 
-    moto = DomainDispatcherApplication(create_backend_app)
+    class Exchange(serving.Exchange):
+        def respond(self) -> None:
+            time.sleep(seconds)
+            status, headers, body, length = store.ask(self)
+            self.answer(status, headers, body, length=length)
 
-    def app(environ: Any, start_response: Any) -> Any:
-        time.sleep(seconds)
-        return moto(environ, start_response)
-
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Silent)
-    started.send(server.port)
-    server.serve_forever()
+    started.send(serving.Server(Exchange).port)
+    threading.Event().wait()
 
 
 def _save(case: Case, place: Place, server: int) -> Result:
