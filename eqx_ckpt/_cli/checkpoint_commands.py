@@ -15,7 +15,7 @@ from .._inspecting.leaf_diff import differences
 from .._inspecting.leaf_stats import LeafStats, stats_and_damage
 from .._inspecting.tree_diff import LeafDiff
 from .._lazy import Array, np
-from .._steps.run_config import changes, in_words
+from .._steps.run_config import as_json as json_of, changes
 from .._storage.locate import is_web
 from .command_sources import found_at, newest_at, reading
 from .option_words import in_options
@@ -195,7 +195,7 @@ def diff(a: str, b: str, prefix: str, how: dict[str, bool], as_json: bool) -> in
     )
     configs = [_config_at(path, damaged) for path in (a, b)]
     config = {
-        name: [*map(in_words, values)] for name, values in changes(*configs).items()
+        name: [*map(json_of, values)] for name, values in changes(*configs).items()
     }
     damage = {name: in_options(problem) for name, problem in damaged.items()}
     found = [_as_entry(name, leaf) for name, leaf in differing.items()]

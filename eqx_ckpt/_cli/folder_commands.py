@@ -8,9 +8,9 @@ import eqx_ckpt
 
 from .._format.display import in_bytes, table
 from .._format.run_history import Fork, History
-from .._steps import compare_histories
+from .._steps.compare_histories import in_words
 from .._steps.retention import Mode, ranked
-from .._steps.run_config import ABSENT, as_items, changes, Configs, in_words
+from .._steps.run_config import ABSENT, as_items, as_json as json_of, changes, Configs
 from .._steps.run_steps import Run
 from .._steps.runs_in_folder import best_of_runs, RunInFolder, runs_in
 from .exit_status import DAMAGED, status_of
@@ -21,6 +21,10 @@ from .terminal import number, say, say_json, Styled
 
 # So many values of the configs have a column.
 _MOST_SHOWN = 8
+
+
+# So much of one has room in its column.
+_MOST_TEXT = 20
 
 
 def ls(
@@ -160,16 +164,20 @@ def _row(entry: dict[str, Any], metric: str, shown: Sequence[str]) -> list[str]:
         row.append(at or "-")
     config = dict(as_items(entry["config"] or {}))
     values = [config.get(name, ABSENT) for name in shown]
-    row += [one if isinstance(one, str) else in_words(one) for one in values]
+    row += [_cell(one) for one in values]
     marks = ["best"] if best and best["is_best"] else []
     marks += [_from(entry["forked"])] if entry["forked"] else []
     return [*row, summary(marks, entry)]
 
 
+def _cell(value: Any) -> str:
+    """A value of a config, which may be long: its end, where paths differ."""
+    text = json_of(value)
+    return text if len(text) <= _MOST_TEXT else f"...{text[-_MOST_TEXT:]}"
+
+
 def _from(fork: dict[str, Any]) -> str:
-    return compare_histories.in_words(
-        Fork(fork["run"], fork["step"], digest=""), fork["name"]
-    )
+    return in_words(Fork(fork["run"], fork["step"], digest=""), fork["name"])
 
 
 def _about(entry: dict[str, Any]) -> list[str]:

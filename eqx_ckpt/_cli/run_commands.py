@@ -20,7 +20,12 @@ from .._steps.compare_histories import (
     why_not_the_same,
 )
 from .._steps.retention import Mode, ranked
-from .._steps.run_config import changes, Configs, damaged_configs, in_words
+from .._steps.run_config import (
+    as_json as json_of,
+    config_changes,
+    Configs,
+    damaged_configs,
+)
 from .._steps.run_steps import as_step, check_places, Run
 from .._steps.run_sweeps import garbage_collect
 from .._types import is_real
@@ -77,21 +82,25 @@ def ls(
 
 
 def _add_changes(places: Sequence[Run], found: list[dict[str, Any]]) -> int:
-    """Add where the config changes, from step to step; return the exit status."""
-    configs, before, status = Configs([place.place for place in places]), None, 0
+    """Add how the config differs from that of the step before; return the status."""
+    configs = Configs([place.place for place in places])
+    histories: dict[int, History | None] = {}
+    status = 0
     for entry in found:
         try:
-            config = configs.of(entry["history"])
+            configs.of(entry["history"])
+            histories[entry["step"]] = entry["history"]
         except (eqx_ckpt.CheckpointError, OSError) as e:
             entry["problem"] = entry["problem"] or in_options(e)
             status = max(status, status_of(e))
-            continue
-        if config is not None:
-            changed = {} if before is None else changes(before, config)
+    changed = config_changes(histories, configs)
+    for entry in found:
+        history = histories.get(entry["step"])
+        if history is not None and history.config is not None:
             entry["config_changes"] = {
-                name: [*map(in_words, changed[name])] for name in changed
+                name: [*map(json_of, values)]
+                for name, values in changed.get(entry["step"], {}).items()
             }
-            before = config
     return status
 
 

@@ -12,14 +12,17 @@ MOST_SESSIONS = 32
 _FIELDS = ["run", "step", "earlier", "sessions"]
 
 
-# Only of a run that was forked.
-_FORKED = "forked"
+# Only of a run that was forked, and only of a run that was given a config.
+_FORKED, _CONFIG = "forked", "config"
 
 
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
 _SESSION = re.compile(r"[0-9a-f]{16}")
+
+
+_CONFIG_ID = _RUN
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -103,6 +106,8 @@ class History:
     - `earlier`: how many sessions came before these.
     - `forked`: where the run comes from, an [`eqx_ckpt.inspect.Fork`][], if
         [`eqx_ckpt.CheckpointManager.fork`][] has made it; otherwise `None`.
+    - `config`: the id of the `config` of the training that saved the step, 32
+        hexadecimal digits; `None` if no session was given one.
 
     !!! example
 
@@ -121,6 +126,7 @@ class History:
     sessions: tuple[Session, ...]
     earlier: int = 0
     forked: Fork | None = None
+    config: str | None = None
 
 
 class Part(NamedTuple):
@@ -187,12 +193,13 @@ def forked(history: History | None, run: str, step: int, session: Session) -> Hi
 def history_to_json(history: History) -> dict[str, Any]:
     values = (history.run, history.step, history.earlier, history.sessions)
     found: dict[str, Any] = dict(zip(_FIELDS, values, strict=True))
-    return found if history.forked is None else {**found, _FORKED: history.forked}
+    optional = {_FORKED: history.forked, _CONFIG: history.config}
+    return found | {name: value for name, value in optional.items() if value}
 
 
 def history_from_json(value: Any) -> History:
     """The history that a manifest states; `ValueError` if there can be none like it."""
-    if type(value) is not dict or value.keys() - {_FORKED} != {*_FIELDS}:
+    if type(value) is not dict or value.keys() - {_FORKED, _CONFIG} != {*_FIELDS}:
         raise ValueError(f"its history has not the fields {', '.join(_FIELDS)}")
     run, step, earlier, listed = [value[name] for name in _FIELDS]
     if type(listed) is not list or not 0 < len(listed) <= MOST_SESSIONS:
@@ -210,7 +217,10 @@ def history_from_json(value: Any) -> History:
         raise ValueError("its history names itself: it has a session twice")
     sessions = tuple([Session(*session) for session in listed])
     fork = _fork_from_json(value[_FORKED]) if _FORKED in value else None
-    return History(run, step, sessions, earlier, fork)
+    config = value.get(_CONFIG)
+    if _CONFIG in value and not _is(_CONFIG_ID, config):
+        raise ValueError("the config of its history is malformed")
+    return History(run, step, sessions, earlier, fork, config)
 
 
 def _fork_from_json(value: Any) -> Fork:

@@ -15,7 +15,6 @@ from .._format.chunk_grid import blocks, start_of
 from .._format.source import read_regions, RegionRead
 from .._saving.save import Save
 from .._sources.part_source import StepPart
-from .._steps.run_config import carry_configs
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
@@ -78,9 +77,7 @@ class PartUploads(Uploads):
         overwrite = group.from_first("there", look)
         if overwrite is not None:
             save = _copying(part, self.there, step)
-            save.before_commit = lambda history: carry_configs(
-                [self._run.place], self.there.place, self._configs
-            )
+            save.before_commit = self._configs.put
             if self._before and part.manifest.layout in SHARING_LAYOUTS:
                 newest = ft.partial(self.there.newest, {step})
                 save.share(self._before.find(group.from_first("base", newest)))

@@ -16,7 +16,7 @@ from .._saving.save import Alone, Save
 from .._saving.source_copy import equal_to, pieces_of, plan_copy
 from .._sources.consistent_read import Reading
 from .._steps.compare_histories import is_same_step, why_not_the_same
-from .._steps.run_config import carry_configs
+from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
@@ -36,13 +36,13 @@ class Target(NamedTuple):
     **Attributes:**
 
     - `related`: those that are known to be of the history of what is uploaded.
-    - `configs`: the names of the configs that are known to be there.
+    - `configs`: puts the configs of steps there.
     - `before`: the last one, with which chunks are shared that are equal; or `None`.
     """
 
     run: Run
     related: set[int]
-    configs: set[str]
+    configs: ConfigWriter
     before: StepBefore | None = None
 
     def remember(self, step: int, save: Save) -> None:
@@ -64,9 +64,7 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
         overwrite = replaces(run, step, source.manifest, mirror, related)
         if overwrite is not None:
             save = _copying(source.manifest, mirror.path(step))
-            save.before_commit = lambda history: carry_configs(
-                [run.place], mirror.place, configs
-            )
+            save.before_commit = configs.put
             try:
                 _begin(save, source.manifest, step, there, overwrite=overwrite)
                 pieces = _read(pieces_of(source, save.arrays), reading)

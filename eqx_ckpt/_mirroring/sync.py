@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import check_places, Run
+from .._storage.interface.committed_manifest import read_history
 from .._types import PathLike
 from .one_history import check_histories
 from .step_upload import is_there, LocalProblem, Target, upload
@@ -77,12 +79,14 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     if listed:
         check_histories({there: max(listed), run: max(local)})
     related: set[int] = set()
-    configs: set[str] = set()
+    configs = ConfigWriter([run.place], there.place)
     for step in reversed(local):
         try:
             if not is_there(run, step, there):
                 upload(run, step, Target(there, related, configs), lambda nbytes: None)
                 yield Synced(step, None)
+            else:
+                configs.put(read_history(run.location(step)))
         except LocalProblem as e:
             if not isinstance(e.__cause__, CheckpointNotFoundError):
                 yield Synced(step, _of_the_kind(e))

@@ -13,7 +13,7 @@ from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
 from .._steps.compare_histories import begun_by, in_marks, relations
 from .._steps.metrics_log import MOST_METRICS, numbers_in
-from .._steps.run_config import changes, in_words
+from .._steps.run_config import as_json
 from .alerts import find_alerts
 from .histogram import Histogram
 from .leaf_series import in_all, Seen
@@ -36,7 +36,6 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
     metrics = _lines([dict(numbers_in(c.manifest.metadata)) for c in found])
     notes = _notes(columns) if columns.kind == "run" else {}
-    configs = _configs(columns)
     return {
         "kind": columns.kind,
         "title": columns.title,
@@ -44,7 +43,7 @@ def facts_of(columns: Columns) -> dict[str, Any]:
             _column(column)
             | {
                 "notes": notes.get(column.label, []),
-                "config": configs.get(column.label),
+                "config": _config(columns, column),
             }
             for column in found
         ],
@@ -54,15 +53,11 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     }
 
 
-def _configs(columns: Columns) -> dict[str, Any]:
-    """The configs of the columns, by label, without those that are as before."""
-    found: dict[str, Any] = {}
-    before: Any = None
-    for label, config in columns.configs.items():
-        if before is None or changes(before, config):
-            found[label] = _shown(_json(config))
-        before = config
-    return found
+def _config(columns: Columns, column: Column) -> Any:
+    """The config of a column, unless the step that it goes on from has the same."""
+    config = columns.configs.get(column.label)
+    is_new = columns.config_changes.get(column.label) != {}
+    return _shown(_json(config)) if config is not None and is_new else None
 
 
 def _curve(columns: Columns) -> dict[str, Any]:
@@ -86,13 +81,10 @@ def _notes(columns: Columns) -> dict[str, list[str]]:
         )
         for step, relation in relations(histories).items()
     }
-    before: Any = None
-    for label, config in columns.configs.items():
-        changed = {} if before is None else changes(before, config)
+    for label, changed in columns.config_changes.items():
         notes.setdefault(label, []).extend(
-            f"{name}: {in_words(a)} → {in_words(b)}" for name, (a, b) in changed.items()
+            f"{name}: {as_json(a)} → {as_json(b)}" for name, (a, b) in changed.items()
         )
-        before = config
     for step, manifest in manifests.items():
         own = columns.own_bytes.get(step)
         if own is not None and own < manifest.nbytes:

@@ -11,7 +11,7 @@ from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array
 from .._sources.consistent_read import Reading
 from .._steps.metrics_log import metrics_of
-from .._steps.run_config import Configs, read_config
+from .._steps.run_config import config_changes, Configs, read_config
 from .._steps.run_steps import Run
 from .._tree.matching.foreign_spelling import respelled
 from .._types import PathLike
@@ -109,6 +109,8 @@ class Columns(NamedTuple):
     - `metrics`: those of a run, by step, also of steps that have no column.
     - `own_bytes`: what each step of a run has for itself, as far as that is known.
     - `configs`: those of the versions that have one, by label.
+    - `config_changes`: how that of a step differs from that of the step that it goes
+        on from.
     """
 
     kind: str
@@ -118,6 +120,7 @@ class Columns(NamedTuple):
     own_bytes: Mapping[int, int] = MappingProxyType({})
     metrics: Mapping[int, Mapping[str, Any]] = MappingProxyType({})
     configs: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    config_changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def find_columns(
@@ -137,10 +140,18 @@ def find_columns(
         if run is None:
             raise e
         found, problems = _of_run(run, most)
-        configs, of_configs = _configs(found, Configs([run.place]))
-        problems += of_configs
+        of_run = Configs([run.place])
+        configs, of_configs = _configs(found, of_run)
         about = _own_bytes(run), metrics_of(run), configs
-        return Columns("run", str(source), found, problems, *about)
+        histories = {
+            int(column.label): column.manifest.history
+            for column in found
+            if column.label in configs
+        }
+        changed = config_changes(histories, of_run)
+        by_label = {str(step): changes for step, changes in changed.items()}
+        all_problems = problems + of_configs
+        return Columns("run", str(source), found, all_problems, *about, by_label)
     configs, problems = _configs([column])
     return Columns("checkpoint", str(source), [column], problems, configs=configs)
 
@@ -159,6 +170,8 @@ def _configs(
                 config = None
             else:
                 config = read_config(column.path)
+        except CheckpointNotFoundError:  # It is no step, but a recording, for example.
+            continue
         except (CheckpointError, OSError) as e:
             problems[str(e)] = Problem(str(e))
             continue

@@ -17,7 +17,7 @@ from .._saving.source_copy import pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.metrics_log import carry_metrics
-from .._steps.run_config import carry_configs
+from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.committed_manifest import read_history
@@ -126,16 +126,10 @@ def _forking(source: Checkpoint, step: int, new: Run) -> Save:
 
 
 def _carry(runs: Sequence[Run], history: History | None, new: Run) -> None:
-    """Copy the configs and the metrics that have led to a step to a new run."""
-    if history is None:
-        return
-    sessions = {session.id for session in history.sessions}
-
-    def has_led_here(session: str) -> bool:
-        return history.earlier > 0 or session in sessions
-
-    carry_configs([run.place for run in runs], new.place, set(), has_led_here)
-    carry_metrics(runs, history, new)
+    """Copy the config of a step, and the metrics that have led to it, to a new run."""
+    if history is not None:
+        ConfigWriter([run.place for run in runs], new.place).put(history)
+        carry_metrics(runs, history, new)
 
 
 def _can_be_linked(source: Checkpoint, path: PathLike, target: PathLike) -> bool:

@@ -32,7 +32,7 @@ from .._saving.finite_check import FiniteCheck
 from .._saving.save import Alone, save_in_background
 from .._saving.staging import checked_limit
 from .._steps.retention import checked_keep, Keep, Mode
-from .._steps.run_config import checked_config, SessionConfig
+from .._steps.run_config import checked_config, GivenConfig
 from .._steps.run_steps import as_step, in_words, Run
 from .._steps.run_sweeps import RunSweeps
 from .._steps.save_times import (
@@ -195,7 +195,6 @@ class CheckpointManager:
         self._before = StepBefore(self._run) if incremental else None
         self._one_at_a_time = ForkedLock()
         self._known = KnownSteps()
-        self._origin = StateOrigin(self._run)
         self._closed = self._told = False
         self._sweeps = RunSweeps(self._run)
         self._mirrors = Mirrors(
@@ -206,7 +205,8 @@ class CheckpointManager:
         self._failed = FailedSaves(on_error, max_failures)
         self._asks_keep: int | None = None  # The thread that asks what it would remove.
         given = self._disk.begin(config)
-        self._config = SessionConfig(self._run, self._mirrors.runs, given)
+        self._config = GivenConfig([self._run, *self._mirrors.runs], given)
+        self._origin = StateOrigin(self._run, self._config.id)
 
     def save(
         self,
@@ -289,7 +289,7 @@ class CheckpointManager:
                 save.way_out = ft.cache(ft.partial(self._way_out, number, metadata))
                 save.begin(group, self._disk.replaces(number, self._known.damaged))
                 save.finite = FiniteCheck() if self._check_finite else None
-                save.before_commit = self._config.note
+                save.before_commit = self._config.put
                 afterwards = ft.partial(self._retain, number, group, next)
                 held = stack.pop_all()
                 try:

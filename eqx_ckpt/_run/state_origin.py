@@ -23,10 +23,13 @@ class StateOrigin:
     """What a manager has restored, and the session in which it saves.
 
     A session begins with the first save, and with the first one after a restore.
+    `config` is the id of the config that the manager was given, if any; without, that
+    of the step that a session goes on from holds.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, config: str | None) -> None:
         self._run = run
+        self._config = config
         self._restored: _Restored | None = None
         # Of the step that was saved last.
         self._now: History | None = None
@@ -52,7 +55,7 @@ class StateOrigin:
     def of_step(self, step: int) -> History:
         """The history of a step that is saved now."""
         now = self._now or self._new_session()
-        self._now = replace(now, step=step)
+        self._now = replace(now, step=step, config=self._config or now.config)
         return self._now
 
     def _new_session(self) -> History:
@@ -64,5 +67,5 @@ class StateOrigin:
             return continued(before, session)
         same_run = self._run.newest_history()
         if same_run is not None:
-            return replace(same_run, sessions=(session,), earlier=0)
+            return replace(same_run, sessions=(session,), earlier=0, config=None)
         return History(secrets.token_hex(16), 0, (session,))

@@ -1,18 +1,19 @@
-"""The config of a run: what each session was given, in a file beside the steps.
+"""The configs of a run: each in a file beside the steps, which say which one they had.
 
-A file never changes, and is there before the first step of its session.
+The name of a file is that of its content, so it never changes, and is the same wherever
+it is copied to. It is there before the first step that has it.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._format.manifest import NO_DIGEST
+from .._format.display import printable
 from .._format.run_history import History
-from .._format.user_metadata import exactly, pack
+from .._format.user_metadata import exactly, MAX_METADATA_BYTES, pack
 from .._storage.calls.threads import at_once
 from .._storage.interface.committed_manifest import read_history
 from .._storage.interface.place import CONFIGS, is_step_at, run_of, Storage
@@ -25,19 +26,12 @@ from .run_steps import Run
 logger = logging.getLogger("eqx_ckpt")
 
 
-# What is raised by a file that is none of these.
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-
-
 # Where one of two configs has no value.
 ABSENT = object()
 
 
-class _Given(NamedTuple):
-    """What a session was given, and the first step that it has saved."""
-
-    config: dict[str, Any]
-    step: int
+# Of a value in a warning.
+_MOST_TEXT = 60
 
 
 def checked_config(config: Any) -> dict[str, Any] | None:
@@ -56,6 +50,12 @@ def checked_config(config: Any) -> dict[str, Any] | None:
         raise CheckpointError(
             "`config` cannot be saved exactly: it has a NaN or an infinity, which JSON "
             "does not have. Use `None` or a string."
+        )
+    if (nbytes := len(_to_bytes(found))) > MAX_METADATA_BYTES:
+        raise CheckpointError(
+            f"`config` has {nbytes} bytes as indented JSON; "
+            f"{MAX_METADATA_BYTES // 2**20} MiB are allowed. Save large arrays as "
+            "leaves."
         )
     return found
 
@@ -79,202 +79,219 @@ def changes(
         name: (before.get(name, ABSENT), after.get(name, ABSENT))
         for name in (*before, *(name for name in after if name not in before))
     }
-    return {
-        name: (a, b) for name, (a, b) in found.items() if in_words(a) != in_words(b)
-    }
+    return {name: (a, b) for name, (a, b) in found.items() if as_json(a) != as_json(b)}
 
 
-def in_words(value: Any) -> str:
+def as_json(value: Any) -> str:
     """A value of a config as JSON; `-` if there is none."""
     return "-" if value is ABSENT else json.dumps(value, sort_keys=True)
 
 
-class SessionConfig:
-    """The config that a manager was given, for each of its sessions.
-
-    **Attributes:**
-
-    - `given`: the config, or `None`.
-    """
-
-    def __init__(
-        self, run: Run, mirrors: Sequence[Run], given: dict[str, Any] | None
-    ) -> None:
-        self._run = run
-        self._places = [one.place for one in (run, *mirrors)]
-        self.given = given
-        self._noted = ""  # The session that has it.
-
-    def restored(self, history: History | None) -> None:
-        """Warn if the step that the manager goes on from has another config."""
-        if self.given is None or history is None:
-            return
-        try:
-            before = Configs(self._places).of(history)
-        except (CheckpointError, OSError) as e:
-            logger.warning("The config of step %d is not known: %s", history.step, e)
-            return
-        found = {} if before is None else changes(before, self.given)
-        if found:
-            told = ", ".join(
-                f"`{name}` was {in_words(a)}, and is {in_words(b)}"
-                for name, (a, b) in found.items()
-            )
-            logger.warning(
-                "From step %d on, %s has another `config`: %s. The run keeps both.",
-                history.step,
-                self._run.directory,
-                told,
-            )
-
-    def note(self, history: History | None) -> None:
-        """Write the config, unless the sessions that have led to a step had it."""
-        if self.given is None or history is None:
-            return
-        session = history.sessions[-1].id
-        if session == self._noted:
-            return
-        if not self._is_known(history):
-            data = _to_bytes(session, self.given, history.step)
-            self._run.stored.write_beside(_name(session), data)
-        self._noted = session
-
-    def _is_known(self, history: History) -> bool:
-        # Where there is a mirror, another machine may have had another config since.
-        if len(self._places) > 1:
-            return False
-        known = Configs(self._places).given(history)
-        return known is not None and not changes(known.config, self.given)
+def _to_bytes(config: dict[str, Any]) -> bytes:
+    """The file of a config: equal ones become equal bytes."""
+    text = json.dumps(config, indent=1, sort_keys=True, allow_nan=False)
+    return f"{text}\n".encode()
 
 
-def _name(session: str) -> str:
-    return f"{CONFIGS}{session}.json"
+def _id_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
-def _session(name: str) -> str:
-    return name.removeprefix(CONFIGS).removesuffix(".json")
-
-
-def _to_bytes(session: str, config: dict[str, Any], step: int) -> bytes:
-    about = {"session": session, "step": step, "digest": NO_DIGEST, "config": config}
-    text = json.dumps(about, indent=1, allow_nan=False) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return text.replace(NO_DIGEST, digest, 1).encode()
-
-
-def _from_bytes(data: bytes, session: str) -> _Given:
-    """What a session was given; `ValueError` if the file is not as it was written."""
-    try:
-        value = json.loads(data)
-        digest = value["digest"].encode()
-        own = data.replace(digest, NO_DIGEST.encode(), 1)
-        is_intact = hashlib.sha256(own).hexdigest().encode() == digest
-        if is_intact and value["session"] == session:
-            return _Given(checked_config(value["config"]) or {}, int(value["step"]))
-    except (*_MALFORMED, CheckpointError):
-        pass
-    raise ValueError("it is not as it was written")
-
-
-def _read(place: Storage, session: str) -> _Given:
-    """What a session was given, of which a file has been listed."""
-    name = _name(session)
-
-    def parse(data: bytes) -> _Given:
-        try:
-            return _from_bytes(data, session)
-        except ValueError as e:
-            raise CorruptCheckpointError(
-                f"{place.url(name)!r} is damaged: {e}. Copy it from a mirror or a "
-                "backup, or delete it: then the config of these steps is not known."
-            ) from None
-
-    found = parse_surely(place, name, parse)
-    if found is None:
-        raise CorruptCheckpointError(f"{place.url(name)!r} is gone. Try again.")
-    return found[1]
+def _name(id: str) -> str:
+    return f"{CONFIGS}{id}.json"
 
 
 class Configs:
     """What is beside the steps of a run, of which there may be several places."""
 
     def __init__(self, places: Sequence[Storage]) -> None:
-        # By session.
-        self._places = {
-            _session(name): place
-            for place in places
-            for name in place.steps().beside(CONFIGS)
-        }
-        self._known: dict[str, _Given] = {}
+        self._places = places
+        self._known: dict[str, dict[str, Any]] = {}
 
     def of(self, history: History | None) -> dict[str, Any] | None:
-        """The config of a step: what the last session was given that was given one."""
-        found = self.given(history)
-        if found is None and history is not None and history.earlier:
-            # The first sessions of a long history are not known any more.
-            end = history.sessions[0].step or 0
-            every = [self._read(session) for session in self._places]
-            before = [one for one in every if one.step <= end]
-            found = max(before, key=lambda one: one.step, default=None)
-        return None if found is None else found.config
+        """The config of a step, from the nearest place that has it intact."""
+        if history is None or history.config is None:
+            return None
+        if history.config not in self._known:
+            self._known[history.config] = json.loads(self.data(history.config))
+        return self._known[history.config]
 
-    def given(self, history: History | None) -> _Given | None:
-        """As `of`, of the sessions that the history names."""
-        for session in reversed(() if history is None else history.sessions):
-            if session.id in self._places:
-                return self._read(session.id)
-        return None
-
-    def _read(self, session: str) -> _Given:
-        if session not in self._known:
-            self._known[session] = _read(self._places[session], session)
-        return self._known[session]
-
-
-def carry_configs(
-    places: Sequence[Storage],
-    there: Storage,
-    done: set[str],
-    is_wanted: Callable[[str], bool] = lambda session: True,
-) -> None:
-    """Copy the configs beside a run to another place, those but that are `done`."""
-    for place in places:
-        stored = place.steps()
-        for name in stored.beside(CONFIGS):
-            session = _session(name)
-            if name in done or not is_wanted(session):
-                continue
+    def data(self, id: str) -> bytes:
+        """The file of a config."""
+        name = _name(id)
+        problem: Exception | None = None
+        for place in self._places:
             try:
-                given = _read(place, session)
-            except CheckpointError as e:
-                logger.warning("It stays behind: %s", e)
-                continue
-            _put(there, name, _to_bytes(session, *given))
-            done.add(name)
+                if found := parse_surely(place, name, lambda data: _check(data, id)):
+                    return found[0]
+            except (CheckpointError, OSError) as e:
+                problem = problem or e
+        if isinstance(problem, CorruptCheckpointError):
+            urls = " or ".join(repr(place.url(name)) for place in self._places)
+            raise CorruptCheckpointError(
+                f"The config in {urls} is damaged: it is not as it was written. Copy "
+                "the file from a mirror or a backup, or delete it, and a session with "
+                "this config writes it again. The steps can be restored without it."
+            ) from problem
+        if problem:
+            raise problem
+        where = " or ".join(place.url() for place in self._places) or "its run"
+        raise CorruptCheckpointError(
+            f"The config {name!r} of the step is missing in {where}. Copy the file from "
+            "a mirror or a backup. The steps can be restored without it."
+        )
+
+
+def _check(data: bytes, id: str) -> None:
+    if _id_of(data) != id:
+        raise CorruptCheckpointError("it is not as it was written")
+
+
+class ConfigWriter:
+    """Puts the configs of steps beside them, before the steps are there.
+
+    Those that it is not given come from some places.
+    """
+
+    def __init__(self, places: Sequence[Storage], there: Storage) -> None:
+        self._there = there
+        self._configs = Configs(places)
+        self._done: set[str] = set()
+
+    def put(self, history: History | None, data: bytes | None = None) -> None:
+        """Write the config of a step, unless it is there; `data`, if that is known."""
+        if history is None or (id := history.config) is None or id in self._done:
+            return
+        try:
+            data = self._configs.data(id) if data is None else data
+        except (CheckpointError, OSError) as e:
+            logger.warning("Step %d goes on without its config: %s", history.step, e)
+        else:
+            _put(self._there, _name(id), data)
+        self._done.add(id)
 
 
 def _put(there: Storage, name: str, data: bytes) -> None:
-    """Write a config, unless it is there; what is there may have been cut off."""
+    """Write a file, unless it is there; what is there may have been cut off."""
     steps = there.steps()
-    if name in steps.beside(CONFIGS):
-        if steps.read_beside(name) == data:
-            return
+    found = steps.read_beside(name)
+    if found == data:
+        return
+    if found is not None:
         steps.delete_beside([name])
-    steps.write_beside(name, data)
+    try:
+        steps.write_beside(name, data)
+    except FileExistsError:  # Somebody else writes the same.
+        return
+
+
+class GivenConfig:
+    """The config that a manager was given, if any.
+
+    **Attributes:**
+
+    - `id`: its id, or `None`.
+    """
+
+    def __init__(self, runs: Sequence[Run], given: dict[str, Any] | None) -> None:
+        self._run, self._given = runs[0], given
+        self._data = None if given is None else _to_bytes(given)
+        self.id = None if self._data is None else _id_of(self._data)
+        places = [run.place for run in runs]
+        self._configs = Configs(places)
+        # A new disk may go on from a mirror, and have none yet.
+        self._writer = ConfigWriter(places, places[0])
+        self._told: set[str] = set()
+
+    def put(self, history: History | None) -> None:
+        """Put the config of a step beside it."""
+        is_given = history is not None and history.config == self.id
+        self._writer.put(history, self._data if is_given else None)
+
+    def restored(self, history: History | None) -> None:
+        """Warn once if a step that the manager goes on from has another config."""
+        if history is None or history.config is None or self._given is None:
+            return
+        if history.config in (self.id, *self._told):
+            return
+        self._told.add(history.config)
+        try:
+            found = changes(self._configs.of(history), self._given)
+        except (CheckpointError, OSError) as e:
+            logger.warning("The config of step %d is not known: %s", history.step, e)
+            return
+        told = ", ".join(
+            f"`{printable(name)}` was {_short(a)}, and is {_short(b)}"
+            for name, (a, b) in found.items()
+        )
+        logger.warning(
+            "From step %d on, %s has another `config`: %s. The run keeps both.",
+            history.step,
+            self._run.directory,
+            told,
+        )
+
+
+def _short(value: Any) -> str:
+    text = as_json(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def config_changes(
+    histories: Mapping[int, History | None], configs: Configs
+) -> dict[int, dict[str, tuple[Any, Any]]]:
+    """How the config of each step differs from that of the step it goes on from.
+
+    Steps that go on from none of these are not in the result.
+    """
+    by_session: dict[str, dict[int, int]] = {}
+    for step, history in histories.items():
+        if history is not None:
+            by_session.setdefault(history.sessions[-1].id, {})[history.step] = step
+    found: dict[int, dict[str, tuple[Any, Any]]] = {}
+    for step, history in histories.items():
+        before = None if history is None else _goes_on_from(history, by_session)
+        if before is not None:
+            old, new = configs.of(histories[before]), configs.of(history)
+            found[step] = changes(old, new)
+    return found
+
+
+def _goes_on_from(
+    history: History, by_session: Mapping[str, Mapping[int, int]]
+) -> int | None:
+    """The last of some steps that has led to another one."""
+    end = history.step - 1
+    for session in reversed(history.sessions):
+        earlier = [n for n in by_session.get(session.id, ()) if n <= end]
+        if earlier:
+            return by_session[session.id][max(earlier)]
+        end = -1 if session.step is None else session.step
+    return None
 
 
 def damaged_configs(run: Run) -> dict[str, str]:
-    """What is wrong with the configs of a run, by path."""
+    """What is wrong with the configs that steps of a run have, by path."""
+    histories = at_once(lambda step: _history_of(run, step), run.readable_or_not())
+    ids = {history.config for history in histories.values() if history}
+    configs = Configs([run.place])
 
-    def problem(name: str) -> str:
+    def problem(id: str) -> str:
         try:
-            _read(run.place, _session(name))
-        except CorruptCheckpointError as e:
+            configs.data(id)
+        except (CheckpointError, OSError) as e:
             return str(e)
         return ""
 
-    found = at_once(problem, run.stored.beside(CONFIGS))
-    return {run.place.url(name): why for name, why in found.items() if why}
+    found = at_once(problem, sorted(id for id in ids if id))
+    return {run.place.url(_name(id)): why for id, why in found.items() if why}
+
+
+def _history_of(run: Run, step: int) -> History | None:
+    try:
+        return read_history(run.location(step))
+    except (CheckpointError, OSError):
+        return None  # Said where the step is looked at.
 
 
 def read_config(path: PathLike) -> dict[str, Any] | None:
@@ -296,7 +313,7 @@ def read_config(path: PathLike) -> dict[str, Any] | None:
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no step.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the config, or the manifest of the step, is
-        damaged.
+        damaged, or the config is missing.
 
     !!! example
 
@@ -316,7 +333,7 @@ def read_config(path: PathLike) -> dict[str, Any] | None:
         run = Run(path)
         run.at_least_one()
         return Configs([run.place]).of(run.newest_history())
-    return Configs([run_of(place)] if is_step_at(place) else []).of(history)
+    return Configs([run_of(place)] if is_step_at(place) else [place]).of(history)
 
 
 def read_config_of(runs: Sequence[Run], run: Run, step: int) -> dict[str, Any] | None:

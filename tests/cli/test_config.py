@@ -35,11 +35,11 @@ def folder(tmp_path):
 def test_ls_of_a_folder(folder, ask, data):
     _, text = ask("ls", folder)
     head, *rows = [line.split() for line in text.splitlines()]
-    names = ["optim/lr", "clip", "note", "a", "b", "optim/name", "seed"]
+    names = ["a", "b", "clip", "note", "optim/lr", "optim/name", "seed"]
     assert head == ["run", "newest", "age", "size", "steps", *names]
     assert [row[-8:] for row in rows] == [
-        ["0.2", "[1,", "2]", "\\x1b[31m", "1", "2", "adam", "0"],
-        ["1", "0.1", "-", "-", "-", "-", "adam", "0"],
+        ["1", "2", "[1,", "2]", '"\\u001b[31m"', "0.2", '"adam"', "0"],
+        ["1", "-", "-", "-", "-", "0.1", '"adam"', "0"],
         ["1", *"-------"],
     ]
     status, found = data("ls", folder)
@@ -71,7 +71,7 @@ def test_many_that_differ(tmp_path, ask):
 def test_ls_of_a_run(folder, ask, data):
     _, text = ask("ls", folder / "a")
     assert text.splitlines()[-1].endswith(
-        '[latest, optim/lr: 0.1 → 0.2, clip: - → [1, 2], note: - → "\\u001b[31m", ...]'
+        "[latest, optim/lr: 0.1 → 0.2, a: - → 1, b: - → 2, ...]"
     )
     status, found = data("ls", folder / "a")
     check("ls", found)
@@ -87,7 +87,7 @@ def test_diff(folder, ask, data):
     """Configs that differ are shown, and the checkpoints are equal all the same."""
     status, text = ask("diff", folder / "a", folder / "b")
     assert status == 0
-    assert "config optim/lr: 0.2 → 0.1\nconfig clip: [1, 2] → -\n" in text
+    assert 'config note: "\\u001b[31m" → -\nconfig optim/lr: 0.2 → 0.1\n' in text
     status, found = data("diff", folder / "a/000001", folder / "b")
     check("diff", found)
     assert (status, found["config"]) == (0, {})
@@ -110,3 +110,25 @@ def test_report(folder, tmp_path):
     alerts = eqx_ckpt.inspect.write_report(folder / "a", page, overwrite=True)
     assert len(alerts) == 2
     assert all("is damaged" in alert for alert in alerts)
+
+
+def test_long_values_leave_room(tmp_path, ask):
+    for run in ("a", "b"):
+        config = {"data": "/somewhere/" + "far/" * 40 + run, "lr": 1}
+        with CheckpointManager(tmp_path / run, config=config) as manager:
+            manager.save(1, {"w": 1}, metadata={"loss": 1})
+    _, *rows = ask("ls", tmp_path)[1].splitlines()
+    ends = ['far/a"', 'far/b"']
+    assert all(end in row for end, row in zip(ends, rows, strict=True))
+
+
+def test_a_step_goes_on_from_an_older_one(tmp_path, data):
+    """Its config is compared with that of the step that it came from."""
+    for step, before, lr in ((10, None, 1), (15, 10, 2), (20, 10, 1), (30, 15, 2)):
+        with CheckpointManager(tmp_path, config=given(lr)) as manager:
+            if before:
+                manager.restore({"w": 0}, before)
+            manager.save(step, {"w": 1})
+    steps = data("ls", tmp_path)[1]["steps"]
+    changed = {step["step"]: step["config_changes"] for step in steps}
+    assert changed == {10: {}, 15: {"optim/lr": ["1", "2"]}, 20: {}, 30: {}}

@@ -1,6 +1,5 @@
 """The config of a run: written once, and what each step was saved with."""
 
-import json
 import math
 import os
 import pathlib
@@ -197,14 +196,45 @@ def test_a_fork_has_what_led_to_it(folder: str) -> None:
 
 
 def test_a_long_history(tmp_path: pathlib.Path) -> None:
-    """A manifest names the last 32 sessions."""
+    """A manifest names the last 32 sessions, and each step its config."""
     session(tmp_path, 1, config(1))
     for step in range(2, 41):
         session(tmp_path, step, None, step - 1)
-    assert inspect.read_config(tmp_path) == config(1)
-    session(tmp_path, 41, config(1), 40)
-    assert inspect.read_config(tmp_path) == config(1)
+    session(tmp_path, 41, config(2), 39)
+    session(tmp_path, 42, None, 40)
+    session(tmp_path, 43, config(1), 42)
+    found = [inspect.read_config(tmp_path / f"{step:06}") for step in (40, 41, 42, 43)]
+    assert found == [config(1), config(2), config(1), config(1)]
     assert len(files(tmp_path)) == 2
+
+
+def test_a_new_run_where_another_was(tmp_path: pathlib.Path) -> None:
+    session(tmp_path, 100, config(1))
+    CheckpointManager(tmp_path).delete(100)
+    for step in range(1, 36):
+        session(tmp_path, step, None, step - 1 or None)
+    assert inspect.read_config(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a/b": 1}, {"a": {"b": 1}}),
+        ({"a": {"b": 1}, "a/b": 2}, {"a": {"b": 9}, "a/b": 2}),
+        ({"": {"a": 1}}, {"a": 1}),
+        ({"a": 1}, {"a": 1.0}),
+        ({"a": 1}, {"a": True}),
+        ({"a": None}, {}),
+        ({"a": 0.0}, {"a": -0.0}),
+    ],
+)
+def test_configs_that_differ(
+    tmp_path: pathlib.Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    session(tmp_path, 1, one)
+    session(tmp_path, 2, other, 1)
+    found = [inspect.read_config(tmp_path / f"00000{step}") for step in (1, 2)]
+    assert list(map(repr, found)) == list(map(repr, [one, other]))
 
 
 def test_nothing_is_written_without_one(tmp_path: pathlib.Path) -> None:
@@ -250,6 +280,7 @@ def test_numbers_of_arrays(tmp_path: pathlib.Path) -> None:
         ({"a": {"b": len}}, r"\['b'\]` is a `builtin"),
         ({"a": np.zeros(2)}, r"shape \(2,\)"),
         ({"a": "x" * 2**24}, "16 MiB are allowed"),
+        ({"a": [[[[[0] * 3 * 2**20]]]]}, "16 MiB are allowed"),
     ],
 )
 def test_what_is_refused(
@@ -264,14 +295,9 @@ def another_number(text: str) -> str:
     return text.replace("0.1", "0.2")
 
 
-def of_another_session(text: str) -> str:
-    name = json.loads(text)["session"]
-    return text.replace(name, name[::-1])
-
-
 DAMAGE: list[Callable[[str], str]] = [
     another_number,
-    of_another_session,
+    lambda text: "{}",
     lambda text: text[:-9],
     lambda text: "[1]",
     lambda text: "[" * 100_000,
@@ -298,15 +324,52 @@ def test_damage(
         assert main([str(word) for word in command]) == 1
         out, err = capsys.readouterr()
         assert "is damaged" in out + err
-    manager = CheckpointManager(run, config=config(1))
+    manager = CheckpointManager(run, config=config(2))
     assert manager.restore(LIKE) == {"w": 1}
     assert "The config of step 1 is not known" in caplog.text
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="not as it was written"):
-        manager.save(2, {"w": 2}).result()
-    one.unlink()
     manager.save(2, {"w": 2}).result()
-    assert manager.read_config(2) == config(1)
-    assert manager.read_config(1) is None
+    assert manager.read_config(2) == config(2)
+    session(run, 3, config(1), 2)
+    assert inspect.read_config(run / "000001") == config(1)
+    assert main(["verify", str(run)]) == 0
+
+
+def test_the_nearest_intact_one(tmp_path: pathlib.Path) -> None:
+    mirror = eqx_ckpt.Mirror(tmp_path / "mirror")
+    with CheckpointManager(
+        tmp_path / "run", mirror=mirror, config=config(1)
+    ) as manager:
+        manager.save(1, LIKE)
+    for place, other in (("run", "mirror"), ("mirror", "run")):
+        (one,) = files(tmp_path / place)
+        text = one.read_text()
+        one.write_text(text[:9])
+        assert manager.read_config() == manager.read_config(1) == config(1), other
+        one.write_text(text)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_new_disk_has_it(tmp_path: pathlib.Path, is_shared: bool) -> None:
+    mirror = eqx_ckpt.Mirror(tmp_path / "mirror")
+    how: dict[str, Any] = {"mirror": mirror, "shared": is_shared}
+    with CheckpointManager(tmp_path / "run", config=config(1), **how) as manager:
+        manager.save(1, {"w": 1})
+    shutil.rmtree(tmp_path / "run")
+    with CheckpointManager(tmp_path / "run", **how) as manager:
+        manager.save(2, manager.restore(LIKE))
+    assert inspect.read_config(tmp_path / "run/000002") == config(1)
+
+
+def test_one_that_is_gone(tmp_path: pathlib.Path) -> None:
+    session(tmp_path / "run", 1, config(1))
+    eqx_ckpt.sync(tmp_path / "run", tmp_path / "mirror")
+    (one,) = files(tmp_path / "mirror")
+    one.unlink()
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=one.name):
+        inspect.read_config(tmp_path / "mirror")
+    assert main(["verify", str(tmp_path / "mirror")]) == 1
+    assert eqx_ckpt.sync(tmp_path / "run", tmp_path / "mirror") == []
+    assert inspect.read_config(tmp_path / "mirror") == config(1)
 
 
 def test_what_is_damaged_stays_behind(
@@ -317,10 +380,10 @@ def test_what_is_damaged_stays_behind(
     for one in files(tmp_path / "run"):
         one.write_text(another_number(one.read_text()))
     assert eqx_ckpt.sync(tmp_path / "run", tmp_path / "mirror") == [1, 2]
-    assert "It stays behind" in caplog.text
+    assert "Step 1 goes on without its config" in caplog.text
     assert inspect.read_config(tmp_path / "mirror") == config(2)
-    with pytest.raises(eqx_ckpt.CorruptCheckpointError):
-        inspect.read_config(tmp_path / "run/000001")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="Copy the file"):
+        inspect.read_config(tmp_path / "mirror/000001")
 
 
 def test_an_upload_that_was_cut_off(tmp_path: pathlib.Path) -> None:

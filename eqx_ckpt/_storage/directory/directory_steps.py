@@ -131,6 +131,8 @@ class DirectorySteps(Steps):
         try:
             write_file(path, [value])
             fsync(path)
+        except FileExistsError:
+            raise
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(path)

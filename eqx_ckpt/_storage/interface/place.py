@@ -54,7 +54,7 @@ CONFIGS = "config."
 
 _BESIDE = {
     METRICS: re.compile(r"metrics\.[0-9a-f]{32}\.json"),
-    CONFIGS: re.compile(r"config\.[0-9a-f]{16}\.json"),
+    CONFIGS: re.compile(r"config\.[0-9a-f]{32}\.json"),
 }
 
 
