@@ -137,8 +137,8 @@ class Configs:
             raise problem
         where = " or ".join(place.url() for place in self._places) or "its run"
         raise CorruptCheckpointError(
-            f"The config {name!r} of the step is missing in {where}. Copy the file from "
-            "a mirror or a backup. The steps can be restored without it."
+            f"The config {name!r} of the step is missing in {where}. Copy the file "
+            "from a mirror or a backup. The steps can be restored without it."
         )
 
 
