@@ -23,13 +23,13 @@ BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
 .NOTPARALLEL:
-.PHONY: help demo test quick exhaustive format lint actionlint types pytest pytest-rest model simulate docs docs-publish docs-serve bench tables bench-faults release clean pythons
+.PHONY: help demo test quick exhaustive format lint actionlint types pytest pytest-rest model simulate fuzz docs docs-publish docs-serve bench tables bench-faults release clean pythons
 
 help:
 	@echo "make demo     train, save and restore a model on real images"
 	@echo "make test     everything that has to pass"
 	@echo "make quick    saves, restores and runs only: a first answer"
-	@echo "make format, lint, types, pytest, model, simulate, docs, docs-serve, bench, bench-faults, release, clean"
+	@echo "make format, lint, types, pytest, model, simulate, fuzz, docs, docs-serve, bench, bench-faults, release, clean"
 
 demo: .venv/examples
 	.venv/bin/python $(DEMO)
@@ -100,6 +100,12 @@ MINUTES ?= 10
 SEED ?= 0
 simulate: .venv/dev
 	.venv/bin/python -m tests.multiprocess.schedules --minutes $(MINUTES) --seed $(SEED)
+
+# Bytes that nobody wrote, for everything that reads them. `atheris` has wheels for Linux.
+TARGETS ?=
+fuzz: .venv/dev
+	.venv/bin/python -m pip install -qq atheris==3.0.0
+	.venv/bin/python -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
 
 docs: .venv/dev
 	.venv/bin/mkdocs build --strict

@@ -87,7 +87,7 @@ def read_npy(read: Callable[[int], bytes]) -> Npy:
     try:
         npy = Npy(fields["descr"], fields["order"] == "True", shape, 8 + width + length)
         nbytes = npy.nbytes if len(shape) <= _MAX_RANK else 2**63
-    except TypeError as e:
+    except (TypeError, SyntaxError) as e:
         raise ValueError(f"its header is {text[:200]!r} ({e})") from None
     if nbytes >= 2**62 or max(shape, default=0) >= 2**62:
         raise ValueError(f"its header is {text[:200]!r}, which is too large")

@@ -1,0 +1,35 @@
+"""What fuzzers found once, and what a few blind changes find, is read or refused."""
+
+import pytest
+
+from .corpus import CORPUS, inputs
+
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    pytest.importorskip("orbax.checkpoint")
+    pytest.importorskip("flax")
+    from .targets import targets
+
+    return targets(tmp_path_factory.mktemp("targets"))
+
+
+def test_each_corpus_has_a_target(known):
+    assert {file.stem for file in CORPUS.iterdir()} == known.keys()
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in CORPUS.iterdir()))
+def test_all_that_was_found_is_read_or_refused(known, name):
+    target = known[name]
+    before = target.file.read_bytes()
+    found = dict(inputs(name))
+    assert found
+    for entry, data in found.items():
+        try:
+            target.check(data)
+        except Exception as e:
+            raise AssertionError(f"{name}/{entry}: {data!r}") from e
+    target.check(before)
