@@ -149,7 +149,7 @@ def _foreign_directories(folder: Path) -> dict[str, Target]:
         if ocdbt:
             files.append(max((root / "d").iterdir()))
         for file in files:
-            name = "node" if file.parent.name == "d" else file.name.strip("._").lower()
+            name = "node" if file.parent.name == "d" else file.stem.strip("._").lower()
             found[f"{kind}_{name}"] = Target(file, root, read)
     return found
 
