@@ -5,7 +5,8 @@ import pytest
 from .corpus import CORPUS, inputs
 
 
-pytestmark = pytest.mark.once
+# The packages that write the files have warnings of their own.
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")
