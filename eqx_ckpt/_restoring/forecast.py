@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .._format.chunk_grid import touched
 from .._format.source import RegionRead, Source
 from .._sources.checkpoint_source import Checkpoint
+from .._sources.part_source import PartSource
 from .._storage.interface.chunk_bytes import PIECE_BYTES
 from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_parts import Part, Read
@@ -150,14 +151,18 @@ class _Counts:
     """The regions of a source that are read, in chunks."""
 
     def __init__(self, source: Source) -> None:
-        is_checkpoint = isinstance(source, Checkpoint)
-        self._waiting = 2 if is_checkpoint and source.chunks.are_values else 0
+        self._part = source if isinstance(source, PartSource) else None
+        stored = self._part.checkpoint if self._part else source
+        is_checkpoint = isinstance(stored, Checkpoint)
+        self._waiting = 2 if is_checkpoint and stored.chunks.are_values else 0
         self._decodes = not is_checkpoint
         self._largest = self.requests = 0
 
     def add(self, source: Source, windows: Iterable[list[RegionRead]]) -> None:
         for window in windows:
             asked = _asked(source, window)
+            if self._part is not None:
+                asked = [piece for read in asked for piece in self._part.asked(read)]
             chunks: dict[str, set[int]] = {}
             for name, record, region in asked:
                 shape, chunk = record.data_shape, record.chunk_shape

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -32,7 +32,7 @@ from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, check_function, IsLeaf, PathLike
 from .custom_spec_read import restore_through
 from .forecast import check_max_host_bytes, forecast
-from .leaf_reader import Arrived, assembled, How
+from .leaf_reader import Announce, Arrived, assembled, How
 from .missing_leaves import initialised
 from .read_items import USUAL
 from .transform_compute import Leaves
@@ -176,6 +176,10 @@ def tree_deserialise_leaves(
     return restored(source, request, means).tree
 
 
+# Called while something is restored; raises once that is of no use.
+Check: TypeAlias = Callable[[], None] | None
+
+
 class Means(NamedTuple):
     """How a restore goes about it; see there."""
 
@@ -183,6 +187,7 @@ class Means(NamedTuple):
     max_host_bytes: int | None
     progress: Progress
     timeout: float
+    check: Check = None
 
 
 class Restored(NamedTuple):
@@ -220,6 +225,8 @@ def _read_version(
 ) -> tuple[Source, ReadPlan, Arrived]:
     source = reading.open()
     check_is_whole(source)
+    if means.check is not None:
+        means.check()
     plan = plan_reads(source.manifest, reading.request)
     plan.check()
     limits = USUAL
@@ -228,7 +235,8 @@ def _read_version(
         limits = costs.limits(means.max_host_bytes)
     reading.agree_on(plan)
     with reporting(means.progress, plan.nbytes) as report:
-        how = How(report, means.broadcast_replicas, limits)
+        announce = _checking(report, means.check)
+        how = How(announce, means.broadcast_replicas, limits)
         leaves = Leaves(source, plan.derived, how)
         arrived = leaves.read(plan.direct)
         for part in plan.parts:
@@ -245,6 +253,19 @@ def _read_version(
         jax.block_until_ready(list(assembled(arrived).values()))
         reading.check_others()
     return source, plan, arrived
+
+
+def _checking(report: Announce | None, check: Check) -> Announce | None:
+    """A report that checks before it reports."""
+    if check is None:
+        return report
+
+    def announce(*what: Any) -> None:
+        check()
+        if report is not None:
+            report(*what)
+
+    return announce
 
 
 def restore_or_init(

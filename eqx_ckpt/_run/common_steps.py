@@ -1,7 +1,7 @@
 """The steps of which the processes of a job have the parts, each on its own disk."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._format.run_history import History, history_from_json
@@ -78,6 +78,27 @@ class CommonSteps(Run):
         parts = [step for step, held in here.items() if held.what == PART]
         return {step for step in parts if step in states and not states[step].is_step}
 
+    def why_stale(self, step: int, mirrors: Sequence[Run]) -> str | None:
+        """Why the parts of a step are not of the save that the mirrors have.
+
+        `None` if they are; `""` if no mirror has the step.
+        """
+        own = self.history(step)
+        others = {mirror: mirror.history(step) for mirror in mirrors}
+        if own in others.values():
+            return None
+        found = next(((at, of) for at, of in others.items() if of), None)
+        if own is None or found is None:
+            return ""
+        mirror, other = found
+        return (
+            f"Step {step} of the disks {_in_words(own)}, and not all processes have "
+            f"their parts of it. Step {step} in {mirror.directory!r} "
+            f"{_in_words(other)}: it is another save, and counts in place of them. "
+            "If you want what was on the disks, bring back the disk that is lost, and "
+            "restore without `mirror`. To go on from a step before both, pass `step`."
+        )
+
     def note_whole(self, step: int) -> None:
         """Note that each process has its part of a step now."""
         self._note(step, lacking=[], is_covered=True, damage="")
@@ -124,3 +145,9 @@ class CommonSteps(Run):
         self.check(step)
         if self.held(step):
             super().delete(step)
+
+
+def _in_words(history: History) -> str:
+    id, restored, _ = history.sessions[-1]
+    begun = "restored none" if restored is None else f"restored step {restored}"
+    return f"was saved in session {id}, which {begun}"

@@ -9,14 +9,17 @@ from .._distributed.jax_service import is_first
 from .._distributed.process_group import from_first, gather_errors
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._inspecting.inspect_checkpoint import verify
+from .._restoring.restore import Check
 from .._storage.calls.threads import in_thread
 from .._types import check_word
 from .tiers import Copy, Tiers
 
 
 _T = TypeVar("_T")
-_Chosen = TypeVar("_Chosen")
-_Likely = TypeVar("_Likely")
+
+
+# What was made, and the first failure of any process.
+_Tried: TypeAlias = tuple[_T | None, Exception | None]
 
 
 OnDamage: TypeAlias = Literal["raise", "fallback"]
@@ -29,7 +32,7 @@ def check_on_damage(on_damage: OnDamage) -> None:
 def resumed(
     tiers: Tiers,
     step: int | None,
-    restored: Callable[[Copy], _T],
+    restored: Callable[[Copy, Check], _T],
     on_damage: OnDamage,
     timeout: float,
 ) -> tuple[_T, list[int]]:
@@ -46,13 +49,13 @@ def resumed(
         steps = from_first(f"{call}, here", tiers.here, timeout)
         choose = ft.partial(copies_of, tiers, step, steps)
         here = Copy(steps[-1], 0) if steps else None
-    listed, tried = while_chosen(call, choose, here, restored, timeout)
-    copies = [Copy(*copy) for copy in listed]
+
+    def again(copy: Copy) -> _Tried[_T]:
+        newest = f"restore(step={copy.step}) in {tiers.directory!r}"
+        return gather_errors(newest, lambda: restored(copy, None), timeout)
+
+    copies, tried = tried_last(call, choose, here, restored, again, timeout)
     last = copies[-1]
-    if tried is None or last != here:
-        tried = None  # It may be large.
-        newest = f"restore(step={last.step}) in {tiers.directory!r}"
-        tried = gather_errors(newest, lambda: restored(last), timeout)
     result, problem = tried
     if problem is None:
         assert result is not None
@@ -62,7 +65,7 @@ def resumed(
         found = from_first(newer, lambda: tiers.copies()[-1:], timeout)
         if found and found[0][0] > last.step:
             # Another job has saved a newer step, and has removed this one.
-            return restored(Copy(*found[0])), []
+            return restored(Copy(*found[0]), None), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
     older = ft.partial(_newest_whole, tiers, copies, step)
@@ -79,28 +82,61 @@ def resumed(
         stacklevel=3,
     )
     first = copies.index(whole) + 1 if whole in copies else 0
-    return restored(whole), [copy.step for copy in copies[first:] if copy.tier == 0]
+    passed = [copy.step for copy in copies[first:] if copy.tier == 0]
+    return restored(whole, None), passed
 
 
-def while_chosen(
+class _OtherIsChosen(Exception):
+    """What is being restored is not what was chosen."""
+
+
+def tried_last(
     call: str,
-    choose: Callable[[], _Chosen],
-    likely: _Likely | None,
-    restored: Callable[[_Likely], _T],
+    choose: Callable[[], Sequence[Copy]],
+    likely: Copy | None,
+    early: Callable[[Copy, Check], _T],
+    again: Callable[[Copy], _Tried[_T]],
     timeout: float,
-) -> tuple[_Chosen, tuple[_T | None, Exception | None] | None]:
-    """What process 0 chooses, and what was restored meanwhile, or why that failed.
+) -> tuple[list[Copy], _Tried[_T]]:
+    """The copies that process 0 chooses, and what was restored of the last of them.
 
-    Mirrors take time to say what they have. Raise what `choose` raises.
+    Mirrors take time to say what they have. Meanwhile, the `likely` one is restored; if
+    it is not chosen, the last one is, `again`. Raise what `choose` raises.
     """
+    listed, tried = _while_chosen(call, choose, likely, early, timeout)
+    copies = [Copy(*copy) for copy in listed]
+    if tried is None or copies[-1] != likely:
+        tried = None  # It may be large.
+        tried = again(copies[-1])
+    return copies, tried
+
+
+def _while_chosen(
+    call: str,
+    choose: Callable[[], Sequence[Copy]],
+    likely: Copy | None,
+    early: Callable[[Copy, Check], _T],
+    timeout: float,
+) -> tuple[Sequence[Copy], _Tried[_T] | None]:
     if likely is None:
         return from_first(call, choose, timeout), None
     name = f"eqx_ckpt chooses in {call}"
-    chosen = in_thread(choose, name) if is_first() else None
-    first = f"{call}, meanwhile"
-    tried = gather_errors(first, ft.partial(restored, likely), timeout)
-    choose = choose if chosen is None else chosen.result
-    return from_first(call, choose, timeout), tried
+    answer = in_thread(choose, name) if is_first() else None
+
+    def check() -> None:
+        if answer is None or not answer.done():
+            return
+        if answer.exception() or answer.result()[-1] != likely:
+            raise _OtherIsChosen
+
+    meanwhile = f"{call}, meanwhile"
+    tried = gather_errors(meanwhile, lambda: early(likely, check), timeout)
+    choose = choose if answer is None else answer.result
+    try:
+        return from_first(call, choose, timeout), tried
+    except BaseException:
+        tried = None  # Who keeps the error would keep what was restored.
+        raise
 
 
 def copies_of(

@@ -22,7 +22,7 @@ from .._inspecting.audit import Audit, check_like, damaged, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
 from .._progress import check_progress, Progress
-from .._restoring.restore import Means, Restored, restored
+from .._restoring.restore import Check, Means, Restored, restored
 from .._saving.background_save import (
     pending_saves,
     raise_pending_failure,
@@ -395,8 +395,10 @@ class CheckpointManager:
     ) -> PyTree:
         """Restore a step, from which this manager may go on."""
 
-        def of(path: PathLike | Source, step: int) -> tuple[Restored, int]:
-            return restored(path, request, means), step
+        def of(
+            path: PathLike | Source, step: int, check: Check
+        ) -> tuple[Restored, int]:
+            return restored(path, request, means._replace(check=check)), step
 
         self._settle()
         number = None if step is None else as_step(step)

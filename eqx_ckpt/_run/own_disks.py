@@ -31,6 +31,7 @@ from .._format.source import Source
 from .._format.user_metadata import exactly, pack, unpack
 from .._inspecting.inspect_checkpoint import read_all
 from .._mirroring.mirrors import Mirrors
+from .._restoring.restore import Check
 from .._saving.save import Alone, Save
 from .._saving.step_part import plan_part
 from .._sources.checkpoint_source import Checkpoint
@@ -42,12 +43,12 @@ from .._storage.locate import locate
 from .._tree.plans.write_plan import compressed, WritePlan
 from .._types import PathLike
 from .common_steps import CommonSteps
-from .damage_fallback import copies_of, OnDamage, while_chosen
+from .damage_fallback import copies_of, OnDamage, tried_last
 from .part_repair import PartRepair
 from .shared_directory import between, How, SharedDirectory, so_far
 from .state_origin import StateOrigin
 from .step_states import WHOLE
-from .tiers import Tiers
+from .tiers import Copy, Tiers
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -124,7 +125,7 @@ class OwnDisks(SharedDirectory):
     def restore(
         self,
         step: int | None,
-        restored: Callable[[PathLike | Source, int], _T],
+        restored: Callable[[PathLike | Source, int, Check], _T],
         on_damage: OnDamage,
     ) -> tuple[_T, list[int]]:
         how = "" if step is None else f"step={step}"
@@ -132,23 +133,25 @@ class OwnDisks(SharedDirectory):
         call = self.call(f"restore({how})")
         self._agree(call)
 
-        def choose() -> list[int]:
-            return sorted({copy.step for copy in copies_of(self._agreed, step)})
+        def choose() -> list[Copy]:
+            found = copies_of(self._agreed, step)
+            return [Copy(n, 0) for n in sorted({copy.step for copy in found})]
 
-        def read(number: int) -> _T:
-            return restored(self._source(number, self._mirrors.runs), number)
+        def read(copy: Copy, check: Check) -> _T:
+            return restored(
+                self._source(copy.step, self._mirrors.runs), copy.step, check
+            )
 
-        here = self._whole_here() if step is None else None
-        numbers, early = while_chosen(
-            f"{call}, which step", choose, here, read, self.timeout
-        )
+        def again(copy: Copy) -> tuple[_T | None, Exception | None]:
+            return self._tried(call, copy.step, restored, self._mirrors.runs)
+
+        likely = self._whole_here() if step is None else None
+        which = f"{call}, which step"
+        copies, tried = tried_last(which, choose, likely, read, again, self.timeout)
         passed: dict[int, Exception] = {}
         while True:
-            number = numbers.pop()
-            if early is None or number != here:
-                early = None  # It may be large.
-                early = self._tried(call, number, restored, self._mirrors.runs)
-            (tree, problem), early = early, None
+            number = copies.pop().step
+            (tree, problem), tried = tried, None
             is_damaged = isinstance(problem, CorruptCheckpointError)
             if is_damaged and on_damage == "fallback":
                 logger.warning("Step %d is damaged: %s", number, problem)
@@ -158,9 +161,10 @@ class OwnDisks(SharedDirectory):
                 break
             if is_damaged and on_damage == "raise":
                 raise CorruptCheckpointError(f"{problem}\n{_HINT}") from problem
-            if not isinstance(problem, CorruptCheckpointError) or not numbers:
+            if not isinstance(problem, CorruptCheckpointError) or not copies:
                 raise problem
             passed[number] = problem
+            tried = again(copies[-1])
         for newer, why in passed.items():
             warnings.warn(
                 f"Step {newer} is damaged, and step {number} was restored: {why}",
@@ -169,18 +173,18 @@ class OwnDisks(SharedDirectory):
         self._passed.update(passed)
         return tree, [*passed]
 
-    def _whole_here(self) -> int | None:
+    def _whole_here(self) -> Copy | None:
         """The newest step of the disks, if each process has an undamaged part."""
         newest = self.common.latest() if self._mirrors.runs else None
         if newest is None or self.common.damage(newest):
             return None
-        return newest if self.common.is_whole(newest) else None
+        return Copy(newest, 0) if self.common.is_whole(newest) else None
 
     def _tried(
         self,
         call: str,
         step: int,
-        restored: Callable[[PathLike | Source, int], _T],
+        restored: Callable[[PathLike | Source, int, Check], _T],
         mirrors: Sequence[Run],
     ) -> tuple[_T | None, Exception | None]:
         """Restore a step, or return why that is not possible, on all processes.
@@ -196,7 +200,7 @@ class OwnDisks(SharedDirectory):
             return None, why
         return gather_errors(
             f"{call}, step {step}",
-            lambda: restored(self._source(step, mirrors), step),
+            lambda: restored(self._source(step, mirrors), step, None),
             self.timeout,
         )
 
@@ -206,19 +210,18 @@ class OwnDisks(SharedDirectory):
         No disk has the rest of it: they count as if they were lost.
         """
 
-        def are_stale() -> bool:
-            of_parts = self.common.history(step)
-            return all(of_parts != mirror.history(step) for mirror in mirrors)
-
         text = f"{call}, whose parts of step {step}"
-        if from_first(text, are_stale, self.timeout):
+        find = ft.partial(self.common.why_stale, step, mirrors)
+        if (why := from_first(text, find, self.timeout)) is not None:
             self.common.note_stale(step)
+            if why:
+                logger.warning("%s", why)
 
     def _from_others(
         self,
         call: str,
         step: int,
-        restored: Callable[[PathLike | Source, int], _T],
+        restored: Callable[[PathLike | Source, int, Check], _T],
         problem: Exception | None,
     ) -> tuple[_T | None, Exception | None]:
         """As `_tried`, once all shards that are damaged have been replaced.

@@ -14,6 +14,7 @@ from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._mirroring.mirrors import Mirrors
 from .._progress import Progress
+from .._restoring.restore import Check
 from .._saving.save import Alone, Save
 from .._steps.retention import Keep
 from .._steps.run_steps import may_be_deleted, Run
@@ -110,18 +111,18 @@ class SharedDirectory:
     def restore(
         self,
         step: int | None,
-        restored: Callable[[PathLike | Source, int], _T],
+        restored: Callable[[PathLike | Source, int, Check], _T],
         on_damage: OnDamage,
     ) -> tuple[_T, list[int]]:
         """Restore a step, or the newest; return it with those that are passed over."""
 
-        def of_copy(copy: Copy) -> _T:
-            return restored(self.tiers.path(copy), copy.step)
+        def of_copy(copy: Copy, check: Check) -> _T:
+            return restored(self.tiers.path(copy), copy.step, check)
 
         if step is None or self._mirrors.runs:
             return resumed(self.tiers, step, of_copy, on_damage, self.timeout)
         try:
-            return of_copy(Copy(step, 0)), []
+            return of_copy(Copy(step, 0), None), []
         except CheckpointNotFoundError as e:
             if is_alone():
                 raise self.run.missing(step) from e

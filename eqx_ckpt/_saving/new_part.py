@@ -111,12 +111,12 @@ class NewPart:
             self._like, own = first.part, first.own
             step = StepShards.from_text(first.step, "of another process")
         lost = old.lost(step, own, process[0])
-        self._sent = {
-            name: record
-            for parcel in parcels.values()
-            for name, record in parcel.part.leaves.items()
-            if _shard(record) in lost or old.part is None and record.path == STEP
-        }
+        self._sent: dict[str, LeafRecord] = {}
+        self._sender: dict[str, int] = {}
+        for sender, parcel in parcels.items():
+            for name, record in parcel.part.leaves.items():
+                if _shard(record) in lost or old.part is None and record.path == STEP:
+                    self._sent[name], self._sender[name] = record, sender
         arrived = {_shard(record) for record in self._sent.values()}
         self._own = old.kept()
         self._in_mirror: dict[str, tuple[LeafRecord, Block]] = {}
@@ -168,7 +168,8 @@ class NewPart:
         for process, of_process in itertools.groupby(received, lambda one: one[0]):
             buffers = (buffer for _, buffer in of_process)
             for block, array in assembled(self._parcels[process].blocks(), buffers):
-                if block[0] in self._sent and array.size:
+                # Several may send it: it is written once.
+                if self._sender.get(block[0]) == process and array.size:
                     yield _checked(block, array, process)
         for name, record in self._own.items():
             assert self._old.part is not None

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.chunk_grid import (
-    blocks,
     overlap,
     Region,
     relative,
+    shape_of,
     Start,
     start_of,
     whole,
@@ -21,8 +21,9 @@ from .._format.leaf_names import encode
 from .._format.leaf_record import LeafRecord
 from .._format.manifest import Manifest
 from .._format.manifest_parser import from_bytes
-from .._format.source import nothing, read_regions, RegionRead, Source
+from .._format.source import read_regions, RegionRead, Source
 from .._lazy import Array
+from .._storage.calls.host_memory import empty
 from .._storage.interface.place import Storage
 from .._types import Report, TypedPath
 from .checkpoint_source import Checkpoint
@@ -86,11 +87,15 @@ def _malformed(where: str, error: Exception) -> CorruptCheckpointError:
     )
 
 
-class _ShardRead(NamedTuple):
+class ShardRead(NamedTuple):
     """A request for what one shard has of a region, and where in that it belongs."""
 
     read: RegionRead
     at: Region
+
+
+# A request, and what makes its region.
+Made: TypeAlias = tuple[RegionRead, Sequence[ShardRead]]
 
 
 class StepPart(Source):
@@ -102,7 +107,9 @@ class StepPart(Source):
     - `part`: which part it is.
     - `step`: what it says of the step.
     - `manifest`: of the whole step, without checksums.
-    - `shards`: of each leaf, the regions that are here, and the names of their arrays.
+    - `shards`: of each leaf, the regions that are here, by where they start, and the
+        names of their arrays.
+    - `own`: the shards of what each process has for itself, which are alike in all.
     """
 
     def __init__(self, place: Storage) -> None:
@@ -119,7 +126,10 @@ class StepPart(Source):
                     self.shards.setdefault(leaf, []).append((region, name))
         except _MALFORMED as e:
             raise _malformed(str(place), e) from None
+        for shards in self.shards.values():
+            shards.sort(key=lambda shard: start_of(shard[0]))
         self.step = StepShards.from_text(text, str(place))
+        self._check_shards()
         self._manifest = replace(
             self.step.manifest,
             metadata=found.manifest.metadata,
@@ -134,34 +144,52 @@ class StepPart(Source):
         (data,) = read_regions(self.checkpoint, [read])
         return data.tobytes().decode()
 
+    def _check_shards(self) -> None:
+        """Raise unless the arrays are the shards of this process that its step has."""
+        holders, index = self.step.holders, self.part.process
+        for leaf in {**self.shards, **holders}:
+            shards = self.shards.get(leaf, [])
+            record = self.step.manifest.leaves.get(leaf)
+            stored = self.checkpoint.manifest.leaves
+            is_wrong = (
+                record is None
+                or not record.is_array
+                or any(stored[n].data_type != record.data_type for _, n in shards)
+                or not _fit([region for region, _ in shards], record.data_shape)
+            )
+            if leaf in holders and not is_wrong:
+                expected = [region for region, of in holders[leaf] if index in of]
+                found = [region for region, _ in shards]
+                is_wrong = sorted(map(_spans, expected)) != [*map(_spans, found)]
+            if is_wrong:
+                raise CorruptCheckpointError(
+                    f"{self} is damaged: its arrays are not the shards of leaf "
+                    f"{leaf!r} that its step has in this process."
+                )
+
     @property
     def manifest(self) -> Manifest:
         return self._manifest
 
     @property
     def own(self) -> dict[str, list[Region]]:
-        """The shards of what each process has for itself, which are alike in all."""
         return {
             leaf: [region for region, _ in shards]
             for leaf, shards in self.shards.items()
             if leaf not in self.step.holders
         }
 
-    def has(self, read: RegionRead) -> bool:
-        """Whether the shards that are here make a region."""
-        found = sum(math.prod(one.read.shape) for one in self._find(read))
-        return found == math.prod(read.shape)
-
-    def _find(self, read: RegionRead) -> list[_ShardRead]:
-        """What each shard has of a region. Shards do not overlap."""
-        found: list[_ShardRead] = []
+    def find(self, read: RegionRead) -> list[ShardRead] | None:
+        """What makes a region, if the shards that are here do. They do not overlap."""
+        found: list[ShardRead] = []
         for region, name in self.shards.get(read.name, ()):
             common = overlap(region, read.region)
             if all(span.start < span.stop for span in common):
                 record = self.checkpoint.manifest.leaves[name]
                 here = RegionRead(name, record, relative(common, region))
-                found.append(_ShardRead(here, relative(common, read.region)))
-        return found
+                found.append(ShardRead(here, relative(common, read.region)))
+        nbytes = sum(math.prod(one.read.shape) for one in found)
+        return found if nbytes == math.prod(read.shape) else None
 
     def read(
         self,
@@ -169,43 +197,34 @@ class StepPart(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[Array]:
-        """As of any source; only what `has` says is here."""
-        found = [self._find(read) for read in reads]
-        leaf_of = {
-            one.read.name: read.name
-            for read, pieces in zip(reads, found, strict=True)
-            for one in pieces
-        }
-        damaged: dict[str, str] = {}
-        told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
-        alone = [pieces[0].read for pieces in found if len(pieces) == 1]
-        arrays = iter(self.checkpoint.read(alone, damaged, told))
-        made = [
-            next(arrays)
-            if len(pieces) == 1
-            else self._joined(read, pieces, damaged, told)
-            for read, pieces in zip(reads, found, strict=True)
-        ]
-        damage.update((leaf_of[name], why) for name, why in damaged.items())
-        return made
+        """As of any source; what is not here counts as damaged."""
+        found = [(read, self.find(read)) for read in reads]
+        lacking = {read.name for read, shards in found if shards is None}
+        damage.update(dict.fromkeys(lacking, "not all of it is on this disk"))
+        made = [(read, shards or ()) for read, shards in found]
+        return self.read_made(made, damage, report)
 
-    def _joined(
+    def read_made(
         self,
-        read: RegionRead,
-        pieces: Sequence[_ShardRead],
-        damaged: dict[str, str],
-        report: Report | None,
-    ) -> Array:
-        """A region that is made of several shards."""
-        array = nothing(read)
-        for (name, record, region), at in pieces:
-            target = array[(*at, ...)]
-            # Little at a time: what is read is a copy.
-            for block in blocks(region, record.chunk_shape, record.itemsize):
-                asked = RegionRead(name, record, block)
-                (part,) = self.checkpoint.read([asked], damaged, report)
-                target[(*relative(block, region), ...)] = part
-        return array
+        made: Sequence[Made],
+        damage: dict[str, str],
+        report: Report | None = None,
+    ) -> list[Array]:
+        """As `read`, once `find` has said what makes each region."""
+        arrays = [empty(read.shape, read.record.data_type) for read, _ in made]
+        pieces: list[RegionRead] = []
+        targets: list[Array] = []
+        leaf_of: dict[str, str] = {}
+        for (read, shards), array in zip(made, arrays, strict=True):
+            for piece, at in shards:
+                pieces.append(piece)
+                targets.append(array[(*at, ...)])
+                leaf_of[piece.name] = read.name
+        told = report and (lambda name, nbytes: report(leaf_of[name], nbytes))
+        damaged: dict[str, str] = {}
+        self.checkpoint.read_into(pieces, targets, damaged, told)
+        damage.update((leaf_of[name], why) for name, why in damaged.items())
+        return arrays
 
     @property
     def has_checksums(self) -> bool:
@@ -233,6 +252,25 @@ def shard_path(leaf: LeafRecord, region: Region) -> TypedPath:
     """The path of the array of a shard."""
     start = BEGIN + ".".join(map(str, start_of(region)))
     return (*SHARDS, *leaf.path, ("key", start))
+
+
+def _spans(region: Region) -> list[tuple[int, int]]:
+    return [(span.start, span.stop) for span in region]
+
+
+def _fit(regions: Sequence[Region], shape: Sequence[int]) -> bool:
+    """Whether regions are different cells of one grid, inside an array."""
+    cells = {(start_of(region), shape_of(region)) for region in regions}
+    if len(cells) < len(regions) or len({cell for _, cell in cells}) > 1:
+        return False
+    return all(
+        len(start) == len(shape)
+        and all(
+            i >= 0 and i + n <= size and i % max(1, n) == 0
+            for i, n, size in zip(start, cell, shape, strict=True)
+        )
+        for start, cell in cells
+    )
 
 
 def _holders(said: Any) -> dict[str, Holders]:
@@ -287,18 +325,42 @@ class PartSource(Source):
         damage: dict[str, str],
         report: Report | None = None,
     ) -> list[Array]:
+        here, there = self._divided(reads)
+        arrays: dict[int, Array] = {}
+        if here:
+            part = self._part()
+            assert part is not None
+            read = part.read_made([*here.values()], damage, report)
+            arrays |= zip(here, read, strict=True)
+        if there:
+            first = next(iter(there.values()))
+            found = self._in_mirror(first.name).read([*there.values()], damage, report)
+            arrays |= zip(there, found, strict=True)
+        return [arrays[i] for i in range(len(reads))]
+
+    def asked(self, read: RegionRead) -> list[RegionRead]:
+        """What is read for a region, of the part or of the mirror."""
+        here, there = self._divided([read])
+        return [piece.read for _, shards in here.values() for piece in shards] + [
+            *there.values()
+        ]
+
+    def _divided(
+        self, reads: Sequence[RegionRead]
+    ) -> tuple[dict[int, Made], dict[int, RegionRead]]:
+        """Of requests, by their numbers: what is here, and what the mirror is asked."""
         part = self._part()
-        is_here = [part is not None and part.has(read) for read in reads]
-        here = [read for read, is_one in zip(reads, is_here, strict=True) if is_one]
-        rest = [read for read, is_one in zip(reads, is_here, strict=True) if not is_one]
-        of_part = of_mirror = iter(())
-        if part is not None:
-            of_part = iter(part.read(here, damage, report))
-        if rest:
-            whole = self._in_mirror(rest[0].name)
-            wanted = [_of(whole, read) for read in rest]
-            of_mirror = iter(whole.read(wanted, damage, report))
-        return [next(of_part if is_one else of_mirror) for is_one in is_here]
+        here: dict[int, Made] = {}
+        there: dict[int, RegionRead] = {}
+        for i, read in enumerate(reads):
+            shards = None if part is None else part.find(read)
+            if shards is None:
+                whole = self._in_mirror(read.name)
+                record = whole.manifest.leaves[read.name]
+                there[i] = read._replace(record=record)
+            else:
+                here[i] = read, shards
+        return here, there
 
     def _in_mirror(self, leaf: str) -> Checkpoint:
         """The step in a mirror; raise if there is none that has what is not here."""
@@ -318,8 +380,3 @@ class PartSource(Source):
 
     def __str__(self) -> str:
         return f"step {self._step} (of which each process has a part)"
-
-
-def _of(found: Checkpoint, read: RegionRead) -> RegionRead:
-    """The same request to another copy of the step."""
-    return read._replace(record=found.manifest.leaves[read.name])

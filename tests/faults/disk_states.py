@@ -1,12 +1,15 @@
 """Each state that the disks of two processes may have of a step; run in both."""
 
+import contextlib
 import errno
+import io
 import itertools
+import logging
 import os
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -17,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import eqx_ckpt
 from eqx_ckpt._run import step_states
 
+from . import lost_parts
 from .failing_jobs import caught
 from .lost_parts import disk, manager
 from .programs import shared
@@ -140,13 +144,16 @@ def _check(place: str, case: Case, *, audits: bool) -> None:
             replayed = tree(then.value, is_everywhere=is_everywhere)
             assert one.audit(lambda state, step: replayed, like, 1, 2).steps == (2,)
         how = {"on_damage": "fallback"} if then.is_damaged else {}
-        with warnings.catch_warnings(record=True) as warned:
+        with warnings.catch_warnings(record=True) as warned, logged() as said:
             warnings.simplefilter("always")
             found = one.restore(like, **how)
         assert (found["n"] == then.value).all(), found
         assert all((s.data == then.value).all() for s in found["w"].addressable_shards)
         falls_back = is_newest and then.value == OLDER
         assert any("Step 2 is damaged" in str(w.message) for w in warned) == falls_back
+        # Of two saves of a step, one was chosen.
+        is_other = then.value == NEW and "stale" in case.states and not then.is_step
+        assert ("it is another save" in said.getvalue()) == is_other, said.getvalue()
         before = _steps(here)
         one.save(3, like).result()
         gone = {2} if then.is_useless else set[int]()
@@ -155,6 +162,18 @@ def _check(place: str, case: Case, *, audits: bool) -> None:
             one.delete(2)
         assert 2 not in _steps(here)
         assert one.latest() == 3
+
+
+@contextlib.contextmanager
+def logged() -> Generator[io.StringIO]:
+    """What is logged meanwhile."""
+    text = io.StringIO()
+    handler, logger = logging.StreamHandler(text), logging.getLogger("eqx_ckpt")
+    logger.addHandler(handler)
+    try:
+        yield text
+    finally:
+        logger.removeHandler(handler)
 
 
 def _save_and_spoil(
@@ -185,7 +204,7 @@ def _save_and_spoil(
 def keep_an_earlier_part(place: str) -> tuple[int | None, float]:
     """Process 2 has an earlier part of step 2; return the newest, and its value."""
     step = disk(place) / "000002"
-    mesh = jax.make_mesh((3,), ("x",))
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
 
     def state(value: float) -> dict[str, Any]:
         data = np.full(3, value, np.float32)
@@ -201,6 +220,12 @@ def keep_an_earlier_part(place: str) -> tuple[int | None, float]:
         shutil.move(step.with_name("stale"), step)
     with manager(place) as one:
         return one.latest(), one.restore(state(0.0))["n"]
+
+
+def lose_of_three(place: str) -> tuple[tuple[int | None, float], Any]:
+    """What each process sees if one of three has lost something."""
+    seen = keep_an_earlier_part(f"{place}/earlier")
+    return seen, lost_parts.lose_beside_a_repaired_part(f"{place}/repaired")
 
 
 def _unreadable(is_here: bool) -> Any:

@@ -409,6 +409,25 @@ def lose_unevenly(place: str) -> list[Any]:
     return seen
 
 
+def lose_beside_a_repaired_part(place: str) -> Any:
+    """Process 1 repairs a shard, and then process 2 loses its disk.
+
+    The repaired part has its arrays in another order than that of process 0.
+    """
+    expected = {"halves": halves(np.arange(8.0))}
+    saved(place, expected, 1, is_mirrored=False)
+    if jax.process_index() == 1:
+        _damage(place, 1, "halves", 1)
+    with manager(place) as one:
+        assert_same(one.restore(expected, on_damage="fallback"), expected)
+    if jax.process_index() == 2:
+        shutil.rmtree(disk(place))
+    with manager(place) as one:
+        error = caught(lambda: assert_same(one.restore(expected), expected))
+        assert one.latest() == 1
+    return error
+
+
 def train_incrementally(place: str, seed: int) -> dict[tuple[int, ...], int]:
     """Change leaves, save, and lose disks at random; count the losses.
 

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -619,3 +620,88 @@ def test_a_step_that_is_saved_while_the_run_is_listed(
         saved.set()
         assert manager.uploads()[1].result(PATIENCE) is None
         assert manager.mirrored() == [1]
+
+
+def _await_choice() -> None:
+    """Wait until it is chosen which step is restored."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("eqx_ckpt chooses"):
+            thread.join(PATIENCE)
+
+
+@pytest.fixture
+def behind(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A run whose mirror has a newer step than its directory."""
+    with CheckpointManager(tmp_path / "l", mirror=Mirror(tmp_path / "m")) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step)).result()
+            assert manager.uploads()[step].result(PATIENCE) is None
+    shutil.rmtree(tmp_path / "l/000002")
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+@pytest.mark.parametrize("moment", ["opened", "read"])
+def test_an_older_step_here_holds_up_no_restore(behind, monkeypatch, moment, is_down):
+    """It is given up once a mirror has answered that it has a newer one, or cannot."""
+    opened, listed, told = Checkpoint.__init__, Run.readable_or_not, list[str]()
+
+    def open_late(self: Checkpoint, path: Any) -> None:
+        opened(self, path)
+        if moment == "opened" and str(self).endswith("l/000001'"):
+            _await_choice()
+
+    def fail(self: Run) -> list[int]:
+        if is_down and str(self.directory).endswith("/m"):
+            raise OSError("down")
+        return listed(self)
+
+    def progress(phase: str, leaf: str, done: int, total: int) -> None:
+        told.append(leaf)
+        if moment == "read":
+            _await_choice()
+
+    how = {"mirror": Mirror(behind / "m"), "progress": progress}
+    with (
+        CheckpointManager(behind / "l", **how) as manager,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(Checkpoint, "__init__", open_late)
+        patched.setattr(Run, "readable_or_not", fail)
+        if is_down:
+            with pytest.raises(OSError, match="down"):
+                manager.restore(state(0))
+        else:
+            assert_same(manager.restore(state(0)), state(2))
+    # Each array has one chunk; then, all are placed.
+    of_step_1 = 1 if moment == "read" else 0
+    assert len(told) <= of_step_1 + (0 if is_down else 3), told
+
+
+def test_an_error_of_a_mirror_keeps_nothing_that_was_restored(behind, monkeypatch):
+    listed, read = Run.readable_or_not, list[weakref.ref[Any]]()
+    is_read = threading.Event()
+
+    def fail(self: Run) -> list[int]:
+        if str(self.directory).endswith("/m"):
+            assert is_read.wait(PATIENCE)
+            raise OSError("down")
+        return listed(self)
+
+    def spec(f: Any, leaf: Any) -> Any:
+        value = eqx_ckpt.default_deserialise_filter_spec(f, leaf)
+        if isinstance(value, np.ndarray):
+            read.append(weakref.ref(value))
+            if len(read) == 2:
+                is_read.set()
+        return value
+
+    with (
+        CheckpointManager(behind / "l", mirror=Mirror(behind / "m")) as manager,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(Run, "readable_or_not", fail)
+        with pytest.raises(OSError, match="down") as error:
+            manager.restore(state(0), filter_spec=spec)
+    assert len(read) == 2
+    assert [ref() for ref in read] == [None, None], error

@@ -16,6 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._mirroring.uploads import Uploads
+from eqx_ckpt._run import own_disks
+from eqx_ckpt._saving.step_part import plan_part
+from eqx_ckpt._storage.chunks import chunk_reads
 from faults.manifests import edited
 from helpers import assert_same
 
@@ -155,6 +158,109 @@ def test_damage(tmp_path, caplog):
         chunk.write_bytes(bytes(chunk.stat().st_size))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="and no mirror has"):
             alone.restore(arrays(1), on_damage="fallback")
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "empty", "changed"])
+def test_damage_to_shards_that_make_a_region(tmp_path, how):
+    """It is the same error, and the same fallback, whatever the shardings."""
+    saved = {"both": tree()["both"], "same": tree()["same"]}
+    mesh = saved["both"].sharding.mesh
+    specs = [P("x", "y"), P(), P("y", "x"), P(None, ("x", "y")), P("x")]
+    for number, spec in enumerate(specs):
+        place = tmp_path / str(number)
+        codec = (None, "zstd")[number % 2]
+        both = jax.device_put(saved["both"], NamedSharding(mesh, spec))
+        like = saved | {"both": both * 0}
+        with manager(place, compression=codec) as one:
+            one.save(1, saved).result()
+            assert one.uploads()[1].result(PATIENCE) is None
+            _spoil(place / "here/000001/shards/both/at4.0/c.0.0", how)
+            words = "leaves are not what was saved:\n- 'both': shards/both/at4.0/c.0.0"
+            with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=words):
+                one.restore(like)
+            assert_same(one.restore(like, on_damage="fallback"), saved | {"both": both})
+        assert eqx_ckpt.inspect.verify(place / "here/000001")
+
+
+def _spoil(chunk: pathlib.Path, how: str) -> None:
+    data = bytearray(chunk.read_bytes())
+    data[3] ^= 1
+    chunk.unlink()
+    if how != "missing":
+        chunk.write_bytes({"short": data[:5], "empty": b""}.get(how, data))
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_each_chunk_is_read_once(tmp_path, codec):
+    """Whatever regions its shard is a part of, and into their memory."""
+    saved = {name: tree(by)["both"] for by, name in enumerate("abc")}
+    mesh = saved["a"].sharding.mesh
+    with manager(tmp_path, compression=codec) as one:
+        one.save(1, saved).result()
+        assert one.uploads()[1].result(PATIENCE) is None
+        for spec in (P(), P("y", "x"), P(None, ("x", "y"))):
+            like = jax.device_put(saved, NamedSharding(mesh, spec))
+            read, place = list[str](), chunk_reads.place
+
+            def spy(chunk: Any, *others: Any, read=read, place=place) -> None:
+                if chunk.name != "step":  # What its part says of the step.
+                    read.append(chunk.key)
+                place(chunk, *others)
+
+            with mock.patch.object(chunk_reads, "place", spy):
+                assert_same(one.restore(like, max_host_bytes=2**20), like)
+            keys = [f"at{i}.{j}" for i in (0, 4) for j in (0, 4)]
+            chunks = [f"shards/{name}/{key}/c.0.0" for name in saved for key in keys]
+            assert sorted(read) == sorted(chunks)
+
+
+CRAFTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "overlap": ("at0.2", {}),
+    "not in the grid": ("at1.4", {}),
+    "outside": ("at0.8", {}),
+    "twice": ("at00.0", {}),
+    "dtype": ("at0.4", {"dtype": "int32"}),
+    "axes": ("at0", {"shape": [16], "chunk_shape": [16]}),
+    "other leaf": ("", {}),
+}
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+@pytest.mark.parametrize("what", [*CRAFTED, "lacking"])
+def test_a_part_that_is_not_that_of_its_step(tmp_path, what, is_global):
+    """Nothing is returned that no shard has, and nothing is cast."""
+    places = {"both": 0} if is_global else {}
+
+    def plan(step: Any, _: Any, layout: Any) -> Any:
+        return plan_part(step, places, layout)
+
+    saved = {"both": tree()["both"], "same": tree()["same"]}
+    with mock.patch.object(own_disks, "plan_part", plan), manager(tmp_path) as one:
+        one.save(1, saved).result()
+        assert one.uploads()[1].result(PATIENCE) is None
+    here = tmp_path / "here/000001"
+
+    def edit(content: dict[str, Any]) -> None:
+        record = content["leaves"].pop("shards/both/at0.4")
+        if what == "lacking":
+            return
+        at, changes = CRAFTED[what]
+        leaf = "both" if at else "none"
+        record["path"] = [["key", key] for key in ("shards", leaf, at or "at0.4")]
+        name = f"shards/{leaf}/{at or 'at0.4'}"
+        content["leaves"][name] = record | changes
+
+    manifest = here / "zarr.json"
+    manifest.write_bytes(edited(manifest.read_bytes(), edit))
+    with eqx_ckpt.CheckpointManager(tmp_path / "here", shared=False) as one:
+        like = {"both": np.zeros((8, 8), np.float32), "same": saved["same"]}
+        with pytest.raises(eqx_ckpt.CheckpointError) as e:
+            one.restore(like)
+        is_known = what != "lacking" or is_global
+        assert isinstance(e.value, eqx_ckpt.CorruptCheckpointError) == is_known
+    if is_known:
+        with manager(tmp_path) as one:
+            assert_same(one.restore(saved, on_damage="fallback"), saved)
 
 
 def test_damage_in_a_mirror(tmp_path):

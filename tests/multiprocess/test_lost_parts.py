@@ -41,10 +41,13 @@ def test_each_state_of_two_disks(zygote: Zygote, disk: pathlib.Path, part: int) 
     assert first == second == [str(case) for case in disk_states.cases()][part::3]
 
 
-def test_three_disks_of_two_saves(zygote: Zygote, disk: pathlib.Path) -> None:
-    """What a killed save has left on one disk hides none that two have."""
-    args = (3, 1, disk_states.keep_an_earlier_part, str(disk))
-    assert zygote.call(jobs.values, *args) == [(2, 2.0)] * 3
+def test_three_disks(zygote: Zygote, disk: pathlib.Path) -> None:
+    """What a killed save has left on one disk hides none that two have.
+
+    What one disk has lost, one of the two others sends, also if that was repaired.
+    """
+    args = (3, 2, disk_states.lose_of_three, str(disk))
+    assert zygote.call(jobs.values, *args) == [((2, 2.0), ("", ""))] * 3
 
 
 @pytest.mark.parametrize(

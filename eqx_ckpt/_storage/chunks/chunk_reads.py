@@ -35,8 +35,8 @@ def read_chunks(
     """Read regions of arrays into buffers that JAX takes over without a copy.
 
     The problem with a damaged leaf is put into `damage` under its name; its array must
-    not be used. `arrived` is called with what was read. `targets`: contiguous arrays to
-    read into, in place of new ones.
+    not be used. `arrived` is called with what was read. `targets`: arrays to read
+    into, in place of new ones, which may be parts of larger ones.
     """
     reading = _Reading(reads, damage, targets or [None] * len(reads))
     problem = chunks.problem()

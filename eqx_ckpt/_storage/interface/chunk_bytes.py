@@ -263,7 +263,8 @@ class _Reader:
 def _run(chunk: Chunk, region: Region, array: Array) -> tuple[int, memoryview] | None:
     """The offset of a region in a chunk, and its memory, if both are contiguous."""
     record = chunk.record
-    if record.data_shape == record.chunk_shape == array.shape:
+    is_whole = record.data_shape == record.chunk_shape == array.shape
+    if is_whole and array.flags.c_contiguous:
         return 0, _memory(array)
     common = overlap(chunk.region, region)
     start = run_start(relative(common, chunk.region), record.chunk_shape)

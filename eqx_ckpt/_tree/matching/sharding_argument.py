@@ -98,7 +98,7 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
             if isinstance(target, PartitionSpec):
                 way = f": return `NamedSharding(mesh, {target})`"
             return Place(None, problem=f"{target!r} was returned for it{way}")
-    if isinstance(like, jax.Array) and not like.committed and target is None:
+    if target is None and isinstance(like, jax.Array) and not like.committed:
         return _ANYWHERE
     if isinstance(target, Mesh):
         sharding, dropped = _as_saved(target, record)
