@@ -1,12 +1,16 @@
 """The steps of which the processes of a job have the parts, each on its own disk."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._format.run_history import History, history_from_json
 from .._steps.run_steps import Run
 from .step_states import Combine, Held, held_at, PART, states_of, StepState
+
+
+logger = logging.getLogger("eqx_ckpt")
 
 
 class CommonSteps(Run):
@@ -103,8 +107,10 @@ class CommonSteps(Run):
         """Note that each process has its part of a step now."""
         self._note(step, lacking=[], is_covered=True, damage="")
 
-    def note_stale(self, step: int) -> None:
-        """Note that no parts of a step count."""
+    def note_stale(self, step: int, why: str) -> None:
+        """Note that no parts of a step count, and warn of it if the mirrors have it."""
+        if why:
+            logger.warning("%s", why)
         self._note(step, id="", history="")
 
     def _note(self, step: int, **now: Any) -> None:

@@ -146,8 +146,9 @@ class OwnDisks(SharedDirectory):
             return self._tried(call, copy.step, restored, self._mirrors.runs)
 
         likely = self._whole_here() if step is None else None
-        which = f"{call}, which step"
-        copies, tried = tried_last(which, choose, likely, read, again, self.timeout)
+        copies, tried = tried_last(
+            f"{call}, which step", choose, likely, read, again, self.timeout
+        )
         passed: dict[int, Exception] = {}
         while True:
             number = copies.pop().step
@@ -210,12 +211,13 @@ class OwnDisks(SharedDirectory):
         No disk has the rest of it: they count as if they were lost.
         """
 
-        text = f"{call}, whose parts of step {step}"
-        find = ft.partial(self.common.why_stale, step, mirrors)
-        if (why := from_first(text, find, self.timeout)) is not None:
-            self.common.note_stale(step)
-            if why:
-                logger.warning("%s", why)
+        why = from_first(
+            f"{call}, whose parts of step {step}",
+            ft.partial(self.common.why_stale, step, mirrors),
+            self.timeout,
+        )
+        if why is not None:
+            self.common.note_stale(step, why)
 
     def _from_others(
         self,
