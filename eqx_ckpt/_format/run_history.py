@@ -176,6 +176,13 @@ def continued(history: History, session: Session) -> History:
     return replace(history, sessions=kept, earlier=earlier)
 
 
+def last_sessions(history: History, count: int) -> History:
+    """The history of the same step that names only its last sessions."""
+    before = max(len(history.sessions) - count, 0)
+    sessions = history.sessions[before:]
+    return replace(history, sessions=sessions, earlier=history.earlier + before)
+
+
 def forked(history: History | None, run: str, step: int, session: Session) -> History:
     """The history of the first step of a run that begins with a step of another one.
 

@@ -1,63 +1,119 @@
-"""Whether the steps in two places came from one another."""
+"""Whether the steps in two places came from one another.
 
-from collections.abc import Mapping
+Two histories that are more than 32 sessions apart do not tell it alone: the steps in
+between do. Where these are gone, it is enough that one may have led to the other.
+"""
+
+from collections.abc import Collection, Mapping
 
 from .._errors import CheckpointError
-from .._format.run_history import History
-from .._steps.compare_histories import relations
+from .._format.run_history import History, last_sessions
+from .._steps.compare_histories import Line, Sessions
 from .._steps.run_steps import Run
+from .._storage.calls.threads import at_once
 
 
 class OtherHistory(CheckpointError):
     """Two steps did not come from one another."""
 
 
-def check_histories(newest: Mapping[Run, int]) -> None:
-    """Raise if two steps, each of a place, did not come from one another."""
-    if len(newest) < 2:
-        return
-    found: list[tuple[Run, int, History]] = []
-    for run, step in newest.items():
-        history = run.history(step)
-        if history is None:
-            continue
-        for other, older, before in found:
-            if why := difference(before, history):
-                raise OtherHistory(
-                    f"Step {older} in {other.directory!r} and step {step} in "
-                    f"{run.directory!r} are of different histories: {why}. Nothing "
-                    "was chosen. To go on from one of them, delete the steps of the "
-                    "other one, use one of the two places alone, or pass another "
-                    "`mirror`."
-                )
-        found.append((run, step, history))
+class Between:
+    """Compares the newest steps of several places, and reads each other step once."""
+
+    def __init__(self) -> None:
+        self._sessions = Sessions()
+        self._read: set[tuple[str, int]] = set()
+
+    def check(self, newest: Mapping[Run, int]) -> None:
+        """Raise if two steps, each of a place, did not come from one another."""
+        if len(newest) < 2:
+            return
+        found: list[tuple[Run, int, History]] = []
+        for run, step in newest.items():
+            history = run.history(step)
+            if history is None:
+                continue
+            self._sessions.add(history)
+            for other, older, before in found:
+                if why := self._difference(newest, history, before):
+                    raise OtherHistory(
+                        f"Step {older} in {other.directory!r} and step {step} in "
+                        f"{run.directory!r} are of different histories: {why}. Nothing "
+                        "was chosen. To go on from one of them, delete the steps of "
+                        "the other one, use one of the two places alone, or pass "
+                        "another `mirror`."
+                    )
+            found.append((run, step, history))
+
+    def _difference(self, runs: Collection[Run], one: History, other: History) -> str:
+        if Line(self._sessions, one).relation(other).kind == "unknown":
+            first, last = sorted((one.step, other.step))
+            for run in runs:
+                self._read_between(run, first, last)
+        return _difference(Line(self._sessions, one), one, other)
+
+    def _read_between(self, run: Run, first: int, last: int) -> None:
+        steps = [
+            step
+            for step in run.readable_or_not()
+            if first < step < last and (run.directory, step) not in self._read
+        ]
+        for step, history in at_once(run.history, steps).items():
+            self._read.add((run.directory, step))
+            if history is not None:
+                self._sessions.add(history)
 
 
-def difference(one: History, other: History) -> str:
-    """Why two steps did not come from one another, or `''`."""
-    if one == other:
+class Beside:
+    """Compares steps with all others in a mirror, and reads each of these once."""
+
+    def __init__(self, mirror: Run) -> None:
+        self._mirror = mirror
+        self._sessions = Sessions()
+        # Of each step the end of its history, if it has one.
+        self._ends: dict[int, History | None] = {}
+
+    def check(self, step: int, history: History) -> None:
+        """Raise if a step and another one there did not come from one another."""
+        others = [other for other in self._mirror.readable_or_not() if other != step]
+        self._read([other for other in others if other not in self._ends])
+        self._sessions.add(history)
+        if self._unlike(others, history):
+            self._read(others)  # Some may have been replaced meanwhile.
+        for other, why in self._unlike(others, history).items():
+            raise OtherHistory(
+                f"Step {step} does not belong to the steps in "
+                f"{self._mirror.directory!r}: step {other} there is of a different "
+                f"history ({why}). It was not uploaded. To go on with one of them, "
+                "delete the steps of the other one, or pass another `mirror`. A "
+                "training that goes on from a step has to restore it with the manager "
+                "that saves."
+            )
+
+    def note(self, step: int, history: History) -> None:
+        """Note the history of a step that is there now."""
+        self._sessions.add(history)
+        self._ends[step] = last_sessions(history, 1)
+
+    def _read(self, steps: Collection[int]) -> None:
+        for step, history in at_once(self._mirror.history, steps).items():
+            self._ends[step] = None
+            if history is not None:
+                self.note(step, history)
+
+    def _unlike(self, steps: Collection[int], history: History) -> dict[int, str]:
+        """Those that did not come from a step, nor it from them, and why."""
+        line = Line(self._sessions, history)
+        ends = {step: end for step in steps if (end := self._ends[step]) is not None}
+        found = {step: _difference(line, history, end) for step, end in ends.items()}
+        return {step: why for step, why in found.items() if why}
+
+
+def _difference(line: Line, one: History, other: History) -> str:
+    """Why two steps did not come from one another, or `''`. The line is that of one."""
+    if last_sessions(one, 1) == last_sessions(other, 1):
         return ""
     if one.step == other.step:
         return f"both were saved as step {one.step}, and not once"
-    found = relations({one.step: one, other.step: other})
-    return str(found[min(found)])
-
-
-def check_beside(mirror: Run, step: int, history: History, related: set[int]) -> None:
-    """Raise if a step in a mirror and another one there did not come from one another.
-
-    Those that are known to be `related` are not read again.
-    """
-    for other in mirror.readable_or_not():
-        if other == step or other in related:
-            continue
-        found = mirror.history(other)
-        if found is not None and (why := difference(found, history)):
-            raise OtherHistory(
-                f"Step {step} does not belong to the steps in {mirror.directory!r}: "
-                f"step {other} there is of a different history ({why}). It was not "
-                "uploaded. To go on with one of them, delete the steps of the other "
-                "one, or pass another `mirror`. A training that goes on from a step "
-                "has to restore it with the manager that saves."
-            )
-        related.add(other)
+    relation = line.relation(other)
+    return "" if relation.kind == "unknown" else str(relation)

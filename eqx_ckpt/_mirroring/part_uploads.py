@@ -68,10 +68,10 @@ class PartUploads(Uploads):
         history = part.manifest.history
 
         def look() -> bool | None:
-            return replaces(self._run, step, part.manifest, self.there, self._related)
+            return replaces(self._run, step, part.manifest, self.there, self._beside)
 
         def end() -> None:
-            check_still_beside(self.there, step, history, self._related)
+            check_still_beside(self.there, step, history, self._beside)
             self._uploaded(step)
 
         overwrite = group.from_first("there", look)

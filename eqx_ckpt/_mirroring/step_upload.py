@@ -23,7 +23,7 @@ from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.committed_manifest import read_committed
 from .._types import PathLike, SHARING_LAYOUTS
-from .one_history import check_beside, OtherHistory
+from .one_history import Beside, OtherHistory
 
 
 class LocalProblem(CheckpointError):
@@ -35,13 +35,13 @@ class Target(NamedTuple):
 
     **Attributes:**
 
-    - `related`: those that are known to be of the history of what is uploaded.
+    - `beside`: compares what is uploaded with the steps there.
     - `configs`: puts the configs of steps there.
     - `before`: the last one, with which chunks are shared that are equal; or `None`.
     """
 
     run: Run
-    related: set[int]
+    beside: Beside
     configs: ConfigWriter
     before: StepBefore | None = None
 
@@ -56,12 +56,12 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
 
     `watch` is called with the bytes of each piece; what it raises gives the upload up.
     """
-    mirror, related, configs, _ = there
+    mirror, beside, configs, _ = there
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
         history = source.manifest.history
-        overwrite = replaces(run, step, source.manifest, mirror, related)
+        overwrite = replaces(run, step, source.manifest, mirror, beside)
         if overwrite is not None:
             save = _copying(source.manifest, mirror.path(step))
             save.before_commit = configs.put
@@ -76,11 +76,11 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
                     raise
             else:
                 there.remember(step, save)
-    check_still_beside(mirror, step, history, related)
+    check_still_beside(mirror, step, history, beside)
 
 
 def replaces(
-    run: Run, step: int, manifest: Manifest, mirror: Run, related: set[int]
+    run: Run, step: int, manifest: Manifest, mirror: Run, beside: Beside
 ) -> bool | None:
     """Whether the copy of a step replaces one that is damaged; `None` if it is there.
 
@@ -93,25 +93,25 @@ def replaces(
         )
     found = _found(run, step, manifest, mirror)
     if found is None and manifest.history is not None:
-        check_beside(mirror, step, manifest.history, related)
+        beside.check(step, manifest.history)
     if found is None or mirror.stored.problem(step):
         return found is not None
     return None
 
 
 def check_still_beside(
-    mirror: Run, step: int, history: History | None, related: set[int]
+    mirror: Run, step: int, history: History | None, beside: Beside
 ) -> None:
     """Take a step back if the mirror has steps of another history now."""
     if history is None:
         return
     try:
         # Another machine may have uploaded a step of another history meanwhile.
-        check_beside(mirror, step, history, related)
+        beside.check(step, history)
     except OtherHistory:
         mirror.stored.remove([step])
         raise
-    related.add(step)
+    beside.note(step, history)
 
 
 def _begin(

@@ -8,7 +8,7 @@ from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import check_places, Run
 from .._storage.interface.committed_manifest import read_history
 from .._types import PathLike
-from .one_history import check_histories
+from .one_history import Beside, Between
 from .step_upload import is_there, LocalProblem, Target, upload
 
 
@@ -77,13 +77,13 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     check_places([run, there], mirror)
     local, listed = run.at_least_one(), there.readable_or_not()
     if listed:
-        check_histories({there: max(listed), run: max(local)})
-    related: set[int] = set()
+        Between().check({there: max(listed), run: max(local)})
+    beside = Beside(there)
     configs = ConfigWriter([run.place], there.place)
     for step in reversed(local):
         try:
             if not is_there(run, step, there):
-                upload(run, step, Target(there, related, configs), lambda nbytes: None)
+                upload(run, step, Target(there, beside, configs), lambda nbytes: None)
                 yield Synced(step, None)
             else:
                 configs.put(read_history(run.location(step)))

@@ -102,7 +102,7 @@ class Uploader(Uploads):
         try:
             step = self._next()
             if step is not None:
-                there = Target(self.there, self._related, self._configs, self._before)
+                there = Target(self.there, self._beside, self._configs, self._before)
                 upload(self._run, step, there, self._watch)
                 self._uploaded(step)
         except Exception as e:  # Also of a function of `when` or `keep`.

@@ -19,7 +19,7 @@ from .._steps.run_steps import Run
 from .._steps.step_removal import retain
 from .._storage.calls.threads import lower_priority, start
 from .mirror import Mirror
-from .one_history import OtherHistory
+from .one_history import Beside, OtherHistory
 from .step_upload import LocalProblem
 from .upload_queue import UploadQueue
 
@@ -63,7 +63,7 @@ class Uploads:
 
     def _reset(self) -> None:
         self._queue = UploadQueue(self._mirror.when)
-        self._related: set[int] = set()  # Steps there, of the history of this run.
+        self._beside = Beside(self.there)
         self._configs = ConfigWriter([self._run.place], self.there.place)
         self._changed = threading.Condition()
         self._stop = threading.Event()

@@ -67,7 +67,9 @@ def fork(
                 "Nothing was written. Fork a step of the mirror, by a manager of that."
             )
         save = _forking(source, step, new)
-        save.before_commit = lambda _: _carry(runs, source.manifest.history, new)
+        save.before_commit = lambda own: _carry(
+            runs, source.manifest.history, new, own
+        )
         if _can_be_linked(source, path, new.path(step)):
             if problem := missing_surely(source.chunks, source.manifest.leaves):
                 raise CorruptCheckpointError(f"{source} is damaged: {problem}. {_WAY}")
@@ -125,11 +127,13 @@ def _forking(source: Checkpoint, step: int, new: Run) -> Save:
     return Save(new.path(step), plan, None, manifest.metadata, manifest.layout, False)
 
 
-def _carry(runs: Sequence[Run], history: History | None, new: Run) -> None:
+def _carry(
+    runs: Sequence[Run], history: History | None, new: Run, own: History | None
+) -> None:
     """Copy the config of a step, and the metrics that have led to it, to a new run."""
-    if history is not None:
+    if history is not None and own is not None:
         ConfigWriter([run.place for run in runs], new.place).put(history)
-        carry_metrics(runs, history, new)
+        carry_metrics(runs, history, new, own.run)
 
 
 def _can_be_linked(source: Checkpoint, path: PathLike, target: PathLike) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError
-from .._mirroring.one_history import check_histories
+from .._mirroring.one_history import Between
 from .._steps.metrics_log import keep_metrics
 from .._steps.retention import Mode
 from .._steps.run_config import read_config_of
@@ -39,6 +39,7 @@ class Tiers:
         self._runs = [local, *mirrors]
         self.directory = local.directory
         self.seen: set[int] = set()
+        self._between = Between()
 
     def steps(self) -> list[int]:
         return self._union(_steps_of)
@@ -88,7 +89,7 @@ class Tiers:
             for run, steps in zip(self._runs, listed, strict=True)
             if steps
         }
-        check_histories(newest)
+        self._between.check(newest)
 
     def best(self, metric: str, mode: Mode) -> int:
         if not self.has_mirrors:

@@ -5,15 +5,22 @@ import json
 import logging
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError
-from .._format.run_history import History
+from .._format.run_history import (
+    History,
+    history_from_json,
+    history_to_json,
+    last_sessions,
+)
 from .._format.user_metadata import pack, unpack
 from .._storage.calls.threads import at_once
 from .._storage.interface.committed_manifest import read_metadata_and_history
 from .._storage.interface.place import log_name, log_number, METRICS
 from .._types import is_real, PathLike
+from .compare_histories import Line, Sessions
 from .run_steps import Run
 
 
@@ -29,11 +36,19 @@ _MOST_LOGS = 64
 
 
 class _Removed(NamedTuple):
-    """What is kept of a step: the session that saved it, if any, and its metrics."""
+    """What is kept of a step: its metrics, and its history, if it has one.
+
+    That names the session that saved it, and the one before, so that all together tell
+    which sessions came from one another.
+    """
 
     step: int
-    session: str | None
+    history: History | None
     metrics: dict[str, Any]
+
+    @property
+    def session(self) -> str | None:
+        return self.history and self.history.sessions[-1].id
 
 
 def numbers_in(metadata: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,25 +78,37 @@ def keep_metrics(run: Run, steps: Collection[int]) -> None:
         logger.warning("The metrics of removed steps are lost: %s", e)
 
 
-def carry_metrics(runs: Sequence[Run], history: History, new: Run) -> None:
+def carry_metrics(runs: Sequence[Run], history: History, new: Run, id: str) -> None:
     """Write the metrics of the steps that have led to one to a log of a new run.
 
-    The run of that step has several places.
+    The run of that step has several places. `id` is that of the new one.
     """
     try:
-        found: dict[int, _Removed] = {}
+        every: list[_Removed] = []
         for run in reversed(runs):
-            logs = _read(run, run.stored.beside(METRICS))
+            every += _in_order(_read(run, run.stored.beside(METRICS)))
             steps = [step for step in run.readable_or_not() if step < history.step]
             there = at_once(lambda step, run=run: _of_step(run, step), steps)
-            for one in (*_in_order(logs), *there.values()):
-                if one is not None and _has_led_to(history, one.step, one.session):
-                    found[one.step] = one
+            every += [one for one in there.values() if one is not None]
+        line = Line(Sessions([history, *_histories(every)]), history)
+        found = {one.step: one for one in every if _is_on(line, one)}
         found.pop(history.step, None)
         if any(one.metrics for one in found.values()):
-            _write(new, found.values(), 1)
+            _write(new, [_in_run(one, id) for one in found.values()], 1)
     except (OSError, CheckpointError) as e:
         logger.warning("The metrics of earlier steps were not copied: %s", e)
+
+
+def _histories(every: Iterable[_Removed]) -> list[History]:
+    return [one.history for one in every if one.history is not None]
+
+
+def _is_on(line: Line, one: _Removed) -> bool:
+    return one.history is not None and line.has_led(one.history)
+
+
+def _in_run(one: _Removed, id: str) -> _Removed:
+    return one._replace(history=one.history and replace(one.history, run=id))
 
 
 def _of_step(run: Run, step: int) -> _Removed | None:
@@ -90,11 +117,20 @@ def _of_step(run: Run, step: int) -> _Removed | None:
     except CheckpointError:  # Damaged, or removed by another process.
         return None
     metrics = dict([*numbers_in(metadata)][:MOST_METRICS])
-    return _Removed(step, history and history.sessions[-1].id, metrics)
+    if history is not None:
+        history = replace(last_sessions(history, 2), step=step, forked=None)
+    return _Removed(step, history, metrics)
 
 
-def _write(run: Run, removed: Iterable[_Removed], number: int) -> str:
-    found = {"removed": [one._asdict() for one in removed]}
+def _write(run: Run, removed: Collection[_Removed], number: int) -> str:
+    sessions = {one.session: one.history for one in removed if one.history is not None}
+    found = {
+        "sessions": [*map(history_to_json, sessions.values())],
+        "removed": [
+            {"step": one.step, "session": one.session, "metrics": one.metrics}
+            for one in removed
+        ],
+    }
     text = json.dumps(pack(found), separators=(",", ":"))
     name = log_name(number, secrets.token_hex(8))
     run.stored.write_beside(name, text.encode())
@@ -136,23 +172,24 @@ def _read(run: Run, names: Collection[str]) -> dict[str, list[_Removed]]:
 
     for name, data in at_once(read, names).items():
         try:
-            log = unpack(json.loads(data or b""))["removed"]
-            log = [_Removed(**one) for one in log]
-            if all(map(_is_one, log)):
-                found[name] = log
+            found[name] = _parsed(unpack(json.loads(data or b"")))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             continue
     return found
 
 
-def _is_one(of: _Removed) -> bool:
-    is_session = of.session is None or type(of.session) is str
-    return (
-        is_session
-        and type(of.step) is int
-        and type(of.metrics) is dict
-        and all(map(is_real, of.metrics.values()))
-    )
+def _parsed(log: Any) -> list[_Removed]:
+    histories = [history_from_json(value) for value in log["sessions"]]
+    of_session = {history.sessions[-1].id: history for history in histories}
+
+    def parsed(step: int, session: str | None, metrics: dict[str, Any]) -> _Removed:
+        history = None if session is None else of_session[session]
+        is_number = type(step) is int
+        if not (is_number and all(map(is_real, metrics.values()))):
+            raise ValueError("it is malformed")
+        return _Removed(step, history and replace(history, step=step), metrics)
+
+    return [parsed(**one) for one in log["removed"]]
 
 
 def metrics(directory: PathLike) -> dict[int, dict[str, Any]]:
@@ -208,18 +245,28 @@ def _removed(run: Run) -> dict[int, dict[str, Any]]:
     if len(logs) < len(names):
         # If one was merged with others meanwhile, it is in a new one.
         logs = _read(run, run.stored.beside(METRICS))
-    found = {
-        of.step: of.metrics
-        for of in _in_order(logs)
-        if newest is None or _has_led_to(newest, of.step, of.session)
-    }
+    removed = _in_order(logs)
+    if newest is not None and removed:
+        line = _line_to(newest, removed, run)
+        removed = [one for one in removed if _is_on(line, one)]
+    found = {one.step: one.metrics for one in removed}
     return {step: metrics for step, metrics in found.items() if metrics}
 
 
-def _has_led_to(newest: History, step: int, session: str | None) -> bool:
-    ends = [*(later.step for later in newest.sessions[1:]), newest.step]
-    for one, end in zip(newest.sessions, ends, strict=True):
-        if one.id == session:
-            return end is not None and step <= end
-    # The first sessions of a long history are not known any more.
-    return newest.earlier > 0 and step < newest.step
+def _line_to(newest: History, removed: Iterable[_Removed], run: Run) -> Line:
+    """The sessions that have led to a step of a run; all that can be known."""
+    sessions = Sessions([newest, *_histories(removed)])
+    line = Line(sessions, newest)
+    if line.is_known:
+        return line
+    there = at_once(lambda step: _history_of(run, step), run.readable_or_not())
+    for history in there.values():
+        if history is not None:
+            sessions.add(history)
+    return Line(sessions, newest)
+
+
+def _history_of(run: Run, step: int) -> History | None:
+    with contextlib.suppress(CheckpointError, OSError):
+        return run.history(step)
+    return None
