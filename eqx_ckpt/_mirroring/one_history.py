@@ -4,6 +4,7 @@ Two histories that are more than 32 sessions apart do not tell it alone: the ste
 between do. Where these are gone, it is enough that one may have led to the other.
 """
 
+import bisect
 from collections.abc import Collection, Mapping
 
 from .._errors import CheckpointError
@@ -11,6 +12,11 @@ from .._format.run_history import History, last_sessions
 from .._steps.compare_histories import Line, Sessions
 from .._steps.run_steps import Run
 from .._storage.calls.threads import at_once
+
+
+# With so many steps before it, and so many after it, a step is compared. Of those that
+# lie next to each other, whoever uploads the later one sees the other.
+_NEAREST = 32
 
 
 class OtherHistory(CheckpointError):
@@ -65,7 +71,7 @@ class Between:
 
 
 class Beside:
-    """Compares steps with all others in a mirror, and reads each of these once."""
+    """Compares steps with those near them in a mirror, and reads each of these once."""
 
     def __init__(self, mirror: Run) -> None:
         self._mirror = mirror
@@ -74,8 +80,8 @@ class Beside:
         self._ends: dict[int, History | None] = {}
 
     def check(self, step: int, history: History) -> None:
-        """Raise if a step and another one there did not come from one another."""
-        others = [other for other in self._mirror.readable_or_not() if other != step]
+        """Raise if a step and one near it there did not come from one another."""
+        others = self._near(step)
         self._read([other for other in others if other not in self._ends])
         self._sessions.add(history)
         if self._unlike(others, history):
@@ -94,6 +100,11 @@ class Beside:
         """Note the history of a step that is there now."""
         self._sessions.add(history)
         self._ends[step] = last_sessions(history, 1)
+
+    def _near(self, step: int) -> list[int]:
+        there = [other for other in self._mirror.readable_or_not() if other != step]
+        at = bisect.bisect(there, step)
+        return there[max(at - _NEAREST, 0) : at + _NEAREST]
 
     def _read(self, steps: Collection[int]) -> None:
         for step, history in at_once(self._mirror.history, steps).items():

@@ -67,9 +67,7 @@ def fork(
                 "Nothing was written. Fork a step of the mirror, by a manager of that."
             )
         save = _forking(source, step, new)
-        save.before_commit = lambda own: _carry(
-            runs, source.manifest.history, new, own
-        )
+        save.before_commit = lambda own: _carry(runs, source.manifest.history, new, own)
         if _can_be_linked(source, path, new.path(step)):
             if problem := missing_surely(source.chunks, source.manifest.leaves):
                 raise CorruptCheckpointError(f"{source} is damaged: {problem}. {_WAY}")

@@ -147,6 +147,39 @@ def test_of_a_long_history(tmp_path: pathlib.Path) -> None:
     assert [*inspect.metrics(tmp_path)] == [*range(1, 41)]
 
 
+@pytest.mark.parametrize("at", [30, 420])
+def test_of_a_branch_in_a_long_history(tmp_path: pathlib.Path, at: int) -> None:
+    """It was left lately, or before all sessions that the manifest names."""
+    run, keep = tmp_path / "run", [eqx_ckpt.keep_last(2)]
+    for step in range(10, 450, 10):
+        with CheckpointManager(run, keep=keep) as manager:
+            if step > 10:
+                manager.restore({"w": 0}, step - 10)
+            manager.save(step, {"w": 1}, metadata=loss(step))
+        if step == at:
+            with CheckpointManager(run) as manager:
+                manager.restore({"w": 0}, at - 10)
+                manager.save(at + 5, {"w": 1}, metadata={"loss": -1}).result()
+                manager.delete(at + 5)
+    manager.fork(tmp_path / "fork")
+    with CheckpointManager(tmp_path / "fork", keep=LAST) as forked:
+        forked.restore({"w": 0})
+        forked.save(450, {"w": 1}, metadata=loss(450))
+    led = {step: loss(step) for step in range(10, 450, 10)}
+    assert inspect.metrics(run) == led
+    assert inspect.metrics(tmp_path / "fork") == {**led, 450: loss(450)}
+
+
+def test_of_a_run_that_was_deleted(tmp_path: pathlib.Path) -> None:
+    """A later one in its place has a curve of its own, however long that is."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": 1}, metadata=loss(1)).result()
+        manager.delete(1)
+    for step in range(2, 40):
+        metrics.save(str(tmp_path), step, step)
+    assert [*inspect.metrics(tmp_path)] == [*range(2, 40)]
+
+
 def test_of_a_mirror_and_a_fork(tmp_path: pathlib.Path) -> None:
     mirror = eqx_ckpt.Mirror(tmp_path / "mirror", keep=LAST)
     with CheckpointManager(tmp_path / "run", keep=LAST, mirror=mirror) as manager:
