@@ -206,6 +206,27 @@ def test_a_branch_that_no_step_tells(root: str) -> None:
     assert manager.mirrored() == [410]
 
 
+def test_a_branch_that_is_too_young(root: str) -> None:
+    """It has a low number, and more sessions than the newest step does not name."""
+    there, old = f"{root}/there", f"{root}/old"
+    train(old, there, [0, *range(300, 500, 10)], [keep_last(1)])
+    train(f"{root}/new", there, range(500, 700, 10), [keep_last(1)])
+    run = CheckpointManager(old)
+    run.restore({"step": 0}, 0)
+    run.save(15, {"step": 15}).result()
+    with CheckpointManager(old) as manager:
+        for step in range(20, 45):
+            manager.restore({"step": 0}, 15 if step == 20 else step - 1)
+            manager.save(step, {"step": step}).result()
+        for step in range(300, 500, 10):
+            manager.delete(step)
+    with (
+        CheckpointManager(old, mirror=Mirror(there)) as manager,
+        pytest.raises(eqx_ckpt.CheckpointError, match="another branch"),
+    ):
+        manager.restore({"step": 0})
+
+
 def test_a_manager_that_goes_back(root: str) -> None:
     """What it has uploaded itself is of another branch then."""
     run, there = f"{root}/run", f"{root}/there"
@@ -226,16 +247,17 @@ def test_a_manager_that_goes_back(root: str) -> None:
 def test_a_mirror_whose_steps_were_replaced(root: str) -> None:
     """What a manager has read before does not stand for what is there now."""
     run, there = f"{root}/run", f"{root}/there"
-    train(run, there, [1])
     train(f"{root}/other", f"{root}/others", [2])
-    with CheckpointManager(run, mirror=Mirror(there)) as manager:
+    with CheckpointManager(run) as manager:
+        for step in (1, 2):
+            manager.save(step, {"step": step}).result()
+    with CheckpointManager(run, mirror=Mirror(there, keep=[keep_every(2)])) as manager:
         manager.restore({"step": 0})
         eqx_ckpt.copy(f"{root}/others/000002", f"{there}/000002")
         manager.save(3, {"step": 3}).result()
         assert "step 2" in str(manager.uploads()[3].exception(PATIENCE))
-        manager.save(2, {"step": 2}).result()
         CheckpointManager(there).delete(2)
         eqx_ckpt.copy(f"{run}/000002", f"{there}/000002")
         manager.save(4, {"step": 4}).result()
         manager.uploads()[4].result(PATIENCE)
-    assert manager.mirrored() == [1, 2, 4]
+    assert manager.mirrored() == [2, 4]
