@@ -180,9 +180,9 @@ def test_of_a_run_that_was_deleted(tmp_path: pathlib.Path) -> None:
             if step > 2:
                 manager.restore({"w": 0})
             manager.save(step, {"w": 1}, metadata=loss(step))
-    for step in (2, 3):
+    for step in range(2, 36):
         shutil.rmtree(tmp_path / f"{step:06d}")
-    assert [*inspect.metrics(tmp_path)] == [*range(4, 40)]
+    assert [*inspect.metrics(tmp_path)] == [*range(36, 40)]
 
 
 def test_of_a_mirror_and_a_fork(tmp_path: pathlib.Path) -> None:
