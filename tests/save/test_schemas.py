@@ -1,5 +1,6 @@
 """The files of a checkpoint, beside the schemas and the hashes of `docs/format.md`."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -55,14 +56,21 @@ def test_manifests_follow_the_schema(tmp_path, layout, compression):
 
 def test_a_step_with_a_history_follows_the_schema(tmp_path):
     for step in (1, 2):
-        with eqx_ckpt.CheckpointManager(tmp_path) as manager:
+        config = {"lr": 0.1} if step == 2 else None
+        with eqx_ckpt.CheckpointManager(tmp_path / "run", config=config) as manager:
             tree = {"w": jnp.ones(3)}
             tree = manager.restore(tree) if step == 2 else tree
             manager.save(step, tree)
-        check(tmp_path / f"{step:06d}" / "zarr.json", "manifest")
-    history = content(tmp_path / "000002")["optional"]["history"]
-    digest = content(tmp_path / "000001")["digest"]
+        check(tmp_path / f"run/{step:06d}/zarr.json", "manifest")
+    manager.fork(tmp_path / "fork")
+    check(tmp_path / "fork/000002/zarr.json", "manifest")
+    history = content(tmp_path / "run/000002")["optional"]["history"]
+    digest = content(tmp_path / "run/000001")["digest"]
     assert history["sessions"][-1][1:] == [1, digest]
+    (config,) = tmp_path.glob("run/config.*.json")
+    found = hashlib.sha256(config.read_bytes()).hexdigest()[:32]
+    assert config.name == f"config.{found}.json"
+    assert history["config"] == found
 
 
 def test_the_golden_files_follow_the_schemas():
