@@ -74,8 +74,8 @@ def _refused(where: str, problem: str) -> CheckpointError:
     argument = where.partition("[")[0]
     return CheckpointError(
         f"`{argument}` cannot be saved exactly: `{where}` {problem}. It has to be made "
-        "of dictionaries with string keys, lists, strings, numbers, bools and `None`; "
-        "save arrays as leaves."
+        "of dictionaries with string keys, lists, strings, numbers, bools and `None`: "
+        "write `list(...)` of a tuple, `str(...)` of a path, and save arrays as leaves."
     )
 
 
