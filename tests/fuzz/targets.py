@@ -19,7 +19,7 @@ import numpy as np
 import eqx_ckpt
 from eqx_ckpt import interop
 from tests.faults.manifests import sealed
-from tests.interop.mutations import check, mutated
+from tests.interop.mutations import check, is_possible, mutated
 
 
 ARRAYS = {
@@ -61,10 +61,6 @@ def targets(folder: Path) -> dict[str, Target]:
     }
 
 
-def _sealed(data: bytes) -> bytes:
-    return sealed(data)
-
-
 def _own(folder: Path) -> dict[str, Target]:
     path, database, run, chain = (
         folder / name for name in ("checkpoint", "database", "run", "chain")
@@ -84,11 +80,9 @@ def _own(folder: Path) -> dict[str, Target]:
     log, step = min(run.glob("metrics.*.json")), run / "000003"
     found = {
         "manifest": Target(
-            path / "zarr.json", path, _reads(lambda: path, path), _sealed
+            path / "zarr.json", path, _reads(lambda: path, path), sealed
         ),
-        "history": Target(
-            step / "zarr.json", step, _reads(lambda: step, step), _sealed
-        ),
+        "history": Target(step / "zarr.json", step, _reads(lambda: step, step), sealed),
         "metrics": Target(log, run, _tries(lambda: eqx_ckpt.inspect.metrics(run), run)),
         "config": Target(
             config, run, _tries(lambda: eqx_ckpt.inspect.read_config(run), run)
@@ -158,16 +152,8 @@ def _reads(open_source: Callable[[], Any], place: Path) -> Callable[[], Any]:
     return lambda: check(open_source, place)
 
 
-def _tries(call: Callable[[], Any], place: Path) -> Callable[[], None]:
-    def read() -> None:
-        problem = ""
-        try:
-            call()
-        except eqx_ckpt.CheckpointError as e:
-            problem = str(e)
-        assert not problem or str(place) in problem, problem
-
-    return read
+def _tries(call: Callable[[], Any], place: Path) -> Callable[[], Any]:
+    return lambda: is_possible(call, place)
 
 
 def _url(file: Path) -> Target:

@@ -1,4 +1,4 @@
-"""What fuzzers found once, and what a few blind changes find, is read or refused."""
+"""What fuzzers found once is read, or refused with an error that names the place."""
 
 import pytest
 
