@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
-from .._steps.run_config import ConfigWriter
+from .._steps.run_config import Configs, ConfigWriter
 from .._steps.run_steps import check_places, Run
 from .._storage.interface.committed_manifest import read_history
 from .._types import PathLike
@@ -79,7 +79,7 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     if listed:
         Between().check({there: max(listed), run: max(local)})
     beside = Beside(there)
-    configs = ConfigWriter([run.place], there.place)
+    configs = ConfigWriter(Configs([run.place]), there.place)
     for step in reversed(local):
         try:
             if not is_there(run, step, there):

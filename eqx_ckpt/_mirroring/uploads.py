@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from .._errors import CheckpointError, CheckpointExistsError, LeafNameError
-from .._steps.run_config import ConfigWriter
+from .._steps.run_config import Configs, ConfigWriter
 from .._steps.run_steps import Run
 from .._steps.step_removal import retain
 from .._storage.calls.threads import lower_priority, start
@@ -64,7 +64,7 @@ class Uploads:
     def _reset(self) -> None:
         self._queue = UploadQueue(self._mirror.when)
         self._beside = Beside(self.there)
-        self._configs = ConfigWriter([self._run.place], self.there.place)
+        self._configs = ConfigWriter(Configs([self._run.place]), self.there.place)
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._threads = 0

@@ -17,7 +17,7 @@ from .._saving.source_copy import pieces_of, plan_copy
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.consistent_read import Reading
 from .._steps.metrics_log import carry_metrics
-from .._steps.run_config import ConfigWriter
+from .._steps.run_config import Configs, ConfigWriter
 from .._steps.run_steps import Run
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.committed_manifest import read_history
@@ -130,7 +130,7 @@ def _carry(
 ) -> None:
     """Copy the config of a step, and the metrics that have led to it, to a new run."""
     if history is not None and own is not None:
-        ConfigWriter([run.place for run in runs], new.place).put(history)
+        ConfigWriter(Configs([run.place for run in runs]), new.place).put(history)
         carry_metrics(runs, history, new, own.run)
 
 

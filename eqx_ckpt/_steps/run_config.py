@@ -150,12 +150,12 @@ def _check(data: bytes, id: str) -> None:
 class ConfigWriter:
     """Puts the configs of steps beside them, before the steps are there.
 
-    Those that it is not given come from some places.
+    Those that it is not given come from `configs`.
     """
 
-    def __init__(self, places: Sequence[Storage], there: Storage) -> None:
+    def __init__(self, configs: Configs, there: Storage) -> None:
         self._there = there
-        self._configs = Configs(places)
+        self._configs = configs
         self._done: set[str] = set()
 
     def put(self, history: History | None, data: bytes | None = None) -> None:
@@ -200,7 +200,7 @@ class GivenConfig:
         places = [run.place for run in runs]
         self._configs = Configs(places)
         # A new disk may go on from a mirror, and have none yet.
-        self._writer = ConfigWriter(places, places[0])
+        self._writer = ConfigWriter(self._configs, places[0])
         self._told: set[str] = set()
 
     def put(self, history: History | None) -> None:
