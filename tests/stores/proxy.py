@@ -168,6 +168,13 @@ def flipped(exchange: Exchange) -> None:
     exchange.reply(reply._replace(body=_flip(reply.body)))
 
 
+def misspelled(exchange: Exchange) -> None:
+    """One bit of the first name of an attempt is another."""
+    reply = exchange.forward()
+    body = re.sub(rb"(@|%40)[0-9a-f]", rb"\1g", reply.body, count=1)
+    exchange.reply(reply._replace(body=body, length=len(body)))
+
+
 def flipped_request(exchange: Exchange) -> None:
     """One bit of the request's body is another."""
     exchange.body = _flip(exchange.body)

@@ -45,6 +45,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
     "flipped": proxy.flipped,
     "halved": proxy.halved,
     "lost": proxy.lost,
+    "misspelled": proxy.misspelled,
     "reset": proxy.reset,
     "torn": proxy.torn,
     "unconditional": proxy.unconditional,
@@ -77,7 +78,7 @@ SAVES = [
     (True, "zarr", "PUT manifest", "403 409 412 503 lost reset"),
     (True, "zarr", "GET manifest", "403 503 flipped halved reset torn"),
     (True, "zarr", "PUT probe", "503 lost unconditional"),
-    (True, "zarr", "GET list", "503 blind flipped halved reset"),
+    (True, "zarr", "GET list", "503 blind flipped halved misspelled reset"),
     (True, "zarr", "DELETE chunk", "403 503 lost reset"),
     (True, "ocdbt", "DELETE database", "403 503 lost reset"),
 ]

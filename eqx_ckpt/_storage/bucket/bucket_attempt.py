@@ -22,6 +22,7 @@ from ..interface.place import Attempt, run_of, Share, Shown
 from ..interface.referred_chunks import stored_chunks
 from ..interface.replacing import already_there, inside, remove_replaced
 from ..interface.sure_reads import (
+    first_surely,
     listed_and_missing,
     missing_surely,
     read_surely,
@@ -86,10 +87,11 @@ class BucketAttempt(Attempt):
         """Raise if there are keys that do not belong to a checkpoint."""
         where = str(self._target)
         keys = [key for key in keys if not PREFIX.match(key)]
-        others = unrelated_keys(keys, self._old.value, where)
-        if others:
+        unrelated = unrelated_keys(keys, self._old.value, where)
+        other = first_surely(self._target, unrelated)
+        if other is not None:
             raise CheckpointExistsError(
-                f"{where} holds something else, such as {others[0]!r}. Nothing was "
+                f"{where} holds something else, such as {other!r}. Nothing was "
                 "saved; choose another path."
             )
 

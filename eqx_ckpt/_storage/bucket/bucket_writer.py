@@ -17,7 +17,7 @@ from ..._errors import CheckpointError
 from ..calls.send_window import Transfers, window_of
 from ..calls.threads import start
 from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
-from ..interface.sure_reads import ask_surely
+from ..interface.sure_reads import ask_surely, first_surely
 from .bucket_attempt import check_above, check_conditions, PROBE
 from .heartbeat import clock
 from .keyvalue_place import KeyValues
@@ -84,10 +84,11 @@ class BucketWriter(SoleWriter):
             self._lease.end()
             self._lease = None
 
-    def unrelated_keys(self) -> list[str]:
+    def unrelated_key(self) -> str | None:
         # A writer that was killed may have left them.
         ours = (WRITER_LOCK, PROBE)
-        return [key for key in self._place.list_keys() if key not in ours]
+        keys = [key for key in self._place.list_keys() if key not in ours]
+        return first_surely(self._place, keys)
 
     def read(self, key: str) -> bytes | None:
         while any(write.key == key for write in self._writing):

@@ -82,12 +82,13 @@ class DirectoryWriter(SoleWriter):
         """The directory if it is open, and what comes before a key there."""
         return (None, self._root) if self._directory < 0 else (self._directory, "")
 
-    def unrelated_keys(self) -> list[str]:
+    def unrelated_key(self) -> str | None:
         try:
             names = sorted(os.listdir(self._root))
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [n for n in names if n != WRITER_LOCK and not n.endswith(_TEMPORARY)]
+            return None
+        ours = [n for n in names if n == WRITER_LOCK or n.endswith(_TEMPORARY)]
+        return next((name for name in names if name not in ours), None)
 
     def read(self, key: str) -> bytes | None:
         folder, path = self._within

@@ -544,8 +544,8 @@ class SoleWriter(abc.ABC):
         """Let others write; a second call does nothing."""
 
     @abc.abstractmethod
-    def unrelated_keys(self) -> list[str]:
-        """Keys that no recording has written, before there is a record."""
+    def unrelated_key(self) -> str | None:
+        """A key that no recording has written, before there is a record."""
 
     @abc.abstractmethod
     def read(self, key: str) -> bytes | None:

@@ -1,12 +1,12 @@
 """Decide what is missing or damaged in a store, for which one answer is not enough.
 
 A proxy can answer in place of the store, or cut the store's answer. So a value counts
-as missing only if a listing lacks it too, and as damaged only if it is read twice with
-the same bytes. Answers that contradict each other are an error, from which nothing
-follows.
+as missing only if a listing lacks it too, as there only if it can be read, and as
+damaged only if it is read twice with the same bytes. Answers that contradict each other
+are an error, from which nothing follows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from ..._errors import CheckpointError, CorruptCheckpointError
@@ -64,6 +64,11 @@ def parse_surely(
                 raise
             before = value
     raise contradicts(place.url(key), "each time it is damaged in a different way")
+
+
+def first_surely(place: Storage, keys: Iterable[str]) -> str | None:
+    """The first of the listed keys that is surely there; `None` if there is none."""
+    return next((key for key in keys if read_surely(place, key, 1) is not None), None)
 
 
 def missing_surely(chunks: StoredChunks, leaves: Mapping[str, LeafRecord]) -> str:

@@ -118,11 +118,11 @@ class Place:
     def _found(self) -> bytes | None:
         """The record; raise if there is none, and something else is there."""
         data = self.files.read(RECORD)
-        unrelated = self.files.unrelated_keys() if data is None else []
-        if unrelated:
+        other = self.files.unrelated_key() if data is None else None
+        if other is not None:
             explanation = self.base.explain()
             raise CheckpointExistsError(
-                f"{self.where} holds {unrelated[0]!r}, and is not a recording."
+                f"{self.where} holds {other!r}, and is not a recording."
                 f"{explanation and ' '}{explanation} Choose another path."
             )
         return data
