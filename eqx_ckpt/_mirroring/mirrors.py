@@ -85,7 +85,7 @@ class Mirrors:
                 found.setdefault(step, []).append(future)
         return {step: _all_of(found[step]) for step in sorted(found)}
 
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """What fails now, in the first mirror in which something does."""
         errors = (uploader.error for uploader in self._uploaders)
         return next((error for error in errors if error is not None), None)

@@ -20,7 +20,8 @@ class UploadQueue:
 
     **Attributes:**
 
-    - `futures`: of each step that was due, or may have been; of the last hundred.
+    - `futures`: of each step that was due, or may have been; of the last hundred. Of a
+      step that was saved again meanwhile, it is about what was saved last.
     - `is_listed`: whether it is known what is in the mirror.
     - `running`: the step that is uploaded, or `None`.
     """
@@ -30,6 +31,9 @@ class UploadQueue:
         self.futures: dict[int, Future[None]] = {}
         self.is_listed = False
         self.running: int | None = None
+        # They were saved again when the mirror had them already, or may get what they
+        # held before. No newer step takes their place: they are compared first.
+        self._again: set[int] = set()
         self._waiting: int | None = None
         # The newest step that was saved before the mirror was listed.
         self._unlisted: int | None = None
@@ -39,11 +43,11 @@ class UploadQueue:
 
     def held(self) -> set[int]:
         """The steps that may have to be uploaded still."""
-        steps = (self.running, self._waiting, self._unlisted)
+        steps = (self.running, *self._again, self._waiting, self._unlisted)
         return {step for step in steps if step is not None}
 
     def has_work(self) -> bool:
-        return not self.is_listed or self._waiting is not None
+        return not self.is_listed or bool(self._again) or self._waiting is not None
 
     def listed(self, local: Iterable[int], there: Iterable[int]) -> None:
         """Note what is in the mirror; local steps that are newer may be due."""
@@ -55,19 +59,20 @@ class UploadQueue:
         # It may have been saved after the local steps were listed.
         for step in sorted({*local} if newest is None else {*local, newest}):
             self._consider(step)
-        if newest is not None and newest not in self.held():
-            self._end(newest, CheckpointError(f"Step {newest} was not due."))
+        future = None if newest is None else self.futures.get(newest)
+        if newest not in self.held() and future is not None and not future.done():
+            future.set_exception(CheckpointError(f"Step {newest} was not due."))
 
     def saved(self, step: int, *, is_last: bool) -> None:
         """Note a step that was saved; the last one of a process is due in any case."""
-        if is_last:
+        if is_last or step in (self.running, self._waiting) or step in self._again:
             self._put(step)
         elif self.is_listed:
             if step == self._last:  # It has replaced one that was damaged.
                 self._last = None if self._there == step else self._there
             self._consider(step)
         else:
-            if self._unlisted is not None:
+            if self._unlisted not in (None, step, self._waiting):
                 self._drop(self._unlisted, step)
             self._unlisted = step
             self._open(step)
@@ -80,11 +85,15 @@ class UploadQueue:
 
     def _put(self, step: int) -> None:
         """Let a step wait, in place of an older one."""
-        if self._waiting is not None and self._waiting != step:
-            self._drop(self._waiting, step)
         self._open(step)
-        self._waiting = step
         self._last = max(step, self._last or 0)
+        is_known = step in (self.running, self._there) or step in self._again
+        if is_known and step != self._waiting:
+            self._again.add(step)
+            return
+        if self._waiting not in (None, step, self._unlisted):
+            self._drop(self._waiting, step)
+        self._waiting = step
 
     def _open(self, step: int) -> None:
         if step not in self.futures or self.futures[step].done():
@@ -94,27 +103,39 @@ class UploadQueue:
 
     def begin(self) -> int | None:
         """The next step to upload, or `None`."""
-        self.running, self._waiting = self._waiting, None
+        if self._again:
+            self.running = min(self._again)
+            self._again.remove(self.running)
+        else:
+            self.running, self._waiting = self._waiting, None
         return self.running
 
     def put_back(self) -> None:
         """The upload did not end; it is tried again, unless a newer step waits."""
         step, self.running = self.running, None
         assert step is not None
+        self._again.discard(step)
         if self._waiting is None:
             self._waiting = step
-        elif self._waiting != step:
+        else:
             self._drop(step, self._waiting)
 
     def ended(self, error: BaseException | None = None) -> None:
-        """The step is in the mirror, or will never be."""
-        step, self.running = self.running, None
+        """The step is in the mirror, or will never be.
+
+        If it was saved again meanwhile, that is still to be uploaded.
+        """
+        step = self.running
         assert step is not None
+        if error is not None and step in self._again:
+            self.put_back()
+            return
+        self.running = None
         if error is None:
             self._there = max(step, self._there or 0)
         elif self._last == step:
             self._last = self._there  # The next one is due in its place.
-        if step != self._waiting:
+        if step not in self._again:
             self._end(step, error)
 
     def _drop(self, step: int, newer: int) -> None:
@@ -136,3 +157,4 @@ class UploadQueue:
         for step in self.held() & self.futures.keys():
             self._end(step, error)
         self.running = self._waiting = self._unlisted = None
+        self._again.clear()

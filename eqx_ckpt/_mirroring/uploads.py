@@ -57,7 +57,7 @@ class Uploads:
         self._run = run
         self._mirror = mirror
         self.there = Run(mirror.path)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._reset()
         _all.add(self)
 
@@ -126,16 +126,33 @@ class Uploads:
         self._is_ended = True
 
     def _start(self, work: Callable[[], None]) -> bool:
-        """Let a thread work until it calls `_rest`; return whether it has started."""
+        """Let a thread work until it calls `_rest`; return whether it has started.
+
+        If it raises, which it should not, it is not waited for any more.
+        """
 
         def with_low_priority() -> None:
             lower_priority(NICENESS)
-            work()
+            try:
+                work()
+            except BaseException as e:  # Such as `SystemExit`, of a function of `keep`.
+                self._broke(e)
 
         name = f"eqx_ckpt uploads to {self.there.directory}"
         with self._changed:
             self._threads += 1
         return start(threading.Thread(target=with_low_priority, name=name, daemon=True))
+
+    def _broke(self, error: BaseException) -> None:
+        """The thread ends in the middle of its work; the next save starts another."""
+        logger.error("Uploads to %s: ", self.there.directory, exc_info=error)
+        with self._changed:
+            self.error = error
+            try:
+                if self._queue.running is not None:
+                    self._queue.ended(error)
+            finally:
+                self._rest()
 
     def _rest(self) -> None:
         with self._changed:

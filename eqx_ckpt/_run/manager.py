@@ -757,7 +757,7 @@ class CheckpointManager:
         return self._mirrors.futures()
 
     @property
-    def upload_error(self) -> Exception | None:
+    def upload_error(self) -> BaseException | None:
         """Why uploads fail now, or `None`; they are tried again."""
         return self._mirrors.error()
 

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -484,6 +484,54 @@ def test_a_damaged_step_is_read_from_the_mirror(
     else:
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="checksum"):
             manager.restore(state(0), step, on_damage="fallback")
+
+
+def test_a_damaged_step_is_saved_again_while_it_is_uploaded(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = str(tmp_path / "there")
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        save(manager, 1)
+        assert manager.uploads()[1].result(PATIENCE) is None
+    manager = CheckpointManager(tmp_path / "run")
+    manager.restore(state(0))
+    save(manager, 2)
+    spoil(tmp_path / "run/000002/w/c.0.0")
+    gate = Gate(monkeypatch)
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(there)) as manager:
+        assert gate.arrives() == 2
+        with pytest.warns(UserWarning, match="step 1 was restored"):
+            manager.restore(state(0), on_damage="fallback")
+        for step in (2, 3, 4):
+            save(manager, step)
+        gate.answer()
+        while (step := gate.arrives()) != 4:
+            gate.answer()
+        gate.answer()
+        assert manager.uploads()[4].result(PATIENCE) is None
+        assert manager.upload_error is None
+    assert manager.mirrored()[-1] == 4
+    assert manager.uploads()[2].done()
+
+
+def test_a_thread_that_dies_is_replaced(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep(steps: Mapping[int, Any]) -> list[int]:
+        if len(steps) == 1:
+            raise SystemExit("A function of `keep` ends the thread.")
+        return [*steps]
+
+    mirror = Mirror(tmp_path / "there", keep=keep)
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        save(manager, 1)
+        until(lambda: manager.upload_error is not None, PATIENCE)
+        assert isinstance(manager.upload_error, SystemExit)
+        assert "A function of `keep`" in caplog.text
+        save(manager, 2)
+        assert manager.uploads()[2].result(PATIENCE) is None
+        assert manager.upload_error is None
+    assert manager.mirrored() == [1, 2]
 
 
 def test_two_histories_are_never_mixed(tmp_path: pathlib.Path) -> None:
