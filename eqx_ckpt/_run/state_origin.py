@@ -17,6 +17,7 @@ class _Restored(NamedTuple):
     step: int
     digest: str
     history: History | None
+    is_whole: bool
 
 
 class StateOrigin:
@@ -37,17 +38,20 @@ class StateOrigin:
     def restored(self, step: int, source: Source, *, is_whole: bool) -> bool:
         """Go on from what was read of a step; return whether a session begins there.
 
-        Between two saves, a part of a step is looked at, and the step saved last is
-        what the session has anyway.
+        A part of a step is only looked at, once there was a save, or a whole restore;
+        and the step saved last is what the session has anyway.
         """
         history = source.manifest.history
-        if self._now is not None and (not is_whole or history == self._now):
+        has_whole = self._restored is not None and self._restored.is_whole
+        if not is_whole and (has_whole or self._now is not None):
+            return False
+        if self._now is not None and history == self._now:
             return False
         if isinstance(source, PartSource):
             source = source.checkpoint
         if isinstance(source, Checkpoint):
             number = step if history is None else history.step
-            self._restored = _Restored(number, source.digest, history)
+            self._restored = _Restored(number, source.digest, history, is_whole)
             self._now = None
             return True
         return False

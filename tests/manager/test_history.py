@@ -55,6 +55,7 @@ class Manager:
     at: Saved | None = None
     restored_as: int | None = None
     has_saved: bool = False
+    has_whole: bool = False
 
 
 @dataclass
@@ -76,7 +77,12 @@ class World:
         part = {"like": TREE["a"], "prefix": "a"} if is_part else {"like": TREE}
         manager.real.restore(**part, step=step)
         found = self.folders[manager.folder][step]
-        if not manager.has_saved or not (is_part or found is manager.at):
+        if is_part:
+            goes_on = not (manager.has_saved or manager.has_whole)
+        else:
+            goes_on = not (manager.has_saved and found is manager.at)
+        if goes_on:
+            manager.has_whole = not is_part
             manager.at, manager.restored_as = found, step if found.run is None else None
             manager.has_saved = False
 
@@ -202,7 +208,7 @@ def check(world: World, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 WHAT = (
-    "resume resume resume save save begin restore look fork copy copy rename plain "
+    "resume resume resume save save begin restore look look fork copy rename plain "
     "delete"
 ).split()
 CALLS = st.lists(
@@ -287,6 +293,36 @@ def test_a_session_is_what_is_saved_between_two_restores(
         other.restore(TREE[part], 3, prefix=part)
     save(other, 5)
     assert [s.step for s in history(tmp_path / "000005").sessions] == [None, 3]
+
+
+def test_a_part_of_a_step_takes_the_place_of_no_whole_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Whole and partial restores of several steps, and saves, in any order."""
+    for step in (1, 2, 3):
+        with manager(tmp_path / "base", config={"of": step}) as one:
+            if step > 1:
+                one.restore(TREE)
+            save(one, step)
+    for calls_ in itertools.product("wps", repeat=3):
+        run = tmp_path / "".join(calls_)
+        shutil.copytree(tmp_path / "base", run)
+        one, how, at = manager(run), "", None
+        for step, call in zip((3, 1, 2), calls_, strict=True):
+            if call == "s":
+                save(one, 3 + step)
+                how = "saved"
+            elif call == "w":
+                one.restore(TREE, step)
+                how, at = "whole", step
+            else:
+                one.restore(TREE, step, where=lambda tree: tree["a"])
+                if how in ("", "part"):
+                    how, at = "part", step
+        save(one, 9)
+        assert history(run / "000009").sessions[-1].step == at, calls_
+        found = one.read_config(9)
+        assert found == (None if at is None else {"of": at}), calls_
 
 
 def test_a_renamed_step_is_known_by_the_number_with_which_it_was_saved(
