@@ -86,11 +86,13 @@ def _named(text: str) -> Any:
 def _made(found: Any) -> Any:
     import equinox as eqx
 
+    from .._tree.leaves.skeleton import skeleton
+
     if isinstance(found, eqx.Module) or not callable(found) or _takes_header(found):
         return found
     # The weights are not needed, so they are not computed.
     make: Callable[[], Any] = found
-    return eqx.filter_eval_shape(make)
+    return skeleton(make)
 
 
 def _takes_header(make: Callable[..., Any]) -> bool:

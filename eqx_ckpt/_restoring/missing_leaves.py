@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jax.sharding import Sharding
 from jaxtyping import PyTree
 
+from .._tree.leaves.skeleton import traced_arguments
 from .._types import IsLeaf
 from .placement import for_xla, sharded
 
@@ -22,7 +23,7 @@ def initialised(
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             on.setdefault(_devices(leaf.sharding), []).append(i)
-    dynamic, static = eqx.partition(args, eqx.is_array)
+    dynamic, static = traced_arguments(args)
     for positions in on.values():
 
         def make(dynamic: Any, positions: list[int] = positions) -> list[Any]:

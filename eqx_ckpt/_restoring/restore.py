@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
-import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
@@ -18,6 +17,7 @@ from .._sources.part_source import check_is_whole
 from .._storage.calls.file_reads import read_again_soon
 from .._tree.leaves.casting import Casting
 from .._tree.leaves.filter_spec import default_deserialise_filter_spec
+from .._tree.leaves.skeleton import skeleton
 from .._tree.leaves.transient import stop_at_transients
 from .._tree.matching.leaf_match import describe, LeafMatch
 from .._tree.plans.read_plan import (
@@ -290,10 +290,10 @@ def restore_or_init(
     """Restore what a checkpoint has, and initialise only the rest.
 
     Use this for a pretrained model with a new head or an adapter. Restored leaves are
-    not initialised first, so the tree is never in memory twice. Python numbers, such as
-    a rate of dropout, are restored, too: a warning lists those that `init` has
-    otherwise. To keep those of `init`, pass
-    `filter_spec=eqx_ckpt.array_deserialise_filter_spec`.
+    not initialised first, so the tree is never in memory twice; but NumPy makes its
+    arrays at once, while JAX traces `init`. Python numbers, such as a rate of dropout,
+    are restored, too: a warning lists those that `init` has otherwise. To keep those of
+    `init`, pass `filter_spec=eqx_ckpt.array_deserialise_filter_spec`.
 
     **Arguments:**
 
@@ -311,7 +311,8 @@ def restore_or_init(
 
     **Returns:**
 
-    The tree of `init`, with the leaves of the checkpoint in their places.
+    The tree of `init`, with the leaves of the checkpoint in their places. Arrays and
+    numbers of NumPy are NumPy's, as `init()` returns them.
 
     **Raises:**
 
@@ -340,9 +341,8 @@ def restore_or_init(
         ```
     """
     check_function("init", init)
-    like = eqx.filter_eval_shape(init, *args)
     request = Request(
-        like,
+        skeleton(init, *args),
         filter_spec,
         is_leaf,
         where,

@@ -78,6 +78,20 @@ def evaluated(saved: Any) -> Any:
         return NONE
 
 
+def traced(like: Any) -> Any:
+    """What a function is known to return before it is computed.
+
+    JAX does not say yet on which devices an array will be, unless its mesh does.
+    """
+    if not isinstance(like, jax.Array) or like.is_deleted():
+        return like
+    struct = evaluated(like)
+    is_key = jnp.issubdtype(struct.dtype, jax.dtypes.prng_key)
+    if is_key or struct.sharding is not None:
+        return struct
+    return jnp.zeros(struct.shape, struct.dtype)
+
+
 def in_rows(make: Callable[[Any, Any], Any], saved: Any, axes: AxisType) -> Any:
     """A leaf that is split over all devices, if it can be."""
     rank = np.ndim(saved)

@@ -12,7 +12,7 @@ import eqx_ckpt
 
 from . import by_equinox
 from .check import Call, Tree
-from .likes import evaluated
+from .likes import traced
 from .oracle import kind_of, NUMBERS, outcome, Value
 
 
@@ -108,7 +108,7 @@ def says_renamed(status: str, saved: Any) -> str:
 DIRECT = call(lambda like: {"like": {"part": like}, "unexpected": "ignore"})
 FROM_MANAGER = Call(by_a_manager, None)
 FROM_STATE_DICT = Call(from_state_dict, None, takes_sharding=False, settles=in_place)
-OR_INIT = Call(or_init, None, sees=evaluated)
+OR_INIT = Call(or_init, None, sees=traced)
 # These do not change what a leaf becomes.
 CALLS: Mapping[str, Call] = {
     "in little memory": Call(in_little_memory, None),

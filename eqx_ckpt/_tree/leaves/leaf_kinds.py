@@ -89,7 +89,7 @@ def describe_like(leaf: Any) -> LeafRecord | None:
 def _kind_of(cls: type) -> str | None:
     """The kind of an array or struct by its type; `None` for all that is neither."""
     if issubclass(cls, jax.ShapeDtypeStruct):
-        return "struct"
+        return getattr(cls, "stands_for", "struct")
     if issubclass(cls, jax.core.Tracer):
         return None
     if issubclass(cls, jax.Array):

@@ -31,6 +31,7 @@ from ..._tree.leaves.filter_spec import checked_specs
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_data import shards
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
+from ..._tree.leaves.skeleton import skeleton
 from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
@@ -180,7 +181,7 @@ class _Leaves:
                 "function of them. Pass the PyTree that was saved."
             )
         try:
-            return equinox.filter_eval_shape(lambda: make(_parsed(header)))
+            return skeleton(make, _parsed(header))
         except Exception as e:
             raise CheckpointError(
                 f"`like` raised `{type(e).__name__}` for the header of "
