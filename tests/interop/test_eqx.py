@@ -355,3 +355,14 @@ def test_two_files_that_a_path_may_mean(tmp_path):
         with pytest.raises(eqx_ckpt.CheckpointError, match="both '.*l' and '.*l.eqx'"):
             open_it(tmp_path / "model", tree)
         open_it(tmp_path / "model.eqx", tree)
+
+
+def test_what_numpy_makes_of_a_header_stays_numpys(tmp_path):
+    days = np.array(["2020-02-29"], "datetime64[D]")
+    tree = {"days": days, "many": np.array([2**40 + 1]), "w": jnp.ones(2)}
+
+    with open(tmp_path / "a.eqx", "wb") as f:
+        f.write(b'{"width": 2}\n')
+        eqx.tree_serialise_leaves(f, tree)
+    source = eqx_ckpt.interop.open_eqx(tmp_path / "a.eqx", lambda header: tree)
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)

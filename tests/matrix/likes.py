@@ -83,13 +83,14 @@ def traced(like: Any) -> Any:
 
     JAX does not say yet on which devices an array will be, unless its mesh does.
     """
-    if not isinstance(like, jax.Array) or like.is_deleted():
+    if not isinstance(like, jax.Array) or like.is_deleted() or not like.committed:
         return like
     struct = evaluated(like)
     is_key = jnp.issubdtype(struct.dtype, jax.dtypes.prng_key)
     if is_key or struct.sharding is not None:
         return struct
-    return jnp.zeros(struct.shape, struct.dtype)
+    with jax.enable_x64(True):
+        return on(np.zeros(struct.shape, struct.dtype), None)
 
 
 def in_rows(make: Callable[[Any, Any], Any], saved: Any, axes: AxisType) -> Any:
