@@ -38,7 +38,7 @@ def saves(size: int, saves: int = 2) -> tuple[list[list[Counted]], Simulation]:
                 eqx_ckpt.tree_serialise_leaves(path, tree)
                 counted[index].append(simulation.clients[index].counted())
 
-        simulation.run(save)
+        simulation.play(save)
     return counted, simulation
 
 

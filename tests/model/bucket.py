@@ -4,7 +4,8 @@ Beside the code: in `_storage/bucket`, `bucket_attempt.py` and `publication.py` 
 B), `bucket_steps.py` (the sweeper, the deleter) and `heartbeat.py`; and
 `_sources/consistent_read.py`. A and B save the same step. "O" is what was committed
 there before, with `overwrite=True`; without, there is an older step 1, which retention
-removes once step 2 is there.
+removes once step 2 is there. A process that gives up a request and sends another one is
+sure of the first: it has landed by then, or never will.
 
 Time is one thing only: a writer can be *suspended for longer than any lease*, once, at
 any moment. A sweeper sees the silence of a writer that is suspended, dead or done.
@@ -28,7 +29,7 @@ class Writer(NamedTuple):
     suspended_at: str = ""
     is_dead: bool = False
     is_sent: bool = False  # Its manifest is on the way, and may land after its death.
-    # A request had no answer: it does not know whether it is on its way still.
+    # A request had no answer: it does not know whether it has landed, or will.
     is_unanswered: bool = False
 
 
@@ -57,6 +58,7 @@ class Bucket(Model):
         "overwrite": "A and B overwrite one step; a sweeper, a reader",
         "delete": "A overwrites a step; a deleter, a sweeper, a reader",
         "alone": "A creates a step; retention, a sweeper, a reader",
+        "at once": "A creates a step; a deleter, a sweeper, a reader",
     }
     guards = {
         "condition": (
@@ -75,8 +77,15 @@ class Bucket(Model):
             "alone",
             "it is checked again before anything is acknowledged or removed",
         ),
+        "look again": (
+            "at once",
+            "who had no answer looks for its data, too: both may have been deleted",
+        ),
         "take back": ("alone", "a manifest whose data were swept is taken back"),
-        "404 is unknown": ("delete", "a writer that finds no manifest deletes nothing"),
+        "two answers of a writer": (
+            "delete",
+            "a writer that finds no manifest believes that if a listing agrees",
+        ),
         "two answers": ("alone", "a sweeper deletes nothing that its list contradicts"),
         "ask": ("alone", "a sweeper asks for the manifest before it deletes"),
         "grace": (
@@ -93,15 +102,24 @@ class Bucket(Model):
         ),
         "data in flight stay": ("alone", "data stay if the manifest may still arrive"),
         "manifest first": ("delete", "a deletion begins with the manifest"),
+        "mark": (
+            "alone",
+            "a sweeper marks what it deletes before it asks; a late writer looks",
+        ),
+        "mark of a deleter": (
+            "at once",
+            "so does a deleter, before it looks for a manifest that came again",
+        ),
         "identity": ("alone", "a reader compares the manifest before and after"),
     }
 
     def start(self) -> State:
         first, second = Writer(), Writer()
-        if self.scene in ("delete", "alone"):
+        if self.scene in ("delete", "alone", "at once"):
             second = Writer("failed", is_dead=True)
-        if self.scene in ("create", "alone"):
-            return State("", frozenset(), True, (first, second))
+        if not self.overwrites:
+            has_older = self.scene != "at once"
+            return State("", frozenset(), has_older, (first, second))
         return State(OLD, frozenset(OLD), False, (first, second), good=OLD)
 
     @property
@@ -128,7 +146,7 @@ class Bucket(Model):
             yield from getattr(self, f"_{w.at}")(s, i, name)
         yield from self._sweeper(s)
         yield from self._reader(s)
-        if self.scene == "delete":
+        if self.scene in ("delete", "at once"):
             yield from self._deleter(s)
 
     # A writer.
@@ -152,6 +170,7 @@ class Bucket(Model):
             yield Step(f"{name} finds its heartbeat in time", _set(s, i, at="put"))
 
     def _put(self, s: State, i: int, name: str) -> Iterator[Step]:
+        s = _set(s, i, is_sent=False)
         w = s.writers[i]
         if s.manifest == w.old or not self.keeps("condition"):
             after = _replaced(s, i, name)
@@ -159,7 +178,8 @@ class Bucket(Model):
             yield Step(f"{name} puts its manifest: done", _set(after, i, at="look"))
             if s.faults[LOST]:
                 words = f"{name} puts its manifest: done, and the answer is lost"
-                yield Step(words, _without(_set(after, i, at="compare"), LOST))
+                after = _set(after, i, at="compare", is_unanswered=True)
+                yield Step(words, _without(after, LOST))
         else:
             yield Step(f"{name} puts its manifest: 412", _set(s, i, at="compare"))
         if s.faults[LOST]:
@@ -188,39 +208,56 @@ class Bucket(Model):
                 stays = w.is_unanswered and self.keeps("data in flight stay")
                 words += ", another one's; it raises" + ", and cleans nothing" * stays
                 yield Step(words, _set(s, i, at="refused" if stays else "clean"))
-            elif found != w.old and not self.keeps("404 is unknown"):
+            elif found != w.old and not self.keeps("two answers of a writer"):
                 words += "; so somebody removed it, it concludes"
                 yield Step(words, _set(s, i, at="clean"))
+            elif found != w.old and not s.manifest:
+                stays = w.is_unanswered and self.keeps("data in flight stay")
+                words += (
+                    ", and a listing agrees: it raises" + ", and cleans nothing" * stays
+                )
+                yield Step(words, _set(s, i, at="refused" if stays else "clean"))
             elif w.is_unanswered and not self.keeps("data in flight stay"):
                 yield Step(f"{words}; it raises", _set(s, i, at="clean"))
-            elif w.is_unanswered or found != w.old:
-                words += "; the outcome is unknown"
-                yield Step(words, _set(s, i, at="unknown"))
             else:
                 yield Step(f"{words}; it tries again", _set(s, i, at="put"))
+                if w.is_unanswered:
+                    words += "; it gives up, and the outcome is unknown"
+                    yield Step(words, _set(s, i, at="unknown"))
 
     def _look(self, s: State, i: int, name: str) -> Iterator[Step]:
         """Its manifest is there. Were its data, all the time?"""
-        if not s.writers[i].suspended_at or not self.keeps("check after"):
-            words = f"{name} finds its heartbeat in time: it has saved"
-            if not self.keeps("check after"):
-                words = f"{name} has saved"
-            good = name if s.manifest == name else s.good
-            yield Step(words, _set(s._replace(good=good), i, at="tidy"))
-        elif name in s.data or s.writers[i].is_unanswered:
-            # To take back what may arrive once more would undo nothing.
-            words = f"{name} finds its heartbeat late; the outcome is unknown"
+        w = s.writers[i]
+        had_no_answer = w.is_unanswered and self.keeps("look again")
+        if not (w.suspended_at or had_no_answer) or not self.keeps("check after"):
+            words = f"{name} has saved"
+        elif name not in s.data:
+            at = "take_back" if self.keeps("take back") else "failed"
+            yield Step(f"{name} finds its data gone", _set(s, i, at=at))
+            return
+        elif self._is_marked(s, name):
+            words = (
+                f"{name} finds that its data are being deleted: the outcome is unknown"
+            )
             yield Step(words, _set(s, i, at="unknown"))
-        elif not self.keeps("take back"):
-            yield Step(f"{name} finds its heartbeat late", _set(s, i, at="failed"))
+            return
         else:
-            words = f"{name} finds its heartbeat late, and its data gone"
-            yield Step(words, _set(s, i, at="take_back"))
+            words = f"{name} finds its data there: it has saved"
+        good = name if s.manifest == name else s.good
+        yield Step(words, _set(s._replace(good=good), i, at="tidy"))
+
+    def _is_marked(self, s: State, prefix: str) -> bool:
+        at, of, _ = s.sweeper
+        is_swept = at in ("ask", "delete") and of == prefix and self.keeps("mark")
+        at, of = s.deleter
+        is_deleted = at in ("look", "data") and of == prefix
+        return is_swept or is_deleted and self.keeps("mark of a deleter")
 
     def _take_back(self, s: State, i: int, name: str) -> Iterator[Step]:
         old = s.writers[i].old
         old = old if old in s.data else ""
-        after = _set(s, i, at="failed")
+        is_open = s.writers[i].is_unanswered
+        after = _set(s, i, at="unknown" if is_open else "failed")
         if s.manifest == name:
             words = f"{name} takes its manifest back, and puts what was there before"
             yield Step(words, after._replace(manifest=old))
@@ -316,21 +353,21 @@ class Bucket(Model):
 
     def _deleter(self, s: State) -> Iterator[Step]:
         at, seen = s.deleter
-        first, last = ("manifest", "data")
-        if not self.keeps("manifest first"):
-            first, last = last, first
         if at == "idle" and s.manifest:
             words = f"a deleter reads the manifest of {s.manifest}"
+            first = "manifest" if self.keeps("manifest first") else "data"
             yield Step(words, s._replace(deleter=(first, s.manifest)))
-        elif at in (first, last):
-            after = s._replace(deleter=(last if at == first else "done", seen))
-            if at == "manifest":
-                words = "it deletes the manifest"
-                after = after._replace(manifest="", good="")
-            else:
-                words = f"it deletes @{seen}/"
-                after = after._replace(data=s.data - {seen})
+        elif at == "manifest":
+            after = s._replace(manifest="", good="", deleter=("look", seen))
+            words = f"it deletes the manifest, and marks @{seen}/"
             yield Step(words, after)
+        elif at == "look":
+            at = "done" if s.manifest else "data"
+            yield Step("it looks whether one is there", s._replace(deleter=(at, seen)))
+        elif at == "data":
+            at = "done" if self.keeps("manifest first") else "manifest"
+            after = s._replace(data=s.data - {seen}, deleter=(at, seen))
+            yield Step(f"it deletes @{seen}/", after)
 
     # What must be true.
 
@@ -347,12 +384,16 @@ class Bucket(Model):
             return f"What {s.good} saved is not there."
         if s.manifest and not is_whole:
             w = None if s.manifest == OLD else s.writers["AB".index(s.manifest)]
-            # One that was suspended between its check and its manifest looks again; if
-            # it dies before, or the sweeper is in the middle, the step stays damaged.
-            is_late = w is not None and w.suspended_at not in ("", *BEFORE)
+            # One that was suspended between its check and its manifest, or had no
+            # answer, looks again; if it dies before, or the data are being deleted just
+            # then, the step stays damaged.
+            is_late = w is not None and (
+                w.suspended_at not in ("", *BEFORE) or w.is_unanswered
+            )
             if w is None or not is_late or w.at in ("saved", "tidy"):
                 return "A step is listed, and its data are gone."
-        if not s.step_1 and not self.overwrites and not is_whole:
+        has_retained = self.scene in ("create", "alone")
+        if not s.step_1 and has_retained and not is_whole:
             return "Retention has removed step 1, and step 2 is not there."
         if len(acknowledged) == 2 and not self.overwrites:
             return "Two writers were told that they have saved one step."
@@ -385,8 +426,11 @@ def _set(s: State, i: int, **changes: object) -> State:
 
 
 def _replaced(s: State, i: int, name: str) -> State:
-    """The manifest is there. If its writer was never suspended, it is a commit."""
-    good = s.good if s.writers[i].suspended_at else name
+    """The manifest is there: a commit, unless its writer has to look again."""
+    w = s.writers[i]
+    is_deleted = name not in s.data or s.deleter == ("data", name)
+    is_doubtful = w.suspended_at or w.is_unanswered and is_deleted
+    good = s.good if is_doubtful else name
     return s._replace(manifest=name, good=good)
 
 

@@ -21,8 +21,9 @@ import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt._distributed.joint_attempt import JointAttempt
+from tests.scheduler import now
 
-from .simulation import now, pause, Simulation
+from .simulation import pause, Simulation
 
 
 TIMEOUT = 20.0  # seconds, of the simulation
@@ -75,7 +76,7 @@ class Schedule:
             for name in ("write", "_publish"):
                 slow = self._slow(getattr(JointAttempt, name))
                 stack.enter_context(mock.patch.object(JointAttempt, name, slow))
-            self._simulation.run(self._process)
+            self._simulation.play(self._process)
         self._check()
 
     def _slow(self, work: Callable[..., Any]) -> Callable[..., Any]:

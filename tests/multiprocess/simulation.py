@@ -1,16 +1,11 @@
 """Jobs of many processes, which are threads here, and JAX's coordination service.
 
-One thread runs at a time: of all that could go on, the one that comes first by its own
-clock. So each run is the same, whatever this machine does, and waiting takes no time.
 The processes run the real code; what is simulated is the service, with the calls of
 JAX's client, the clock, and what is called at once in threads.
 """
 
 import contextlib
 import functools as ft
-import heapq
-import random
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +14,7 @@ from unittest import mock
 import jax
 
 from eqx_ckpt._distributed import jax_service, meeting, process_group
+from tests.scheduler import Line, local, now, Scheduler, within_lines
 
 
 _Item = TypeVar("_Item")
@@ -30,8 +26,6 @@ _T = TypeVar("_T")
 LATENCY = 300e-6
 _SERVED = 30e-6
 _PER_VALUE = 2e-6
-
-_STACK = 2**20
 
 _AT_ONCE = 32
 
@@ -58,46 +52,32 @@ class Counted(NamedTuple):
         )
 
 
-class Line:
-    """A thread of a process, and its clock."""
-
-    def __init__(self, clock: float) -> None:
-        self.clock = clock
-        self.turn = threading.Event()
-        self.number = 0
-
-
-class Simulation:
+class Simulation(Scheduler):
     """Many processes and their coordination service; one thread runs at a time.
 
     **Attributes:**
 
-    - `chance`: decides when the processes begin, and what else the caller wants.
     - `clients`: by process, the service as it sees it.
     - `latency`: the seconds of the next request.
     """
 
     def __init__(self, size: int, seed: int = 0, spread: float = 0.1) -> None:
-        self.chance = random.Random(seed)
+        super().__init__(seed)
         self._begins = [self.chance.uniform(0, spread) for _ in range(size)]
         self.clients = [Client(self) for _ in range(size)]
         self.latency: Callable[[], float] = lambda: LATENCY
         self.values: dict[str, str] = {}
         self.most_bytes = self._bytes = 0
         self._free = 0.0
-        # Who goes on when; and by key, who waits for its value.
-        self._turns: list[tuple[float, int, Line]] = []
+        # By key, who waits for its value.
         self._waiting: dict[str, list[Line]] = {}
-        self._count = 0
-        self._working = 0
-        self._is_over = threading.Event()
 
-    def run(self, call: Callable[[int], None]) -> None:
+    def play(self, call: Callable[[int], None]) -> None:
         """Make the call in each process, with its number; raise what one raises."""
         failures: list[BaseException] = []
 
         def work(index: int, client: "Client") -> None:
-            _local.client, _local.index = client, index
+            local.client, local.index = client, index
             try:
                 call(index)
             except Died:
@@ -106,63 +86,15 @@ class Simulation:
                 failures.append(e)
 
         works = [ft.partial(work, *of) for of in enumerate(self.clients)]
-        before = threading.stack_size(_STACK)
-        try:
-            with _simulated(len(works)):
-                self.start(zip(self._begins, works, strict=True))
-                self.next()
-                self._is_over.wait()
-        finally:
-            threading.stack_size(before)
+        with _simulated(len(works)):
+            self.run(zip(self._begins, works, strict=True))
         if failures:
             raise failures[0]
-        assert not self._working, "Some processes wait for ever."
-
-    def start(self, works: Iterable[tuple[float, Callable[[], None]]]) -> None:
-        """Let threads work, each from some time on."""
-
-        def within(line: Line, work: Callable[[], None]) -> None:
-            line.turn.wait()
-            _local.line = line
-            work()
-            self._working -= 1
-            self.next()
-
-        for clock, work in works:
-            line = Line(clock)
-            self._working += 1
-            threading.Thread(target=within, args=(line, work), daemon=True).start()
-            self.go_on(line, clock)
-
-    def go_on(self, line: Line, when: float) -> None:
-        """Let a line go on at some time, and not when it was to before."""
-        self._count += 1
-        line.number = self._count
-        heapq.heappush(self._turns, (when, self._count, line))
-
-    def next(self) -> None:
-        """Hand over to the line that goes on first."""
-        while self._turns:
-            when, number, line = heapq.heappop(self._turns)
-            if number == line.number:
-                line.clock = max(when, line.clock)
-                line.turn.set()
-                return
-        self._is_over.set()
-
-    def sleep(self, until: float | None) -> None:
-        """Let others go on until some time, or until one of them says so."""
-        line: Line = _local.line
-        line.turn.clear()
-        if until is not None:
-            self.go_on(line, until)
-        self.next()
-        line.turn.wait()
 
     def answered(self, values: int) -> float:
         """When the service has answered the request of the line that runs."""
         latency = self.latency()
-        arrival = _local.line.clock + latency / 2
+        arrival = local.line.clock + latency / 2
         self._free = max(self._free, arrival) + _SERVED + values * _PER_VALUE
         return self._free + latency / 2
 
@@ -180,7 +112,7 @@ class Simulation:
 
     def wait(self, key: str, seconds: float) -> None:
         """Wait until there is a value, for some time at most."""
-        line: Line = _local.line
+        line: Line = local.line
         self._waiting.setdefault(key, []).append(line)
         self.sleep(line.clock + seconds)
         if line in (others := self._waiting.get(key, [])):
@@ -278,7 +210,7 @@ class _Circles(dict[Any, Any]):
 
 def _at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, _T]:
     """As the function of this name, by the clocks of the simulation."""
-    todo, line, client, index = [*items], _local.line, _local.client, _local.index
+    todo, line, client, index = [*items], local.line, local.client, local.index
     simulation: Simulation = client.all
     answers: dict[_Item, _T] = {}
     failures: list[BaseException] = []
@@ -286,7 +218,7 @@ def _at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, 
 
     def work() -> None:
         nonlocal working
-        _local.client, _local.index = client, index
+        local.client, local.index = client, index
         try:
             while todo:
                 item = todo.pop()
@@ -317,34 +249,16 @@ class _Clock:
         pause(seconds)
 
 
-def now() -> float:
-    """The time of the thread that runs; the real one outside of a simulation."""
-    return _local.line.clock if hasattr(_local, "line") else time.monotonic()
-
-
 def pause(seconds: float) -> None:
     if _index() is None:
         time.sleep(seconds)
     else:
-        _local.client.all.sleep(now() + seconds)
-
-
-_local = threading.local()
+        local.client.all.sleep(now() + seconds)
 
 
 def _index() -> int | None:
     """The number of the process of this thread; `None` if it is not simulated."""
-    return getattr(_local, "index", None)
-
-
-def _for_processes(place: Any, name: str, ours: Callable[..., Any]) -> Any:
-    """Replace a function in the threads of the simulation; others may run, too."""
-    real = getattr(place, name)
-
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (real if _index() is None else ours)(*args, **kwargs)
-
-    return mock.patch.object(place, name, chosen)
+    return getattr(local, "index", None)
 
 
 @contextlib.contextmanager
@@ -359,11 +273,11 @@ def _simulated(size: int) -> Generator[None]:
         ):
             stack.enter_context(mock.patch.object(place, name, value))
         for place, name, ours in (
-            (jax_service, "_client", lambda: _local.client),
+            (jax_service, "_client", lambda: local.client),
             (meeting, "at_once", _at_once),
-            (jax, "process_index", lambda: _local.index),
+            (jax, "process_index", lambda: local.index),
             (jax, "process_count", lambda: size),
             (jax.distributed, "is_initialized", lambda: True),
         ):
-            stack.enter_context(_for_processes(place, name, ours))
+            stack.enter_context(within_lines(place, name, ours))
         yield

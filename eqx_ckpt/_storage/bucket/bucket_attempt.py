@@ -108,7 +108,7 @@ class BucketAttempt(Attempt):
         try:
             publishing.publish()
             self._is_ours = False
-            if self._heartbeat.is_late():
+            if self._heartbeat.is_late() or publishing.is_unanswered:
                 self._check_data(publishing, manifest)
         except BaseException as e:
             self._is_ours = not (publishing.is_possible or publishing.is_unanswered)
@@ -122,10 +122,12 @@ class BucketAttempt(Attempt):
             self._remove_old(self._old.value, publishing, manifest)
 
     def _check_data(self, publishing: publication.Publication, manifest: bytes) -> None:
-        """Raise if a manager has removed the data before it saw the manifest.
+        """Raise if the data were removed before the manifest that is there was.
 
-        It marks what it removes, and looks for the manifest after that. So either it
-        has seen the manifest, or its mark, or what it has left, is seen here.
+        A manager marks what it removes, and looks for the manifest after that. So
+        either it has seen the manifest, or its mark, or what it has left, is seen here.
+        And the first request for the manifest may have had no answer: what it created
+        may have been deleted, with the data, before the next one.
         """
         assert self._heartbeat is not None
         parsed = from_bytes(manifest, str(self._target))
@@ -145,6 +147,10 @@ class BucketAttempt(Attempt):
             if is_missing:
                 publishing.take_back()
                 self._heartbeat.check()
+                raise CheckpointError(
+                    f"{self._target} was removed by another process while it was "
+                    "saved. Save again."
+                )
             if not is_marked:
                 return
         raise problem

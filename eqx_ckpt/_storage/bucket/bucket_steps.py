@@ -197,13 +197,24 @@ class BucketSteps(Steps):
 
 
 def _remove(place: KeyValues) -> None:
-    """Delete a checkpoint: the manifest first, so no part is ever visible."""
+    """Delete a checkpoint: the manifest first, so no part is ever visible.
+
+    Its writer, if it had no answer, may create the manifest once more: before it is
+    looked for, so that the data stay; or after that, and then it sees the mark.
+    """
     manifest = place.read(MANIFEST)
     place.delete([MANIFEST])
-    if place.is_listed(MANIFEST):
-        raise contradicts(place.url(MANIFEST), "it was deleted, and it is listed")
-    if manifest is not None:
-        remove_data(place, manifest)
+    root = "" if manifest is None else from_bytes(manifest, str(place)).root
+    mark = [f"{root}{SWEPT}"] if root else []
+    for key in mark:
+        place.write(key, b"1")
+    try:
+        if place.is_listed(MANIFEST):
+            raise contradicts(place.url(MANIFEST), "it was deleted, and it is listed")
+        if manifest is not None:
+            remove_data(place, manifest)
+    finally:
+        place.delete(mark)
 
 
 class _Unknown(NamedTuple):

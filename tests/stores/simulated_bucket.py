@@ -1,0 +1,481 @@
+"""Processes, which are threads here, and a bucket; and what may go wrong between them.
+
+The processes run the real code. What is simulated is the key-value store that
+TensorStore opens, clocks, and threads. Requests take as long as `latency` says; some
+lose their answer, or arrive late, and a process stops for long, or dies.
+"""
+
+import contextlib
+import functools as ft
+import itertools
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+
+from eqx_ckpt._run import manager
+from eqx_ckpt._saving import background_save
+from eqx_ckpt._steps import run_sweeps
+from eqx_ckpt._storage.bucket import (
+    bucket_attempt,
+    bucket_steps,
+    heartbeat,
+    keyvalue_place,
+    publication,
+    store_patience,
+)
+from eqx_ckpt._storage.calls import send_window, threads
+from eqx_ckpt._storage.chunks import chunk_values
+from tests.scheduler import Line, local, now, Scheduler, within_lines
+
+
+# Of a key that is not there.
+ABSENT = b"absent"
+
+MANIFEST = "zarr.json"
+
+COMMIT = -1
+
+# TensorStore sends a request again when it has made no progress for so long.
+STALLED = 60.0
+
+
+class Died(BaseException):
+    """The process has died: what it does after this has no effect."""
+
+
+class Stamp(NamedTuple):
+    generation: bytes
+
+
+class Found(NamedTuple):
+    state: str
+    value: bytes
+    stamp: Stamp
+
+
+Kind = Literal["read", "list", "write", "delete"]
+
+
+class Request(NamedTuple):
+    """The one of this number, from 1, of its kind, for manifests or for all else."""
+
+    kind: Kind
+    is_manifest: bool
+    number: int
+
+
+# Its answer is lost; it is lost, and the request arrives after so many seconds; or a
+# read finds nothing.
+Fault = Literal["lost", "wrong"] | float
+
+
+class Process:
+    """What happens to one process, by the number of its request.
+
+    **Attributes:**
+
+    - `index`: its number.
+    - `requests`: how many requests it has sent.
+    - `dies_at`, `stops_at`: the request that it does not send any more, and the one
+        before which it stops for `stops_for` seconds. `COMMIT` is its next commit.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.requests = 0
+        self.dies_at: float = math.inf
+        self.stops_at: float = math.inf
+        self.stops_for = 0.0
+        self.runs_from = 0.0
+
+    def check(self) -> None:
+        """Raise if the process is dead."""
+        if self.requests >= self.dies_at:
+            raise Died
+
+
+class Simulation(Scheduler):
+    """Processes and one bucket.
+
+    **Attributes:**
+
+    - `values`: the objects there, and their generations.
+    - `changed`: called when one has changed.
+    - `sender`: the process whose request has just changed it.
+    - `latency`: the seconds of the next request, half of them until it arrives.
+    - `faults`: what happens to a request.
+    """
+
+    def __init__(self, seed: int, processes: int) -> None:
+        super().__init__(seed)
+        self.grow(processes)
+        self.values: dict[str, tuple[bytes, bytes]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        self.sender = 0
+        self.faults: dict[Request, Fault] = {}
+        self._sent: Counter[tuple[str, bool]] = Counter()
+        self.latency: Callable[[], float] = lambda: 0.02
+        self._generations = itertools.count(1)
+
+    def grow(self, processes: int) -> None:
+        """Have so many processes from now on, which begin anew."""
+        self.processes = [*map(Process, range(processes))]
+
+    def play(self, call: Callable[[int], None]) -> None:
+        """Make the call in each process, with its number; raise what one raises."""
+        failures: list[BaseException] = []
+
+        def work(index: int, process: Process) -> None:
+            local.process = process
+            try:
+                call(index)
+            except Died:
+                pass
+            except BaseException as e:
+                failures.append(e)
+
+        works = [ft.partial(work, *of) for of in enumerate(self.processes)]
+        with _simulated(self):
+            self.run((self.clock, work) for work in works)
+        if failures:
+            raise failures[0]
+
+    def sleep(self, until: float | None) -> None:
+        super().sleep(until)
+        line: Line = local.line
+        while line.clock < local.process.runs_from:
+            super().sleep(local.process.runs_from)
+
+    def pause(self, seconds: float) -> None:
+        self.sleep(now() + seconds)
+        local.process.check()
+
+    def request(
+        self, key: str, apply: Callable[[], Any], kind: Kind = "read", *, once: bool
+    ) -> "Answer":
+        """Send a request, whose effect and answer come later."""
+        process: Process = local.process
+        process.requests += 1
+        process.check()
+        is_manifest = key.endswith(MANIFEST)
+        is_commit = is_manifest and kind == "write" and process.stops_at == COMMIT
+        if is_commit or process.requests == process.stops_at:
+            process.stops_at = process.requests
+            process.runs_from = now() + process.stops_for
+            self.pause(0)
+        fault = self._fault(kind, is_manifest)
+        answer = Answer(self)
+
+        def effect() -> Any:
+            self.sender = process.index
+            return apply()
+
+        arrival = now() + self.latency() / 2
+        if fault == "wrong":
+            found = Found("missing", b"", Stamp(ABSENT))
+            self.at(arrival, lambda when: answer.comes(when, found))
+            return answer
+        if not fault:
+            self.at(arrival, lambda when: answer.comes(when, effect()))
+            return answer
+        late = arrival if fault == "lost" else now() + fault
+        self.at(late, lambda _: effect())
+        again = arrival + STALLED
+        if once:
+            error = ValueError("UNAVAILABLE: simulated: no answer")
+            self.at(again, lambda when: answer.comes(when, error))
+        else:
+            self.at(again, lambda when: answer.comes(when, effect()))
+        return answer
+
+    def _fault(self, kind: Kind, is_manifest: bool) -> "Fault | None":
+        self._sent[kind, is_manifest] += 1
+        return self.faults.get(
+            Request(kind, is_manifest, self._sent[kind, is_manifest])
+        )
+
+    def draw(self, chance_of_each: float, latest: float) -> None:
+        """Let something go wrong with some of the next requests.
+
+        A late one arrives within `latest` seconds.
+        """
+        chance = self.chance
+
+        def happens() -> bool:
+            return chance.random() < chance_of_each
+
+        def request(kind: Kind) -> Request:
+            is_manifest = chance.random() < 0.7
+            most = 6 if is_manifest else 40
+            number = self._sent[kind, is_manifest] + chance.randint(1, most)
+            return Request(kind, is_manifest, number)
+
+        if happens():
+            self.faults[request(chance.choice(("write", "write", "delete")))] = "lost"
+        elif happens():
+            # A deletion has no condition: late, it would delete what came after it.
+            self.faults[request("write")] = chance.uniform(1, latest)
+        if happens():
+            self.faults[request("read")] = "wrong"
+
+    def put(self, key: str, value: bytes | None) -> bytes:
+        """Write or delete an object; return its generation."""
+        if value is None:
+            generation = ABSENT
+            self.values.pop(key, None)
+        else:
+            generation = b"g%d" % next(self._generations)
+            self.values[key] = value, generation
+        self.changed()
+        return generation
+
+
+class Answer:
+    """A future of TensorStore."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._all = simulation
+        self._found: Any = None
+        self._is_here = False
+        self._waiting: list[Line] = []
+
+    def comes(self, when: float, found: Any) -> None:
+        """Send the answer on its way."""
+        self._all.at(when + self._all.latency() / 2, ft.partial(self._arrives, found))
+
+    def _arrives(self, found: Any, when: float) -> None:
+        self._found, self._is_here = found, True
+        for line in self._waiting:
+            self._all.go_on(line, when)
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._is_here:
+            line: Line = local.line
+            self._waiting.append(line)
+            self._all.sleep(None if timeout is None else line.clock + timeout)
+            self._waiting.remove(line)
+        local.process.check()
+        if not self._is_here:
+            raise TimeoutError
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._wait(timeout)
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        self._wait(timeout)
+        return self._found if isinstance(self._found, Exception) else None
+
+    def cancel(self) -> None:
+        """What was sent may arrive nevertheless."""
+
+    def cancelled(self) -> bool:
+        return False
+
+
+class Store:
+    """The calls of `ts.KvStore` that this package makes, at a path of the bucket."""
+
+    def __init__(self, simulation: Simulation, path: str, retries: bool) -> None:
+        self._all = simulation
+        self._path = path
+        self._once = not retries
+
+    def read(self, key: str, *, byte_range: slice = slice(0, None)) -> Answer:
+        whole = self._path + key
+
+        def apply() -> Any:
+            if whole not in self._all.values:
+                return Found("missing", b"", Stamp(ABSENT))
+            value, generation = self._all.values[whole]
+            if byte_range.stop is not None and byte_range.stop > len(value):
+                return ValueError("OUT_OF_RANGE: simulated")
+            return Found("value", value[byte_range], Stamp(generation))
+
+        return self._all.request(key, apply, once=self._once)
+
+    def write(
+        self, key: str, value: bytes | None, *, if_equal: bytes | None = None
+    ) -> Answer:
+        whole = self._path + key
+
+        def apply() -> Stamp:
+            found = self._all.values.get(whole, (b"", ABSENT))[1]
+            if if_equal and found != if_equal:
+                return Stamp(b"")
+            return Stamp(self._all.put(whole, value))
+
+        kind: Kind = "delete" if value is None else "write"
+        return self._all.request(key, apply, kind, once=self._once)
+
+    def list(self, range: Any) -> Answer:
+        first = self._path.encode() + range.inclusive_min
+        after = range.exclusive_max
+
+        def apply() -> list[bytes]:
+            keys = sorted(key.encode() for key in self._all.values)
+            skip = len(self._path)
+            return [
+                key[skip:]
+                for key in keys
+                if key.startswith(self._path.encode())
+                and key >= first
+                and not (after and key[skip:] >= after)
+            ]
+
+        return self._all.request("", apply, "list", once=self._once)
+
+
+class _Event:
+    """As `threading.Event`, between lines of a simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._all = simulation
+        self._is_set = False
+        self._waiting: list[Line] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        for line in self._waiting:
+            self._all.go_on(line, now())
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            line: Line = local.line
+            self._waiting.append(line)
+            self._all.sleep(None if timeout is None else now() + timeout)
+            self._waiting.remove(line)
+            local.process.check()
+        return self._is_set
+
+
+class _Thread:
+    """As `threading.Thread`: a further line of the process that starts it."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        target: Callable[..., None],
+        args: Sequence[Any] = (),
+        **_: Any,
+    ) -> None:
+        self._all = simulation
+        self._call = ft.partial(target, *args)
+        self._process: Process = local.process
+        self._has_begun = False
+        self._end = _Event(simulation)
+
+    def start(self) -> None:
+        self._has_begun = True
+        self._all.start([(now(), self._work)])
+
+    def _work(self) -> None:
+        local.process = self._process
+        with contextlib.suppress(Died):
+            self._call()
+        self._end.set()
+
+    def is_alive(self) -> bool:
+        return self._has_begun and not self._end.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._end.wait(timeout)
+
+
+class _Threading:
+    """In place of the module `threading`, where it is imported as a whole."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.Event = ft.partial(_Event, simulation)
+        self.Thread = ft.partial(_Thread, simulation)
+        self.current_thread = lambda: local.line
+        self.get_ident = lambda: id(local.line)
+
+
+class _Time:
+    """In place of the module `time`."""
+
+    monotonic = staticmethod(now)
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.sleep = simulation.pause
+
+
+class _Pool:
+    """In place of a pool of threads: one call after another."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> "Future[Any]":
+        found: Future[Any] = Future()
+        try:
+            found.set_result(call(*args))
+        except Exception as e:
+            found.set_exception(e)
+        return found
+
+    def shutdown(self, **_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def _simulated(simulation: Simulation) -> Generator[None]:
+    exception = background_save.Saving.exception
+
+    def opened(spec: Any, *, retries: bool = True) -> Store:
+        return Store(simulation, spec["path"], retries)
+
+    def found(saving: Any, timeout: float | None = None) -> Any:
+        ended = _Event(simulation)
+        saving.add_done_callback(lambda _: ended.set())
+        ended.wait(timeout)
+        return exception(saving, 0)
+
+    names = (
+        uuid.UUID(int=simulation.chance.getrandbits(128)) for _ in itertools.count()
+    )
+    modules = _Threading(simulation), _Time(simulation)
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            (background_save, "threading", modules[0]),
+            (bucket_attempt, "time", modules[1]),
+            (bucket_steps, "time", modules[1]),
+            (bucket_steps, "threading", modules[0]),
+            (heartbeat, "threading", modules[0]),
+            (manager, "threading", modules[0]),
+            (manager, "time", modules[1]),
+            (publication, "time", modules[1]),
+            (run_sweeps, "threading", modules[0]),
+            (send_window, "time", modules[1]),
+            (store_patience, "time", modules[1]),
+            (store_patience, "_silent", set()),
+            (store_patience, "_last_answer", {}),
+            (bucket_attempt, "_keep_conditions", set()),
+            (heartbeat, "clock", now),
+            (threads, "Pool", _Pool),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        for place, name, ours in (
+            (chunk_values, "open_kvstore", opened),
+            (keyvalue_place, "open_kvstore", opened),
+            (store_patience, "_ask", lambda *_: None),
+            (background_save.Saving, "exception", found),
+            (uuid, "uuid4", lambda: next(names)),
+        ):
+            stack.enter_context(within_lines(place, name, ours))
+        yield
