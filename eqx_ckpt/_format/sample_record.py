@@ -120,11 +120,6 @@ def state_folder(number: int) -> str:
     return f"{STATES}/{number:06d}/"
 
 
-def is_state(path: str) -> bool:
-    """Whether a path below a recording is that of a state."""
-    return re.fullmatch(rf"{STATES}/\d{{6,}}", path) is not None
-
-
 @dataclass(frozen=True)
 class Record:
     """The committed part of a recording.

@@ -168,6 +168,17 @@ def tree_serialise_leaves(
         save.remember()
 
 
+def save_state(path: PathLike, state: PyTree, timeout: float) -> None:
+    """Save a state of a recording, in the recording, where nothing else is saved."""
+    with all_saving(path, timeout) or Alone() as group:
+        raise_pending_failure()
+        plan = plan_writes(state, default_serialise_filter_spec, None, None)
+        save = Save(path, plan, None, None, "zarr", False)
+        save.is_of_recording()
+        save.begin(group, overwrite=False)
+        save.run()
+
+
 def tree_serialise_leaves_async(
     path: PathLike,
     pytree: PyTree,
@@ -394,6 +405,10 @@ class Save:
             part=plan.part,
         )
         check_size(self._manifest)
+
+    def is_of_recording(self) -> None:
+        """What is saved is a state of the recording that its path is in."""
+        self._target = self._target.as_state()
 
     def share_with(self, path: PathLike) -> None:
         """Share chunks with a checkpoint."""

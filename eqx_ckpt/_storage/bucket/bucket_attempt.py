@@ -16,7 +16,7 @@ from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpoint
 from ..._format.manifest import foreign, MANIFEST
 from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.references import attempt_at, attempts_of, SWEPT
-from ..._format.sample_record import is_state, RECORD
+from ..._format.sample_record import RECORD
 from ..._types import Layout
 from ..interface.place import Attempt, run_of, Share, Shown
 from ..interface.referred_chunks import stored_chunks
@@ -55,7 +55,7 @@ class BucketAttempt(Attempt):
         self._target = target
         self._heartbeat: Heartbeat | None = None
         self._old, keys = self._look(overwrite)
-        check_above(target, is_new=not overwrite)
+        check_above(target)
         self._check_keys(keys)
         self.root = f"@{uuid.uuid4().hex}/"
         self._place = target / self.root
@@ -222,14 +222,10 @@ class BucketShare(Share):
     ) -> None: ...
 
 
-def check_above(place: KeyValues, *, is_new: bool) -> None:
-    """Raise if a location is in a checkpoint or a recording.
-
-    A new state of a recording is in the recording.
-    """
+def check_above(place: KeyValues) -> None:
+    """Raise if a location is in a checkpoint or a recording, unless it is its state."""
     what, above = whole_above(place)
-    is_its_own = what == "recording" and is_new
-    if what and not (is_its_own and is_state(place.url().removeprefix(f"{above}/"))):
+    if what and not (place.is_state and what == "recording"):
         raise inside(str(place), what, repr(above))
 
 

@@ -66,7 +66,7 @@ class BucketWriter(SoleWriter):
         self._lease: _Lease | None = None
 
     def acquire(self) -> int:
-        check_above(self._place, is_new=False)
+        check_above(self._place)
         if self._conditions:
             check_conditions(self._place, replace=True)
         self._lease = _Lease(self._place, self._conditions)

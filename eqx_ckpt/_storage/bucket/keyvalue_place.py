@@ -56,6 +56,7 @@ class KeyValues(Storage):
     """
 
     spec: KvSpec
+    is_state: bool = False
     scheme: ClassVar[str]
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkValues,
@@ -83,6 +84,9 @@ class KeyValues(Storage):
         bucket = self.spec["bucket"] + "/" if "bucket" in self.spec else ""
         path = self.spec["path"] + key if key else self.spec["path"].rstrip("/")
         return f"{self.scheme}://{bucket}{path}"
+
+    def as_state(self: S) -> S:
+        return replace(self, is_state=True)
 
     def at(self: S, path: str) -> S:
         return replace(self, spec={**self.spec, "path": path})

@@ -10,7 +10,7 @@ import functools as ft
 import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -74,6 +74,7 @@ class Directory(Storage):
 
     spec: KvSpec
     link: str = ""
+    is_state: bool = False
     always_fits = 2000
     layouts: ClassVar[Mapping[Layout, Callable[[Storage], Chunks]]] = {
         "zarr": ChunkFiles,
@@ -99,6 +100,9 @@ class Directory(Storage):
 
     def at(self, path: str) -> "Directory":
         return Directory({**self.spec, "path": path})
+
+    def as_state(self) -> "Directory":
+        return replace(self, is_state=True)
 
     def read(self, key: str, most: int = MAX_BYTES + 1) -> bytes | None:
         return read_file(self.spec["path"], key, most)
@@ -142,7 +146,8 @@ class Directory(Storage):
         target = self.spec["path"].rstrip("/") or "/"
         if self.link and os.path.isdir(target) and os.listdir(target):
             target = self.link
-        if is_replacement(target, CHECKPOINT, overwrite=overwrite):
+        kind = CHECKPOINT._replace(is_state=self.is_state)
+        if is_replacement(target, kind, overwrite=overwrite):
             check_shares_nothing(target)
         above = os.path.dirname(target)
         os.makedirs(above, exist_ok=True)
@@ -169,6 +174,7 @@ class Directory(Storage):
             temporary,
             parent,
             folder,
+            kind,
             overwrite,
             held,
         )
@@ -239,6 +245,7 @@ class _DirectoryAttempt(Attempt):
     temporary: str
     parent: int
     folder: int
+    kind: Kind
     overwrite: bool
     held: contextlib.ExitStack
     is_ours: bool = True
@@ -274,7 +281,7 @@ class _DirectoryAttempt(Attempt):
     def _rename(self) -> bool:
         """Give the directory its name; return whether something else had it."""
         while True:
-            replaced = is_replacement(self.target, CHECKPOINT, overwrite=self.overwrite)
+            replaced = is_replacement(self.target, self.kind, overwrite=self.overwrite)
             if not is_open_at(self.folder, self.temporary):
                 self.is_ours = False
                 raise _was_replaced(self.temporary)

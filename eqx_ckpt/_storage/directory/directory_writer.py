@@ -32,7 +32,7 @@ class DirectoryWriter(SoleWriter):
         self._lock = self._directory = -1
 
     def acquire(self) -> int:
-        check_above(self._root.rstrip("/"), is_new=False)
+        check_above(self._root.rstrip("/"))
         try:
             os.makedirs(self._root, exist_ok=True)
         except (FileExistsError, NotADirectoryError):

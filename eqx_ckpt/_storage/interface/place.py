@@ -68,6 +68,7 @@ class Storage(abc.ABC):
 
     - `spec`: of the TensorStore key-value store; its path ends with `/`.
     - `layouts`: the classes that keep chunks here, by the layout of a checkpoint.
+    - `is_state`: whether a state of the recording that this is in is saved here.
     - `is_shared`: whether all processes of a job see the same values.
     - `max_key`, `max_object`: how many bytes a key and a value may have.
     - `always_fits`: if path and leaf name together are shorter, no limit is exceeded.
@@ -76,6 +77,7 @@ class Storage(abc.ABC):
 
     spec: KvSpec
     layouts: ClassVar[Mapping[Layout, "Callable[[Storage], Chunks]"]]
+    is_state: bool
     is_shared: ClassVar[bool] = True
     max_key: ClassVar[float] = math.inf
     max_object: ClassVar[float] = math.inf
@@ -96,6 +98,10 @@ class Storage(abc.ABC):
     def __truediv__(self: S, name: str) -> S:
         """The location below a name, which ends with `/`."""
         return self.at(self.spec["path"] + name)
+
+    @abc.abstractmethod
+    def as_state(self: S) -> S:
+        """This location, for a state that its recording commits itself."""
 
     def arrays(self: S, root: str) -> S:
         """The location of the arrays of what is here; it is not elsewhere."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..._errors import CheckpointError, CheckpointExistsError
 from ..._format.manifest import MANIFEST
 from ..._format.manifest_parser import HEAD, HEAD_BYTES
-from ..._format.sample_record import is_state, RECORD
+from ..._format.sample_record import RECORD
 from ..._types import check_flag
 from ..calls.opening import open_plain
 
@@ -35,11 +35,13 @@ class Kind(NamedTuple):
     - `name`: for errors, such as `"an npz file"`.
     - `differs`: a sentence why what is at a path is something else, or `""`.
     - `is_folder`: whether it is a directory, and not a file.
+    - `is_state`: whether it is a state, which its recording commits in itself.
     """
 
     name: str
     differs: Callable[[str], str]
     is_folder: bool = False
+    is_state: bool = False
 
 
 def opened_by(read: Callable[[str], Any]) -> Callable[[str], str]:
@@ -65,7 +67,7 @@ def is_replacement(path: str, kind: Kind, *, overwrite: bool) -> bool:
         check_flag("overwrite", overwrite)
     if "\0" in path:
         raise CheckpointError(f"{path!r} is not a path: it has a NUL.")
-    check_above(path, is_new=not overwrite)
+    check_above(path, is_state=kind.is_state)
     for _ in range(_LOOKS):
         try:
             return _is_replaced(path, kind, overwrite)
@@ -103,16 +105,12 @@ def _is_replaced(path: str, kind: Kind, overwrite: bool) -> bool:
     return True
 
 
-def check_above(path: str, *, is_new: bool) -> None:
-    """Raise if a path is inside a checkpoint or a recording.
-
-    A new state of a recording is in the recording.
-    """
+def check_above(path: str, *, is_state: bool = False) -> None:
+    """Raise if a path is inside a checkpoint or a recording, unless it is its state."""
     parent, name = os.path.split(path)
     resolved = os.path.join(os.path.realpath(parent), name)
     what, above = whole_above(resolved)
-    is_its_own = what == "recording" and is_new
-    if what and not (is_its_own and is_state(os.path.relpath(resolved, above))):
+    if what and not (is_state and what == "recording"):
         raise inside(repr(path), what, repr(above))
 
 

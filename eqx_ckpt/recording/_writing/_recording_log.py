@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from ..._errors import CheckpointError
 from ..._format.sample_record import Leaf, Record
-from ..._saving.save import tree_serialise_leaves
+from ..._saving.save import save_state
 from ..._types import PathLike
 from ._chain_spread import chains_here, of_these, with_whole_bands
 from ._recording_commit import explained, logger, merged, Settled
@@ -269,7 +269,7 @@ class Log(Taker):
         """If this fails, nothing has changed, and `commit` can be called again."""
         path, timeout = self._place.states.path(number), self.team.timeout
         try:
-            tree_serialise_leaves(path, state, timeout=timeout)
+            save_state(path, state, timeout)
         except OSError as e:
             raise explained(e, "", self._place.safety(), self.where) from e
 
