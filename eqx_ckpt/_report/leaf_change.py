@@ -3,12 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from .._format.leaf_record import (
-    from_stored,
-    LeafRecord,
-    scalar_from_text,
-    SCALAR_KINDS,
-)
+from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
 from .._inspecting.array_statistics import distances
 from .._lazy import Array, np
 
@@ -73,7 +68,7 @@ def _of_blocks(a: Array, b: Array) -> Change:
 
 def change_of_scalar(before: LeafRecord, after: LeafRecord) -> Change | None:
     """From one Python number to another one."""
-    if before.kind != after.kind or before.kind not in SCALAR_KINDS:
+    if before.kind != after.kind:
         return None
     if before.value == after.value:
         return Change()

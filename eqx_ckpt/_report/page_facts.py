@@ -187,8 +187,8 @@ def _number(value: Any) -> Any:
         return f"{value:.6g}"
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, int) and abs(value) >= 2**53:
-        return float(value) if abs(value) < 2**1023 else scalar_to_text(value)
+    if isinstance(value, int) and abs(value) >= 2**1023:
+        return scalar_to_text(value)
     return value
 
 

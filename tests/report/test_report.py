@@ -119,6 +119,8 @@ def test_a_checkpoint(run, report):
     assert leaves["model/w"]["stats"]["norm"] == pytest.approx(stats.norm, rel=1e-5)
     assert sum(leaves["model/w"]["histogram"]["counts"]) == 6
     assert leaves["step"]["value"] == "2"
+    assert leaves["step"]["dtype"] == "Python int"
+    assert leaves["model/w"]["dtype"] == "float32"
     assert leaves["key"]["histogram"] is None
     assert found["columns"][0]["metadata"]["n"] == "x"
 
@@ -261,6 +263,7 @@ def test_two_checkpoints(run, tmp_path, report):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "other", other)
     _, found, leaves = report(run, tmp_path / "other")
     assert found["kind"] == "comparison"
+    assert leaves["step"]["differ"] is None
     assert {name: leaf["status"] for name, leaf in leaves.items()} == {
         "model/c": "only in B",
         "model/w": "equal",
