@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -163,6 +164,9 @@ def test_show(run, ask, data):
     assert status == 0
     assert "[4. 5.]" in text
     assert re.search(r"max  5$", text, re.M)
+    *_, bin, end = text.splitlines()
+    assert end.split() == ["5"]
+    assert bin.split() == ["4.9", "1", "█" * 56]
     _, found = data("show", run / "000001", "model/w[0]")
     assert found["values"] == [1, 2, 3]
     assert sum(found["histogram"]["counts"]) == 3
@@ -234,6 +238,20 @@ def test_integers_that_no_float_holds(tmp_path, ask, data, digits, text):
     assert found["histogram"] == {"counts": [], "edges": []}
     assert str(found["values"]) == str(found["stats"]["max"]) == text
     assert str(data("stats", tmp_path / "c")[1]["leaves"][0]["min"]) == text
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_shown_if_they_are_for_users(run, ask, monkeypatch):
+    def digest(*_, **__):
+        warnings.warn("for developers", DeprecationWarning, stacklevel=1)
+        warnings.warn("for users", UserWarning, stacklevel=1)
+        return "0"
+
+    monkeypatch.setattr(eqx_ckpt.inspect, "digest", digest)
+    status, text = ask("digest", run / "000001")
+    assert status == 0
+    assert "for users" in text
+    assert "for developers" not in text
 
 
 def test_a_histogram_of_the_smallest_numbers(tmp_path, ask, data):

@@ -117,6 +117,8 @@ def test_log(folder, ask, data):
     lines = text.splitlines()
     names = ["a", "├── 0", "└── d", "    └── e", "b", "c"]
     assert [line.partition("  step")[0] for line in lines] == names
+    assert lines[0].startswith("a  step 3, 3 steps, ")
+    assert lines[1].startswith("├── 0  step 3, 1 step, ")
     assert lines[1].endswith(", forked from step 3 of a")
     assert lines[3].endswith(", forked from step 2 of d")
     status, found = data("log", folder)

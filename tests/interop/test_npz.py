@@ -181,6 +181,26 @@ def test_all_parts_are_decompressed_once(tmp_path, way, monkeypatch):
     assert pickle.loads(pickle.dumps(source)).manifest == source.manifest
 
 
+def test_a_read_goes_on_where_another_ended(tmp_path, monkeypatch):
+    x = np.random.default_rng(0).integers(100, size=2**20)
+    np.savez_compressed(tmp_path / "a.npz", x=x)
+    source = interop.open_npz(tmp_path / "a.npz")
+    record = source.manifest.leaves["x"]
+    nbytes = 0
+
+    def counted(reads, start, size, read=_npz.read_bytes):
+        nonlocal nbytes
+        nbytes += size
+        return read(reads, start, size)
+
+    monkeypatch.setattr(_npz, "read_bytes", counted)
+    for start in range(0, x.size, 2**16):
+        region = (slice(start, start + 2**16),)
+        [found] = source.read([interop.RegionRead("x", record, region)], {})
+        np.testing.assert_array_equal(found, x[region])
+    assert nbytes <= (tmp_path / "a.npz").stat().st_size
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_flipped_bit(tmp_path, save):
     save(tmp_path / "a.npz", x=RNG.normal(size=1000))
