@@ -262,6 +262,20 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def test_a_step_that_latest_has_found_in_the_mirror_is_not_due(
+    tmp_path: pathlib.Path,
+) -> None:
+    mirror = Mirror(tmp_path / "there")
+    every = save_every_steps(EVERY)
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        save(manager, EVERY)
+    shutil.rmtree(tmp_path / "run")
+    with CheckpointManager(tmp_path / "run", mirror=mirror, when=every) as manager:
+        assert manager.latest() == EVERY
+        assert not manager.should_save(EVERY)
+        assert manager.should_save(2 * EVERY)
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("action", "kind"),
