@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import eqx_ckpt
 from eqx_ckpt.recording import Recording, Samples
 from eqx_ckpt.recording._writing._sample_columns import Column
+from helpers import files_below, until
 from recording import chains
 
 
@@ -256,6 +257,18 @@ def test_a_state_comes_back_with_its_samples(tmp_path):
             recording.resume(like)
     assert_equal(Samples(path).read(), samples(15))
     assert not list((path / "states").iterdir())
+
+
+def test_uncommitted_files_are_deleted_at_the_end(tmp_path):
+    with Recording(tmp_path, LIKE, chunk_bytes=48) as recording:
+        recording.extend(samples(4))
+        recording.commit({"step": 4})
+        committed = files_below(tmp_path / "samples")
+        recording.extend(samples(100, 4))
+        until(lambda: files_below(tmp_path / "samples") > committed)
+        with pytest.warns(UserWarning, match="100 draws that were recorded"):
+            recording.close()
+    assert files_below(tmp_path / "samples") == committed
 
 
 def test_numpy_may_change_and_jax_be_donated(tmp_path):
