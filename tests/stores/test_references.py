@@ -504,6 +504,29 @@ def test_who_begins_while_a_manager_removes_keeps_its_chunks(
     assert_same(manager.restore(tree, 3), tree)
 
 
+def test_the_manifest_of_an_attempt_is_read_once(url, clock, monkeypatch):
+    _, tree = saved_twice(url)
+    manager = CheckpointManager(url)
+    manager.delete(1)
+    read_step, seen = Marks._read_step, []
+
+    def reading(marks, step):
+        seen.append(step)
+        return read_step(marks, step)
+
+    def read_by_a_sweep():
+        seen.clear()
+        sweep(manager)
+        clock.now += heartbeat.ORPHANED_AFTER + 1
+        return set(seen)
+
+    monkeypatch.setattr(Marks, "_read_step", reading)
+    assert read_by_a_sweep() == {"000002"}
+    assert read_by_a_sweep() == set()
+    eqx_ckpt.tree_serialise_leaves(path_of(url, 2), tree, overwrite=True)
+    assert read_by_a_sweep() == {"000002"}
+
+
 def test_a_list_that_lacks_everything_removes_nothing(url, clock, monkeypatch):
     _, tree = saved_twice(url)
     manager = CheckpointManager(url)
