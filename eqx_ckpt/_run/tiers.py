@@ -79,8 +79,7 @@ class Tiers:
                 newest.append(run.latest())
         found = [step for step in newest if step is not None]
         self.seen.update(step for step in newest[1:] if step is not None)
-        if len(found) > 1:
-            self._check([[] if step is None else [step] for step in newest])
+        self._check([[] if step is None else [step] for step in newest])
         return max(found, default=None)
 
     def _check(self, listed: Sequence[Sequence[int]]) -> None:

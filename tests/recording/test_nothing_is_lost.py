@@ -170,6 +170,14 @@ def test_samples_that_never_left_the_device_are_missed(tmp_path):
             recording.commit()
 
 
+def test_samples_that_are_on_the_device_at_the_end_are_missed(tmp_path):
+    recording = Recording(tmp_path, LIKE)
+    recorder = saves(recording.recorder(block=4), 3)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="lacks its last samples"):
+        recording.close()
+    del recorder
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_directory_that_is_deleted(tmp_path, again):
     path = tmp_path / "run"

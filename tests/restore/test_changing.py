@@ -163,6 +163,9 @@ def test_python_numbers():
     assert restored(7, jnp.array(0), casting="same_kind") == jnp.array(7)
     assert restored(True, 0, casting="safe") == 1
     assert "'x'" in refused(F(0.5), 0.0)
+    assert "'x': different kind" in refused(np.zeros(3), 0.0, casting="unsafe")
+    assert "'x': different kind" in refused(0.0, np.zeros(3), casting="unsafe")
+    assert "'x': different shape" in refused(np.zeros(2), np.zeros(3))
     assert "'x'" in refused(1.5, 1)
     assert "'x'" in refused(1.5, 1, casting="same_kind")
     assert restored(1.5, 1, casting="unsafe") == 1

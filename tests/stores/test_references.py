@@ -508,13 +508,15 @@ def test_the_manifest_of_an_attempt_is_read_once(url, clock, monkeypatch):
     _, tree = saved_twice(url)
     manager = CheckpointManager(url)
     manager.delete(1)
+    plain = CheckpointManager(f"{url}s")
+    plain.save(1, tree).result(TIMEOUT)
     read_step, seen = Marks._read_step, []
 
     def reading(marks, step):
         seen.append(step)
         return read_step(marks, step)
 
-    def read_by_a_sweep():
+    def read_by_a_sweep(manager=manager):
         seen.clear()
         sweep(manager)
         clock.now += heartbeat.ORPHANED_AFTER + 1
@@ -523,6 +525,10 @@ def test_the_manifest_of_an_attempt_is_read_once(url, clock, monkeypatch):
     monkeypatch.setattr(Marks, "_read_step", reading)
     assert read_by_a_sweep() == {"000002"}
     assert read_by_a_sweep() == set()
+    open_kvstore(locate(f"{url}s").spec).write(
+        f"000001/@{uuid.uuid4().hex}/w/c", b""
+    ).result()
+    assert read_by_a_sweep(plain) == set()
     eqx_ckpt.tree_serialise_leaves(path_of(url, 2), tree, overwrite=True)
     assert read_by_a_sweep() == {"000002"}
 
