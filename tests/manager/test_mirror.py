@@ -262,6 +262,23 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def test_an_upload_to_two_mirrors_ends_with_the_second(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    mirrors = [Mirror(tmp_path / "one"), Mirror(tmp_path / "two")]
+    with CheckpointManager(tmp_path / "run", mirror=mirrors) as manager:
+        save(manager, 1)
+        assert gate.arrives() == gate.arrives() == 1
+        gate.answer()
+        until(lambda: manager.mirrored() == [1], PATIENCE)
+        future = manager.uploads()[1]
+        assert not future.done()
+        gate.answer()
+        future.result(PATIENCE)
+    assert all(CheckpointManager(tmp_path / name).steps() for name in ("one", "two"))
+
+
 def test_a_step_that_latest_has_found_in_the_mirror_is_not_due(
     tmp_path: pathlib.Path,
 ) -> None:
