@@ -92,10 +92,6 @@ class Bucket(Model):
             "alone",
             "a sweeper waits until an attempt has been silent for ten minutes",
         ),
-        "grace of the old": (
-            "overwrite",
-            "the ten minutes begin when no manifest refers to it",
-        ),
         "keep beside damage": (
             "delete",
             "nothing is swept beside a manifest whose data are gone",
@@ -300,13 +296,12 @@ class Bucket(Model):
         at, prefix, listed = s.sweeper
         if at == "idle":
             for prefix in sorted(s.data):
-                if s.manifest == prefix and self.keeps("grace of the old"):
+                if s.manifest == prefix:
                     continue
                 now = s._replace(sweeper=("unreferenced", prefix, False))
                 yield Step(f"a sweeper sees @{prefix}/, which no manifest names", now)
         elif at == "unreferenced":
-            waits = self.keeps("grace of the old")
-            if self._is_silent(s, prefix) and (self._grace_passes(s) or not waits):
+            if self._is_silent(s, prefix) and self._grace_passes(s):
                 listed = bool(s.manifest)
                 words = f"it sees @{prefix}/ unchanged for ten minutes"
                 if not self.keeps("grace"):
