@@ -473,6 +473,7 @@ def _simulated(simulation: Simulation) -> Generator[None]:
         for place, name, ours in (
             (chunk_values, "open_kvstore", opened),
             (keyvalue_place, "open_kvstore", opened),
+            (keyvalue_place.KeyValues, "open", lambda place: opened(place.spec)),
             (store_patience, "_ask", lambda *_: None),
             (background_save.Saving, "exception", found),
             (uuid, "uuid4", lambda: next(names)),
