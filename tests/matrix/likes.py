@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, Sharding
 
 from .leaves import mesh, Metres, on, Phase, rows
-from .oracle import dtype_of, kind_of, LACKED, narrow, NUMBERS
+from .oracle import Computed, dtype_of, kind_of, LACKED, narrow, NUMBERS
 
 
 # In place of a `like` that cannot be made for a leaf.
@@ -87,8 +87,10 @@ def traced(like: Any) -> Any:
         return like
     struct = evaluated(like)
     is_key = jnp.issubdtype(struct.dtype, jax.dtypes.prng_key)
-    if is_key or struct.sharding is not None:
+    if is_key:
         return struct
+    if struct.sharding is not None:
+        return Computed(struct.shape, struct.dtype, sharding=struct.sharding)
     with jax.enable_x64(True):
         return on(np.zeros(struct.shape, struct.dtype), None)
 

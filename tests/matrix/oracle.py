@@ -99,11 +99,15 @@ def located(value: Value, saved: Any, like: Any, to: Any) -> Value | str:
     return where if isinstance(where, str) else value._replace(where=where)
 
 
+class Computed(jax.ShapeDtypeStruct):
+    """Stands for an array that JAX will compute."""
+
+
 def kind_of(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return "key"
-        return "jax" if isinstance(leaf, jax.Array) else "struct"
+        return "jax" if isinstance(leaf, jax.Array | Computed) else "struct"
     if isinstance(leaf, np.ndarray | np.generic):
         return "numpy" if isinstance(leaf, np.ndarray) else "scalar"
     return next((number for number in NUMBERS if isinstance(leaf, number)), None)
