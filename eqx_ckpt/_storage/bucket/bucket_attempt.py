@@ -293,16 +293,20 @@ def _keeps_conditions(place: KeyValues, replace: bool) -> bool:
     return found.value == expected
 
 
-def remove_data(place: KeyValues, manifest: bytes) -> None:
-    """Delete what a manifest pointed to; a sweep does, if others may refer to it."""
+def remove_data(place: KeyValues, manifest: bytes) -> bool:
+    """Delete what a manifest pointed to; return whether, as others may refer to it.
+
+    Then a sweep deletes it, when nobody does.
+    """
     checkpoint = from_bytes(manifest, str(place))
     # To a directory that was copied to the store, nothing can refer.
     is_attempt = bool(attempt_at(place.spec["path"] + checkpoint.root))
     if is_attempt and may_be_referred_to(place):
-        return
+        return False
     if checkpoint.root:
         place.delete_below(checkpoint.root)
     else:
         keys = place.list_keys()
         others = {MANIFEST, *foreign(keys, checkpoint)}
         place.delete([key for key in keys if key not in others])
+    return True

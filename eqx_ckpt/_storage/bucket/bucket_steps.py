@@ -204,17 +204,17 @@ def _remove(place: KeyValues) -> None:
     """
     manifest = place.read(MANIFEST)
     place.delete([MANIFEST])
-    root = "" if manifest is None else from_bytes(manifest, str(place)).root
-    mark = [f"{root}{SWEPT}"] if root else []
-    for key in mark:
-        place.write(key, b"1")
+    root = root_of((manifest or b"")[:HEAD_BYTES])
+    if root:
+        place.write(f"{root}{SWEPT}", b"1")
+    stays = True
     try:
         if place.is_listed(MANIFEST):
             raise contradicts(place.url(MANIFEST), "it was deleted, and it is listed")
-        if manifest is not None:
-            remove_data(place, manifest)
+        stays = manifest is not None and not remove_data(place, manifest)
     finally:
-        place.delete(mark)
+        if root and stays:
+            place.delete([f"{root}{SWEPT}"])
 
 
 class _Unknown(NamedTuple):
