@@ -4,7 +4,10 @@ Of all threads that could go on, the one that comes first by its own clock does.
 run is the same, whatever this machine does, and waiting takes no time.
 """
 
+import argparse
+import functools as ft
 import heapq
+import itertools
 import random
 import threading
 import time
@@ -14,6 +17,10 @@ from unittest import mock
 
 
 _STACK = 2**20
+
+
+class Died(BaseException):
+    """The process has died: what it does after this has no effect."""
 
 
 class Line:
@@ -44,15 +51,30 @@ class Scheduler:
         self._is_over = threading.Event()
 
     def run(self, works: Iterable[tuple[float, Callable[[], None]]]) -> None:
-        """Let threads work, each from some time on, until all have ended."""
+        """Let threads work, each from some time on, until all have ended.
+
+        Raises what one of them raises, but for the death of a process.
+        """
+        failures: list[BaseException] = []
+
+        def caught(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except Died:
+                pass
+            except BaseException as e:
+                failures.append(e)
+
         self._is_over.clear()
         before = threading.stack_size(_STACK)
         try:
-            self.start(works)
+            self.start((clock, ft.partial(caught, work)) for clock, work in works)
             self.next()
             self._is_over.wait()
         finally:
             threading.stack_size(before)
+        if failures:
+            raise failures[0]
         assert not self._working, "Some threads wait for ever."
 
     def start(self, works: Iterable[tuple[float, Callable[[], None]]]) -> None:
@@ -123,3 +145,20 @@ def within_lines(place: Any, name: str, ours: Callable[..., Any]) -> Any:
         return (ours if is_simulated else real)(*args, **kwargs)
 
     return mock.patch.object(place, name, chosen)
+
+
+def try_all(play: Callable[[int], Any], description: str | None) -> None:
+    """Play the seeds that the command line asks for."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    args: Any = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    done = 0
+    for seed in itertools.islice(itertools.count(args.seed), args.count):
+        play(seed)
+        done += 1
+        if time.monotonic() > end:
+            break
+    print(f"{done} schedules, from seed {args.seed} on: all are right.")

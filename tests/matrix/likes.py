@@ -86,8 +86,7 @@ def traced(like: Any) -> Any:
     if not isinstance(like, jax.Array) or like.is_deleted() or not like.committed:
         return like
     struct = evaluated(like)
-    is_key = jnp.issubdtype(struct.dtype, jax.dtypes.prng_key)
-    if is_key:
+    if jnp.issubdtype(struct.dtype, jax.dtypes.prng_key):
         return struct
     if struct.sharding is not None:
         return Computed(struct.shape, struct.dtype, sharding=struct.sharding)

@@ -4,13 +4,10 @@
 `python -m tests.multiprocess.schedules --seed SEED --count 1` repeats it.
 """
 
-import argparse
 import contextlib
-import itertools
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt._distributed.joint_attempt import JointAttempt
-from tests.scheduler import now
+from tests.scheduler import now, try_all
 
 from .simulation import pause, Simulation
 
@@ -156,23 +153,6 @@ def in_memory() -> Generator[Path]:
         yield Path(directory)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    args: Any = parser.parse_args()
-    end = time.monotonic() + 60 * args.minutes
-    seeds = itertools.count(args.seed)
-    done = 0
-    with in_memory() as directory:
-        for seed in itertools.islice(seeds, args.count):
-            play(seed, directory)
-            done += 1
-            if time.monotonic() > end:
-                break
-    print(f"{done} schedules, from seed {args.seed} on: all outcomes are right.")
-
-
 if __name__ == "__main__":
-    main()
+    with in_memory() as directory:
+        try_all(lambda seed: play(seed, directory), __doc__)

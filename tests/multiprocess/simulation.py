@@ -14,7 +14,7 @@ from unittest import mock
 import jax
 
 from eqx_ckpt._distributed import jax_service, meeting, process_group
-from tests.scheduler import Line, local, now, Scheduler, within_lines
+from tests.scheduler import Died, Line, local, now, Scheduler, within_lines
 
 
 _Item = TypeVar("_Item")
@@ -28,10 +28,6 @@ _SERVED = 30e-6
 _PER_VALUE = 2e-6
 
 _AT_ONCE = 32
-
-
-class Died(BaseException):
-    """The process has died: what it does after this has no effect."""
 
 
 class Counted(NamedTuple):
@@ -74,22 +70,14 @@ class Simulation(Scheduler):
 
     def play(self, call: Callable[[int], None]) -> None:
         """Make the call in each process, with its number; raise what one raises."""
-        failures: list[BaseException] = []
 
         def work(index: int, client: "Client") -> None:
             local.client, local.index = client, index
-            try:
-                call(index)
-            except Died:
-                pass
-            except BaseException as e:
-                failures.append(e)
+            call(index)
 
         works = [ft.partial(work, *of) for of in enumerate(self.clients)]
         with _simulated(len(works)):
             self.run(zip(self._begins, works, strict=True))
-        if failures:
-            raise failures[0]
 
     def answered(self, values: int) -> float:
         """When the service has answered the request of the line that runs."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import eqx_ckpt
 from tests.model.bucket import Bucket, OLD, State
 from tests.model.traces import Follower, Sight
-from tests.scheduler import now
-from tests.stores.schedules import path, read, tree, try_all
+from tests.scheduler import now, try_all
+from tests.stores.schedules import delete, path, read, said, tree
 from tests.stores.simulated_bucket import COMMIT, Simulation, STALLED
 
 
@@ -125,12 +125,11 @@ class Scene:
             eqx_ckpt.tree_serialise_leaves(
                 path(STEP), tree(index + 1), overwrite=self._overwrites
             )
-            said = "saved"
+            outcome = "saved"
         except (OSError, eqx_ckpt.CheckpointError) as e:
-            words = f"{e!r} {getattr(e, '__notes__', '')}"
-            self._notes.append(f"{'AB'[index]} at {now():.1f}: {words}")
-            said = "unknown" if "is not known" in words else "failed"
-        self._said[index] = said
+            self._notes.append(f"{'AB'[index]} at {now():.1f}: {said(e)}")
+            outcome = "unknown" if "is not known" in said(e) else "failed"
+        self._said[index] = outcome
         self._look()
 
     def _sweep(self) -> None:
@@ -145,12 +144,7 @@ class Scene:
 
     def _delete(self) -> None:
         self._simulation.pause(self._simulation.chance.choice((0.0, 1.0, LONG)))
-
-        def delete() -> None:
-            with eqx_ckpt.CheckpointManager(path()) as manager:
-                manager.delete(STEP)
-
-        self._try(delete)
+        self._try(lambda: delete(STEP))
 
     def _try(self, call: Callable[[], object]) -> None:
         try:

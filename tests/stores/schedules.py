@@ -4,18 +4,15 @@
 `python -m tests.stores.schedules --seed SEED --count 1` repeats it.
 """
 
-import argparse
 import itertools
 import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt import StorePath
-from tests.scheduler import now
+from tests.scheduler import now, try_all
 from tests.stores.linearizable import Call, find_order
 from tests.stores.simulated_bucket import COMMIT, Simulation, STALLED
 
@@ -122,8 +119,7 @@ class Schedule:
             if kind == "read":
                 return "done", read(step)
             if kind == "delete":
-                with eqx_ckpt.CheckpointManager(path()) as manager:
-                    manager.delete(step)
+                delete(step)
                 return "done", None
             assert value is not None
             eqx_ckpt.tree_serialise_leaves(
@@ -137,9 +133,8 @@ class Schedule:
         except eqx_ckpt.CorruptCheckpointError as e:
             raise AssertionError(self._said(f"{kind} of step {step}: {e!r}")) from e
         except (OSError, eqx_ckpt.CheckpointError) as e:
-            said = f"{e!r} {getattr(e, '__notes__', '')}"
-            self.errors.append(f"{kind} of step {step} at {now():.1f}: {said}")
-            is_open = kind == "delete" or "is not known" in said
+            self.errors.append(f"{kind} of step {step} at {now():.1f}: {said(e)}")
+            is_open = kind == "delete" or "is not known" in said(e)
             return "unknown" if is_open else "failed", value
         return "done", value
 
@@ -188,21 +183,13 @@ def play(seed: int) -> Schedule:
     return schedule
 
 
-def try_all(play: Callable[[int], Any], description: str | None) -> None:
-    """Play the seeds that the command line asks for."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    args: Any = parser.parse_args()
-    end = time.monotonic() + 60 * args.minutes
-    done = 0
-    for seed in itertools.islice(itertools.count(args.seed), args.count):
-        play(seed)
-        done += 1
-        if time.monotonic() > end:
-            break
-    print(f"{done} schedules, from seed {args.seed} on: all are right.")
+def delete(step: int) -> None:
+    with eqx_ckpt.CheckpointManager(path()) as manager:
+        manager.delete(step)
+
+
+def said(error: Exception) -> str:
+    return f"{error!r} {getattr(error, '__notes__', '')}"
 
 
 if __name__ == "__main__":

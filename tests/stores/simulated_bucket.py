@@ -30,7 +30,7 @@ from eqx_ckpt._storage.bucket import (
 )
 from eqx_ckpt._storage.calls import send_window, threads
 from eqx_ckpt._storage.chunks import chunk_values
-from tests.scheduler import Line, local, now, Scheduler, within_lines
+from tests.scheduler import Died, Line, local, now, Scheduler, within_lines
 
 
 # Of a key that is not there.
@@ -42,10 +42,6 @@ COMMIT = -1
 
 # TensorStore sends a request again when it has made no progress for so long.
 STALLED = 60.0
-
-
-class Died(BaseException):
-    """The process has died: what it does after this has no effect."""
 
 
 class Stamp(NamedTuple):
@@ -128,22 +124,14 @@ class Simulation(Scheduler):
 
     def play(self, call: Callable[[int], None]) -> None:
         """Make the call in each process, with its number; raise what one raises."""
-        failures: list[BaseException] = []
 
         def work(index: int, process: Process) -> None:
             local.process = process
-            try:
-                call(index)
-            except Died:
-                pass
-            except BaseException as e:
-                failures.append(e)
+            call(index)
 
         works = [ft.partial(work, *of) for of in enumerate(self.processes)]
         with _simulated(self):
             self.run((self.clock, work) for work in works)
-        if failures:
-            raise failures[0]
 
     def sleep(self, until: float | None) -> None:
         super().sleep(until)
@@ -235,32 +223,50 @@ class Simulation(Scheduler):
         return generation
 
 
+class _Event:
+    """As `threading.Event`, between lines of a simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._all = simulation
+        self._is_set = False
+        self._waiting: list[Line] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        for line in self._waiting:
+            self._all.go_on(line, self._all.clock)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            line: Line = local.line
+            self._waiting.append(line)
+            self._all.sleep(None if timeout is None else now() + timeout)
+            self._waiting.remove(line)
+        local.process.check()
+        return self._is_set
+
+
 class Answer:
     """A future of TensorStore."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._all = simulation
         self._found: Any = None
-        self._is_here = False
-        self._waiting: list[Line] = []
+        self._is_here = _Event(simulation)
 
     def comes(self, when: float, found: Any) -> None:
         """Send the answer on its way."""
         self._all.at(when + self._all.latency() / 2, ft.partial(self._arrives, found))
 
     def _arrives(self, found: Any, when: float) -> None:
-        self._found, self._is_here = found, True
-        for line in self._waiting:
-            self._all.go_on(line, when)
+        self._found = found
+        self._is_here.set()
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._is_here:
-            line: Line = local.line
-            self._waiting.append(line)
-            self._all.sleep(None if timeout is None else line.clock + timeout)
-            self._waiting.remove(line)
-        local.process.check()
-        if not self._is_here:
+        if not self._is_here.wait(timeout):
             raise TimeoutError
 
     def result(self, timeout: float | None = None) -> Any:
@@ -331,32 +337,6 @@ class Store:
             ]
 
         return self._all.request("", apply, "list", once=self._once)
-
-
-class _Event:
-    """As `threading.Event`, between lines of a simulation."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._all = simulation
-        self._is_set = False
-        self._waiting: list[Line] = []
-
-    def set(self) -> None:
-        self._is_set = True
-        for line in self._waiting:
-            self._all.go_on(line, now())
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self._is_set:
-            line: Line = local.line
-            self._waiting.append(line)
-            self._all.sleep(None if timeout is None else now() + timeout)
-            self._waiting.remove(line)
-            local.process.check()
-        return self._is_set
 
 
 class _Thread:

@@ -22,7 +22,6 @@ def skeleton(make: Callable[..., PyTree], *args: Any) -> PyTree:
     Leaves of NumPy are there themselves: NumPy does not wait for JAX to compute, and
     JAX would narrow them, or not know their dtype.
     """
-
     dynamic, static = traced_arguments(args)
 
     def run(dynamic: Any) -> PyTree:
