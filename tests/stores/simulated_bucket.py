@@ -58,7 +58,10 @@ Kind = Literal["read", "list", "write", "delete"]
 
 
 class Request(NamedTuple):
-    """The one of this number, from 1, of its kind, for manifests or for all else."""
+    """The one of this number, from 1, of its kind, for manifests or for all else.
+
+    A manifest is that of a step, and not the metadata of an array.
+    """
 
     kind: Kind
     is_manifest: bool
@@ -150,7 +153,7 @@ class Simulation(Scheduler):
         process: Process = local.process
         process.requests += 1
         process.check()
-        is_manifest = key.endswith(MANIFEST)
+        is_manifest = key.endswith(MANIFEST) and "@" not in key
         is_commit = is_manifest and kind == "write" and process.stops_at == COMMIT
         if is_commit or process.requests == process.stops_at:
             process.stops_at = process.requests
@@ -305,7 +308,7 @@ class Store:
                 return ValueError("OUT_OF_RANGE: simulated")
             return Found("value", value[byte_range], Stamp(generation))
 
-        return self._all.request(key, apply, once=self._once)
+        return self._all.request(whole, apply, once=self._once)
 
     def write(
         self, key: str, value: bytes | None, *, if_equal: bytes | None = None
@@ -319,7 +322,7 @@ class Store:
             return Stamp(self._all.put(whole, value))
 
         kind: Kind = "delete" if value is None else "write"
-        return self._all.request(key, apply, kind, once=self._once)
+        return self._all.request(whole, apply, kind, once=self._once)
 
     def list(self, range: Any) -> Answer:
         first = self._path.encode() + range.inclusive_min
@@ -336,7 +339,7 @@ class Store:
                 and not (after and key[skip:] >= after)
             ]
 
-        return self._all.request("", apply, "list", once=self._once)
+        return self._all.request(self._path, apply, "list", once=self._once)
 
 
 class _Thread:
