@@ -345,9 +345,10 @@ class CheckpointManager:
         - `step`: the step to restore; the default is the newest.
         - `on_damage`: if the newest step is damaged, `"raise"` an error that names the
             newest undamaged step, or `"fallback"` to that step, with a warning; a later
-            save then replaces the damaged one. A damaged `step` is an error, unless a
-            mirror has it. With `shared=False`, what other processes or a mirror have
-            first replaces what is damaged.
+            save then replaces the damaged one. In place of a damaged `step`,
+            `"fallback"` restores its copy in a mirror, and never another step. With
+            `shared=False`, what other processes or a mirror have first replaces what is
+            damaged.
         - All others: as [`eqx_ckpt.tree_deserialise_leaves`][].
 
         **Returns:**

@@ -262,6 +262,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def test_a_list_of_mirrors_may_be_empty(tmp_path):
+    with CheckpointManager(tmp_path / "run", mirror=[]) as manager:
+        save(manager, 1)
+        assert manager.mirrored() == []
+    with pytest.raises(TypeError, match="`mirror` is ''"):
+        CheckpointManager(tmp_path / "run", mirror="")
+
+
 def test_an_upload_to_two_mirrors_ends_with_the_second(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
