@@ -108,7 +108,7 @@ def checked_mirrors(mirror: Mirror | Sequence[Mirror] | None) -> list[Mirror]:
     if mirror is None:
         return []
     found: Any = [mirror] if isinstance(mirror, Mirror) else mirror
-    is_list = isinstance(found, Sequence) and not isinstance(found, str)
+    is_list = isinstance(found, list | tuple)
     if not is_list or not all(isinstance(one, Mirror) for one in found):
         raise TypeError(
             f"`mirror` is {mirror!r}. Pass such as `eqx_ckpt.Mirror('s3://bucket/run')`"

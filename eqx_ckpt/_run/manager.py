@@ -4,7 +4,7 @@ import contextlib
 import functools as ft
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, SupportsIndex
@@ -203,6 +203,7 @@ class CheckpointManager:
         kind = SharedDirectory if shared else OwnDisks
         self._disk = kind(self._run, self._mirrors, timeout)
         self._failed = FailedSaves(on_error, max_failures)
+        self._is_tidy = True  # Whether the last save has removed what was not kept.
         self._asks_keep: int | None = None  # The thread that asks what it would remove.
         given = self._disk.begin(config)
         self._config = GivenConfig([self._run, *self._mirrors.runs], given)
@@ -275,6 +276,9 @@ class CheckpointManager:
             self._raise_of_others()
             self._failed.begin(number)
             self._run.stored.check_place()
+            if not self._is_tidy:
+                self._make_room()
+            self._is_tidy = False
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
@@ -307,12 +311,27 @@ class CheckpointManager:
         return self._failed.instead(self._run.location(step).url(), error)
 
     def _way_out(self, step: int, metadata: Any) -> str:
-        """How to make room for a step."""
+        """Make room for a step; say what else would."""
+        self._make_room()
+        with self._asking_keep():
+            return what_keep_frees(
+                self._run,
+                [*self._keep, self._mirrors.held],
+                self._known.damaged,
+                step,
+                metadata,
+            )
+
+    def _make_room(self) -> None:
+        """Remove what `keep` does not keep, such as what an upload had spared."""
+        with self._asking_keep():
+            self._known.remove(self._disk.make_room(self._keep, self._known.damaged))
+
+    @contextlib.contextmanager
+    def _asking_keep(self) -> Generator[None]:
         before, self._asks_keep = self._asks_keep, threading.get_ident()
         try:
-            return what_keep_frees(
-                self._run, self._keep, self._known.damaged, step, metadata
-            )
+            yield
         finally:
             self._asks_keep = before
 
@@ -809,9 +828,11 @@ class CheckpointManager:
         self._known.add(saved)
         if self._before and base:
             self._before.remember(saved, base)
-        removed = self._disk.saved(
-            group, saved, self._keep, self._known.damaged, is_last=self._told
+        self._known.remove(
+            self._disk.saved(
+                group, saved, self._keep, self._known.damaged, is_last=self._told
+            )
         )
-        self._known.remove(removed)
+        self._is_tidy = True
         if is_first():
             self._sweeps.begin()

@@ -2,13 +2,14 @@
 
 import contextlib
 import functools as ft
+import logging
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from .._distributed.jax_service import is_alone, is_first
 from .._distributed.joint_attempt import Together, together
 from .._distributed.process_group import from_first, gather_errors, group_or_solo
-from .._errors import CheckpointNotFoundError
+from .._errors import CheckpointError, CheckpointNotFoundError
 from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
@@ -25,6 +26,9 @@ from .damage_fallback import copies_of, OnDamage, resumed
 from .fork_step import check_is_new, fork
 from .state_origin import StateOrigin
 from .tiers import Copy, Tiers
+
+
+logger = logging.getLogger("eqx_ckpt")
 
 
 _T = TypeVar("_T")
@@ -191,6 +195,24 @@ class SharedDirectory:
             return retain(self.run, every, damaged, step, goes_on)
 
         return group.from_first("retained", tidy_up, so_far=so_far(step))
+
+    def make_room(self, keep: Sequence[Keep], damaged: set[int]) -> list[int]:
+        """Remove what `keep` does not keep any more, before a save; return it.
+
+        Only the first process does so: the others may not know that it is needed. Of
+        parts on disks of their own, all have to agree on what they can do without.
+        """
+        if self.is_own or not is_first():
+            return []
+        try:
+            newest = self.run.newest(damaged)
+            if newest is None:
+                return []
+            every = [*keep, self._mirrors.held]
+            return retain(self.run, every, damaged, newest, lambda: None)
+        except (CheckpointError, OSError) as e:
+            logger.warning("What `keep` does not keep was not removed: %s", e)
+            return []
 
     def finish(self) -> None:
         """What is left for all processes to do together, before a manager ends."""

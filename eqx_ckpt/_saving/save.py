@@ -458,7 +458,7 @@ class Save:
         way_out = self.way_out() or "Delete what is no longer needed, and save again."
         return (
             f"the save writes {in_bytes(needed)} at least, and {in_bytes(free)} are "
-            f"free. Nothing was written, and nothing was removed. {way_out}"
+            f"free. Nothing was written. {way_out}"
         )
 
     def send_at_most(self, nbytes: int) -> None:

@@ -1,7 +1,9 @@
 """A source that is the average of others."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import math
 import os
 import re
@@ -182,6 +184,7 @@ class Averaged(Source):
         leaves: Mapping[str, LeafRecord],
     ) -> None:
         self._sources = sources
+        self._weights = weights
         sums = [*itertools.accumulate(weights)]
         # What each source after the first one adds.
         self._shares = [w / s for w, s in zip(weights[1:], sums[1:], strict=True)]
@@ -195,7 +198,10 @@ class Averaged(Source):
         )
 
     def __str__(self) -> str:
-        return f"the average of {', '.join(map(str, self._sources))}"
+        sources = ", ".join(map(str, self._sources))
+        # Processes that weigh in other ways make different calls.
+        weights = f" by {self._weights}" if len({*self._weights}) > 1 else ""
+        return f"the average of {sources}{weights}"
 
     @property
     def manifest(self) -> Manifest:
@@ -204,6 +210,11 @@ class Averaged(Source):
     @property
     def has_checksums(self) -> bool:
         return all(source.has_checksums for source in self._sources)
+
+    @property
+    def version(self) -> str:
+        versions = json.dumps([source.version for source in self._sources])
+        return hashlib.sha256(versions.encode()).hexdigest()
 
     def has_changed(self) -> bool:
         return any(source.has_changed() for source in self._sources)

@@ -113,6 +113,10 @@ class Checkpoint(Source):
     def has_checksums(self) -> bool:
         return True
 
+    @property
+    def version(self) -> str:
+        return self.digest
+
     def has_changed(self) -> bool:
         # The head has the digest of the manifest, which has all checksums.
         return self._place.read(MANIFEST, HEAD_BYTES) != self._head

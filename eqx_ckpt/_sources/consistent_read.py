@@ -99,7 +99,7 @@ class Reading(contextlib.AbstractContextManager[Any]):
     def digest(self) -> str:
         """The digest of the current version: the same in all processes of a job."""
         if self._recorded is not None:
-            return self._recorded.digest
+            return self._recorded.version
         if isinstance(self._source, Source):
             return self._source.version
         assert self._place is not None

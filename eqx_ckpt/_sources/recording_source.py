@@ -97,8 +97,8 @@ class Recorded(Source):
         return True
 
     @property
-    def digest(self) -> str:
-        """Of what is committed."""
+    def version(self) -> str:
+        """The digest of what is committed."""
         return hashlib.sha256(self.record.to_bytes()).hexdigest()
 
     def read(

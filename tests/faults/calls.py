@@ -129,6 +129,33 @@ def read_two_versions(directory: str) -> tuple[str, str]:
     return caught(restore, "new", state(0))
 
 
+def read_other_averages(directory: str) -> list[tuple[str, str]]:
+    """In each process other weights, or another version of the same checkpoint."""
+    index, paths = jax.process_index(), [f"{directory}/{i}" for i in range(2)]
+    for i, path in enumerate(paths):
+        eqx_ckpt.tree_serialise_leaves(path, state(i), timeout=TIMEOUT)
+    sources = [eqx_ckpt.average(paths, [1, index + 1])]
+    opened, replaced = (
+        pathlib.Path(directory, name) for name in ("opened", "replaced")
+    )
+    if index == 0:
+        sources.append(eqx_ckpt.average(paths[:1]))
+        opened.touch()
+        wait_for([replaced])
+    else:
+        wait_for([opened])
+        exchange(*paths)
+        sources.append(eqx_ckpt.average(paths[:1]))
+        replaced.touch()
+    calls = [
+        ft.partial(eqx_ckpt.tree_deserialise_leaves, like=state(0)),
+        ft.partial(eqx_ckpt.copy, path=f"{directory}/copy"),
+    ]
+    return [
+        caught(call, source, timeout=TIMEOUT) for source in sources for call in calls
+    ]
+
+
 def restore_what_fails_on_one(directory: str) -> dict[str, tuple[str, str]]:
     """Process 1 cannot plan, does not see the checkpoint, or is late."""
     path, index = f"{directory}/new", jax.process_index()

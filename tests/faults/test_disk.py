@@ -281,6 +281,19 @@ def test_a_save_that_surely_does_not_fit_does_not_begin(
     assert len({*seen}) >= 2
 
 
+def test_the_config_does_not_fit(small_disk: pathlib.Path) -> None:
+    """The error says which file it is."""
+    (small_disk / "filler").write_bytes(bytes(1_000_000))
+    config = {f"{i:06}": i for i in range(20_000)}
+    with eqx_ckpt.CheckpointManager(small_disk / "run", config=config) as manager:
+        with pytest.raises(OSError, match="delete what is no longer") as failed:
+            manager.save(1, {"n": 1}).result()
+        assert "/run/config." in str(failed.value)
+        (small_disk / "filler").unlink()
+        manager.save(1, {"n": 1}).result()
+    assert eqx_ckpt.inspect.read_config(small_disk / "run") == config
+
+
 def test_the_processes_of_a_job_survive_a_full_disk(
     zygote: Zygote, small_disk: pathlib.Path
 ) -> None:
@@ -318,6 +331,49 @@ def test_a_mirror_that_is_full(
         filler.unlink()
         assert manager.uploads()[2].result(300) is None
         assert 2 in manager.mirrored()
+
+
+def test_what_an_upload_has_spared_makes_room(
+    small_disk: pathlib.Path, disk: pathlib.Path
+) -> None:
+    """There is space for two steps, as `keep` needs, and not for a third one."""
+    mirror = eqx_ckpt.Mirror(disk / "there", bytes_per_second=4e5)
+    run = small_disk / "run"
+    with eqx_ckpt.CheckpointManager(
+        run, keep=eqx_ckpt.keep_last(1), mirror=mirror, on_error="warn"
+    ) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": np.full(50_000, step)}).result()
+        assert sorted(os.listdir(run))[:2] == ["000001", "000002"]
+        for step in (1, 2):
+            manager.uploads()[step].result(300)
+        for step in (3, 4):
+            manager.save(step, {"w": np.full(50_000, step)}).result()
+            manager.uploads()[step].result(300)
+        assert manager.mirrored() == [1, 2, 3, 4]
+
+
+def test_what_an_upload_has_spared_goes_after_a_failure(
+    small_disk: pathlib.Path, disk: pathlib.Path
+) -> None:
+    """How far data are compressed is not known before."""
+    noise = np.random.default_rng(0).integers(256, size=400_000, dtype=np.uint8)
+    mirror = eqx_ckpt.Mirror(disk / "there", bytes_per_second=4e5)
+    with eqx_ckpt.CheckpointManager(
+        small_disk / "run",
+        keep=eqx_ckpt.keep_last(1),
+        mirror=mirror,
+        compression="zstd",
+        on_error="warn",
+    ) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": noise}).result()
+        for step in (1, 2):
+            manager.uploads()[step].result(300)
+        outcomes = [manager.save(step, {"w": noise}).exception() for step in (3, 4)]
+        assert isinstance(outcomes[0], OSError)
+        assert outcomes[1] is None
+        assert manager.steps() == [1, 2, 4]
 
 
 def _outcome(manager: eqx_ckpt.CheckpointManager, step: int, tree: Any) -> str:

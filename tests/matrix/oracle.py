@@ -21,7 +21,7 @@ _TINY_FLOATS = (
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 ).split()
 # Only the newest JAX has arrays of these.
-LACKED = () if jax.__version_info__ >= (0, 12) else ("float6_e2m3fn", "float6_e3m2fn")
+LACKED = () if jax.__version_info__ >= (0, 11) else ("float6_e2m3fn", "float6_e3m2fn")
 # What keeps every value, where one of the two dtypes is JAX's own.
 SAFE = {
     **dict.fromkeys(_TINY_FLOATS, {"float64", "complex128"}),

@@ -42,6 +42,14 @@ def test_one_version_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
         assert "from one shared directory, or one store" in text
 
 
+def test_one_average_is_read(zygote: Zygote, disk: pathlib.Path) -> None:
+    args = (2, 4, calls.read_other_averages, str(disk))
+    for ends in zygote.call(jobs.values, *args):
+        assert [kind for kind, _ in ends] == ["CheckpointError"] * 4
+        assert "by [0.25, 0.5]" in ends[0][1]
+    assert not (disk / "copy").exists()
+
+
 def test_a_restore_fails_on_one(zygote: Zygote, disk: pathlib.Path) -> None:
     args = (2, 4, calls.restore_what_fails_on_one, str(disk))
     first, second = zygote.call(jobs.values, *args)

@@ -258,7 +258,7 @@ def managers() -> list[Case]:
             | {"directory": PATH, "keep": [3, "ab"], "when": [3, "ab"]}
             | {"staging_bytes": ["x", True], "check_finite": FLAG}
             | {"incremental": FLAG, "frozen": [3, "x"]}
-            | {"mirror": [3, "s3://bucket/run", []]}
+            | {"mirror": [3, "s3://bucket/run", ""]}
             | {"on_error": WORD, "max_failures": INTEGER, "shared": FLAG}
             | {"config": [3, "x", [1]]},
         ),

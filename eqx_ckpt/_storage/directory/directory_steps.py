@@ -12,7 +12,7 @@ from ..._format.manifest import MANIFEST
 from ..._format.references import INCREMENTAL
 from ..calls.opening import open_folder
 from ..calls.posix_calls import delete, fsync
-from ..calls.safe_files import write_file
+from ..calls.safe_files import write_file, writing_to
 from ..interface import committed_manifest as committed
 from ..interface.attempt_lock import (
     attempts_in,
@@ -127,10 +127,11 @@ class DirectorySteps(Steps):
         return self._run.read(name)
 
     def write_beside(self, name: str, value: bytes) -> None:
-        path = f"{self._path}/{name}"
+        path = os.path.join(self._path, name)
         try:
-            write_file(path, [value])
-            fsync(path)
+            with writing_to(path, "try again"):
+                write_file(path, [value])
+                fsync(path)
         except FileExistsError:
             raise
         except OSError:
