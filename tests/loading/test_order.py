@@ -66,6 +66,20 @@ def test_shuffled_chunks_are_a_permutation(count, chunk, window, seed):
     assert chunks <= 2 * window
 
 
+def test_golden_vectors_of_chunks():
+    from eqx_ckpt.data._order import Rows, rows
+
+    def shuffled(*of):
+        words = np.array([5, 2], np.uint32)
+        at = np.arange(of[0], dtype=np.uint32)
+        return rows("shuffle", Rows(*of), words[0], words[1], at).tolist()
+
+    few = [15, 19, 0, 3, 4, 16, 12, 10, 18, 13, 2, 11, 14, 1, 17, 8, 22, 21]
+    assert shuffled(23, 5, 3) == [*few, 7, 20, 9, 6, 5]
+    more = [2, 25, 1, 3, 26, 24, 27, 0, 18, 22, 21, 17, 20, 19, 16, 23, 14, 29, 28, 12]
+    assert shuffled(30, 4, 2) == [*more, 15, 13, 8, 7, 11, 5, 4, 10, 6, 9]
+
+
 def test_many_shuffled_chunks_are_a_permutation():
     from eqx_ckpt.data._order import Rows, rows
 
