@@ -79,8 +79,10 @@ class Beside:
         # Of each step the end of its history, if it has one.
         self._ends: dict[int, History | None] = {}
 
-    def check(self, step: int, history: History) -> None:
+    def check(self, step: int, history: History | None) -> None:
         """Raise if a step and one near it there did not come from one another."""
+        if history is None:
+            return
         others = self._near(step)
         self._read([other for other in others if other not in self._ends])
         self._sessions.add(history)
@@ -96,10 +98,12 @@ class Beside:
                 "that saves."
             )
 
-    def note(self, step: int, history: History) -> None:
+    def note(self, step: int, history: History | None) -> None:
         """Note the history of a step that is there now."""
-        self._sessions.add(history)
-        self._ends[step] = last_sessions(history, 1)
+        self._ends[step] = None
+        if history is not None:
+            self._sessions.add(history)
+            self._ends[step] = last_sessions(history, 1)
 
     def _near(self, step: int) -> list[int]:
         there = [other for other in self._mirror.readable_or_not() if other != step]
@@ -108,9 +112,7 @@ class Beside:
 
     def _read(self, steps: Collection[int]) -> None:
         for step, history in at_once(self._mirror.history, steps).items():
-            self._ends[step] = None
-            if history is not None:
-                self.note(step, history)
+            self.note(step, history)
 
     def _unlike(self, steps: Collection[int], history: History) -> dict[int, str]:
         """Those that did not come from a step, nor it from them, and why."""

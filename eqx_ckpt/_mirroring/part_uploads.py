@@ -22,7 +22,7 @@ from .._storage.interface.chunk_bytes import Piece
 from .._tree.plans.write_plan import Write, WritePlan
 from .._types import SHARING_LAYOUTS
 from .mirror import Mirror
-from .step_upload import check_still_beside, LocalProblem, replaces, watched
+from .step_upload import check_still_beside, LocalProblem, state_there, watched
 from .uploads import Uploads
 
 
@@ -68,20 +68,24 @@ class PartUploads(Uploads):
         history = part.manifest.history
 
         def look() -> bool | None:
-            return replaces(self._run, step, part.manifest, self.there, self._beside)
+            """Whether its copy there is intact; `None` if there is none."""
+            found = state_there(self._run, step, part.manifest, self.there)
+            if found is None:
+                self._beside.check(step, history)
+            return found
 
         def end() -> None:
             check_still_beside(self.there, step, history, self._beside)
             self._uploaded(step)
 
-        overwrite = group.from_first("there", look)
-        if overwrite is not None:
+        is_intact = group.from_first("there", look)
+        if not is_intact:
             save = _copying(part, self.there, step)
             save.before_commit = self._configs.put
             if self._before and part.manifest.layout in SHARING_LAYOUTS:
                 newest = ft.partial(self.there.newest, {step})
                 save.share(self._before.find(group.from_first("base", newest)))
-            save.begin(together, overwrite)
+            save.begin(together, is_intact is not None)
             save.send_at_most(MAX_IN_FLIGHT)
             save.run(watched(pieces_of_part(part, save.arrays), self._watch))
             if self._before and save.bases:

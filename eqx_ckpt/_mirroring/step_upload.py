@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from .._errors import (
@@ -12,6 +13,7 @@ from .._errors import (
 from .._format.manifest import Manifest
 from .._format.manifest_parser import from_bytes
 from .._format.run_history import History
+from .._format.source import Source
 from .._saving.save import Alone, Save
 from .._saving.source_copy import equal_to, pieces_of, plan_copy
 from .._sources.consistent_read import Reading
@@ -19,7 +21,9 @@ from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
+from .._storage.calls.threads import in_thread
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
+from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
 from .._storage.interface.committed_manifest import read_committed
 from .._types import PathLike, SHARING_LAYOUTS
@@ -56,55 +60,105 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
 
     `watch` is called with the bytes of each piece; what it raises gives the upload up.
     """
-    mirror, beside, configs, _ = there
     with Reading(run.path(step)) as reading:
         with _local(reading):
             source = reading.open()
-        history = source.manifest.history
-        overwrite = replaces(run, step, source.manifest, mirror, beside)
-        if overwrite is not None:
-            save = _copying(source.manifest, mirror.path(step))
-            save.before_commit = configs.put
-            try:
-                _begin(save, source.manifest, step, there, overwrite=overwrite)
-                pieces = _read(pieces_of(source, save.arrays), reading)
-                save.run(watched(pieces, watch))
-            except CheckpointExistsError:
-                # Another manager of the run may have uploaded it meanwhile.
-                found = _found(run, step, source.manifest, mirror)
-                if found is None or mirror.stored.problem(step):
-                    raise
-            else:
-                there.remember(step, save)
-    check_still_beside(mirror, step, history, beside)
+        manifest = source.manifest
+        _check_is_whole(run, step, manifest)
+        base = _find_base(run, step, manifest, there)
+        looking = in_thread(
+            lambda: there.beside.check(step, manifest.history),
+            f"eqx_ckpt compares {reading}",
+        )
+        try:
+            sending = _Sending(reading, source, there, step, base, looking)
+            _send_unless_there(run, sending, watch)
+        finally:
+            wait([looking])
+    check_still_beside(there.run, step, manifest.history, there.beside)
 
 
-def replaces(
-    run: Run, step: int, manifest: Manifest, mirror: Run, beside: Beside
-) -> bool | None:
-    """Whether the copy of a step replaces one that is damaged; `None` if it is there.
+class _Sending(NamedTuple):
+    """A step that is uploaded while the steps there are looked at.
 
-    Raise if another step is there, or steps of another history.
+    - `base`: the step there whose chunks are shared, if any.
+    - `looking`: fails if the step does not belong to those there. Nothing is committed
+        before it has ended, and nothing more is sent once it has failed.
     """
+
+    reading: Reading
+    source: Source
+    there: Target
+    step: int
+    base: Base | None
+    looking: Future[None]
+
+    def send(self, watch: Callable[[int], None], *, overwrite: bool) -> None:
+        manifest, (mirror, _, configs, before) = self.source.manifest, self.there
+        save = _copying(manifest, mirror.path(self.step))
+
+        def before_commit(history: History | None) -> None:
+            self.looking.result()
+            configs.put(history)
+
+        save.before_commit = before_commit
+        if before is not None and manifest.layout in SHARING_LAYOUTS:
+            save.share(self.base)
+        save.begin(Alone(), overwrite=overwrite)
+        save.send_at_most(MAX_IN_FLIGHT)
+        if save.bases is not None:
+            save.adopt(equal_to(manifest, save.arrays, save.bases[0]))
+        save.run(watched(self._pieces(save), watch))
+        self.there.remember(self.step, save)
+
+    def _pieces(self, save: Save) -> Iterator[Piece]:
+        for piece in _read(pieces_of(self.source, save.arrays), self.reading):
+            if self.looking.done():
+                self.looking.result()
+            yield piece
+
+
+def _send_unless_there(
+    run: Run, sending: _Sending, watch: Callable[[int], None]
+) -> None:
+    """Send a step; if the mirror has it already, replace it only if it is damaged."""
+    for overwrite in (False, True):
+        try:
+            sending.send(watch, overwrite=overwrite)
+        except CheckpointExistsError:
+            # Another manager of the run may have uploaded it meanwhile, too.
+            wait([sending.looking])
+            manifest, mirror = sending.source.manifest, sending.there.run
+            is_intact = state_there(run, sending.step, manifest, mirror)
+            if is_intact is None or overwrite and not is_intact:
+                raise
+            if is_intact:
+                return
+        else:
+            return
+
+
+def _check_is_whole(run: Run, step: int, manifest: Manifest) -> None:
     if manifest.part is not None:
         raise LocalProblem(
             f"{run.location(step)} is {manifest.part}, which cannot be uploaded alone. "
             "The managers of its job do so together, with `shared=False`."
         )
+
+
+def state_there(run: Run, step: int, manifest: Manifest, mirror: Run) -> bool | None:
+    """Whether the copy of a step is intact; `None` if there is none.
+
+    Raise if another step is there.
+    """
     found = _found(run, step, manifest, mirror)
-    if found is None and manifest.history is not None:
-        beside.check(step, manifest.history)
-    if found is None or mirror.stored.problem(step):
-        return found is not None
-    return None
+    return None if found is None else not mirror.stored.problem(step)
 
 
 def check_still_beside(
     mirror: Run, step: int, history: History | None, beside: Beside
 ) -> None:
     """Take a step back if the mirror has steps of another history now."""
-    if history is None:
-        return
     try:
         # Another machine may have uploaded a step of another history meanwhile.
         beside.check(step, history)
@@ -114,16 +168,11 @@ def check_still_beside(
     beside.note(step, history)
 
 
-def _begin(
-    save: Save, manifest: Manifest, step: int, there: Target, *, overwrite: bool
-) -> None:
-    """Begin an upload, and share what the last step there has."""
-    if there.before is not None and manifest.layout in SHARING_LAYOUTS:
-        save.share(there.before.find(there.run.newest({step})))
-    save.begin(Alone(), overwrite=overwrite)
-    save.send_at_most(MAX_IN_FLIGHT)
-    if save.bases is not None:
-        save.adopt(equal_to(manifest, save.arrays, save.bases[0]))
+def _find_base(run: Run, step: int, manifest: Manifest, there: Target) -> Base | None:
+    """The last step there, if chunks are shared with it."""
+    if there.before is None or manifest.layout not in SHARING_LAYOUTS:
+        return None
+    return there.before.find(there.run.newest({step}))
 
 
 def _copying(manifest: Manifest, path: PathLike) -> Save:
@@ -140,8 +189,7 @@ def is_there(run: Run, step: int, mirror: Run) -> bool:
     """
     with Reading(run.path(step)) as reading, _local(reading):
         manifest = reading.open().manifest
-    found = _found(run, step, manifest, mirror)
-    return found is not None and not mirror.stored.problem(step)
+    return bool(state_there(run, step, manifest, mirror))
 
 
 def _found(run: Run, step: int, manifest: Manifest, mirror: Run) -> Manifest | None:

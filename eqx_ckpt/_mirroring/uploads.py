@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from .._errors import CheckpointError, CheckpointExistsError, LeafNameError
 from .._steps.run_config import Configs, ConfigWriter
 from .._steps.run_steps import Run
+from .._steps.run_sweeps import RunSweeps
 from .._steps.step_removal import retain
 from .._storage.calls.threads import lower_priority, start
 from .mirror import Mirror
@@ -57,6 +58,7 @@ class Uploads:
         self._run = run
         self._mirror = mirror
         self.there = Run(mirror.path)
+        self._sweeps = RunSweeps(self.there)
         self.error: BaseException | None = None
         self._reset()
         _all.add(self)
@@ -169,12 +171,22 @@ class Uploads:
             with self._changed:
                 if not self._is_ended:
                     self._queue.listed(local, there)
-            self.there.clean_up()
+        self._sweep()
         with self._changed:
             if self._is_ended:
                 return None
             self._stop.clear()
             return self._queue.begin()
+
+    def _sweep(self) -> None:
+        """Remove what dead attempts left there; in a store, while the upload goes on.
+
+        There, an attempt counts as dead after it was watched for long.
+        """
+        if self.there.stored.only_time_tells:
+            self._sweeps.begin()
+        else:
+            self.there.clean_up()
 
     def _watch(self, nbytes: int) -> None:
         """Wait until a piece may be sent, or stop."""
@@ -197,7 +209,6 @@ class Uploads:
         self.error = None
         try:
             retain(self.there, self._mirror.keep, set(), step, self._go_on)
-            self.there.clean_up()
         finally:
             with self._changed:
                 if self._queue.running is not None:  # Otherwise it was given up.

@@ -18,6 +18,7 @@ from ..._format.manifest_parser import from_bytes, HEAD, unrelated_keys
 from ..._format.references import attempt_at, attempts_of, SWEPT
 from ..._format.sample_record import RECORD
 from ..._types import Layout
+from ..calls.threads import both
 from ..interface.place import Attempt, run_of, Share, Shown
 from ..interface.referred_chunks import stored_chunks
 from ..interface.replacing import already_there, inside, remove_replaced
@@ -54,8 +55,10 @@ class BucketAttempt(Attempt):
     def __init__(self, target: KeyValues, layout: Layout, overwrite: bool) -> None:
         self._target = target
         self._heartbeat: Heartbeat | None = None
-        self._old, keys = self._look(overwrite)
-        check_above(target)
+        (self._old, keys), _ = both(
+            lambda: self._look(overwrite),
+            lambda: check_above(target, is_new=not overwrite),
+        )
         self._check_keys(keys)
         self.root = f"@{uuid.uuid4().hex}/"
         self._place = target / self.root
@@ -74,10 +77,11 @@ class BucketAttempt(Attempt):
     def _look(self, overwrite: bool) -> tuple[Versioned, list[str]]:
         """The existing manifest and keys; raise if they may not be replaced."""
         for _ in range(TRIES):
-            old = self._target.read_version(MANIFEST)
+            old, keys = both(
+                lambda: self._target.read_version(MANIFEST), self._target.list_keys
+            )
             if old.value is not None and not overwrite:
                 raise already_there(str(self._target))
-            keys = self._target.list_keys()
             # Another writer may have committed between the two requests.
             if old.value is not None or MANIFEST not in keys:
                 return old, keys

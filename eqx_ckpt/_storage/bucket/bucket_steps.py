@@ -13,7 +13,7 @@ from ..._format.manifest import MANIFEST, Manifest
 from ..._format.manifest_parser import from_bytes, HEAD_BYTES
 from ..._format.references import SWEPT
 from ..calls.tensorstore_calls import contradicts
-from ..calls.threads import at_once
+from ..calls.threads import at_once, both
 from ..interface.committed_manifest import (
     committed_steps,
     is_checkpoint,
@@ -71,10 +71,11 @@ class BucketSteps(Steps):
         found: list[int] = []
         misspelled: list[str] = []
         attempts: dict[int, set[str]] = {}
-        # An empty answer would begin a run anew.
-        everything = self._run.list_keys() or self._run.list_keys()
-        if not everything:
-            self._run.is_listed(MANIFEST)
+        everything = self._run.list_keys()
+        if not everything:  # One such answer would begin a run anew.
+            everything, _ = both(
+                self._run.list_keys, lambda: self._run.is_listed(MANIFEST)
+            )
         for key in everything:
             step, _, rest = key.partition("/")
             if not is_step(step):

@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import ParamSpec, TypeVar
 
 
@@ -14,6 +14,9 @@ _P = ParamSpec("_P")
 
 
 _T = TypeVar("_T")
+
+
+_S = TypeVar("_S")
 
 
 _Item = TypeVar("_Item")
@@ -53,6 +56,16 @@ def in_thread(call: Callable[[], _T], name: str) -> "Future[_T]":
     if not start(threading.Thread(target=work, name=name, daemon=True)):
         work()
     return found
+
+
+def both(one: Callable[[], _T], other: Callable[[], _S]) -> tuple[_T, _S]:
+    """Call two functions at once; if both raise, raise what the first one did."""
+    second = in_thread(other, "eqx_ckpt asks")
+    try:
+        first = one()
+    finally:
+        wait([second])
+    return first, second.result()
 
 
 def lower_priority(by: int) -> None:
