@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from ..._errors import CorruptCheckpointError, LeafNameError
@@ -36,6 +37,17 @@ def open_existing(path: str, key: str) -> FileReads:
     if opened is None:
         raise CorruptCheckpointError(f"{key} is missing")
     return FileReads(*opened, key)
+
+
+def size_of_existing(path: str, key: str) -> int:
+    """The size of a file that has to be there, without opening it."""
+    try:
+        found = os.lstat(path + key)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise CorruptCheckpointError(f"{key} is missing") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptCheckpointError(f"{key} is not a file")
+    return found.st_size
 
 
 def read_file(

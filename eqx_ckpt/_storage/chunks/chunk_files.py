@@ -1,7 +1,6 @@
 """Arrays whose chunks are files, written and read by plain system calls."""
 
 import contextlib
-import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from ..._format.chunk_grid import chunk_keys
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import MANIFEST, zarr_json
 from ..._types import Checksums, Report
-from ..calls.safe_files import of_leaf, open_existing
+from ..calls.safe_files import of_leaf, open_existing, size_of_existing
 from ..calls.worker_threads import MAX_IN_FLIGHT, Workers
 from ..interface.base import Base
 from ..interface.chunk_bytes import (
+    check_size,
     Chunk,
     no_checksums,
     Piece,
@@ -126,11 +126,14 @@ class ChunkFiles(Chunks):
 
         Never the folder of all arrays: if that is gone, so are some of them.
         """
-        for folder in itertools.accumulate(name.split("/"), "{}/{}".format):
-            if folder not in self._folders:
-                with contextlib.suppress(FileExistsError):  # By another process.
-                    self._files.make(folder)
-                self._folders.add(folder)
+        missing: list[str] = []
+        while name and name not in self._folders:
+            missing.append(name)
+            name = name.rpartition("/")[0]
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # By another process.
+                self._files.make(folder)
+            self._folders.add(folder)
 
     def _begin(self, name: str, record: LeafRecord, create: bool) -> None:
         """Make the folder of an array, and its metadata."""
@@ -154,6 +157,18 @@ class ChunkFiles(Chunks):
 
     def fetch(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, File]]:
         return files_of(self.place.spec["path"], wanted)
+
+    def missing(self, wanted: Iterable[Wanted]) -> str:
+        """As elsewhere; no file is opened for its size."""
+        path = self.place.spec["path"]
+        folders = Folders(path)
+        try:
+            for chunk, _ in wanted:
+                folders.check(chunk.key)
+                check_size(chunk, size_of_existing(path, chunk.key))
+        except CorruptCheckpointError as e:
+            return str(e)
+        return ""
 
     def read_all(
         self, keys: Sequence[str]

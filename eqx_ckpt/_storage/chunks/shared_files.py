@@ -83,9 +83,10 @@ class SharedFiles(NewFiles):
     def write_metadata(self, name: str, text: bytes) -> None:
         self.next.metadata[name] = text
         key = f"{name}/{MANIFEST}"
-        is_known = self._base.metadata.get(name) == text
-        if not (is_known and self._link(key) and self._is_equal(key, [text])):
-            super().write_metadata(name, text)
+        is_linked = self._base.metadata.get(name) == text and self._link(key)
+        if is_linked and (self._base.is_copied or self._is_equal(key, [text])):
+            return
+        super().write_metadata(name, text)
 
     def write(self, chunk: Chunk, encoded: Encoded) -> None:
         key, file = chunk.key, None
