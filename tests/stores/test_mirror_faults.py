@@ -179,6 +179,44 @@ def test_two_managers_upload_the_same_step(
     check_there(there, [1])
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_the_steps_there_are_looked_at_while_chunks_are_sent(
+    tmp_path: pathlib.Path, s3: Place, is_other: bool
+) -> None:
+    """And nothing is committed before it is known that the step belongs to them."""
+    sent, answers = threading.Event(), list[bool]()
+
+    def tell(exchange: proxy.Exchange) -> None:
+        sent.set()
+        proxy.passed(exchange)
+
+    def answer_late(exchange: proxy.Exchange) -> None:
+        answers.append(sent.wait(PATIENCE))
+        proxy.passed(exchange)
+
+    with CheckpointManager(tmp_path / "run", mirror=Mirror(s3.url)) as manager:
+        manager.save(1, mirrors.state(1)).result(PATIENCE)
+        assert manager.uploads()[1].result(PATIENCE) is None
+        if is_other:
+            CheckpointManager(s3.url).save(3, mirrors.state(3)).result(PATIENCE)
+        s3.proxy.add(tell, "PUT", r"/000002/.*/c\.")
+        s3.proxy.add(answer_late, "GET", r"prefix=run%2F(&|$)")
+        manager.save(2, mirrors.state(2)).result(PATIENCE)
+        error = manager.uploads()[2].exception(PATIENCE)
+    assert answers
+    assert all(answers)
+    if is_other:
+        assert "step 3 there is of a different history" in str(error)
+        assert not s3.proxy.found("PUT", r"/run/000002/zarr\.json")
+    else:
+        assert error is None
+    s3.proxy.rules.clear()
+    check_there(s3.url, [1, 3] if is_other else [1, 2])
+    left = s3.proxy.found("PUT", r"/run/000002/")
+    gone = s3.proxy.found("DELETE", r"/run/000002/")
+    assert len(gone) == (len(left) if is_other else 0)
+
+
 def test_no_more_is_on_its_way_than_said(
     tmp_path: pathlib.Path, s3: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

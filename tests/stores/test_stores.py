@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import traceback
 import uuid
 from collections import Counter
@@ -107,6 +108,22 @@ def test_requests_of_a_save_and_a_restore(place):
     assert counted(place) == Counter(GET=2)
     eqx_ckpt.inspect.verify(place.url + "-2")
     assert counted(place) == Counter(GET=3 * 2 + 4)
+
+
+def test_a_save_asks_all_at_once(place: Place) -> None:
+    """What is there, and whether something above is a checkpoint."""
+    eqx_ckpt.tree_serialise_leaves(place.url, TREE)  # It asks for conditions, once.
+    all_asked = threading.Barrier(3)
+    answers: list[int] = []
+
+    def together(exchange: proxy.Exchange) -> None:
+        answers.append(all_asked.wait(30.0))
+        proxy.passed(exchange)
+
+    for path in (r"run-2(/|%2F)zarr\.json", proxy.LIST, r"recording\.json"):
+        place.proxy.add(together, "GET", path, when={1})
+    eqx_ckpt.tree_serialise_leaves(place.url + "-2", TREE)
+    assert sorted(answers) == [0, 1, 2]
 
 
 def test_only_what_is_wanted_is_requested(place):
