@@ -1,12 +1,13 @@
 """What the steps of a run in a bucket, and its living attempts, refer to."""
 
+import functools as ft
 from collections.abc import Collection, Mapping, Sequence
 
 from ..._errors import CheckpointNotFoundError, CorruptCheckpointError
 from ..._format.manifest import MANIFEST
 from ..._format.manifest_parser import from_bytes
 from ..._format.references import INCREMENTAL, keys_referred_to, PIN, pinned_by
-from ..calls.threads import at_once
+from ..calls.threads import at_once, both
 from ..interface.place import is_step, is_step_at, run_of
 from ..interface.sure_reads import read_surely
 from .keyvalue_place import KeyValues
@@ -23,7 +24,8 @@ def may_be_referred_to(place: KeyValues) -> bool:
 
 def _is_incremental(run: KeyValues) -> bool:
     # Much is deleted if it is missing: two wrong answers are not enough.
-    return any(read_surely(run, INCREMENTAL, 1) is not None for _ in range(2))
+    ask = ft.partial(read_surely, run, INCREMENTAL, 1)
+    return both(ask, ask) != (None, None)
 
 
 class Marks:
