@@ -396,24 +396,46 @@ class _Time:
 
 
 class _Pool:
-    """In place of a pool of threads: one call after another."""
+    """In place of a pool of threads: each call in a further line of the process."""
 
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, simulation: Simulation, *_: Any) -> None:
+        self._all = simulation
+        self._asked: list[_Asked] = []
 
     def __enter__(self) -> "_Pool":
         return self
 
-    def __exit__(self, *_: Any) -> None: ...
+    def __exit__(self, *_: Any) -> None:
+        for asked in self._asked:
+            asked.join()
 
-    def submit(self, call: Callable[..., Any], *args: Any) -> "Future[Any]":
-        found: Future[Any] = Future()
-        try:
-            found.set_result(call(*args))
-        except Exception as e:
-            found.set_exception(e)
-        return found
+    def submit(self, call: Callable[..., Any], *args: Any) -> "_Asked":
+        asked = _Asked(self._all, call, args)
+        asked.start()
+        self._asked.append(asked)
+        return asked
 
     def shutdown(self, **_: Any) -> None: ...
+
+
+class _Asked(_Thread):
+    """A call of a pool, and its result."""
+
+    def __init__(
+        self, simulation: Simulation, call: Callable[..., Any], args: Sequence[Any]
+    ) -> None:
+        self._found: Future[Any] = Future()
+        super().__init__(simulation, self._keep, (call, *args))
+
+    def result(self) -> Any:
+        self.join()
+        return self._found.result(0)
+
+    def _keep(self, call: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._found.set_result(call(*args))
+        except BaseException as e:
+            self._found.set_exception(e)
 
 
 @contextlib.contextmanager
@@ -450,7 +472,7 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (store_patience, "_last_answer", {}),
             (bucket_attempt, "_keep_conditions", set()),
             (heartbeat, "clock", now),
-            (threads, "Pool", _Pool),
+            (threads, "Pool", ft.partial(_Pool, simulation)),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
         for place, name, ours in (

@@ -57,7 +57,7 @@ class BucketAttempt(Attempt):
         self._heartbeat: Heartbeat | None = None
         (self._old, keys), _ = both(
             lambda: self._look(overwrite),
-            lambda: check_above(target, is_new=not overwrite),
+            lambda: check_above(target),
         )
         self._check_keys(keys)
         self.root = f"@{uuid.uuid4().hex}/"

@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 
@@ -56,16 +56,6 @@ def in_thread(call: Callable[[], _T], name: str) -> "Future[_T]":
     if not start(threading.Thread(target=work, name=name, daemon=True)):
         work()
     return found
-
-
-def both(one: Callable[[], _T], other: Callable[[], _S]) -> tuple[_T, _S]:
-    """Call two functions at once; if both raise, raise what the first one did."""
-    second = in_thread(other, "eqx_ckpt asks")
-    try:
-        first = one()
-    finally:
-        wait([second])
-    return first, second.result()
 
 
 def lower_priority(by: int) -> None:
@@ -140,3 +130,10 @@ def at_once(ask: Callable[[_Item], _T], items: Iterable[_Item]) -> dict[_Item, _
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def both(one: Callable[[], _T], other: Callable[[], _S]) -> tuple[_T, _S]:
+    """Call two functions at once; if both raise, raise what the first one did."""
+    with Pool(1) as pool:
+        asking = pool.submit(other)
+        return one(), asking.result()
