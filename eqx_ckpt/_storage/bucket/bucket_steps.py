@@ -186,10 +186,13 @@ class BucketSteps(Steps):
 
     def sweep_all(self) -> None:
         """Watch for as long as an attempt may be silent, unless there is none."""
-        start = heartbeat.clock()
+        seen: float | None = None  # When all that is there had been seen.
         while self._orphans.candidates():
+            before = heartbeat.clock()
             self._orphans.sweep()
-            if heartbeat.clock() - start > heartbeat.ORPHANED_AFTER:
+            if seen is None:
+                seen = heartbeat.clock()
+            elif before - seen >= heartbeat.ORPHANED_AFTER:
                 return
             time.sleep(_PAUSE)
 
