@@ -17,10 +17,8 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
-from eqx_ckpt._mirroring import uploads
 from eqx_ckpt._run import manager
-from eqx_ckpt._saving import background_save, save as saving
-from eqx_ckpt._saving.known_bases import KnownBases
+from eqx_ckpt._saving import background_save
 from eqx_ckpt._steps import run_sweeps
 from eqx_ckpt._storage.bucket import (
     bucket_attempt,
@@ -82,21 +80,17 @@ class Process:
 
     - `index`: its number.
     - `requests`: how many requests it has sent.
-    - `dies_at`: the request that it does not send any more.
-    - `stops`: before which requests it stops, and for how many seconds. `COMMIT` is its
-        next commit.
-    - `has_stopped`: whether it has.
-    - `bases`: what it knows of checkpoints.
+    - `dies_at`, `stops_at`: the request that it does not send any more, and the one
+        before which it stops for `stops_for` seconds. `COMMIT` is its next commit.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.requests = 0
         self.dies_at: float = math.inf
-        self.stops: dict[int, float] = {}
-        self.has_stopped = False
+        self.stops_at: float = math.inf
+        self.stops_for = 0.0
         self.runs_from = 0.0
-        self.bases = KnownBases()
 
     def check(self) -> None:
         """Raise if the process is dead."""
@@ -160,12 +154,10 @@ class Simulation(Scheduler):
         process.requests += 1
         process.check()
         is_manifest = key.endswith(MANIFEST) and "@" not in key
-        stops = process.stops.pop(process.requests, 0.0)
-        if is_manifest and kind == "write":
-            stops += process.stops.pop(COMMIT, 0.0)
-        if stops:
-            process.has_stopped = True
-            process.runs_from = now() + stops
+        is_commit = is_manifest and kind == "write" and process.stops_at == COMMIT
+        if is_commit or process.requests == process.stops_at:
+            process.stops_at = process.requests
+            process.runs_from = now() + process.stops_for
             self.pause(0)
         fault = self._fault(kind, is_manifest)
         answer = Answer(self)
@@ -247,9 +239,6 @@ class _Event:
         for line in self._waiting:
             self._all.go_on(line, self._all.clock)
 
-    def clear(self) -> None:
-        self._is_set = False
-
     def is_set(self) -> bool:
         return self._is_set
 
@@ -261,33 +250,6 @@ class _Event:
             self._waiting.remove(line)
         local.process.check()
         return self._is_set
-
-
-class _Condition:
-    """As `threading.Condition`; its lock keeps nobody out, as one line runs at a time.
-
-    Nobody may wait for anything else while holding it.
-    """
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._all = simulation
-        self._changed = _Event(simulation)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
-
-    def notify_all(self) -> None:
-        self._changed.set()
-        self._changed = _Event(self._all)
-
-    def wait_for(self, is_so: Callable[[], Any], timeout: float | None = None) -> Any:
-        end = None if timeout is None else now() + timeout
-        while not (found := is_so()):
-            left = None if end is None else end - now()
-            if not self._changed.wait(left):
-                return is_so()
-        return found
 
 
 class Answer:
@@ -417,7 +379,6 @@ class _Threading:
     """In place of the module `threading`, where it is imported as a whole."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self.Condition = ft.partial(_Condition, simulation)
         self.Event = ft.partial(_Event, simulation)
         self.Thread = ft.partial(_Thread, simulation)
         self.current_thread = lambda: local.line
@@ -484,17 +445,12 @@ def _simulated(simulation: Simulation) -> Generator[None]:
     def opened(spec: Any, *, retries: bool = True) -> Store:
         return Store(simulation, spec["path"], retries)
 
-    def found(future: Any, timeout: float | None = None) -> Any:
+    def found(saving: Any, timeout: float | None = None) -> Any:
         ended = _Event(simulation)
-        future.add_done_callback(lambda _: ended.set())
+        saving.add_done_callback(lambda _: ended.set())
         ended.wait(timeout)
-        return exception(future, 0.0)
+        return exception(saving, 0)
 
-    def of_process(name: str) -> Callable[..., Any]:
-        real = getattr(KnownBases, name)
-        return lambda _, *args: real(local.process.bases, *args)
-
-    saves: set[background_save.Saving] = set()
     names = (
         uuid.UUID(int=simulation.chance.getrandbits(128)) for _ in itertools.count()
     )
@@ -502,9 +458,6 @@ def _simulated(simulation: Simulation) -> Generator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, value in (
             (background_save, "threading", modules[0]),
-            (background_save, "pending_saves", saves),
-            (manager, "pending_saves", saves),
-            (saving, "pending_saves", saves),
             (bucket_attempt, "time", modules[1]),
             (bucket_steps, "time", modules[1]),
             (bucket_steps, "threading", modules[0]),
@@ -514,10 +467,7 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (publication, "time", modules[1]),
             (run_sweeps, "threading", modules[0]),
             (send_window, "time", modules[1]),
-            (send_window, "_windows", {}),
             (store_patience, "time", modules[1]),
-            (uploads, "threading", modules[0]),
-            (uploads, "time", modules[1]),
             (store_patience, "_silent", set()),
             (store_patience, "_last_answer", {}),
             (bucket_attempt, "_keep_conditions", set()),
@@ -531,9 +481,6 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (keyvalue_place.KeyValues, "open", lambda place: opened(place.spec)),
             (store_patience, "_ask", lambda *_: None),
             (background_save.Saving, "exception", found),
-            (manager.CheckpointManager, "_raise_of_others", lambda _: None),
-            (KnownBases, "find", of_process("find")),
-            (KnownBases, "remember", of_process("remember")),
             (uuid, "uuid4", lambda: next(names)),
         ):
             stack.enter_context(within_lines(place, name, ours))
