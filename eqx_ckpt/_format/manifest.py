@@ -77,7 +77,8 @@ class Manifest:
 
     - `leaves`: the record of each saved leaf by name, including Python scalars.
     - `unsaved`: a fingerprint of each leaf that is not saved (functions, strings, ...),
-        by name. A restore compares it with `like`.
+        by name; for a cursor of data, the settings of its loader. A restore compares it
+        with `like`.
     - `metadata`: the `metadata` that the save was given.
     - `versions`: the versions of the packages that saved it.
     - `root`: the directory or key prefix of the arrays, below the checkpoint's path.

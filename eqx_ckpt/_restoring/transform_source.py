@@ -102,5 +102,5 @@ def _under(names: dict[str, str], report: Report) -> Report:
 def _stored(value: Any, read: RegionRead) -> np.ndarray:
     """A region of an array that `transform` closes over, as sources return regions."""
     host = np.asarray(jax.random.key_data(value) if is_key(value) else value)
-    native = host[read.region].astype(host.dtype.newbyteorder("="), order="C")
+    native = np.array(host[read.region], host.dtype.newbyteorder("="), order="C")
     return native.view(read.record.data_type)

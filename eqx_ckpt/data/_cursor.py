@@ -47,7 +47,7 @@ class Block(eqx.Module, Transient):
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
         return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(NOT_FETCHED))
 
-    def without_batches(self) -> "Block":
+    def bare(self) -> "Block":
         """The block of a cursor that holds no memory for batches."""
         return Block(None, None, None, self.settings, self.accept_any)
 

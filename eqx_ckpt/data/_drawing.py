@@ -99,7 +99,7 @@ class Drawing(eqx.Module):
 
     def has_room_in(self, block: Block) -> bool:
         """Whether a block is one that `start` makes."""
-        own = eqx.filter_eval_shape(self.cached, block.without_batches())
+        own = eqx.filter_eval_shape(self.cached, block.bare())
         return jax.tree.map(_type_of, own) == jax.tree.map(_type_of, block)
 
 

@@ -102,7 +102,7 @@ class _Groups:
         leaves, self._treedef = jax.tree.flatten(cursor, lambda x: x is cursor.block)
         seed, *self._begun, block = leaves
         # Cursors that shared the memory of batches could not be donated.
-        self._block = block.without_batches()
+        self._block = block.bare()
         # A step may donate the cursor.
         self._seed = jnp.copy(seed)
         self.size = drawing.cache

@@ -18,6 +18,7 @@ from .._tree.leaves.filter_spec import default_serialise_filter_spec
 from .._tree.leaves.key_paths import check_distinct
 from .._tree.leaves.leaf_data import shards
 from .._tree.leaves.leaf_kinds import describe, fingerprint
+from .._tree.leaves.transient import is_transient, marked, note_in
 from .._tree.matching.name_tree import nested, sortable
 from .._tree.plans.read_plan import Mismatched, Missing, Unexpected
 from .._tree.plans.write_plan import named_leaves, plan_writes
@@ -38,7 +39,9 @@ def to_state_dict(tree: PyTree) -> Any:
     of fields, the keys of dictionaries, and integers for positions. Arrays and PRNG
     keys are those of the tree, not copies. Python numbers are plain ones, even if they
     are an `IntEnum` in the tree. What a save leaves out, such as functions and strings,
-    is not there; a tree that is a single leaf is that leaf.
+    is not there; a tree that is a single leaf is that leaf. The `block` of an
+    [`eqx_ckpt.data.Cursor`][] is there without its batches: it has the settings of the
+    loader, and no leaves.
 
     **Raises:**
 
@@ -66,6 +69,11 @@ def to_state_dict(tree: PyTree) -> Any:
         return scalar_from_text(record.kind, record.value or "")
 
     records = {write.name: write.record for write in plan.writes}
+    if any(note_in(text) is not None for text in plan.unsaved.values()):
+        for named in named_leaves(tree, default_serialise_filter_spec, None, "tree"):
+            if is_transient(named.leaf):
+                leaves[named.name] = named.leaf.bare()
+                records[named.name] = LeafRecord("numpy", path=named.typed)
     return nested(Manifest(records), "", leaf)
 
 
@@ -146,6 +154,9 @@ class _StateDict(Source):
             sortable(state), default_serialise_filter_spec, None, "state"
         )
         for name, path, leaf, _, keys in leaves:
+            if is_transient(leaf):
+                unsaved[name] = marked(leaf)
+                continue
             try:
                 record = describe(leaf)
             except CannotSave as e:

@@ -16,7 +16,7 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_names import below, encode, is_below
 from ..._format.leaf_record import LeafRecord
 from ..._format.manifest import Manifest
-from ..._types import check_word, IsLeaf
+from ..._types import check_word, IsLeaf, TypedPath
 from ..leaves.casting import Casting, WORDS
 from ..leaves.filter_spec import (
     array_deserialise_filter_spec,
@@ -24,7 +24,7 @@ from ..leaves.filter_spec import (
 )
 from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like, fingerprint
-from ..leaves.transient import is_transient, stop_at_transients
+from ..leaves.transient import is_transient, note_in, stop_at_transients, Transient
 from ..matching.explain_match import explain
 from ..matching.foreign_spelling import spelled
 from ..matching.leaf_match import LeafMatch, problems_of, with_place
@@ -191,9 +191,12 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     values: dict[int, Any] = {}
     kept: dict[str, Any] = {}
     matches: dict[str, LeafMatch] = {}
+    transients: list[int] = []
     for index, leaf in enumerate(named):
         if index not in chosen and not request.initialises:
             values[index] = leaf.leaf
+            if is_transient(leaf.leaf):
+                transients.append(index)
             continue
         record = manifest.leaves.get(leaf.name) if index in chosen else None
         value, becomes, origin = leaf.leaf, None, None
@@ -202,6 +205,11 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             value, match = _missing(leaf, manifest, request, picked=picked)
         else:
             match, becomes, origin = _matched(leaf, record, request, derived)
+        if record is None and is_transient(leaf.leaf):
+            transients.append(index)
+            values[index] = leaf.leaf.fresh()
+            matches[leaf.name] = _fresh(leaf.leaf)
+            continue
         if record is None or becomes is None:
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
@@ -223,6 +231,8 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         matches |= extra
     if derived is not None:
         matches |= unreturned(derived, matches)
+    if transients:
+        matches |= _checked(transients, named, reads, manifest)
     matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
     treedef = jtu.tree_structure(like, is_leaf)
@@ -300,19 +310,12 @@ def _missing(
         if is_missing and request.answer("missing", leaf.name) == "keep":
             match = _kept(match, leaf, request)
         return value, match
-    if is_transient(leaf.leaf):
-        return leaf.leaf.fresh(), LeafMatch("kept", leaf.leaf.note(), "nothing")
     now = describe_like(leaf.leaf) or fingerprint(leaf.leaf)
     return leaf.leaf, LeafMatch("kept", now, "nothing")
 
 
 def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch]:
     """The value and match of a leaf that the checkpoint does not have."""
-    if is_transient(leaf.leaf):
-        note = leaf.leaf.note()
-        found = manifest.unsaved.get(leaf.name, note)
-        status = "same" if leaf.leaf.accepts(found) else "loader"
-        return leaf.leaf.fresh(), LeafMatch(status, note, found)
     found = manifest.unsaved.get(leaf.name, "nothing")
     if leaf.spec is array_deserialise_filter_spec:
         return leaf.leaf, LeafMatch(
@@ -324,6 +327,33 @@ def _without_record(leaf: NamedLeaf, manifest: Manifest) -> tuple[Any, LeafMatch
     if expected is not None:
         return leaf.leaf, LeafMatch("missing", expected, found)
     return leaf.leaf, never_saved(leaf.leaf, found)
+
+
+def _fresh(node: Transient) -> LeafMatch:
+    """A node that is created anew, of which the checkpoint need not know."""
+    return LeafMatch("same", node.note(), node.note())
+
+
+def _checked(
+    transients: Sequence[int],
+    named: Sequence[NamedLeaf],
+    reads: Sequence[Read],
+    manifest: Manifest,
+) -> dict[str, LeafMatch]:
+    """The nodes that are created anew beside leaves that are restored."""
+    nodes = {_node(named[read.position]) for read in reads}
+    found: dict[str, LeafMatch] = {}
+    for leaf in (named[index] for index in transients):
+        if _node(leaf) in nodes:
+            note = note_in(manifest.unsaved.get(leaf.name)) or "no settings"
+            status = "same" if leaf.leaf.accepts(note) else "loader"
+            found[leaf.name] = LeafMatch(status, leaf.leaf.note(), note)
+    return found
+
+
+def _node(leaf: NamedLeaf) -> TypedPath:
+    """The node that a leaf of `like` is in."""
+    return leaf.typed[:-1]
 
 
 def _unexpected(

@@ -31,7 +31,7 @@ from ..leaves.frozen_spec import frozen_flags
 from ..leaves.key_paths import check_distinct, key_paths, Namer
 from ..leaves.leaf_data import chunk_positions, shards
 from ..leaves.leaf_kinds import describe, fingerprint
-from ..leaves.transient import is_transient
+from ..leaves.transient import is_transient, marked
 from ..leaves.unsaved_state import STATIC, warn_of_state
 
 
@@ -207,7 +207,7 @@ def plan_writes(
     problems: list[str] = []
     for name, path, leaf, spec, keys in leaves:
         if is_transient(leaf):
-            unsaved[name] = leaf.note()
+            unsaved[name] = marked(leaf)
             continue
         try:
             if spec is not None:

@@ -20,6 +20,7 @@ from ..._types import KeyPath
 from ..leaves.casting import would_narrow
 from ..leaves.key_paths import check_distinct, key_paths, Namer
 from ..leaves.leaf_kinds import describe, describe_like, fingerprint
+from ..leaves.transient import is_transient, marked, moved_notes
 from ..leaves.unsaved_state import STATIC
 from ..matching.leaf_match import LeafMatch, UNRETURNED
 from ..matching.name_tree import nested, struct_of
@@ -211,18 +212,18 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
         name: view_record(view, inputs[leaf]) for name, (leaf, view) in views.items()
     }
     made, unsaved = _made(returned, traced, shown)
-    return Derived(
-        dataclasses.replace(
-            manifest,
-            leaves={name: record for name, (record, _) in made.items()},
-            unsaved=_below(manifest.unsaved, prefix) | unsaved,
-        ),
+    derived = Derived(
+        manifest,
         {name: origin for name, (_, origin) in made.items() if origin is not None},
         shown,
         views,
         traced,
         prefix,
     )
+    leaves = {name: record for name, (record, _) in made.items()}
+    unsaved = _moved(derived) | unsaved
+    seen = dataclasses.replace(manifest, leaves=leaves, unsaved=unsaved)
+    return dataclasses.replace(derived, manifest=seen)
 
 
 def _views(
@@ -237,9 +238,16 @@ def _views(
     return views
 
 
-def _below(unsaved: Mapping[str, str], prefix: str) -> dict[str, str]:
-    there = {n: text for n, text in unsaved.items() if is_below(prefix, n)}
-    return {from_below(prefix, n): text for n, text in there.items()}
+def _moved(derived: Derived) -> dict[str, str]:
+    """What was not saved, with the notes where the leaves beside them went."""
+    prefix, unsaved = derived.prefix, derived.manifest.unsaved
+    return moved_notes(
+        {from_below(prefix, n): x for n, x in unsaved.items() if is_below(prefix, n)},
+        (
+            (name, [from_below(prefix, n) for n in derived.leaves_of(origin)])
+            for name, origin in derived.origins.items()
+        ),
+    )
 
 
 def _called(
@@ -302,6 +310,9 @@ def _made(
     output = 0
     for path, leaf in returned:
         name, keys = name_of(path)
+        if is_transient(leaf):
+            unsaved[name] = marked(leaf)
+            continue
         try:
             if isinstance(leaf, _Output):
                 record, origin = _of_output(output, leaf, traced, named_inputs)
