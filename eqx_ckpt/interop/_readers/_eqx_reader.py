@@ -32,6 +32,7 @@ from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_data import shards
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
 from ..._tree.leaves.skeleton import skeleton
+from ..._tree.leaves.transient import is_transient, marked, Transient
 from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
@@ -74,7 +75,8 @@ def open_eqx(
         there is a file without one.
     - `like`: a PyTree of the structure that was saved, of arrays or
         `jax.ShapeDtypeStruct`s. Or a function that makes it of the header of the file,
-        such as the hyperparameters; its weights are not computed.
+        such as the hyperparameters; its weights are not computed. The settings of a
+        data loader are not in the file: they are those of its cursor in `like`.
     - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
         function other than the default are kept in memory; leaves that it returns
         unchanged are not part of the source.
@@ -156,7 +158,10 @@ class _Leaves:
             if is_maker(like):
                 like = self._made(like)
             for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
-                self._take(path, leaf, spec)
+                if is_transient(leaf):
+                    self._pass_over(path, leaf, spec, is_leaf)
+                else:
+                    self._take(path, leaf, spec)
             if self._may_be_text:
                 self._take_text()
         if self._position != file.size:
@@ -248,6 +253,17 @@ class _Leaves:
                 self._file, offset, npy.is_fortran, npy.is_big_endian
             )
         self._leaves.append(Named(where, record))
+
+    def _pass_over(
+        self, path: Any, node: Transient, spec: Callable[[Any, Any], Any], is_leaf: Any
+    ) -> None:
+        """Read what the file has of a node that restores create anew, and drop it."""
+        before = self._leaves, self._extents, self._unsaved
+        self._leaves, self._extents, self._unsaved = [], {}, {}
+        for rest, leaf in jtu.tree_flatten_with_path(node, is_leaf)[0]:
+            self._take((*path, *rest), leaf, spec)
+        self._leaves, self._extents, self._unsaved = before
+        self._unsaved[encode(typed(path))] = marked(node)
 
     def _take_custom(
         self,

@@ -72,7 +72,7 @@ def copy(
 
     def checked() -> Source:
         found = reading.open()
-        form = Form("a checkpoint")
+        form = Form("a checkpoint", keeps_settings=True)
         check_leaves(found.manifest, form, strict=strict, loses_metadata=False)
         return found
 

@@ -2,9 +2,11 @@
 
 import functools as ft
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
@@ -21,9 +23,10 @@ from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import Kind
 from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe_like
+from ..._tree.leaves.transient import is_transient
 from ..._tree.matching.explain_match import explain
 from ..._tree.matching.foreign_spelling import spelled
-from ..._types import IsLeaf, PathLike
+from ..._types import IsLeaf, PathLike, TypedPath
 from .._readers._npy_header import read_npy
 from ._export_checks import check_leaves, Form, in_order, INT64, losses
 
@@ -49,7 +52,7 @@ def to_eqx(
         `jax.ShapeDtypeStruct`s.
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
-        types and metadata are left out.
+        types, metadata and the settings of data loaders are left out.
     - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**
@@ -82,11 +85,17 @@ def to_eqx(
     if not found.ok:
         raise LeafMismatchError(explain(found.leaves))
     manifest = read_manifest(source)
-    paths = {
-        encode(typed(key_path)): (typed(key_path), expected.kind)
-        for key_path, leaf in key_paths(like, is_leaf)
-        if (expected := describe_like(leaf)) is not None
-    }
+    paths: dict[str, tuple[TypedPath, str]] = {}
+    # By the name of the leaf before them, or of none, what is not in the checkpoint.
+    fresh: dict[str | None, list[np.ndarray]] = {}
+    name = None
+    for key_path, leaf in key_paths(like, is_leaf):
+        if is_transient(leaf):
+            arrays = jtu.tree_leaves(leaf.fresh(), is_leaf)
+            fresh.setdefault(name, []).extend(map(np.asarray, arrays))
+        elif (expected := describe_like(leaf)) is not None:
+            name = encode(typed(key_path))
+            paths[name] = typed(key_path), expected.kind
     other = spelled(manifest, ((name, path) for name, (path, _) in paths.items()))
     kinds = {other.get(name, name): kind for name, (_, kind) in paths.items()}
     place = Path(local_path(path))
@@ -104,11 +113,22 @@ def to_eqx(
     )
     values = in_order(source, [*kinds])
     with new_file as new, new.next() as f:
-        for _, record, value in values:
-            array = np.asarray(value, _dtype(record), order="C")
+        for array in _arrays(values, [*paths], fresh):
             # To a file, NumPy would write past it, and not say why that fails.
             np.save(_Writes(f), array, allow_pickle=False)
     return Path(new.paths[0])
+
+
+def _arrays(
+    values: Iterator[tuple[str, LeafRecord, Any]],
+    names: list[str],
+    fresh: Mapping[str | None, list[np.ndarray]],
+) -> Iterator[np.ndarray]:
+    """The arrays of a file, of the checkpoint and created anew, in their order."""
+    yield from fresh.get(None, ())
+    for name, (_, record, value) in zip(names, values, strict=True):
+        yield np.asarray(value, _dtype(record), order="C")
+        yield from fresh.get(name, ())
 
 
 class _Writes:

@@ -14,6 +14,7 @@ from ..._format.manifest import Manifest
 from ..._format.source import RegionRead, Source
 from ..._inspecting.inspect_checkpoint import iter_leaves
 from ..._sources.checkpoint_source import opened
+from ..._tree.leaves.transient import note_in
 from ..._types import check_flag, PathLike, Report
 from .._readers._foreign_records import clashes, is_unicode, read_as, Unreadable
 
@@ -45,11 +46,13 @@ class Form(NamedTuple):
     - `separators`: those of its source's manifest; `None` if it has names as they are,
         or none at all.
     - `integers`: those that it has, if not all.
+    - `keeps_settings`: whether it has those of the loaders that cursors are of.
     """
 
     words: str
     separators: str | None = None
     integers: range | None = None
+    keeps_settings: bool = False
 
     def problem(self, record: LeafRecord) -> str | None:
         """Why it cannot hold a leaf of these keys, or of this value, if so."""
@@ -138,6 +141,8 @@ def check_leaves(
     for name, note in manifest.unsaved.items():
         if isinstance(note, Unreadable):
             lost[name] = f"all of it: {note}"
+        elif not form.keeps_settings and (settings := note_in(note)) is not None:
+            lost[name] = f"the settings of its loader: {settings}"
     if loses_metadata and manifest.metadata is not None:
         lost["@metadata"] = "all of it"
     if not lost:

@@ -48,8 +48,8 @@ def to_flax(
     - `source`: as [`eqx_ckpt.interop.to_safetensors`][].
     - `path`: the file, such as `"params.msgpack"`.
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
-        their data, all arrays become NumPy's, and shardings, weak types and metadata
-        are left out.
+        their data, all arrays become NumPy's, and shardings, weak types, metadata
+        and the settings of data loaders are left out.
     - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**

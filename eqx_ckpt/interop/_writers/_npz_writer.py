@@ -38,9 +38,9 @@ def to_npz(
     - `path`: the file, such as `"arrays.npz"`.
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and JAX's arrays become NumPy arrays, and shardings,
-        weak types and metadata are left out. Or if [`eqx_ckpt.interop.open_npz`][]
-        would not open the file, because the names of two leaves clash once they are
-        split at `/` and `.`.
+        weak types, metadata and the settings of data loaders are left out. Or if
+        [`eqx_ckpt.interop.open_npz`][] would not open the file, because the names of
+        two leaves clash once they are split at `/` and `.`.
     - `overwrite`: replace an existing file of this format, and no other.
 
     **Returns:**

@@ -65,7 +65,8 @@ def to_orbax(
     - `source`: as [`eqx_ckpt.interop.to_safetensors`][].
     - `path`: the directory.
     - `strict`: raise, instead of warning once, if something is lost: shardings, weak
-        types and metadata are left out, and NumPy scalars become arrays.
+        types, metadata and the settings of data loaders are left out, and NumPy scalars
+        become arrays.
     - `overwrite`: replace what Orbax has saved there, in one step, and nothing else;
         needs Linux.
 

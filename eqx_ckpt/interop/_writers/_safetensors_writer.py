@@ -68,9 +68,10 @@ def to_safetensors(
         `"model.safetensors.index.json"`, as Hugging Face does.
     - `strict`: raise, instead of warning once, if something is lost: PRNG keys become
         their data, Python numbers and NumPy arrays become arrays like all others, and
-        shardings, weak types and metadata other than a dictionary of strings are left
-        out. Or if [`eqx_ckpt.interop.open_safetensors`][] would not open the file,
-        because the names of two leaves clash once they are split at `.`.
+        shardings, weak types, the settings of data loaders and metadata other than a
+        dictionary of strings are left out. Or if
+        [`eqx_ckpt.interop.open_safetensors`][] would not open the file, because the
+        names of two leaves clash once they are split at `.`.
     - `overwrite`: replace existing files of safetensors. What was written to the
         same `path` in a different number of files is removed.
 
