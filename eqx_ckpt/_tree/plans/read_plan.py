@@ -191,12 +191,9 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
     values: dict[int, Any] = {}
     kept: dict[str, Any] = {}
     matches: dict[str, LeafMatch] = {}
-    transients: list[int] = []
     for index, leaf in enumerate(named):
         if index not in chosen and not request.initialises:
             values[index] = leaf.leaf
-            if is_transient(leaf.leaf):
-                transients.append(index)
             continue
         record = manifest.leaves.get(leaf.name) if index in chosen else None
         value, becomes, origin = leaf.leaf, None, None
@@ -205,11 +202,6 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             value, match = _missing(leaf, manifest, request, picked=picked)
         else:
             match, becomes, origin = _matched(leaf, record, request, derived)
-        if record is None and is_transient(leaf.leaf):
-            transients.append(index)
-            values[index] = leaf.leaf.fresh()
-            matches[leaf.name] = _fresh(leaf.leaf)
-            continue
         if record is None or becomes is None:
             if request.initialises:
                 value, match = _to_initialise(value, match, leaf.name, targets[index])
@@ -231,8 +223,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
         matches |= extra
     if derived is not None:
         matches |= unreturned(derived, matches)
-    if transients:
-        matches |= _checked(transients, named, reads, manifest)
+    matches |= _checked(named, reads, manifest)
     matches = _with_suggestions(matches, manifest)
     parts = [] if derived is None else parts_of(derived, reads)
     treedef = jtu.tree_structure(like, is_leaf)
@@ -304,6 +295,8 @@ def _missing(
     leaf: NamedLeaf, manifest: Manifest, request: Request, *, picked: bool
 ) -> tuple[Any, LeafMatch]:
     """A leaf that the checkpoint does not have, or that `where` does not pick."""
+    if is_transient(leaf.leaf):
+        return leaf.leaf.fresh(), _fresh(leaf.leaf)
     if picked:
         value, match = _without_record(leaf, manifest)
         is_missing = match.status == "missing"
@@ -335,15 +328,17 @@ def _fresh(node: Transient) -> LeafMatch:
 
 
 def _checked(
-    transients: Sequence[int],
     named: Sequence[NamedLeaf],
     reads: Sequence[Read],
     manifest: Manifest,
 ) -> dict[str, LeafMatch]:
     """The nodes that are created anew beside leaves that are restored."""
-    nodes = {_node(named[read.position]) for read in reads}
+    transients = [leaf for leaf in named if is_transient(leaf.leaf)]
     found: dict[str, LeafMatch] = {}
-    for leaf in (named[index] for index in transients):
+    if not transients:
+        return found
+    nodes = {_node(named[read.position]) for read in reads}
+    for leaf in transients:
         if _node(leaf) in nodes:
             note = note_in(manifest.unsaved.get(leaf.name)) or "no settings"
             status = "same" if leaf.leaf.accepts(note) else "loader"
