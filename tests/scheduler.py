@@ -8,6 +8,7 @@ import argparse
 import functools as ft
 import heapq
 import itertools
+import logging
 import random
 import threading
 import time
@@ -154,6 +155,7 @@ def try_all(play: Callable[[int], Any], description: str | None) -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--minutes", type=float, default=1.0)
     args: Any = parser.parse_args()
+    logging.getLogger("eqx_ckpt").setLevel(logging.CRITICAL)  # It has much to warn of.
     end = time.monotonic() + 60 * args.minutes
     done = 0
     for seed in itertools.islice(itertools.count(args.seed), args.count):

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from .._errors import (
@@ -21,7 +21,7 @@ from .._steps.compare_histories import is_same_step, why_not_the_same
 from .._steps.run_config import ConfigWriter
 from .._steps.run_steps import Run
 from .._steps.step_before import StepBefore
-from .._storage.calls.threads import in_thread
+from .._storage.calls.threads import Pool
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.base import Base
 from .._storage.interface.chunk_bytes import Piece
@@ -66,15 +66,10 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
         manifest = source.manifest
         _check_is_whole(run, step, manifest)
         base = _find_base(run, step, manifest, there)
-        looking = in_thread(
-            lambda: there.beside.check(step, manifest.history),
-            f"eqx_ckpt compares {reading}",
-        )
-        try:
+        with Pool(1) as pool:
+            looking = pool.submit(there.beside.check, step, manifest.history)
             sending = _Sending(reading, source, there, step, base, looking)
             _send_unless_there(run, sending, watch)
-        finally:
-            wait([looking])
     check_still_beside(there.run, step, manifest.history, there.beside)
 
 
@@ -127,7 +122,7 @@ def _send_unless_there(
             sending.send(watch, overwrite=overwrite)
         except CheckpointExistsError:
             # Another manager of the run may have uploaded it meanwhile, too.
-            wait([sending.looking])
+            sending.looking.exception()
             manifest, mirror = sending.source.manifest, sending.there.run
             is_intact = state_there(run, sending.step, manifest, mirror)
             if is_intact is None or overwrite and not is_intact:

@@ -60,6 +60,7 @@ class Scene:
 
     **Attributes:**
 
+    - `simulation`: where it runs.
     - `seen`: what was there, one after another.
     """
 
@@ -71,7 +72,7 @@ class Scene:
         self._notes: list[str] = []
         self._names: dict[str, str] = {}
         self._overwrites = self.scene in ("overwrite", "delete")
-        simulation = self._simulation = Simulation(seed, 1)
+        simulation = self.simulation = Simulation(seed, 1)
         simulation.changed = self._look
         if self._overwrites:
             simulation.play(
@@ -82,7 +83,7 @@ class Scene:
         self._look()
 
     def play(self) -> None:
-        simulation, chance = self._simulation, self._simulation.chance
+        simulation, chance = self.simulation, self.simulation.chance
         slow = chance.choice((0.02, 1.0, 10.0))
         simulation.latency = lambda: chance.choice((0.02, 0.02, 0.2, slow))
         works: list[Callable[[], None]] = [ft.partial(self._write, 0)]
@@ -99,28 +100,27 @@ class Scene:
         assert right == len(self.seen), self._told(right)
 
     def _fail(self, writers: int) -> None:
-        simulation, chance = self._simulation, self._simulation.chance
+        simulation, chance = self.simulation, self.simulation.chance
         simulation.draw(0.5, latest=STALLED)
         if chance.random() < 0.5:
             process = simulation.processes[chance.randrange(writers)]
-            process.stops_at = chance.choice((COMMIT, chance.randint(1, 25)))
-            process.stops_for = LONG
+            process.stops[chance.choice((COMMIT, chance.randint(1, 25)))] = LONG
         if chance.random() < 0.3:
             process = simulation.processes[chance.randrange(writers)]
             process.dies_at = chance.randint(1, 25)
 
     def _faults(self) -> tuple[int, int, int, int]:
         """How often the model may do what went wrong here."""
-        simulation = self._simulation
+        simulation = self.simulation
         kinds = [*simulation.faults.values()]
         wrong = kinds.count("wrong")
-        stopped = any(0 <= p.stops_at <= p.requests for p in simulation.processes)
+        stopped = any(p.has_stopped for p in simulation.processes)
         dead = any(p.dies_at <= p.requests for p in simulation.processes)
         return len(kinds) - wrong, wrong, int(stopped), int(dead)
 
     def _write(self, index: int) -> None:
-        chance = self._simulation.chance
-        self._simulation.pause(chance.choice((0.0, 0.0, 0.1, 1.0, LONG)))
+        chance = self.simulation.chance
+        self.simulation.pause(chance.choice((0.0, 0.0, 0.1, 1.0, LONG)))
         try:
             eqx_ckpt.tree_serialise_leaves(
                 path(STEP), tree(index + 1), overwrite=self._overwrites
@@ -134,16 +134,16 @@ class Scene:
 
     def _sweep(self) -> None:
         for _ in range(3):
-            self._simulation.pause(self._simulation.chance.choice((0.0, 100.0)))
+            self.simulation.pause(self.simulation.chance.choice((0.0, 100.0)))
             self._try(lambda: eqx_ckpt.inspect.garbage_collect(path()))
 
     def _read(self) -> None:
         for _ in range(6):
-            self._simulation.pause(self._simulation.chance.choice((0.0, 1.0, 500.0)))
+            self.simulation.pause(self.simulation.chance.choice((0.0, 1.0, 500.0)))
             self._try(lambda: read(STEP))
 
     def _delete(self) -> None:
-        self._simulation.pause(self._simulation.chance.choice((0.0, 1.0, LONG)))
+        self.simulation.pause(self.simulation.chance.choice((0.0, 1.0, LONG)))
         self._try(lambda: delete(STEP))
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -154,13 +154,13 @@ class Scene:
 
     def _look(self) -> None:
         """Note what is there, if it is not what was there before."""
-        values = self._simulation.values
+        values = self.simulation.values
         data: dict[str, set[str]] = {}
         for key in values:
             if found := ATTEMPT.fullmatch(key):
                 data.setdefault(found[1], set()).add(found[2])
         for root in data.keys() - self._names.keys():
-            self._names[root] = "AB"[self._simulation.sender]
+            self._names[root] = "AB"[self.simulation.sender]
         manifest = values.get(KEY, (b"", b""))[0].decode()
         named = [name for root, name in self._names.items() if root in manifest]
         whole = {self._names[root] for root in data if len(data[root]) == 4}

@@ -6,19 +6,23 @@
 
 import itertools
 import math
-from typing import Any
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt import StorePath
+from eqx_ckpt._format.chunk_grid import chunk_keys
+from eqx_ckpt._format.manifest import Manifest
+from eqx_ckpt._format.manifest_parser import from_bytes
 from tests.scheduler import now, try_all
 from tests.stores.linearizable import Call, find_order
 from tests.stores.simulated_bucket import COMMIT, Simulation, STALLED
 
 
 RUN = "s3://bucket/run"
-STEPS = (100, 200)
 ROUNDS = 4
 
 # Longer than a manager waits for an attempt that is silent.
@@ -26,43 +30,140 @@ LONG = 700.0
 
 
 def tree(value: int) -> dict[str, Any]:
-    return {"a": np.full(4, value), "b": np.arange(3.0)}
+    return {"a": np.full(4, value), "b": np.arange(3.0), "s": value}
 
 
-LIKE = tree(0)
+class Doing(NamedTuple):
+    """After some seconds, do something with a step."""
+
+    pause: float
+    kind: str
+    step: int = 0
+
+
+class Saves(Protocol):
+    """How the processes of a schedule save, and delete.
+
+    **Attributes:**
+
+    - `processes`: how many.
+    - `steps`: which steps.
+    - `first`: those of them that one process saves before all else.
+    - `tree`: what a value looks like.
+    """
+
+    processes: int
+    steps: tuple[int, ...]
+    first: tuple[int, ...]
+    tree: Callable[[int], dict[str, Any]]
+
+    def fail(self, simulation: Simulation) -> None:
+        """Draw which processes stop and die."""
+
+    def calls(self, index: int, chance: random.Random) -> Iterator[Doing]:
+        """What a process does, one after another."""
+        ...
+
+    def save(self, step: int, value: int, *, overwrite: bool) -> None: ...
+
+    def delete(self, step: int) -> None: ...
+
+    def end(self) -> None:
+        """End what the process has."""
+
+
+class Whole:
+    """Each step has all of its data."""
+
+    steps = (100, 200)
+    first = ()
+    tree = staticmethod(tree)
+
+    def __init__(self, seed: int) -> None:
+        self.processes = 2 + seed % 3
+
+    def fail(self, simulation: Simulation) -> None:
+        chance = simulation.chance
+        for process in chance.sample(simulation.processes, chance.choice((0, 1))):
+            at = chance.choice((COMMIT, chance.randint(1, 60)))
+            process.stops[at] = chance.choice((100.0, 400.0, LONG, 2 * LONG))
+        for process in chance.sample(simulation.processes, chance.choice((0, 0, 1))):
+            process.dies_at = chance.randint(1, 60)
+
+    def calls(self, index: int, chance: random.Random) -> Iterator[Doing]:
+        for _ in range(ROUNDS):
+            pause = chance.choice((0.0, 0.0, 0.1, 5.0, LONG))
+            kinds = (
+                "save",
+                "save",
+                "overwrite",
+                "overwrite",
+                "delete",
+                "read",
+                "sweep",
+            )
+            yield Doing(pause, chance.choice(kinds), chance.choice(self.steps))
+
+    def save(self, step: int, value: int, *, overwrite: bool) -> None:
+        eqx_ckpt.tree_serialise_leaves(path(step), tree(value), overwrite=overwrite)
+
+    def delete(self, step: int) -> None:
+        delete(step)
+
+    def end(self) -> None: ...
+
+
+class _Seen(NamedTuple):
+    """A manifest, its generation, and the keys of the chunks that it needs."""
+
+    generation: bytes
+    manifest: Manifest
+    needs: set[str]
 
 
 class Schedule:
-    """Some processes that save, overwrite, delete and restore two steps, and sweep.
+    """Some processes that save, overwrite, delete and restore some steps, and sweep.
 
     Each step must look as if these calls had come one after another, whatever was lost,
-    late, stopped or dead; and in the end, nothing is left over.
+    late, stopped or dead. At no moment something is missing of a step that a save has
+    returned; and in the end, nothing is left over.
+
+    **Attributes:**
+
+    - `simulation`: where they run.
+    - `calls`: of each step, what was done and what came of it.
+    - `errors`: what was raised.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, saves: Saves) -> None:
         self.seed = seed
-        size = 2 + seed % 3
-        simulation = self._simulation = Simulation(seed, size)
+        self._saves = saves
+        self.calls: dict[int, list[Call]] = {step: [] for step in saves.steps}
+        self.errors: list[str] = []
+        self._values = itertools.count(1)
+        self._saved: set[str] = set()
+        self._seen: dict[str, _Seen] = {}
+        self._lost: list[str] = []
+        self._is_lossy = False
+        simulation = self.simulation = Simulation(seed, 1)
+        simulation.changed = self._look
+        for step in saves.first:
+            simulation.play(lambda _, step=step: self._call("save", step))
+        simulation.grow(saves.processes)
         chance = simulation.chance
         slow = chance.choice((0.02, 1.0, 30.0))
         simulation.latency = lambda: chance.choice((0.02, 0.02, 0.2, slow))
         simulation.draw(0.4, latest=STALLED)
         self._is_lossy = bool({*simulation.faults.values()} - {"wrong"})
-        for process in chance.sample(simulation.processes, chance.choice((0, 1))):
-            process.stops_at = chance.choice((COMMIT, chance.randint(1, 60)))
-            process.stops_for = chance.choice((100.0, 400.0, LONG, 2 * LONG))
-        for process in chance.sample(simulation.processes, chance.choice((0, 0, 1))):
-            process.dies_at = chance.randint(1, 60)
-        self.calls: dict[int, list[Call]] = {step: [] for step in STEPS}
-        self.errors: list[str] = []
-        self._values = itertools.count(1)
+        saves.fail(simulation)
 
     def play(self) -> None:
-        self._simulation.play(self._process)
+        self.simulation.play(self._process)
         self._settle()
-        self._simulation.play(self._last)
+        self.simulation.play(self._last)
         for step, calls in self.calls.items():
             assert find_order(calls), self._said(f"step {step} has no order")
+        assert not self._lost, self._said(f"{self._lost}")
 
     def _said(self, what: str) -> str:
         lines = [f"seed {self.seed}: {what}"]
@@ -72,22 +173,20 @@ class Schedule:
 
     def _settle(self) -> None:
         """What comes after this is right, and at once."""
-        simulation = self._simulation
+        simulation = self.simulation
         simulation.faults = {}
         simulation.latency = lambda: 0.02
         simulation.grow(1)
 
     def _process(self, index: int) -> None:
-        chance = self._simulation.chance
-        for _ in range(ROUNDS):
-            self._simulation.pause(chance.choice((0.0, 0.0, 0.1, 5.0, LONG)))
-            kind = chance.choice(
-                ("save", "save", "overwrite", "overwrite", "delete", "read", "sweep")
-            )
+        chance = self.simulation.chance
+        for pause, kind, step in self._saves.calls(index, chance):
+            self.simulation.pause(pause)
             if kind == "sweep":
                 self._sweep()
             else:
-                self._call(kind, chance.choice(STEPS))
+                self._call(kind, step)
+        self._saves.end()
 
     def _sweep(self) -> None:
         try:
@@ -117,16 +216,15 @@ class Schedule:
     ) -> tuple[str, int | None]:
         try:
             if kind == "read":
-                return "done", read(step)
+                return "done", read(step, self._saves.tree)
             if kind == "delete":
-                delete(step)
+                self._saves.delete(step)
                 return "done", None
             assert value is not None
-            eqx_ckpt.tree_serialise_leaves(
-                path(step), tree(value), overwrite=kind == "overwrite"
-            )
+            self._saves.save(step, value, overwrite=kind == "overwrite")
         except eqx_ckpt.CheckpointNotFoundError:
-            return "refused", None
+            # A save has no base.
+            return "refused" if kind == "delete" else "failed", value
         except eqx_ckpt.CheckpointExistsError:
             # Of two that overwrite, one may be told that the other was faster.
             return "failed" if kind == "overwrite" else "refused", value
@@ -136,27 +234,48 @@ class Schedule:
             self.errors.append(f"{kind} of step {step} at {now():.1f}: {said(e)}")
             is_open = kind == "delete" or "is not known" in said(e)
             return "unknown" if is_open else "failed", value
+        self._saved.add(str(value))
+        self._look()
         return "done", value
+
+    def _look(self) -> None:
+        """See that nothing is missing of what was saved, and is committed now."""
+        values = self.simulation.values
+        for step in self._saves.steps:
+            key = f"run/{step:06}/zarr.json"
+            if key not in values:
+                continue
+            value, generation = values[key]
+            seen = self._seen.get(key)
+            if seen is None or seen.generation != generation:
+                manifest = from_bytes(value, key)
+                seen = _Seen(generation, manifest, needs(step, manifest))
+                self._seen[key] = seen
+            if seen.manifest.leaves["s"].value in self._saved:
+                lost = seen.needs - values.keys()
+                self._lost += [f"at {now():.1f}: {key} is gone" for key in lost]
 
     def _last(self, index: int) -> None:
         """Read all of it, let time pass, and see that nothing else is there."""
         found = {}
-        for step in STEPS:
+        for step in self._saves.steps:
             self._call("read", step)
             found[step] = self.calls[step][-1].value
         for _ in range(3):
             eqx_ckpt.inspect.garbage_collect(path())
         for step, value in found.items():
-            assert read(step) == value, self._said(f"step {step} was swept")
-        roots = [
-            eqx_ckpt.inspect.read_manifest(path(step)).root
-            for step, value in found.items()
-            if value is not None
-        ]
+            is_there = read(step, self._saves.tree) == value
+            assert is_there, self._said(f"step {step} was swept")
+        self._look()
+        steps = [self._seen[key] for key in self.simulation.values if key in self._seen]
+        needed = set().union(*(step.needs for step in steps))
+        roots = [step.manifest.root for step in steps]
         left = [
             key
-            for key in self._simulation.values
-            if not key.endswith("/zarr.json") and not any(r in key for r in roots)
+            for key in self.simulation.values
+            if key not in needed
+            and not key.endswith(("/zarr.json", "/incremental"))
+            and not any(root in key for root in roots)
         ]
         assert not left, self._said(f"{left} is left over")
 
@@ -165,20 +284,33 @@ def path(step: int = 0) -> StorePath:
     return StorePath(f"{RUN}/{step:06}" if step else RUN, endpoint="http://localhost:1")
 
 
-def read(step: int) -> int | None:
+def read(step: int, tree: Callable[[int], dict[str, Any]] = tree) -> int | None:
     """The value of a step, all of it; `None` if there is none."""
     try:
-        found = eqx_ckpt.tree_deserialise_leaves(path(step), LIKE)
+        found = eqx_ckpt.tree_deserialise_leaves(path(step), tree(0))
     except eqx_ckpt.CheckpointNotFoundError:
         return None
     value = int(found["a"][0])
-    assert (found["a"] == value).all()
-    assert (found["b"] == LIKE["b"]).all()
+    for name, expected in tree(value).items():
+        assert np.array_equal(found[name], expected), (step, found)
     return value
 
 
+def needs(step: int, manifest: Manifest) -> set[str]:
+    """The keys in the bucket of the chunks that a step needs."""
+    found: set[str] = set()
+    for name, record in manifest.leaves.items():
+        if record.is_array:
+            keys = chunk_keys(record.data_shape, record.chunk_shape)
+            attempts = manifest.references.get(name, ("",) * len(keys))
+            own = f"{step:06}/{manifest.root}"
+            for key, attempt in zip(keys, attempts, strict=True):
+                found.add(f"run/{attempt or own}{name}/{key}")
+    return found
+
+
 def play(seed: int) -> Schedule:
-    schedule = Schedule(seed)
+    schedule = Schedule(seed, Whole(seed))
     schedule.play()
     return schedule
 

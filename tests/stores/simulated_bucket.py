@@ -17,8 +17,10 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
-from eqx_ckpt._run import manager
-from eqx_ckpt._saving import background_save
+from eqx_ckpt._mirroring import step_upload, uploads
+from eqx_ckpt._run import damage_fallback, manager
+from eqx_ckpt._saving import background_save, save as saving
+from eqx_ckpt._saving.known_bases import KnownBases
 from eqx_ckpt._steps import run_sweeps
 from eqx_ckpt._storage.bucket import (
     bucket_attempt,
@@ -80,17 +82,21 @@ class Process:
 
     - `index`: its number.
     - `requests`: how many requests it has sent.
-    - `dies_at`, `stops_at`: the request that it does not send any more, and the one
-        before which it stops for `stops_for` seconds. `COMMIT` is its next commit.
+    - `dies_at`: the request that it does not send any more.
+    - `stops`: before which requests it stops, and for how many seconds. `COMMIT` is its
+        next commit.
+    - `has_stopped`: whether it has.
+    - `bases`: what it knows of checkpoints.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.requests = 0
         self.dies_at: float = math.inf
-        self.stops_at: float = math.inf
-        self.stops_for = 0.0
+        self.stops: dict[int, float] = {}
+        self.has_stopped = False
         self.runs_from = 0.0
+        self.bases = KnownBases()
 
     def check(self) -> None:
         """Raise if the process is dead."""
@@ -154,10 +160,12 @@ class Simulation(Scheduler):
         process.requests += 1
         process.check()
         is_manifest = key.endswith(MANIFEST) and "@" not in key
-        is_commit = is_manifest and kind == "write" and process.stops_at == COMMIT
-        if is_commit or process.requests == process.stops_at:
-            process.stops_at = process.requests
-            process.runs_from = now() + process.stops_for
+        stops = process.stops.pop(process.requests, 0.0)
+        if is_manifest and kind == "write":
+            stops += process.stops.pop(COMMIT, 0.0)
+        if stops:
+            process.has_stopped = True
+            process.runs_from = now() + stops
             self.pause(0)
         fault = self._fault(kind, is_manifest)
         answer = Answer(self)
@@ -239,6 +247,9 @@ class _Event:
         for line in self._waiting:
             self._all.go_on(line, self._all.clock)
 
+    def clear(self) -> None:
+        self._is_set = False
+
     def is_set(self) -> bool:
         return self._is_set
 
@@ -250,6 +261,33 @@ class _Event:
             self._waiting.remove(line)
         local.process.check()
         return self._is_set
+
+
+class _Condition:
+    """As `threading.Condition`; its lock keeps nobody out, as one line runs at a time.
+
+    Nobody may wait for anything else while holding it.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._all = simulation
+        self._changed = _Event(simulation)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def notify_all(self) -> None:
+        self._changed.set()
+        self._changed = _Event(self._all)
+
+    def wait_for(self, is_so: Callable[[], Any], timeout: float | None = None) -> Any:
+        end = None if timeout is None else now() + timeout
+        while not (found := is_so()):
+            left = None if end is None else end - now()
+            if not self._changed.wait(left):
+                return is_so()
+        return found
 
 
 class Answer:
@@ -379,6 +417,7 @@ class _Threading:
     """In place of the module `threading`, where it is imported as a whole."""
 
     def __init__(self, simulation: Simulation) -> None:
+        self.Condition = ft.partial(_Condition, simulation)
         self.Event = ft.partial(_Event, simulation)
         self.Thread = ft.partial(_Thread, simulation)
         self.current_thread = lambda: local.line
@@ -407,35 +446,38 @@ class _Pool:
 
     def __exit__(self, *_: Any) -> None:
         for asked in self._asked:
-            asked.join()
+            asked.exception()
 
     def submit(self, call: Callable[..., Any], *args: Any) -> "_Asked":
-        asked = _Asked(self._all, call, args)
-        asked.start()
-        self._asked.append(asked)
-        return asked
+        self._asked.append(_Asked(self._all, call, args))
+        return self._asked[-1]
 
     def shutdown(self, **_: Any) -> None: ...
 
 
-class _Asked(_Thread):
-    """A call of a pool, and its result."""
+class _Asked(Future[Any]):
+    """A call in a further line, and its result."""
 
     def __init__(
         self, simulation: Simulation, call: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        self._found: Future[Any] = Future()
-        super().__init__(simulation, self._keep, (call, *args))
-
-    def result(self) -> Any:
-        self.join()
-        return self._found.result(0)
+        super().__init__()
+        self._thread = _Thread(simulation, self._keep, (call, *args))
+        self._thread.start()
 
     def _keep(self, call: Callable[..., Any], *args: Any) -> None:
         try:
-            self._found.set_result(call(*args))
+            self.set_result(call(*args))
         except BaseException as e:
-            self._found.set_exception(e)
+            self.set_exception(e)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._thread.join(timeout)
+        return super().exception(0)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._thread.join(timeout)
+        return super().result(0)
 
 
 @contextlib.contextmanager
@@ -445,12 +487,20 @@ def _simulated(simulation: Simulation) -> Generator[None]:
     def opened(spec: Any, *, retries: bool = True) -> Store:
         return Store(simulation, spec["path"], retries)
 
-    def found(saving: Any, timeout: float | None = None) -> Any:
+    def found(future: Any, timeout: float | None = None) -> Any:
         ended = _Event(simulation)
-        saving.add_done_callback(lambda _: ended.set())
+        future.add_done_callback(lambda _: ended.set())
         ended.wait(timeout)
-        return exception(saving, 0)
+        return exception(future, 0.0)
 
+    def of_process(name: str) -> Callable[..., Any]:
+        real = getattr(KnownBases, name)
+        return lambda _, *args: real(local.process.bases, *args)
+
+    def in_line(call: Callable[[], Any], name: str) -> _Asked:
+        return _Asked(simulation, call, ())
+
+    saves: set[background_save.Saving] = set()
     names = (
         uuid.UUID(int=simulation.chance.getrandbits(128)) for _ in itertools.count()
     )
@@ -458,6 +508,9 @@ def _simulated(simulation: Simulation) -> Generator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, value in (
             (background_save, "threading", modules[0]),
+            (background_save, "pending_saves", saves),
+            (manager, "pending_saves", saves),
+            (saving, "pending_saves", saves),
             (bucket_attempt, "time", modules[1]),
             (bucket_steps, "time", modules[1]),
             (bucket_steps, "threading", modules[0]),
@@ -467,11 +520,16 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (publication, "time", modules[1]),
             (run_sweeps, "threading", modules[0]),
             (send_window, "time", modules[1]),
+            (send_window, "_windows", {}),
             (store_patience, "time", modules[1]),
+            (uploads, "threading", modules[0]),
+            (uploads, "time", modules[1]),
             (store_patience, "_silent", set()),
             (store_patience, "_last_answer", {}),
             (bucket_attempt, "_keep_conditions", set()),
             (heartbeat, "clock", now),
+            (damage_fallback, "in_thread", in_line),
+            (step_upload, "Pool", ft.partial(_Pool, simulation)),
             (threads, "Pool", ft.partial(_Pool, simulation)),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
@@ -481,6 +539,9 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (keyvalue_place.KeyValues, "open", lambda place: opened(place.spec)),
             (store_patience, "_ask", lambda *_: None),
             (background_save.Saving, "exception", found),
+            (manager.CheckpointManager, "_raise_of_others", lambda _: None),
+            (KnownBases, "find", of_process("find")),
+            (KnownBases, "remember", of_process("remember")),
             (uuid, "uuid4", lambda: next(names)),
         ):
             stack.enter_context(within_lines(place, name, ours))

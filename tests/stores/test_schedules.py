@@ -1,18 +1,26 @@
 """Processes that share a bucket are right under every schedule that is tried."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._format.manifest import MANIFEST
+from eqx_ckpt._format.references import INCREMENTAL
+from eqx_ckpt._mirroring import step_upload
+from eqx_ckpt._mirroring.one_history import Beside, Between
+from eqx_ckpt._run.tiers import Tiers
 from eqx_ckpt._storage.bucket import bucket_attempt, bucket_steps, heartbeat
 from eqx_ckpt._storage.bucket.bucket_attempt import BucketAttempt
 from eqx_ckpt._storage.bucket.bucket_steps import OrphanSweeper
 from eqx_ckpt._storage.bucket.heartbeat import Heartbeat
 from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from eqx_ckpt._storage.bucket.publication import Publication
-from stores import commits, schedules
+from eqx_ckpt._storage.bucket.reference_marks import Marks
+from eqx_ckpt._storage.chunks.shared_values import SharedValues
+from stores import commits, mirrors, references, schedules
 from tests.stores.simulated_bucket import Request, Simulation
 
 
@@ -27,18 +35,25 @@ def play_all(play: Callable[[int], Any], seeds: Iterable[int]) -> None:
         play(seed)
 
 
-PLAYS = [commits.play, schedules.play]
+PLAYS = [commits.play, mirrors.play, references.play, schedules.play]
 
 
 @pytest.mark.parametrize("play", PLAYS)
 def test_what_happens_is_right(play):
-    play_all(play, FEW)
+    play_all(play, range(20))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("play", PLAYS)
 def test_what_happens_is_right_of_many(play):
-    play_all(play, range(FEW.stop, 500))
+    # Those of references take three times as long.
+    play_all(play, range(20, 120 if play is references.play else 300))
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_a_seed_repeats_a_schedule(play):
+    first, _, second = (play(seed).simulation.clock for seed in (1, 2, 1))
+    assert first == second
 
 
 def test_a_step_that_is_deleted_before_its_writer_knows_of_it():
@@ -51,9 +66,9 @@ def test_a_step_that_is_deleted_before_its_writer_knows_of_it():
     def process(index: int) -> None:
         if index:
             simulation.pause(5.0)
-            schedules.delete(schedules.STEPS[0])
+            schedules.delete(schedules.Whole.steps[0])
             return
-        place = schedules.path(schedules.STEPS[0])
+        place = schedules.path(schedules.Whole.steps[0])
         try:
             eqx_ckpt.tree_serialise_leaves(place, schedules.tree(1))
         except eqx_ckpt.CheckpointError as e:
@@ -63,8 +78,27 @@ def test_a_step_that_is_deleted_before_its_writer_knows_of_it():
     assert len(errors) == 1
     assert "was removed by another process" in schedules.said(errors[0])
     assert "is not known" in schedules.said(errors[0])
-    simulation.play(lambda index: found.append(schedules.read(schedules.STEPS[0])))
+    simulation.play(
+        lambda index: found.append(schedules.read(schedules.Whole.steps[0]))
+    )
     assert found == [None, None]
+
+
+def test_a_clean_up_whose_first_look_takes_long():
+    """It waits until all that it saw has been silent for long enough."""
+    simulation = Simulation(0, 1)
+    key = f"run/000100/@{'0' * 32}/"
+    simulation.put(f"{key}a/c.0", b"1")
+    latencies = itertools.chain([5.0] * 10, itertools.repeat(0.02))
+    simulation.latency = lambda: next(latencies)
+    removed: dict[str, int | None] = {}
+
+    def clean_up(_: int) -> None:
+        removed.update(eqx_ckpt.inspect.garbage_collect(schedules.path()))
+
+    simulation.play(clean_up)
+    assert [*removed] == [f"s3://bucket/{key}"]
+    assert not simulation.values
 
 
 def no_condition(monkeypatch):
@@ -98,6 +132,7 @@ def nothing_is_compared(monkeypatch):
 
 def a_sweeper_does_not_wait(monkeypatch):
     monkeypatch.setattr(heartbeat, "ORPHANED_AFTER", 0.0)
+    monkeypatch.setattr(bucket_steps, "_PAUSE", 0.1)
 
 
 def a_sweeper_does_not_ask(monkeypatch):
@@ -122,12 +157,115 @@ def data_are_deleted_first(monkeypatch):
         nobody_looks_after_the_commit,
         nothing_is_taken_back,
         nothing_is_compared,
-        a_sweeper_does_not_wait,
         a_sweeper_does_not_ask,
         data_are_deleted_first,
     ],
 )
 def test_a_defect_is_found(monkeypatch, defect):
     defect(monkeypatch)
+    plays = commits.play, schedules.play
     with pytest.raises(AssertionError, match="seed"):
-        play_all(lambda seed: [play(seed) for play in PLAYS], FEW)
+        play_all(lambda seed: [play(seed) for play in plays], FEW)
+
+
+def nobody_says_that_steps_refer_to_each_other(monkeypatch):
+    pinned = SharedValues._pinned
+
+    def changed(self: SharedValues, put: Any) -> Any:
+        def some(place: Any, key: str, value: bytes) -> None:
+            if key != INCREMENTAL:
+                put(place, key, value)
+
+        return pinned(self, some)
+
+    monkeypatch.setattr(SharedValues, "_pinned", changed)
+
+
+def what_a_manifest_refers_to_is_swept(monkeypatch):
+    def changed(self: Marks, attempt: str, keys: list[str]) -> list[str]:
+        return [] if attempt in self._committed else keys
+
+    monkeypatch.setattr(Marks, "unneeded", changed)
+
+
+def a_deletion_deletes_what_others_refer_to(monkeypatch):
+    monkeypatch.setattr(bucket_attempt, "may_be_referred_to", lambda place: False)
+
+
+@pytest.mark.parametrize(
+    ("defect", "first"),
+    [
+        (nobody_says_that_steps_refer_to_each_other, 0),
+        (what_a_manifest_refers_to_is_swept, 0),
+        (a_deletion_deletes_what_others_refer_to, 0),
+        (no_heartbeat_is_late, 0),
+        (nobody_looks_after_the_commit, 0),
+        (nothing_is_taken_back, 0),
+        (a_sweeper_does_not_wait, 5),
+    ],
+)
+def test_a_defect_of_references_is_found(monkeypatch, defect, first):
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        play_all(references.play, range(first, first + 10))
+
+
+def manifests_have_no_condition(monkeypatch):
+    writing = KeyValues.writing
+
+    def changed(self: KeyValues, key: str, value: Any, version: Any = None, **how: Any):
+        is_commit = key == MANIFEST and value is not None
+        return writing(self, key, value, None if is_commit else version, **how)
+
+    monkeypatch.setattr(KeyValues, "writing", changed)
+
+
+def two_histories_are_not_told_apart(monkeypatch):
+    monkeypatch.setattr(Between, "check", lambda *_: None)
+
+
+def an_upload_does_not_look_beside_it(monkeypatch):
+    monkeypatch.setattr(Beside, "check", lambda *_: None)
+
+
+def an_upload_does_not_look_again(monkeypatch):
+    monkeypatch.setattr(step_upload, "check_still_beside", lambda *_: None)
+
+
+def an_upload_is_not_taken_back(monkeypatch):
+    def changed(mirror: Any, step: int, history: Any, beside: Beside) -> None:
+        beside.check(step, history)
+
+    monkeypatch.setattr(step_upload, "check_still_beside", changed)
+
+
+def another_step_of_that_number_is_taken_for_it(monkeypatch):
+    monkeypatch.setattr(step_upload, "is_same_step", lambda *_: True)
+
+
+def the_disk_is_asked_first(monkeypatch):
+    latest = Tiers.latest
+
+    def changed(self: Tiers) -> int | None:
+        here = self._runs[0].latest()
+        return latest(self) if here is None else here
+
+    monkeypatch.setattr(Tiers, "latest", changed)
+
+
+@pytest.mark.parametrize(
+    ("defect", "first"),
+    [
+        (manifests_have_no_condition, 20),
+        (two_histories_are_not_told_apart, 0),
+        (an_upload_does_not_look_beside_it, 0),
+        (an_upload_does_not_look_again, 60),
+        (an_upload_is_not_taken_back, 40),
+        (another_step_of_that_number_is_taken_for_it, 70),
+        (the_disk_is_asked_first, 10),
+    ],
+)
+def test_a_defect_of_mirrors_is_found(monkeypatch, defect, first):
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        play_all(mirrors.play, range(first, first + 10))
