@@ -51,8 +51,9 @@ class Mirror:
             manager.
         - `when`: which saved steps are due for the mirror, as the `when` of
             [`eqx_ckpt.CheckpointManager`][], where `last` is the last one that was due;
-            by default, all. The step that is saved after SIGTERM is due in any case.
-            While a step is uploaded, only the newest one that is due waits.
+            by default, all; for `[]`, none. The step that is saved after SIGTERM is due
+            in any case. While a step is uploaded, only the newest one that is due
+            waits.
         - `keep`: which steps to keep in the mirror, as the `keep` of the manager.
         - `bytes_per_second`: the most that an upload sends; by default, all it can.
         - `timeout`: how many seconds `close` waits for an upload.
@@ -66,8 +67,8 @@ class Mirror:
                 "or `None` for no bound."
             )
         self.path = path
-        self.when = checked_when(when)
-        if any(isinstance(function, WhenIdle) for function in self.when):
+        self.when = None if when is None else checked_when(when)
+        if any(isinstance(function, WhenIdle) for function in self.when or ()):
             raise ValueError(
                 "`when` has a function of `save_when_idle`, which measures the saves "
                 "of a manager, and no uploads. Pass it to the manager. While a step is "

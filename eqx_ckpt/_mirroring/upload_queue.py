@@ -26,7 +26,7 @@ class UploadQueue:
     - `running`: the step that is uploaded, or `None`.
     """
 
-    def __init__(self, when: Sequence[When]) -> None:
+    def __init__(self, when: Sequence[When] | None) -> None:
         self._when = when
         self.futures: dict[int, Future[None]] = {}
         self.is_listed = False
@@ -80,7 +80,7 @@ class UploadQueue:
     def _consider(self, step: int) -> None:
         if self._last is not None and step <= self._last:
             return
-        if not self._when or is_due(self._when, step, self._last):
+        if self._when is None or is_due(self._when, step, self._last):
             self._put(step)
 
     def _put(self, step: int) -> None:

@@ -269,9 +269,8 @@ class Averaged(Source):
                 if i in means:
                     _move(means[i], _widened(array, dtype), share)
         for i, mean in means.items():
-            with np.errstate(all="ignore"):
-                mean = mean.astype(averaged[i], copy=False)
-            found[i] = mean.view(reads[i].record.data_type)
+            stored = _narrowed(mean, found[i].view(averaged[i]))
+            found[i] = stored.view(reads[i].record.data_type)
         return found
 
     def _read(
@@ -312,6 +311,17 @@ def _widened(stored: Array, dtype: DType) -> Array:
     return np.ascontiguousarray(array.astype(wide, copy=False)).reshape(array.shape)
 
 
+def _narrowed(mean: Array, first: Array) -> Array:
+    """An average in the dtype of the first source, with the bits of that where it has
+    not moved: a conversion there and back may change a NaN."""
+    if mean.dtype == first.dtype:
+        return mean
+    with np.errstate(all="ignore"):
+        narrow = np.asarray(mean.astype(first.dtype))
+    np.copyto(narrow, first, where=_bits(mean) == _bits(_widened(first, first.dtype)))
+    return narrow
+
+
 _WIDE = ("float32", "float64", "complex64", "complex128")
 
 
@@ -329,7 +339,8 @@ _FIRST = 1024
 
 
 def _move(mean: Array, array: Array, share: float) -> None:
-    """Take one more array into an average, in place; both are in C order."""
+    """Take one more array into an average, in place; both are in C order. Where both
+    have the same bits, they stay: `-0.0`, for one, would move to `0.0`."""
     means, news = (_real(x.reshape(-1)) for x in (mean, array))
     for start in range(0, means.size, _BLOCK):
         old, new = means[start : start + _BLOCK], news[start : start + _BLOCK]
@@ -340,7 +351,11 @@ def _move(mean: Array, array: Array, share: float) -> None:
             if not np.isfinite(moved.sum()):
                 odd = ~np.isfinite(moved)
                 moved[odd] = old[odd] * (1 - share) + new[odd] * share
-        old[...] = moved
+        np.copyto(old, moved, where=_bits(old) != _bits(new))
+
+
+def _bits(array: Array) -> Array:
+    return array.view(f"u{array.itemsize}")
 
 
 def _real(array: Array) -> Array:

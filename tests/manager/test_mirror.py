@@ -262,6 +262,15 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def test_no_step_is_due_for_an_empty_list(tmp_path):
+    mirror = Mirror(tmp_path / "there", when=[])
+    with CheckpointManager(tmp_path / "run", mirror=mirror, when=[]) as manager:
+        assert not manager.should_save(1)
+        save(manager, 1)
+    assert not manager.uploads()
+    assert manager.mirrored() == []
+
+
 def test_a_list_of_mirrors_may_be_empty(tmp_path):
     with CheckpointManager(tmp_path / "run", mirror=[]) as manager:
         save(manager, 1)
