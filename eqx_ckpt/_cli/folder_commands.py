@@ -41,7 +41,7 @@ def ls(
         )
     found, status = _entries(runs)
     if best:
-        _add_best(runs, found, best, mode)
+        status = max(status, _add_best(runs, found, best, mode))
     if as_json:
         say_json({"folder": path, "runs": found})
         return status
@@ -115,11 +115,23 @@ def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
 
 def _add_best(
     runs: Sequence[RunInFolder], found: list[dict[str, Any]], metric: str, mode: Mode
-) -> None:
-    """Add the best step of each run, and mark the best run."""
+) -> int:
+    """Add the best step of each run, mark the best run, and return the status.
+
+    A step that cannot be read may be better: it is a problem of its run.
+    """
+    status = 0
     of_all: dict[tuple[int, int], Any] = {}
     for place, (_, run, steps) in enumerate(runs):
-        metadata = {step: _metadata(run, step) for step in steps}
+        metadata: dict[int, Any] = {}
+        for step in steps:
+            try:
+                metadata[step] = run.stored.metadata(step)
+            except eqx_ckpt.CheckpointNotFoundError:
+                continue  # Its run has removed it meanwhile.
+            except (eqx_ckpt.CheckpointError, OSError) as e:
+                found[place]["problem"] = found[place]["problem"] or in_options(e)
+                status = max(status, status_of(e))
         for step in ranked(metadata, metric, mode)[:1]:
             value = metadata[step][metric]
             found[place]["best"] = {"step": step, "value": value, "is_best": False}
@@ -127,14 +139,7 @@ def _add_best(
     check_has_metric([entry["metadata"] for entry in found], of_all, metric, "runs")
     place, _ = best_of_runs(of_all, metric, mode, "the folder")
     found[place]["best"]["is_best"] = True
-
-
-def _metadata(run: Run, step: int) -> Any:
-    """The metadata of a step; `None` if they cannot be read, as of a damaged one."""
-    try:
-        return run.stored.metadata(step)
-    except (eqx_ckpt.CheckpointError, OSError):
-        return None
+    return status
 
 
 def _config(

@@ -19,10 +19,11 @@ _MOST_STEPS = 5
 def find_alerts(
     columns: Columns,
     leaves: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, Sequence[Any]],
+    metrics: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Each has its `text`, the `leaves` that it is about, and whether it is about
-    something `unreadable`, which may be intact."""
+    something `unreadable`, which may be intact. The metrics are by version, also of
+    steps that have no column."""
     versions = columns.found
     found = [_alert(text, unreadable=is_so) for text, is_so in columns.problems]
     for column in versions:
@@ -37,12 +38,15 @@ def find_alerts(
         has = "leaf has" if len(bad) == 1 else "leaves have"
         text = f"{len(bad):,} {has} NaNs or infinities"
         found.append(
-            _alert(text + _within([versions[i] for i in sorted(where)]), names)
+            _alert(text + _within([versions[i].label for i in sorted(where)]), names)
         )
-    for name, line in metrics.items():
-        where = [c for c, value in zip(versions, line, strict=True) if _is_bad(value)]
-        if where:
-            found.append(_alert(f"The metric {name!r} is not finite{_within(where)}"))
+    bad_at: dict[str, list[str]] = {}
+    for label, of_version in metrics.items():
+        for name, value in of_version.items():
+            if _is_bad(value):
+                bad_at.setdefault(name, []).append(label)
+    for name, labels in bad_at.items():
+        found.append(_alert(f"The metric {name!r} is not finite{_within(labels)}"))
     return found
 
 
@@ -56,15 +60,14 @@ def _of_leaves(what: str, column: Column, why: Mapping[str, str]) -> dict[str, A
     reasons = [f"{name}: {reason}" for name, reason in why.items()]
     more = "; ..." if len(why) > _MOST_REASONS else ""
     are = "leaf is" if len(why) == 1 else "leaves are"
-    text = f"{len(why):,} {are} {what}{_within([column])}: "
+    text = f"{len(why):,} {are} {what}{_within([column.label])}: "
     text += "; ".join(reasons[:_MOST_REASONS]) + more
     return _alert(text, [*why], unreadable=what == "unreadable")
 
 
-def _within(columns: Sequence[Column]) -> str:
+def _within(labels: Sequence[str]) -> str:
     """In which versions; nothing if there is only one."""
-    labels = [column.label for column in columns if column.label]
-    if not labels:
+    if not any(labels):
         return ""
     more = ", ..." if len(labels) > _MOST_STEPS else ""
     return f", in {', '.join(labels[:_MOST_STEPS])}{more}"

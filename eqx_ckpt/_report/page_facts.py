@@ -34,7 +34,8 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     """Everything that is shown; reads all leaves of all columns."""
     found = columns.found
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
-    metrics = _lines([dict(numbers_in(c.manifest.metadata)) for c in found])
+    metrics = {c.label: dict(numbers_in(c.manifest.metadata)) for c in found}
+    metrics |= {str(step): dict(of) for step, of in columns.metrics.items()}
     notes = _notes(columns) if columns.kind == "run" else {}
     return {
         "kind": columns.kind,

@@ -219,7 +219,8 @@ def test_damage(folder, ask, data, tmp_path):
     status, found = data("ls", folder, "--best", "loss")
     assert status == 1
     check("ls", found)
-    assert [run["problem"] is None for run in found["runs"]] == [False, True, True]
+    # What cannot be read may be better.
+    assert [run["problem"] is None for run in found["runs"]] == [False, False, True]
     assert [run["best"]["step"] for run in found["runs"]] == [2, 2, 1]
     status, text = ask("log", folder)
     assert status == 1

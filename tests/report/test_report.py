@@ -202,6 +202,15 @@ def test_a_run_whose_leaves_change(tmp_path, report):
     assert leaves["b"]["norms"][1:] == [None, None]
 
 
+def test_a_metric_of_a_removed_step_is_not_finite(tmp_path):
+    run, keep = tmp_path / "run", eqx_ckpt.keep_last(1)
+    with eqx_ckpt.CheckpointManager(run, keep=keep) as manager:
+        for step, loss in enumerate([1.0, float("nan"), 0.5]):
+            manager.save(step, {"step": step}, metadata={"loss": loss})
+    found = eqx_ckpt.inspect.write_report(run, tmp_path / "report.html")
+    assert found == ["The metric 'loss' is not finite, in 1"]
+
+
 def test_what_is_wrong_gives_alerts(run, report):
     bad = state(5)
     bad["model"]["b"] = jnp.array([1, jnp.nan, jnp.inf])
