@@ -28,6 +28,7 @@ from .._steps.run_config import (
 )
 from .._steps.run_steps import as_step, check_places, Run
 from .._steps.run_sweeps import garbage_collect
+from .._storage.locate import is_web
 from .._types import is_real
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of
@@ -262,17 +263,18 @@ def age_of(entry: dict[str, Any]) -> str:
 
 
 def verify(path: str, digest: str | None, as_json: bool) -> int:
-    run = Run(path)
-    steps = run.readable_or_not()
+    run = None if is_web(path) else Run(path)
+    steps = [] if run is None else [*map(run.path, run.readable_or_not())]
+    paths = [os.fspath(step) for step in steps] or [path]
     if steps and digest is not None:
         raise eqx_ckpt.CheckpointError(
             f"{path!r} is a run, and `--digest` is of one checkpoint. Pass one of its "
-            f"steps: {os.fspath(run.path(steps[-1]))!r}."
+            f"steps: {paths[-1]!r}."
         )
     results: list[dict[str, Any]] = []
     status = 0
     with bar() as progress:
-        for one in [os.fspath(run.path(step)) for step in steps] or [path]:
+        for one in paths:
             result = {"path": one, "ok": True, "problem": None}
             try:
                 found = found_at(one)
@@ -289,8 +291,11 @@ def verify(path: str, digest: str | None, as_json: bool) -> int:
             results.append(result)
             if not as_json:
                 _say_result(result)
-    others = {one.path: one.problem for one in run.unusable()} if steps else {}
-    for other, why in (others | damaged_configs(run)).items():
+    others: dict[str, str] = {}
+    if steps and run is not None:
+        others = {one.path: one.problem for one in run.unusable()}
+        others |= damaged_configs(run)
+    for other, why in others.items():
         status = DAMAGED
         results.append({"path": other, "ok": False, "problem": in_options(why)})
         if not as_json:

@@ -13,6 +13,7 @@ from .._format.source import Source
 from .._mirroring.sync import synced
 from .._report.write_report import written
 from .._steps.run_steps import Run
+from .._storage.locate import is_web
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of, TROUBLE
 from .option_words import in_options
@@ -127,4 +128,5 @@ def report(path: str, other: str | None, output: str, how: dict[str, Any]) -> in
 
 def _found(path: str) -> str | Source:
     """A run, a checkpoint, or a source of another format."""
-    return path if Run(path).readable_or_not() else found_at(path)
+    is_run = not is_web(path) and Run(path).readable_or_not()
+    return path if is_run else found_at(path)

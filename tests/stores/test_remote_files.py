@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt import interop
+from eqx_ckpt.__main__ import main
 from faults import jobs
 from faults.zygote import Zygote
 from stores import programs, proxy
@@ -127,6 +128,23 @@ def test_behind_a_url(web: Web, name: str) -> None:
     web.sent.clear()
     check(eqx_ckpt.tree_deserialise_leaves(source, like(P("x"))))
     assert sum(web.sent) <= NBYTES + 4096
+
+
+@pytest.mark.parametrize(
+    "command", ["verify", "digest", "tree", "stats", "report -o page.html"]
+)
+def test_commands_of_a_url(
+    web: Web,
+    command: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, *options = command.split()
+    assert main([name, f"{web.url}/plain.npz", *options]) == 0
+    assert main([name, f"{web.url}/none.npz", *options]) != 0
+    assert "There is no file" in capsys.readouterr().err
 
 
 def test_an_index_behind_a_url(web: Web, tmp_path: pathlib.Path) -> None:
