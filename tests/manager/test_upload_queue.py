@@ -18,7 +18,7 @@ class World:
     def __init__(self, seed: int, *, fails: bool) -> None:
         self.random = random.Random(seed)
         self.fails = fails
-        self.queue = UploadQueue(())
+        self.queue = UploadQueue(None)
         self.here: Counter[int] = Counter()
         self.there: dict[int, int] = {}
         self.read = 0

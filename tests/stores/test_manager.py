@@ -361,9 +361,10 @@ def test_a_sweep_reads_many_manifests_at_a_time_and_once(
 ) -> None:
     with CheckpointManager(behind.url) as manager:
         manager.restore(state(100))  # Otherwise a save looks of which run it is.
-        clock.now += heartbeat.ORPHANED_AFTER + 1
         behind.proxy.requests.clear()
         behind.proxy.add(together(len(STEPS)), "GET", r"00(?:/|%2F)zarr\.json")
+        # Not before: a sweep that still goes on would read some of them alone.
+        clock.now += heartbeat.ORPHANED_AFTER + 1
         save_step(manager, 401)
         assert len(behind.proxy.found("GET", r"00(?:/|%2F)zarr\.json")) == len(STEPS)
         clock.now += heartbeat.ORPHANED_AFTER + 1
