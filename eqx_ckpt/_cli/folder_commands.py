@@ -15,7 +15,14 @@ from .._steps.run_steps import Run
 from .._steps.runs_in_folder import best_of_runs, RunInFolder, runs_in
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
-from .run_commands import age_of, check_has_metric, entry_of, ls as ls_run, summary
+from .run_commands import (
+    age_of,
+    check_has_metric,
+    entry_of,
+    ls as ls_run,
+    summary,
+    VANISHED,
+)
 from .terminal import number, say, say_json, Styled
 
 
@@ -123,15 +130,10 @@ def _add_best(
     status = 0
     of_all: dict[tuple[int, int], Any] = {}
     for place, (_, run, steps) in enumerate(runs):
-        metadata: dict[int, Any] = {}
-        for step in steps:
-            try:
-                metadata[step] = run.stored.metadata(step)
-            except eqx_ckpt.CheckpointNotFoundError:
-                continue  # Its run has removed it meanwhile.
-            except (eqx_ckpt.CheckpointError, OSError) as e:
-                found[place]["problem"] = found[place]["problem"] or in_options(e)
-                status = max(status, status_of(e))
+        metadata, problems = _metadata(run, steps)
+        for problem in problems:
+            found[place]["problem"] = found[place]["problem"] or in_options(problem)
+            status = max(status, status_of(problem))
         for step in ranked(metadata, metric, mode)[:1]:
             value = metadata[step][metric]
             found[place]["best"] = {"step": step, "value": value, "is_best": False}
@@ -140,6 +142,20 @@ def _add_best(
     place, _ = best_of_runs(of_all, metric, mode, "the folder")
     found[place]["best"]["is_best"] = True
     return status
+
+
+def _metadata(run: Run, steps: Sequence[int]) -> tuple[dict[int, Any], list[Exception]]:
+    """The metadata of steps, and why those of others cannot be read."""
+    found: dict[int, Any] = {}
+    problems: list[Exception] = []
+    for step in steps:
+        try:
+            found[step] = run.stored.metadata(step)
+        except VANISHED:
+            continue
+        except (eqx_ckpt.CheckpointError, OSError) as e:
+            problems.append(e)
+    return found, problems
 
 
 def _config(

@@ -36,7 +36,8 @@ from .option_words import in_options
 from .terminal import bar, NO_CHECKSUMS, number, say, say_json, say_problem, Styled
 
 
-_VANISHED = (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)
+# What removes steps may run beside any command.
+VANISHED = (eqx_ckpt.CheckpointNotFoundError, FileNotFoundError)
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -115,9 +116,9 @@ def _entries(places: Sequence[Run]) -> tuple[list[dict[str, Any]], int]:
         having = [place for place, of_place in listed if step in of_place]
         entry, problem = entry_of(having, step)
         # What has vanished here meanwhile may still be there.
-        while isinstance(problem, _VANISHED) and (having := having[1:]):
+        while isinstance(problem, VANISHED) and (having := having[1:]):
             entry, problem = entry_of(having, step)
-        if isinstance(problem, _VANISHED):
+        if isinstance(problem, VANISHED):
             continue
         if problem is not None:
             entry["problem"] = in_options(problem)
@@ -132,7 +133,7 @@ def _difference(places: Sequence[Run], step: int) -> str:
     """What is wrong with the step of a number in two places, or `''`."""
     try:
         here, there = (read_manifest(place.path(step)) for place in places)
-    except _VANISHED:
+    except VANISHED:
         return ""
     except (eqx_ckpt.CheckpointError, OSError) as e:
         return in_options(e)

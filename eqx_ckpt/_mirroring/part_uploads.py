@@ -20,9 +20,14 @@ from .._steps.step_before import StepBefore
 from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
 from .._tree.plans.write_plan import Write, WritePlan
-from .._types import SHARING_LAYOUTS
 from .mirror import Mirror
-from .step_upload import check_still_beside, LocalProblem, state_there, watched
+from .step_upload import (
+    check_still_beside,
+    LocalProblem,
+    sharing,
+    state_there,
+    watched,
+)
 from .uploads import Uploads
 
 
@@ -82,9 +87,9 @@ class PartUploads(Uploads):
         if not is_intact:
             save = _copying(part, self.there, step)
             save.before_commit = self._configs.put
-            if self._before and part.manifest.layout in SHARING_LAYOUTS:
+            if before := sharing(self._before, part.manifest):
                 newest = ft.partial(self.there.newest, {step})
-                save.share(self._before.find(group.from_first("base", newest)))
+                save.share(before.find(group.from_first("base", newest)))
             save.begin(together, is_intact is not None)
             save.send_at_most(MAX_IN_FLIGHT)
             save.run(watched(pieces_of_part(part, save.arrays), self._watch))

@@ -65,7 +65,7 @@ def upload(run: Run, step: int, there: Target, watch: Callable[[int], None]) -> 
             source = reading.open()
         manifest = source.manifest
         _check_is_whole(run, step, manifest)
-        base = _find_base(run, step, manifest, there)
+        base = _find_base(step, manifest, there)
         with Pool(1) as pool:
             looking = pool.submit(there.beside.check, step, manifest.history)
             sending = _Sending(reading, source, there, step, base, looking)
@@ -97,7 +97,7 @@ class _Sending(NamedTuple):
             configs.put(history)
 
         save.before_commit = before_commit
-        if before is not None and manifest.layout in SHARING_LAYOUTS:
+        if sharing(before, manifest):
             save.share(self.base)
         save.begin(Alone(), overwrite=overwrite)
         save.send_at_most(MAX_IN_FLIGHT)
@@ -163,11 +163,15 @@ def check_still_beside(
     beside.note(step, history)
 
 
-def _find_base(run: Run, step: int, manifest: Manifest, there: Target) -> Base | None:
+def _find_base(step: int, manifest: Manifest, there: Target) -> Base | None:
     """The last step there, if chunks are shared with it."""
-    if there.before is None or manifest.layout not in SHARING_LAYOUTS:
-        return None
-    return there.before.find(there.run.newest({step}))
+    before = sharing(there.before, manifest)
+    return before and before.find(there.run.newest({step}))
+
+
+def sharing(before: StepBefore | None, manifest: Manifest) -> StepBefore | None:
+    """What knows the step before, if chunks are shared with it."""
+    return before if manifest.layout in SHARING_LAYOUTS else None
 
 
 def _copying(manifest: Manifest, path: PathLike) -> Save:

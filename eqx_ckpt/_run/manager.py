@@ -167,7 +167,6 @@ class CheckpointManager:
             changed: see `read_config`. In a job, that of the first process counts.
         """
         self._run = Run(directory)
-        self._keep = checked_keep(keep)
         self._when = checked_when(when)
         check_layout(layout)
         check_compression(compression)
@@ -200,6 +199,8 @@ class CheckpointManager:
         self._mirrors = Mirrors(
             directory, mirror, incremental=incremental, is_shared=shared
         )
+        # What is to be uploaded stays.
+        self._keep = [*checked_keep(keep), self._mirrors.held]
         kind = SharedDirectory if shared else OwnDisks
         self._disk = kind(self._run, self._mirrors, timeout)
         self._failed = FailedSaves(on_error, max_failures)
@@ -315,11 +316,7 @@ class CheckpointManager:
         self._make_room()
         with self._asking_keep():
             return what_keep_frees(
-                self._run,
-                [*self._keep, self._mirrors.held],
-                self._known.damaged,
-                step,
-                metadata,
+                self._run, self._keep, self._known.damaged, step, metadata
             )
 
     def _make_room(self) -> None:

@@ -191,8 +191,7 @@ class SharedDirectory:
         def tidy_up() -> list[int]:
             self._mirrors.saved(step, is_last=is_last)
             goes_on = ft.partial(group.goes_on, "retained")
-            every = [*keep, self._mirrors.held]
-            return retain(self.run, every, damaged, step, goes_on)
+            return retain(self.run, keep, damaged, step, goes_on)
 
         return group.from_first("retained", tidy_up, so_far=so_far(step))
 
@@ -208,8 +207,7 @@ class SharedDirectory:
             newest = self.run.newest(damaged)
             if newest is None:
                 return []
-            every = [*keep, self._mirrors.held]
-            return retain(self.run, every, damaged, newest, lambda: None)
+            return retain(self.run, keep, damaged, newest, lambda: None)
         except (CheckpointError, OSError) as e:
             logger.warning("What `keep` does not keep was not removed: %s", e)
             return []

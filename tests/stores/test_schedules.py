@@ -192,24 +192,6 @@ def a_deletion_deletes_what_others_refer_to(monkeypatch):
     monkeypatch.setattr(bucket_attempt, "may_be_referred_to", lambda place: False)
 
 
-@pytest.mark.parametrize(
-    ("defect", "first"),
-    [
-        (nobody_says_that_steps_refer_to_each_other, 0),
-        (what_a_manifest_refers_to_is_swept, 0),
-        (a_deletion_deletes_what_others_refer_to, 0),
-        (no_heartbeat_is_late, 0),
-        (nobody_looks_after_the_commit, 0),
-        (nothing_is_taken_back, 0),
-        (a_sweeper_does_not_wait, 5),
-    ],
-)
-def test_a_defect_of_references_is_found(monkeypatch, defect, first):
-    defect(monkeypatch)
-    with pytest.raises(AssertionError, match="seed"):
-        play_all(references.play, range(first, first + 10))
-
-
 def manifests_have_no_condition(monkeypatch):
     writing = KeyValues.writing
 
@@ -254,18 +236,25 @@ def the_disk_is_asked_first(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("defect", "first"),
+    ("play", "defect", "first"),
     [
-        (manifests_have_no_condition, 20),
-        (two_histories_are_not_told_apart, 0),
-        (an_upload_does_not_look_beside_it, 0),
-        (an_upload_does_not_look_again, 60),
-        (an_upload_is_not_taken_back, 40),
-        (another_step_of_that_number_is_taken_for_it, 70),
-        (the_disk_is_asked_first, 10),
+        (references.play, nobody_says_that_steps_refer_to_each_other, 0),
+        (references.play, what_a_manifest_refers_to_is_swept, 0),
+        (references.play, a_deletion_deletes_what_others_refer_to, 0),
+        (references.play, no_heartbeat_is_late, 0),
+        (references.play, nobody_looks_after_the_commit, 0),
+        (references.play, nothing_is_taken_back, 0),
+        (references.play, a_sweeper_does_not_wait, 5),
+        (mirrors.play, manifests_have_no_condition, 20),
+        (mirrors.play, two_histories_are_not_told_apart, 0),
+        (mirrors.play, an_upload_does_not_look_beside_it, 0),
+        (mirrors.play, an_upload_does_not_look_again, 60),
+        (mirrors.play, an_upload_is_not_taken_back, 40),
+        (mirrors.play, another_step_of_that_number_is_taken_for_it, 70),
+        (mirrors.play, the_disk_is_asked_first, 10),
     ],
 )
-def test_a_defect_of_mirrors_is_found(monkeypatch, defect, first):
+def test_a_defect_is_found_soon(monkeypatch, play, defect, first):
     defect(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
-        play_all(mirrors.play, range(first, first + 10))
+        play_all(play, range(first, first + 10))

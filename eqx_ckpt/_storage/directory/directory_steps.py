@@ -143,7 +143,7 @@ class DirectorySteps(Steps):
     def delete_beside(self, names: Sequence[str]) -> None:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._path}/{name}")
+                os.unlink(os.path.join(self._path, name))
 
     def sweep(self) -> None:
         sweep_attempts(self._path, self._still_needed)

@@ -52,8 +52,9 @@ def marked(node: Transient) -> str:
 
 def note_in(text: str | None) -> str | None:
     """The note that a text of a manifest is, if it is one."""
-    is_note = text is not None and text.startswith(_MARK)
-    return text[len(_MARK) :] if text is not None and is_note else None
+    if text is None or not text.startswith(_MARK):
+        return None
+    return text.removeprefix(_MARK)
 
 
 def moved_notes(
