@@ -144,7 +144,7 @@ release: .venv/release
 	.venv/bin/python scripts/try-release "$(TAG)" dist $(PYTHON) $(call find,$(NEWEST))
 
 clean:
-	rm -rf dist .venv .venv-* .pytest_cache .ruff_cache .hypothesis site
+	rm -rf dist .venv .venv-* .cache .pytest_cache .ruff_cache .hypothesis site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

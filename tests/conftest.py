@@ -49,6 +49,8 @@ with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
 
+COMPILED = Path(__file__).parents[1] / ".cache/compiled"
+
 # What the tests in a folder need, or look at.
 MARKS = {
     "interop": ["peers"],
@@ -76,10 +78,19 @@ def pytest_collection_finish() -> None:
     """What is imported stays: the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
+
+# While tests are imported and collected, next to nothing becomes garbage.
+gc.disable()
 
 # Eight devices, so that one process can save and restore sharded arrays.
 jax.config.update("jax_num_cpu_devices", 8)
+
+# A program is compiled once for all workers, and for the next run.
+jax.config.update("jax_compilation_cache_dir", f"{COMPILED}")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # How long a file operation takes says nothing about its correctness. The same examples
 # each time: whether a change is right must not depend on chance.

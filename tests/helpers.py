@@ -58,8 +58,7 @@ def files_below(path: Path) -> set[str]:
 def keep_compiled(directory: Path) -> dict[str, str]:
     """The environment of processes that compile once for all of them.
 
-    A half-written entry is a warning of JAX, which then compiles: this is not for
-    processes in which warnings are errors.
+    A half-written entry is a warning of JAX, which then compiles.
     """
     return {
         "JAX_COMPILATION_CACHE_DIR": str(directory),

@@ -270,6 +270,13 @@ def test_numbers_of_arrays(tmp_path: pathlib.Path) -> None:
     assert manager.read_config() == {"lr": 0.1, "n": 3, "on": True}
 
 
+def nested(value: list[Any], depth: int) -> list[Any]:
+    """Of few bytes, but with as many spaces for each element as JSON is indented."""
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -280,7 +287,7 @@ def test_numbers_of_arrays(tmp_path: pathlib.Path) -> None:
         ({"a": {"b": len}}, r"\['b'\]` is a `builtin"),
         ({"a": np.zeros(2)}, r"shape \(2,\)"),
         ({"a": "x" * 2**24}, "16 MiB are allowed"),
-        ({"a": [[[[[0] * 3 * 2**20]]]]}, "16 MiB are allowed"),
+        ({"a": nested([0] * 2**19, 30)}, "16 MiB are allowed"),
     ],
 )
 def test_what_is_refused(

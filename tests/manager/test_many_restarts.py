@@ -14,6 +14,9 @@ from eqx_ckpt.__main__ import main
 from eqx_ckpt._steps.run_steps import Run
 
 
+pytestmark = pytest.mark.once
+
+
 PATIENCE = 60
 
 

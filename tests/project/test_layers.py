@@ -1,6 +1,7 @@
 """The package's shape: imports go down only, and files and functions stay small."""
 
 import ast
+import functools as ft
 import graphlib
 import re
 import subprocess
@@ -70,9 +71,15 @@ def room(module: str) -> str:
     return name
 
 
+@ft.cache
+def parsed(source: str) -> ast.Module:
+    """Each file is looked at by many tests."""
+    return ast.parse(source)
+
+
 def imports(source: str, module: str = "__init__") -> Iterator[str]:
     """What a file imports, wherever in the file: `.a.b` for a module of ours."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -116,7 +123,7 @@ def body_lengths(source: str) -> dict[str, int]:
             )
             visit(child, f"{name}." if is_scope else prefix)
 
-    visit(ast.parse(source), "")
+    visit(parsed(source), "")
     return lengths
 
 
@@ -180,7 +187,7 @@ def test_no_circles_within_a_folder():
 
 def test_every_module_says_what_it_is_for():
     for module, file in MODULES.items():
-        assert ast.get_docstring(ast.parse(file.read_text())), module
+        assert ast.get_docstring(parsed(file.read_text())), module
 
 
 def test_the_docs_show_the_layers():
@@ -192,7 +199,7 @@ def test_the_docs_show_the_layers():
         for name in re.findall(r"`([\w.]+)`", names):
             if f"{name}.__init__" in MODULES:
                 file = MODULES[f"{name}.__init__"]
-                said = ast.get_docstring(ast.parse(file.read_text())) or ""
+                said = ast.get_docstring(parsed(file.read_text())) or ""
                 assert said.splitlines()[0].rstrip(".") in words, name
 
 
@@ -239,7 +246,7 @@ def statements(source: str) -> int:
         is_import = isinstance(node, ast.Import | ast.ImportFrom)
         return isinstance(node, ast.stmt) and not is_text and not is_import
 
-    return sum(map(counts, ast.walk(ast.parse(source))))
+    return sum(map(counts, ast.walk(parsed(source))))
 
 
 def test_files_are_short():
@@ -269,7 +276,7 @@ def functions(source: str) -> Iterator[tuple[str, ast.FunctionDef]]:
             is_scope = isinstance(child, ast.FunctionDef | ast.ClassDef)
             yield from visit(child, f"{name}." if is_scope else prefix)
 
-    return visit(ast.parse(source), "")
+    return visit(parsed(source), "")
 
 
 def is_public(module: str, function: str) -> bool:
@@ -307,7 +314,7 @@ def backend_comparisons(source: str) -> list[str]:
     }
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Compare)
         if backends & {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
     ]

@@ -406,15 +406,18 @@ def test_a_store_that_creates_but_cannot_replace(s3):
     assert debris(s3) == set()
 
 
+# How a save ends with a setting: `retries=1`, or `stalled=1`.
 HANGS = """
 import sys
 import eqx_ckpt
 import numpy as np
+from eqx_ckpt._storage.bucket import publication
 from eqx_ckpt._storage.calls import tensorstore_calls as kvstore
 
 name, _, value = sys.argv[2].partition("=")
 if name == "retries":
     kvstore._RETRIES["max_retries"] = int(value)
+    publication.PAUSES = (0.001,) * 5
 if name == "stalled":
     kvstore._STALLED["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] = value
 tree = {"w": np.arange(3.0), "step": 1}
@@ -427,12 +430,12 @@ else:
 """
 
 
-def in_a_process(url: str, setting: str) -> str:
-    """How a save ends in a process with a setting: `retries=1`, or `stalled=1`."""
+def in_a_process(program: str, *args: str) -> str:
+    """What a program says in a process of its own."""
     # Where this process has used TensorStore, its patience is in the environment.
     env = {k: v for k, v in os.environ.items() if k not in kvstore._STALLED}
     done = subprocess.run(
-        [sys.executable, "-c", HANGS, url, setting],
+        [sys.executable, "-c", program, *args],
         env={**env, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -472,22 +475,46 @@ def test_a_slow_line_behind_a_hop_that_buffers(s3, users, layout, monkeypatch):
     assert back.longest <= bound, back.longest / rate
 
 
-@pytest.mark.slow
+SLOW_LINE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import eqx_ckpt
+import numpy as np
+from eqx_ckpt._storage.calls import send_window as window, tensorstore_calls as kvstore
+
+url, layout, quicker = sys.argv[1], sys.argv[2], int(sys.argv[3])
+patience = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
+kvstore._STALLED[patience] = str(window.STALLED // quicker)
+window.SLOW /= quicker
+window.SECONDS /= quicker
+state = {"w": np.arange(9e6 / 4)}
+
+def save_one(user):
+    eqx_ckpt.tree_serialise_leaves(f"{url}/{user}", state, layout=layout)
+
+with ThreadPoolExecutor(4) as pool:
+    assert len([*pool.map(save_one, range(4))]) == 4
+print("saved")
+"""
+
+
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
-def test_a_slow_line_for_a_minute(s3, layout):
-    """Four saves, none of which gets more than a quarter of it."""
-    s3.proxy.add(proxy.Line(1e6), "PUT")
-    state = {"w": np.arange(9e6 / 4)}
+def test_a_slow_line_for_longer_than_a_request_may_stall(s3, layout):
+    """Four saves, none of which gets more than a quarter of it.
 
-    def save_one(user: int) -> None:
-        eqx_ckpt.tree_serialise_leaves(f"{s3.url}/{user}", state, layout=layout)
-
-    with Pool(4) as pool:
-        assert len([*pool.map(save_one, range(4))]) == 4
+    The line and the patience of the process are twelve times as quick: this is a line
+    with a megabyte a second, which takes more than a minute.
+    """
+    quicker = 12
+    s3.proxy.add(line := proxy.Line(quicker * 1e6), "PUT")
+    assert in_a_process(SLOW_LINE, s3.url, layout, f"{quicker}") == "saved\n"
     for user in range(4):
         eqx_ckpt.inspect.verify(f"{s3.url}/{user}")
     sent = [r.path for r in s3.proxy.found("PUT") if "manifest" not in r.path]
     assert len(sent) < 1.5 * len({*sent})
+    # All of it at once would have waited for longer.
+    assert line.longest < window.STALLED * 1e6
 
 
 @pytest.mark.slow
@@ -495,14 +522,14 @@ def test_a_hang_is_asked_again(s3):
     rules = [strike(s3, request, "503", ()) for request in ("PUT chunk", "GET list")]
     for rule in rules:
         rule.action, rule.when = proxy.hung, {1}
-    assert in_a_process(s3.url, "stalled=1") == "saved\n"
+    assert in_a_process(HANGS, s3.url, "stalled=1") == "saved\n"
     assert [rule.struck for rule in rules] == [1, 1]
     assert eqx_ckpt.inspect.read_manifest(s3.url).leaves["step"].value == "1"
 
 
 def test_a_dead_store(place):
     place.proxy.add(proxy.reset)
-    assert in_a_process(place.url, "retries=1").startswith("ConnectionError")
+    assert in_a_process(HANGS, place.url, "retries=1").startswith("ConnectionError")
 
 
 def test_a_failed_save_does_not_go_on(place, monkeypatch):
@@ -532,7 +559,7 @@ def test_a_failed_save_does_not_go_on(place, monkeypatch):
 @pytest.mark.once
 def test_a_store_that_dies_at_the_commit(s3):
     strike(s3, "PUT manifest", "503", ()).when = proxy.ALWAYS
-    assert "is not known" in in_a_process(s3.url, "retries=1")
+    assert "is not known" in in_a_process(HANGS, s3.url, "retries=1")
     s3.proxy.rules.clear()
     assert found(s3) is None
     assert save(s3, 2) is None
