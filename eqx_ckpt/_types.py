@@ -58,15 +58,28 @@ def is_real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
+# Of a wrong argument, in an error.
+_MOST_TEXT = 80
+
+
+def shown(value: Any, article: str = "a") -> str:
+    """A wrong argument, for an error; of a long one, such as a PyTree, its type."""
+    text = repr(value)
+    is_short = len(text) <= _MOST_TEXT and "\n" not in text
+    return text if is_short else f"{article} `{type(value).__name__}`"
+
+
 def as_text(path: Any) -> str:
     """The text of a path or URL; `TypeError` if it is neither."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise TypeError(
-            f"{path!r} is not a path. Pass a string, a `pathlib.Path`, or an "
-            "`eqx_ckpt.StorePath`."
-        )
+        wanted = "a string, a `pathlib.Path`, or an `eqx_ckpt.StorePath`"
+        raise no_path(path, wanted)
     return text
+
+
+def no_path(value: Any, wanted: str) -> TypeError:
+    return TypeError(f"{shown(value, 'A')} is not a path. Pass {wanted}.")
 
 
 def wrong(value: Any, *kinds: type) -> type[TypeError | ValueError]:
@@ -79,7 +92,7 @@ def check_word(argument: str, value: Any, words: Collection[str]) -> None:
     """Raise if an argument is none of some words; the error names the argument."""
     if value not in words:
         known = ", ".join(map(repr, words))
-        raise wrong(value, str)(f"`{argument}` is {value!r}. Pass one of {known}.")
+        raise wrong(value, str)(f"`{argument}` is {shown(value)}. Pass one of {known}.")
 
 
 def as_integer(value: Any) -> int | None:
@@ -99,7 +112,7 @@ def check_integer(argument: str, value: Any, least: int | None = None) -> int:
     if number is None or (least is not None and number < least):
         bound = "" if least is None else f" of at least {least}"
         kind = TypeError if number is None else ValueError
-        raise kind(f"`{argument}` is {value!r}. Pass an integer{bound}.")
+        raise kind(f"`{argument}` is {shown(value)}. Pass an integer{bound}.")
     return number
 
 
@@ -107,7 +120,7 @@ def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:
     """Raise if an argument is not of a type; the error names the argument."""
     is_flag = isinstance(value, bool) and kind is not bool
     if is_flag or not isinstance(value, kind):
-        raise TypeError(f"`{argument}` is {value!r}. Pass {wanted}.")
+        raise TypeError(f"`{argument}` is {shown(value)}. Pass {wanted}.")
 
 
 def check_flag(argument: str, value: Any) -> None:
@@ -123,10 +136,10 @@ def check_digest(argument: str, value: Any) -> None:
     check_text(argument, value)
     if not re.fullmatch("[0-9a-f]{64}", value):
         raise ValueError(
-            f"`{argument}` is {value!r}. Pass 64 hexadecimal digits in lower case."
+            f"`{argument}` is {shown(value)}. Pass 64 hexadecimal digits in lower case."
         )
 
 
 def check_function(argument: str, value: Any) -> None:
     if not callable(value):
-        raise TypeError(f"`{argument}` is {value!r}. Pass a function.")
+        raise TypeError(f"`{argument}` is {shown(value)}. Pass a function.")

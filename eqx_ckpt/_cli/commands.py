@@ -70,7 +70,9 @@ def ls(
     run: Annotated[
         str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs.")
     ],
-    best: Annotated[str, typer.Option(help="Mark what is best in this metric.")] = "",
+    best: Annotated[
+        str | None, typer.Option(help="Mark what is best in this metric.")
+    ] = None,
     mode: Annotated[Mode, typer.Option(help="Which value is best.")] = "min",
     own: Annotated[
         bool,

@@ -12,13 +12,13 @@ from .tree_view import tree
 
 def quickly(words: Sequence[str]) -> int | None:
     """Run one of these commands, and return its status; `None` if it is another one."""
-    best = ""
+    best: str | None = None
     match words:
         case ["ls", run, "--best", best] | ["ls", "--best", best, run]:
             words = ["ls", run]
         case _:
             pass
-    if any(word.startswith("-") for word in [*words, best]):
+    if any(word.startswith("-") for word in [*words, best or ""]):
         return None
     match words:
         case ["ls", run]:

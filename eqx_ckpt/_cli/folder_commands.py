@@ -17,7 +17,6 @@ from .exit_status import DAMAGED, status_of
 from .option_words import in_options
 from .run_commands import (
     age_of,
-    check_has_metric,
     entry_of,
     ls as ls_run,
     summary,
@@ -35,7 +34,12 @@ _MOST_TEXT = 20
 
 
 def ls(
-    path: str, best: str, mode: Mode, own: bool, mirror: str | None, as_json: bool
+    path: str,
+    best: str | None,
+    mode: Mode,
+    own: bool,
+    mirror: str | None,
+    as_json: bool,
 ) -> int:
     is_run = mirror is not None or Run(path).readable_or_not()
     runs = [] if is_run else runs_in(path)
@@ -47,12 +51,20 @@ def ls(
             f"Pass one of them: {os.fspath(runs[0].run.directory)!r}."
         )
     found, status = _entries(runs)
-    if best:
-        status = max(status, _add_best(runs, found, best, mode))
+    if best is not None:
+        status = max(status, _add_best(runs, found, best, mode, path))
     if as_json:
         say_json({"folder": path, "runs": found})
         return status
-    titles = ["run", "newest", "age", "size", "steps", *([best] if best else []), ""]
+    titles = [
+        "run",
+        "newest",
+        "age",
+        "size",
+        "steps",
+        *([] if best is None else [best]),
+        "",
+    ]
     titles[-1:-1] = shown = _differing(found)
     lines = iter(table(titles, [_row(entry, best, shown) for entry in found]))
     say(Styled(next(lines), "dim"))
@@ -121,7 +133,11 @@ def _entries(runs: Sequence[RunInFolder]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _add_best(
-    runs: Sequence[RunInFolder], found: list[dict[str, Any]], metric: str, mode: Mode
+    runs: Sequence[RunInFolder],
+    found: list[dict[str, Any]],
+    metric: str,
+    mode: Mode,
+    path: str,
 ) -> int:
     """Add the best step of each run, mark the best run, and return the status.
 
@@ -137,9 +153,8 @@ def _add_best(
         for step in ranked(metadata, metric, mode)[:1]:
             value = metadata[step][metric]
             found[place]["best"] = {"step": step, "value": value, "is_best": False}
-            of_all[place, step] = metadata[step]
-    check_has_metric([entry["metadata"] for entry in found], of_all, metric, "runs")
-    place, _ = best_of_runs(of_all, metric, mode, "the folder")
+        of_all |= {(place, step): one for step, one in metadata.items()}
+    place, _ = best_of_runs(of_all, metric, mode, Run(path).directory)
     found[place]["best"]["is_best"] = True
     return status
 
@@ -175,12 +190,12 @@ def _differing(found: Sequence[dict[str, Any]]) -> list[str]:
     return [*names][:_MOST_SHOWN]
 
 
-def _row(entry: dict[str, Any], metric: str, shown: Sequence[str]) -> list[str]:
+def _row(entry: dict[str, Any], metric: str | None, shown: Sequence[str]) -> list[str]:
     best = entry["best"]
     size = "-" if entry["nbytes"] is None else in_bytes(entry["nbytes"])
     row = [entry["name"], str(entry["newest"]), age_of(entry), size]
     row.append(str(entry["steps"]))
-    if metric:
+    if metric is not None:
         at = best and f"{number(best['value'])} at {best['step']}"
         row.append(at or "-")
     config = dict(as_items(entry["config"] or {}))

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import eqx_ckpt
@@ -19,17 +19,16 @@ from .._steps.compare_histories import (
     relations,
     why_not_the_same,
 )
-from .._steps.retention import Mode, ranked
+from .._steps.retention import Mode
 from .._steps.run_config import (
     as_json as json_of,
     config_changes,
     Configs,
     damaged_configs,
 )
-from .._steps.run_steps import as_step, check_places, Run
+from .._steps.run_steps import as_step, best_of, check_places, Run
 from .._steps.run_sweeps import garbage_collect
 from .._storage.locate import is_web
-from .._types import is_real
 from .command_sources import found_at
 from .exit_status import DAMAGED, status_of
 from .option_words import in_options
@@ -44,7 +43,12 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def ls(
-    path: str, best: str, mode: Mode, own: bool, mirror: str | None, as_json: bool
+    path: str,
+    best: str | None,
+    mode: Mode,
+    own: bool,
+    mirror: str | None,
+    as_json: bool,
 ) -> int:
     run = Run(path)
     places = [run] if mirror is None else [run, Run(mirror)]
@@ -59,12 +63,15 @@ def ls(
     if own:
         _add_own_bytes(run, found)
     newest = found[-1] if found else None
+    first = None
+    if best is not None:
+        metadata = {entry["step"]: entry["metadata"] for entry in found}
+        first = best_of(metadata, best, mode, run.directory)
     for place in places:
         for unusable in place.unusable():
             entry = _described(unusable.step, unusable.path, [place])
             found.append(entry | {"problem": in_options(unusable.problem)})
             status = DAMAGED
-    first = _best(found, best, mode) if best else None
     for entry in found:
         entry["latest"] = entry is newest
         entry["best"] = entry["step"] == first
@@ -152,33 +159,6 @@ def _add_own_bytes(run: Run, found: list[dict[str, Any]]) -> None:
     for entry in local:
         if entry["problem"] is None:
             entry["own_nbytes"] = sizes.get(entry["step"])
-
-
-def _best(found: list[dict[str, Any]], metric: str, mode: Mode) -> int:
-    metrics = {entry["step"]: entry["metadata"] for entry in found}
-    steps = ranked(metrics, metric, mode)
-    check_has_metric([*metrics.values()], steps, metric, "steps")
-    return steps[0]
-
-
-def check_has_metric(
-    known: Sequence[Any], having: Collection[Any], metric: str, what: str
-) -> None:
-    """Raise if none has a metric, with those that are known."""
-    if having:
-        return
-    numbers = dict.fromkeys(
-        key
-        for metadata in known
-        if isinstance(metadata, dict)
-        for key, value in metadata.items()
-        if is_real(value)
-    )
-    there = ", ".join(map(repr, numbers)) or "none"
-    raise eqx_ckpt.CheckpointError(
-        f"`--best {metric}`: none of the {len(known)} {what} has a number {metric!r} "
-        f"in its metadata, other than NaN. The numbers there are {there}."
-    )
 
 
 def entry_of(

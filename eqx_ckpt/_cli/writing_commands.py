@@ -44,7 +44,13 @@ def fork(path: str, new: str, step: int | None) -> int:
     Run(path).at_least_one()
     eqx_ckpt.CheckpointManager(path).fork(new, step)
     there = Run(new)
-    say(f"forked to {os.fspath(there.path(there.readable_or_not()[0]))}")
+    begun = there.path(there.readable_or_not()[0])
+    say(f"forked to {os.fspath(begun)}")
+    try:
+        eqx_ckpt.inspect.read_config(begun)
+    except (eqx_ckpt.CheckpointError, OSError) as e:
+        say_problem(in_options(e))
+        return status_of(e)
     return 0
 
 

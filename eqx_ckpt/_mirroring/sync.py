@@ -43,7 +43,8 @@ def sync(directory: PathLike, mirror: PathLike) -> list[int]:
         from one another; nothing was uploaded. Or older steps cannot be uploaded, as
         they are of another history, or the mirror has others of their numbers; all
         the rest is there then.
-    - [`eqx_ckpt.CorruptCheckpointError`][]: as before, and one of them is damaged.
+    - [`eqx_ckpt.CorruptCheckpointError`][]: as before, and one of them is damaged, or
+        a config of the run.
     - `OSError`: the mirror fails. A second call goes on.
 
     !!! example
@@ -75,11 +76,22 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     """As `sync`, step by step."""
     run, there = Run(directory), Run(mirror)
     check_places([run, there], mirror)
-    local, listed = run.at_least_one(), there.readable_or_not()
+    # What is misnamed is said when the others are there.
+    local = run.readable_or_not() or run.at_least_one()
+    listed = there.readable_or_not()
     if listed:
         Between().check({there: max(listed), run: max(local)})
     beside = Beside(there)
-    configs = ConfigWriter(Configs([run.place]), there.place)
+    without: list[Synced] = []
+
+    def note(step: int, problem: Exception) -> None:
+        kind = (
+            type(problem) if isinstance(problem, CheckpointError) else CheckpointError
+        )
+        why = f"Step {step} is in the mirror without its config: {problem}"
+        without.append(Synced(step, kind(why)))
+
+    configs = ConfigWriter(Configs([run.place]), there.place, note)
     for step in reversed(local):
         try:
             if not is_there(run, step, there):
@@ -92,6 +104,7 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
                 yield Synced(step, _of_the_kind(e))
         except CheckpointError as e:
             yield Synced(step, e)
+    yield from without
     for entry in run.unusable():
         yield Synced(entry.step, CorruptCheckpointError(entry.problem))
 

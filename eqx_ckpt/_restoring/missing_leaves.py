@@ -1,6 +1,6 @@
 """Compute the leaves that a checkpoint does not have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jax.sharding import Sharding
 from jaxtyping import PyTree
 
-from .._tree.leaves.skeleton import traced_arguments
+from .._tree.leaves.skeleton import Traced, traced_arguments
 from .._types import IsLeaf
 from .placement import for_xla, sharded
 
@@ -17,24 +17,41 @@ from .placement import for_xla, sharded
 def initialised(
     tree: PyTree, is_leaf: IsLeaf, init: Callable[..., PyTree], args: tuple[Any, ...]
 ) -> PyTree:
-    """Replace each `jax.ShapeDtypeStruct` by the leaf that `init` computes there."""
-    leaves, treedef = jtu.tree_flatten(tree, is_leaf)
-    on: dict[frozenset[Any], list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            on.setdefault(_devices(leaf.sharding), []).append(i)
+    """Replace each `jax.ShapeDtypeStruct` by the leaf that `init` computes there.
+
+    What `is_leaf` stops at may have some within it, which have no sharding.
+    """
+    nodes, treedef = jtu.tree_flatten(tree, is_leaf)
+    within = [jtu.tree_flatten(node) for node in nodes]
+    on: dict[frozenset[Any], dict[tuple[int, int], jax.ShapeDtypeStruct]] = {}
+    for i, (leaves, _) in enumerate(within):
+        for j, leaf in enumerate(leaves):
+            if (struct := _to_compute(leaf, leaf is nodes[i])) is not None:
+                on.setdefault(_devices(struct.sharding), {})[i, j] = struct
     dynamic, static = traced_arguments(args)
-    for positions in on.values():
+    for structs in on.values():
 
-        def make(dynamic: Any, positions: list[int] = positions) -> list[Any]:
+        def make(dynamic: Any, positions: Sequence[Any] = [*structs]) -> list[Any]:
             made = jtu.tree_leaves(init(*eqx.combine(dynamic, static)), is_leaf)
-            return [made[i] for i in positions]
+            return [jtu.tree_leaves(made[i])[j] for i, j in positions]
 
-        structs = [leaves[i] for i in positions]
         # XLA computes only the leaves that `make` returns.
-        for i, leaf in zip(positions, _computed(make, dynamic, structs), strict=True):
-            leaves[i] = leaf
-    return treedef.unflatten(leaves)
+        computed = _computed(make, dynamic, [*structs.values()])
+        for (i, j), leaf in zip(structs, computed, strict=True):
+            within[i][0][j] = leaf
+    return treedef.unflatten(
+        inner.unflatten(leaves) if leaves else nodes[i]
+        for i, (leaves, inner) in enumerate(within)
+    )
+
+
+def _to_compute(leaf: Any, is_node: bool) -> jax.ShapeDtypeStruct | None:
+    if is_node:
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else None
+    # Only those of `init`: others may be a value of a custom `filter_spec`.
+    if isinstance(leaf, Traced):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return None
 
 
 def _devices(sharding: Sharding | None) -> frozenset[Any]:

@@ -232,6 +232,8 @@ def leaf_history(
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no step, or one of `steps` is not
         there.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a step is damaged.
+    - [`eqx_ckpt.CheckpointError`][]: the newest checkpoint is misnamed, and `steps` is
+        not given.
 
     !!! example
 
@@ -248,8 +250,11 @@ def leaf_history(
         ```
     """
     run = Run(directory)
-    there = run.at_least_one()
-    chosen = there if steps is None else _checked(steps)
+    if steps is None:
+        there = chosen = run.at_least_one()
+    else:
+        there = run.readable_or_not() or run.at_least_one()
+        chosen = _checked(steps)
     for step in chosen:
         if step not in there:
             raise run.missing(step)

@@ -155,6 +155,7 @@ class Tiers:
         """The config of a step, or of the newest."""
         if step is None:
             copies = self.copies()
+            self.check_unusable(copies)
             if not copies:
                 self._runs[0].at_least_one()
             copy = copies[-1]

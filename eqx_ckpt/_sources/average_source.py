@@ -17,7 +17,7 @@ from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
 from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array, DType, np
-from .._types import as_text, check_text, is_real, PathLike, Report
+from .._types import check_text, is_real, PathLike, Report
 from .checkpoint_source import opened
 
 
@@ -113,10 +113,9 @@ def _below(source: Source, prefix: str) -> dict[str, LeafRecord]:
 
 def _opened(source: PathLike | Source) -> Source:
     try:
-        as_text("" if isinstance(source, Source) else source)
+        return opened(source)
     except TypeError as e:
         raise TypeError(f"`sources`: {e}") from None
-    return opened(source)
 
 
 def _checked(

@@ -1,7 +1,9 @@
 """A stored checkpoint: its readers, and whether its metadata are intact."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .._errors import CheckpointNotFoundError, CorruptCheckpointError
 from .._format.chunk_grid import relative
@@ -18,7 +20,7 @@ from .._storage.interface.place import Storage, StoredChunks
 from .._storage.interface.referred_chunks import stored_chunks
 from .._storage.interface.sure_reads import listed_and_missing
 from .._storage.locate import locate
-from .._types import PathLike, Report, SHARING_LAYOUTS
+from .._types import no_path, PathLike, Report, SHARING_LAYOUTS
 from .recording_source import find_recorded, Recorded
 
 
@@ -177,8 +179,15 @@ def base_at(path: PathLike, target: Storage) -> Base:
     return found.as_base()
 
 
+def check_is_source(source: Any) -> None:
+    """Raise if a value is neither a path nor a source."""
+    if not isinstance(source, str | os.PathLike | Source):
+        raise no_path(source, "that of a checkpoint, or an `eqx_ckpt.interop.Source`")
+
+
 def opened(source: PathLike | Source) -> Source:
     """The checkpoint at a path, or the recording, as it is now."""
+    check_is_source(source)
     if isinstance(source, Checkpoint | Recorded):
         return source
     if isinstance(source, Source):

@@ -14,7 +14,7 @@ from .._format.source import Source
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.locate import locate
 from .._types import PathLike
-from .checkpoint_source import opened
+from .checkpoint_source import check_is_source, opened
 from .recording_source import Recorded
 
 
@@ -47,6 +47,7 @@ class Reading(contextlib.AbstractContextManager[Any]):
     """
 
     def __init__(self, source: PathLike | Source) -> None:
+        check_is_source(source)
         self._source = source
         self._place = None if isinstance(source, Source) else locate(source)
         self._before: object = None

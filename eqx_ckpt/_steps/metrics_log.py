@@ -51,13 +51,13 @@ class _Removed(NamedTuple):
         return self.history and self.history.sessions[-1].id
 
 
-def numbers_in(metadata: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def numbers_in(metadata: Any) -> Iterator[tuple[str, Any]]:
     """The numbers in metadata; nested ones as `eval/loss`."""
-    if is_real(metadata) and name:
-        yield name, metadata
-    elif isinstance(metadata, dict):
-        for key, value in metadata.items():
-            yield from numbers_in(value, f"{name}/{key}" if name else str(key))
+    for key, value in metadata.items() if isinstance(metadata, dict) else ():
+        if is_real(value):
+            yield key, value
+        for name, number in numbers_in(value):
+            yield f"{key}/{name}", number
 
 
 def keep_metrics(run: Run, steps: Collection[int]) -> None:
@@ -208,6 +208,7 @@ def metrics(directory: PathLike) -> dict[int, dict[str, Any]]:
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no step.
+    - [`eqx_ckpt.CheckpointError`][]: the newest checkpoint is misnamed.
 
     !!! example
 

@@ -24,6 +24,7 @@ def own_bytes(directory: PathLike) -> dict[int, int]:
     **Raises:**
 
     - [`eqx_ckpt.CorruptCheckpointError`][]: in a store, a manifest is damaged.
+    - [`eqx_ckpt.CheckpointError`][]: the newest checkpoint is misnamed.
 
     !!! example
 
@@ -40,4 +41,6 @@ def own_bytes(directory: PathLike) -> dict[int, int]:
         ```
     """
     run = Run(directory)
-    return run.stored.own_bytes(run.readable_or_not())
+    steps = run.readable_or_not()
+    run.check_unusable(steps)
+    return run.stored.own_bytes(steps)

@@ -147,6 +147,16 @@ def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
     return [-step for _, step in sorted(order)]
 
 
+def numbers_of(metadata: Iterable[Any]) -> set[str]:
+    """The metrics that any of some metadata has, other than NaN."""
+    return {
+        key
+        for one in metadata
+        for key in (one if isinstance(one, dict) else ())
+        if (value := _number(one, key)) is not None and value == value
+    }
+
+
 def _number(metadata: Any, metric: str) -> int | float | None:
     value = metadata.get(metric) if isinstance(metadata, dict) else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

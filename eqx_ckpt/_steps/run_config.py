@@ -7,7 +7,7 @@ it is copied to. It is there before the first step that has it.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
@@ -60,14 +60,14 @@ def checked_config(config: Any) -> dict[str, Any] | None:
     return found
 
 
-def as_items(config: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:
+def as_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The values in a config; nested ones as `optim/lr`. A list is one value."""
     for key, value in config.items():
-        path = f"{name}/{key}" if name else key
         if isinstance(value, dict) and value:
-            yield from as_items(value, path)
+            for name, inner in as_items(value):
+                yield f"{key}/{name}", inner
         else:
-            yield path, value
+            yield key, value
 
 
 def changes(
@@ -147,15 +147,26 @@ def _check(data: bytes, id: str) -> None:
         raise CorruptCheckpointError("it is not as it was written")
 
 
+def _warn(step: int, problem: Exception) -> None:
+    logger.warning("Step %d goes on without its config: %s", step, problem)
+
+
 class ConfigWriter:
     """Puts the configs of steps beside them, before the steps are there.
 
-    Those that it is not given come from `configs`.
+    Those that it is not given come from `configs`. `tell` is called with the step and
+    the error if one of those cannot be read.
     """
 
-    def __init__(self, configs: Configs, there: Storage) -> None:
+    def __init__(
+        self,
+        configs: Configs,
+        there: Storage,
+        tell: Callable[[int, Exception], None] = _warn,
+    ) -> None:
         self._there = there
         self._configs = configs
+        self._tell = tell
         self._done: set[str] = set()
 
     def put(self, history: History | None, data: bytes | None = None) -> None:
@@ -165,7 +176,7 @@ class ConfigWriter:
         try:
             data = self._configs.data(id) if data is None else data
         except (CheckpointError, OSError) as e:
-            logger.warning("Step %d goes on without its config: %s", history.step, e)
+            self._tell(history.step, e)
         else:
             _put(self._there, _name(id), data)
         self._done.add(id)
@@ -314,6 +325,7 @@ def read_config(path: PathLike) -> dict[str, Any] | None:
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no step.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the config, or the manifest of the step, is
         damaged, or the config is missing.
+    - [`eqx_ckpt.CheckpointError`][]: the newest checkpoint is misnamed in the run.
 
     !!! example
 

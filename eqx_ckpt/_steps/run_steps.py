@@ -17,7 +17,7 @@ from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
 from .._types import as_integer, check_text, PathLike
-from .retention import check_mode, Mode, ranked
+from .retention import check_mode, Mode, numbers_of, ranked
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -138,8 +138,9 @@ class Run:
         return sorted([*self.stored.saved(doubtful), *doubtful])
 
     def at_least_one(self) -> list[int]:
-        """As `readable_or_not`; raise if there is none."""
+        """As `readable_or_not`; raise if there is none, or the newest is misnamed."""
         steps = self.readable_or_not()
+        self.check_unusable(steps)
         if not steps:
             raise CheckpointNotFoundError(
                 f"There is no step in {self.directory!r}. {self.explain()}".rstrip()
@@ -299,9 +300,10 @@ def best_of(steps: Mapping[int, Any], metric: str, mode: Mode, where: str) -> in
     """The step of best metadata; raise if none has the metric."""
     best = ranked(steps, metric, mode)
     if not best:
+        known = ", ".join(map(repr, sorted(numbers_of(steps.values()))))
         raise CheckpointNotFoundError(
             f"None of the {len(steps)} steps in {where!r} has a number {metric!r} in "
-            f"its metadata, other than NaN. Save it there: "
-            f"`metadata={{{metric!r}: float(value)}}`."
+            f"its metadata, other than NaN. The numbers there are {known or 'none'}. "
+            f"Save it there: `metadata={{{metric!r}: float(value)}}`."
         )
     return best[0]

@@ -16,7 +16,7 @@ from .._sources.recording_source import Recorded
 from .._sources.stored_rows import CheckpointRows, SampleRows, ZarrRows
 from .._storage.calls.host_memory import memory
 from .._storage.calls.threads import ForkedLock
-from .._tree.matching.name_tree import checked_prefix, nested
+from .._tree.matching.name_tree import checked_prefix, nested, struct_of
 from .._types import check_integer, PathLike
 from ._order import Rows
 from ._row_reader import DataSource, RowReader
@@ -71,6 +71,7 @@ class StoredDataSource(DataSource):
         **Raises:**
 
         - `ValueError`: the first axes of the arrays differ, or there are no arrays.
+        - `TypeError`: an array does not hold numbers, such as PRNG keys.
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint, or no array.
         - [`eqx_ckpt.CheckpointError`][]: the rows that are stored together, or a chunk,
             do not fit in memory.
@@ -157,11 +158,12 @@ def _opened(
     source = opened(path)
     manifest = source.manifest
     prefix = checked_prefix(prefix, manifest)
-    arrays = {
-        name: record
-        for name, record in manifest.leaves.items()
-        if is_below(prefix, name) and record.kind in ("jax", "numpy")
-    }
+    leaves = {n: r for n, r in manifest.leaves.items() if is_below(prefix, n)}
+    for name, record in leaves.items():
+        if record.is_array:
+            way_out = "pass a `prefix` without it"
+            check_numbers(repr(name), struct_of(record).dtype, way_out)
+    arrays = {n: r for n, r in leaves.items() if r.kind in ("jax", "numpy")}
     names = nested(manifest, prefix, lambda name, _: name)
     if isinstance(source, Recorded):
         return SampleRows(source, arrays), names

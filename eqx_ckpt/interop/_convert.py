@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from .._errors import CheckpointError
 from .._format.source import Source
+from .._sources.checkpoint_source import check_is_source
 from .._storage.directory.foreign_paths import SUFFIXES
 from .._types import as_text, check_word, Format, PathLike, Target
 from ._open_source import open_source
@@ -78,6 +79,7 @@ def convert(
         eqx_ckpt.interop.convert("model.safetensors", "again", to="checkpoint")
         ```
     """
+    check_is_source(source)
     target = _target(path) if to is None else to
     check_word("to", target, get_args(Target))
     if target == "eqx" and (like is None or is_maker(like)):

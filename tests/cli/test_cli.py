@@ -65,8 +65,28 @@ def test_a_metric_that_no_step_has(run, ask, capsys):
     for options in ([], ["--json"]):
         status, text = ask("ls", run, "--best", "typo", *options)
         assert status == 2
-        assert text.startswith("eqx-ckpt: `--best typo`: none of the 3 steps has")
+        assert text.startswith("eqx-ckpt: None of the 3 steps in ")
         assert "The numbers there are 'loss'." in text
+
+
+def test_a_metric_without_a_name(tmp_path, ask, data):
+    """It is one as any other, and nested ones are not taken for one of above."""
+    run = tmp_path / "run"
+    with eqx_ckpt.CheckpointManager(run, keep=eqx_ckpt.keep_best("", 1)) as manager:
+        for step, value in ((1, 2.0), (2, 1.0), (3, 3.0)):
+            metadata = {"": value, "a": 5.0, "b": {"": {"a": value}}}
+            manager.save(step, {"w": np.ones(1)}, metadata=metadata)
+    expected = {"": 1.0, "a": 5.0, "b//a": 1.0}
+    assert eqx_ckpt.inspect.metrics(run)[2] == expected
+    assert eqx_ckpt.inspect.metrics(run)[1] == expected | {"": 2.0, "b//a": 2.0}
+    assert manager.best("") == 2
+    for where in (run, tmp_path):
+        found = data("ls", where, "--best", "")[1]
+        assert (found.get("steps") or found["runs"])[0]["best"]
+        assert ask("ls", where, "--best", "")[0] == 0
+    with eqx_ckpt.CheckpointManager(run) as manager:
+        manager.save(4, {"w": np.ones(1)}, metadata={"": {"a": 1.0}})
+    assert eqx_ckpt.inspect.metrics(run)[4] == {"/a": 1.0}
 
 
 def test_a_metric_that_is_nan_in_all_steps(tmp_path, ask):

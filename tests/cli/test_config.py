@@ -112,6 +112,35 @@ def test_report(folder, tmp_path):
     assert all("is damaged" in alert for alert in alerts)
 
 
+@pytest.mark.parametrize("harm", ["damage", "loss"])
+def test_what_copies_a_run_without_its_config(tmp_path, ask, harm):
+    """Its steps are there, and the status is that of damage."""
+    with CheckpointManager(tmp_path / "run", config=given(0.1)) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": step})
+    (config,) = (tmp_path / "run").glob("config.*")
+    if harm == "damage":
+        config.write_text("{}")
+    else:
+        config.unlink()
+    for command in (["sync"], ["fork", "--step", "1"]):
+        new = tmp_path / command[0]
+        status, text = ask(command[0], tmp_path / "run", new, *command[1:])
+        assert status == ask("ls", tmp_path / "run")[0] == 1
+        assert "config" in text
+        assert CheckpointManager(new).restore({"w": 0}, 1) == {"w": 1}
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="without its config"):
+        eqx_ckpt.sync(tmp_path / "run", tmp_path / "third")
+    assert CheckpointManager(tmp_path / "third").steps() == [1, 2]
+
+
+def test_values_without_a_name(tmp_path, ask):
+    for run, lr in (("a", 1), ("b", 2)):
+        with CheckpointManager(tmp_path / run, config={"": {"lr": lr}}) as manager:
+            manager.save(1, {"w": 1})
+    assert ask("ls", tmp_path)[1].splitlines()[0].split()[-1] == "/lr"
+
+
 def test_long_values_leave_room(tmp_path, ask):
     for run in ("a", "b"):
         config = {"data": "/somewhere/" + "far/" * 40 + run, "lr": 1}

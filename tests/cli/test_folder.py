@@ -162,10 +162,27 @@ def test_a_circle_that_was_forged(folder, ask, monkeypatch):
     assert sorted(line.split("  ")[0][-1] for line in text.splitlines()) == [*"abc"]
 
 
+def test_metrics_that_some_steps_have(tmp_path, ask):
+    for run in ("a", "b"):
+        with CheckpointManager(tmp_path / run) as manager:
+            for step, metric in ((1, f"of_{run}"), (2, "new"), (3, "other")):
+                value = float("nan") if metric == "other" else 1.0
+                manager.save(step, {"w": 1}, metadata={metric: value, "text": "x"})
+    status, text = ask("ls", tmp_path, "--best", "zz")
+    assert status == 2
+    assert "None of the 6 steps" in text
+    assert "The numbers there are 'new', 'of_a', 'of_b'." in text
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError) as error:
+        inspect.best_step(tmp_path, "zz")
+    assert str(error.value) in text
+    with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 'new', 'of_b'"):
+        manager.best("zz")
+
+
 def test_what_is_wrong(folder, ask, data):
     status, text = ask("ls", folder, "--best", "lss")
     assert status == 2
-    assert "none of the 3 runs has a number 'lss'" in text
+    assert f"in '{folder}' has a number 'lss'" in text
     assert "The numbers there are 'loss'" in text
     status, text = ask("ls", folder, "--own")
     assert status == 2

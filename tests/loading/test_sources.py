@@ -242,6 +242,20 @@ def test_rows_of_a_checkpoint(tmp_path, layout):
         data.StoredDataSource(tmp_path / "d")
 
 
+def test_arrays_of_a_checkpoint_that_are_not_numbers(tmp_path):
+    """It is the same error as that of arrays in memory."""
+    tree = {"data": {"x": np.arange(5)}, "k": jax.random.split(jax.random.key(0), 5)}
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree)
+    with pytest.raises(TypeError) as stored:
+        data.StoredDataSource(tmp_path / "c")
+    with pytest.raises(TypeError) as in_memory:
+        data.ArrayDataSource(k=tree["k"])
+    same = str(in_memory.value).removesuffix("leave it out.")
+    assert str(stored.value) == f"{same}pass a `prefix` without it."
+    loader = data.Loader(data.StoredDataSource(tmp_path / "c", prefix="data"), 5)
+    assert loader.zeros()["x"].shape == (5,)
+
+
 def test_damage_is_found(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"x": jnp.arange(50.0)})
     source = data.StoredDataSource(tmp_path / "c")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt import CheckpointError, CheckpointManager
+from eqx_ckpt import CheckpointError, CheckpointManager, inspect
 from support import locate
 
 
@@ -24,10 +24,17 @@ def saved(run, steps):
 
 
 LISTING = {
-    "latest": lambda manager: manager.latest(),
-    "steps": lambda manager: manager.steps(),
-    "best": lambda manager: manager.best("loss"),
-    "restore": lambda manager: manager.restore(state(0)),
+    "latest": lambda manager, run: manager.latest(),
+    "steps": lambda manager, run: manager.steps(),
+    "best": lambda manager, run: manager.best("loss"),
+    "restore": lambda manager, run: manager.restore(state(0)),
+    "read_config": lambda manager, run: manager.read_config(),
+    "fork": lambda manager, run: manager.fork(f"{run}-fork"),
+    "config": lambda manager, run: inspect.read_config(run),
+    "leaf_history": lambda manager, run: inspect.leaf_history(run),
+    "metrics": lambda manager, run: inspect.metrics(run),
+    "own_bytes": lambda manager, run: inspect.own_bytes(run),
+    "best_step": lambda manager, run: inspect.best_step(run, "loss"),
 }
 
 
@@ -41,7 +48,7 @@ def test_the_newest_step_has_another_name(tmp_path, name, call, steps):
     with pytest.raises(
         CheckpointError, match=f"{name}' is a .* step 3 is named '000003'"
     ):
-        LISTING[call](CheckpointManager(run))
+        LISTING[call](CheckpointManager(run), run)
     (run / name).rename(run / "000003")
     assert CheckpointManager(run).latest() == 3
 
@@ -52,7 +59,7 @@ def test_the_newest_step_of_a_store_has_another_name():
     locate(run).write("3/zarr.json", locate(run).read("000002/zarr.json"))
     for call in LISTING.values():
         with pytest.raises(CheckpointError, match="step 3 is named '000003'"):
-            call(CheckpointManager(run))
+            call(CheckpointManager(run), run)
 
 
 def test_an_older_step_has_another_name(tmp_path, caplog):
@@ -104,7 +111,8 @@ def test_a_run_that_was_moved_under_its_manager(tmp_path):
         manager.save(5, state(5)).result()
         old.rename(new)
         for call in (
-            *list(LISTING.values())[:2],
+            CheckpointManager.latest,
+            CheckpointManager.steps,
             lambda m: m.save(6, state(6)).result(),
         ):
             with pytest.raises(CheckpointError, match="was moved"):

@@ -25,7 +25,8 @@ TREE = {"w": jnp.ones(3), "s": 1}
 SAMPLE = {"x": np.ones(3)}
 numbers = itertools.count()
 
-PATH = [3, None, b"c", ["c"], object(), 1.5]
+SWAPPED = {f"layer {i}": jnp.arange(50) for i in range(20)}
+PATH = [3, None, b"c", ["c"], object(), 1.5, SWAPPED]
 FLAG = ["x", 1, None]
 FUNCTION = [3, "x"]
 FUNCTIONS = [3, "x", None]
@@ -469,7 +470,10 @@ def is_clear(error: Exception, argument: str, value: Any) -> bool:
         return False
     if isinstance(error, ck.CheckpointError):  # These are about checkpoints.
         return False
-    names = f"`{argument}`", f"`{argument}("
+    # Nobody wants to read all values of a PyTree.
+    if len(str(error)) > 500:
+        return False
+    names = f"`{argument}`", f"`{argument}(", "A `dict` is not a path"
     shown = [f"{value!r} is not a {what}" for what in ("path", "format", "step")]
     return any(
         text in str(error) for text in (*names, *shown, f"{value} is not a step")

@@ -1,5 +1,6 @@
 """Restoring what a checkpoint has, and initialising only the rest."""
 
+import io
 import warnings
 
 import equinox as eqx
@@ -122,6 +123,51 @@ def test_only_what_is_picked_has_to_be_there(base, spec):
         eqx_ckpt.restore_or_init(
             PATH, init, key, where=lambda t: (t["base"], t["head"]), missing="raise"
         )
+
+
+def _a_layer(node):
+    return isinstance(node, eqx.nn.Linear)
+
+
+@pytest.mark.parametrize("is_leaf", [_a_layer, lambda node: isinstance(node, dict)])
+@pytest.mark.parametrize("sharding", [False, True])
+def test_a_container_that_is_a_leaf_is_initialised(is_leaf, sharding):
+    """What is within it has no name, so it is that of `init`, and never a struct."""
+    eqx_ckpt.tree_serialise_leaves(PATH, {"x": 1}, overwrite=True)
+    mesh = jax.make_mesh((8,), ("x",)) if sharding else None
+    key = jax.random.key(1)
+    model = eqx_ckpt.restore_or_init(
+        PATH, init, key, is_leaf=is_leaf, sharding=mesh, unexpected="ignore"
+    )
+    assert eqx.tree_equal(model, init(key), typematch=True, rtol=1e-6)
+
+
+def test_a_container_that_a_custom_spec_restores():
+    tree = init(jax.random.key(0))
+
+    def write(f, leaf):
+        if _a_layer(leaf):
+            eqx.tree_serialise_leaves(f, leaf)
+        else:
+            eqx_ckpt.default_serialise_filter_spec(f, leaf)
+
+    def read(f, leaf):
+        if _a_layer(leaf):
+            like = eqx.filter_eval_shape(lambda: tree["head"])
+            return eqx.tree_deserialise_leaves(io.BytesIO(f.read()), like)
+        return eqx_ckpt.default_deserialise_filter_spec(f, leaf)
+
+    saved = {name: tree[name] for name in ("head", "drop", "key")}
+    eqx_ckpt.tree_serialise_leaves(
+        PATH, saved, filter_spec=write, is_leaf=_a_layer, overwrite=True
+    )
+    key = jax.random.key(1)
+    model = eqx_ckpt.restore_or_init(
+        PATH, init, key, filter_spec=read, is_leaf=_a_layer
+    )
+    assert_same(model["head"], tree["head"])
+    assert_same(model["key"], tree["key"])
+    assert eqx.tree_equal(model["base"], init(key)["base"], typematch=True, rtol=1e-6)
 
 
 def test_with_a_transform(base):
