@@ -22,6 +22,8 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_package
 from jaxtyping import PRNGKeyArray
 
+from helpers import CACHE
+
 
 # Each call in the package checks its types, in a tenth of the time that
 # `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none. What is
@@ -48,8 +50,6 @@ with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
 
 
 pytest_plugins = ["faults.fixtures", "stores.fixtures"]
-
-COMPILED = Path(__file__).parents[1] / ".cache/compiled"
 
 # What the tests in a folder need, or look at.
 MARKS = {
@@ -88,7 +88,7 @@ gc.disable()
 jax.config.update("jax_num_cpu_devices", 8)
 
 # A program is compiled once for all workers, and for the next run.
-jax.config.update("jax_compilation_cache_dir", f"{COMPILED}")
+jax.config.update("jax_compilation_cache_dir", f"{CACHE}/workers")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -13,6 +13,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 
+# What JAX has compiled for the tests is kept here.
+CACHE = Path(__file__).parents[1] / ".cache"
+
+
 def bits(leaf: Any) -> Any:
     """A leaf as something that is equal only to a leaf that is the same to the bit."""
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
@@ -55,13 +59,14 @@ def files_below(path: Path) -> set[str]:
     return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
 
 
-def keep_compiled(directory: Path) -> dict[str, str]:
-    """The environment of processes that compile once for all of them.
+def keep_compiled(whose: str) -> dict[str, str]:
+    """The environment of processes that compile once for all of them, and the next run.
 
-    A half-written entry is a warning of JAX, which then compiles.
+    A half-written entry, which a killed process leaves, is a warning of JAX, which then
+    compiles: this is not for processes in which warnings are errors.
     """
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_COMPILATION_CACHE_DIR": str(CACHE / whose),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }

@@ -17,7 +17,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     if reason := shim.missing():
         pytest.skip(reason)
     libraries = shim.build(tmp_path_factory.mktemp("shim"))
-    process = Zygote(libraries, tmp_path_factory.mktemp("compiled"))
+    process = Zygote(libraries)
     yield process
     process.close()
 

@@ -48,12 +48,12 @@ class Outcome:
 class Zygote:
     """The process, seen from the tests."""
 
-    def __init__(self, libraries: str, compiled: pathlib.Path) -> None:
+    def __init__(self, libraries: str) -> None:
         ours, theirs = Pipe()
         here = pathlib.Path(__file__).resolve().parent
         self.environment = {
             **os.environ,
-            **keep_compiled(compiled),
+            **keep_compiled("children"),
             "LD_PRELOAD": libraries,
             "PYTHONPATH": os.pathsep.join([str(here.parent), *sys.path]),
         }

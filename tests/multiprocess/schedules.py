@@ -100,7 +100,8 @@ class Schedule:
                     manager.latest()
             self.longest = max(self.longest, now() - begin)
         for number in range(self._rounds, len(self.told)):
-            self.told[number][index] = told = self._save(number, LONG)
+            timeout = TIMEOUT if self._is_short_of_one() else LONG
+            self.told[number][index] = told = self._save(number, timeout)
             if told == SAVED:
                 return
 
@@ -111,6 +112,10 @@ class Schedule:
             self.errors.append(f"round {number}, process {jax.process_index()}: {e}")
             return UNKNOWN if "is not known" in str(e) else FAILED
         return SAVED
+
+    def _is_short_of_one(self) -> bool:
+        """Whether a process has died: what the others wait for will not come."""
+        return any(client.is_dead for client in self._simulation.clients)
 
     def place(self, number: int) -> Path:
         return self._directory / f"save{number}"
@@ -125,7 +130,7 @@ class Schedule:
             assert not (SAVED in words and not is_there), f"{where}; nothing is there"
             assert not (FAILED in words and is_there), f"{where}; it is there"
         assert self.longest < 30 * TIMEOUT, f"seed {self._seed}: {self.longest} s"
-        if not any(client.is_dead for client in self._simulation.clients):
+        if not self._is_short_of_one():
             last = [
                 told for told in self.told[self._rounds :] if SAVED in told.values()
             ]

@@ -31,10 +31,10 @@ LENGTH = ("--steps", STEPS, "--save-every", SAVE_EVERY)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiles_once(tmp_path_factory):
+def compiles_once():
     """These tests take longer to compile than to compute."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in keep_compiled(tmp_path_factory.mktemp("compiled")).items():
+        for name, value in keep_compiled("examples").items():
             patch.setenv(name, value)
         yield
 

@@ -135,7 +135,7 @@ class Shared(Machine):
         found = self.expected.found()
         calls, _ = self.planned([("extend", count)])
         calls[-1:] = [("die",), ("commit", {"n": self.next})]
-        args = processes.perform, self.path, self.chains, calls, "", 3.0
+        args = processes.perform, self.path, self.chains, calls, "", 1.0
         first, second = self.zygote.call(jobs.run, 2, 2, *args)
         assert second.signal == signal.SIGKILL or second.error
         assert first.error or first.value[-1]

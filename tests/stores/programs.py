@@ -29,7 +29,7 @@ from .values import bucket_at
 
 
 # Seconds after which a save fails that was stopped.
-FAIL_AFTER = 1.0
+FAIL_AFTER = 0.4
 _NAMES = ("AWS_", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "TENSORSTORE_GCS_HTTP_URL")
 
 
