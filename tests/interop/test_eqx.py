@@ -148,6 +148,31 @@ def test_a_filter_spec_that_skips(tmp_path, getkey):
     assert_same(found, {"a": tree["a"]})
 
 
+def test_a_filter_spec_that_reads_equal_numbers(tmp_path):
+    """They are the same object in Python, and are in the file all the same."""
+    tree = {"n": 7, "flag": True, "rate": 0.5, "skipped": 8, "w": jnp.ones(2)}
+
+    def write(f, leaf):
+        if leaf != 8:
+            f.write(f"{leaf!r}\n".encode())
+
+    def read(f, leaf):
+        if leaf == 8:
+            return leaf
+        found = f.readline().decode().strip()
+        return type(leaf)(found == "True" if found in ("True", "False") else found)
+
+    spec = {name: read for name in tree} | {"w": eqx.default_deserialise_filter_spec}
+    save = {name: write for name in tree} | {"w": eqx.default_serialise_filter_spec}
+    eqx.tree_serialise_leaves(tmp_path / "x.eqx", tree, filter_spec=save)
+    source = interop.open_eqx(tmp_path / "x.eqx", tree, spec)
+    leaves = source.manifest.leaves
+    values = {name: leaf.value for name, leaf in leaves.items() if leaf.value}
+    assert values == {"n": "7", "flag": "True", "rate": leaves["rate"].value}
+    assert {*leaves} == {"n", "flag", "rate", "w"}
+    assert source.manifest.unsaved == {"skipped": "skipped: Python int"}
+
+
 def test_a_filter_spec_that_writes_something_else(tmp_path):
     tree = {"a": jnp.arange(3.0), "b": jnp.arange(4.0)}
 

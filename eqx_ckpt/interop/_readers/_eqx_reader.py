@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox
 import jax.tree_util as jtu
@@ -32,7 +32,7 @@ from ..._tree.leaves.key_paths import key_paths, typed
 from ..._tree.leaves.leaf_data import shards
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
 from ..._tree.leaves.skeleton import skeleton
-from ..._tree.leaves.transient import is_transient, marked, Transient
+from ..._tree.leaves.transient import is_transient, marked
 from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
@@ -79,7 +79,7 @@ def open_eqx(
         data loader are not in the file: they are those of its cursor in `like`.
     - `filter_spec`: as that of `equinox.tree_deserialise_leaves`. Leaves returned by a
         function other than the default are kept in memory; leaves that it returns
-        unchanged are not part of the source.
+        unchanged are not part of the source, but for numbers that it has read.
     - `is_leaf`: as that of `equinox.tree_serialise_leaves`.
     - `header_lines`: how many lines of text precede the leaves, such as one of JSON
         with hyperparameters. Without it, all text before the first array does, unless a
@@ -132,6 +132,13 @@ def open_eqx(
     return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
 
 
+class _Taken(NamedTuple):
+    """A leaf of the source, and where its data are, if it is an array."""
+
+    leaf: Named
+    data: Extent | np.ndarray | None = None
+
+
 class _Leaves:
     """The leaves of a file, one after another in the order of `like`."""
 
@@ -158,10 +165,14 @@ class _Leaves:
             if is_maker(like):
                 like = self._made(like)
             for path, leaf, spec in _with_specs(like, filter_spec, is_leaf):
+                name = encode(typed(path))
                 if is_transient(leaf):
-                    self._pass_over(path, leaf, spec, is_leaf)
+                    # What the file has of it is read, and dropped.
+                    for rest, inner in jtu.tree_flatten_with_path(leaf, is_leaf)[0]:
+                        self._take((*path, *rest), inner, spec)
+                    self._unsaved[name] = marked(leaf)
                 else:
-                    self._take(path, leaf, spec)
+                    self._add(name, self._take(path, leaf, spec))
             if self._may_be_text:
                 self._take_text()
         if self._position != file.size:
@@ -217,16 +228,24 @@ class _Leaves:
             raise corrupt(self._file.path, FORMAT, reason)
         return sum(len(line) + 1 for line in found)
 
-    def _take(self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]) -> None:
-        keys = typed(path)
-        name, where = encode(keys), jtu.keystr(path) or ROOT
-        if spec is not equinox.default_deserialise_filter_spec:
-            self._take_custom(name, where, leaf, spec, keys)
+    def _add(self, name: str, taken: _Taken | str) -> None:
+        if isinstance(taken, str):
+            self._unsaved[name] = taken
             return
+        self._leaves.append(taken.leaf)
+        if taken.data is not None:
+            self._extents[name] = taken.data
+
+    def _take(
+        self, path: Any, leaf: Any, spec: Callable[[Any, Any], Any]
+    ) -> _Taken | str:
+        """Go past a leaf; a text says what it is, if it is not part of the source."""
+        keys, where = typed(path), jtu.keystr(path) or ROOT
+        if spec is not equinox.default_deserialise_filter_spec:
+            return self._take_custom(where, leaf, spec, keys)
         expected = describe_like(leaf)
         if expected is None:
-            self._unsaved[name] = fingerprint(leaf)
-            return
+            return fingerprint(leaf)
         # What a custom function has read from the start of the file was no text.
         if self._may_be_text:
             self._take_text()
@@ -248,31 +267,13 @@ class _Leaves:
             data = read_bytes(self._reads, offset, npy.nbytes)
             value = np.frombuffer(data, npy.dtype)[0].item()
             record = record._replace(value=scalar_to_text(value))
-        else:
-            self._extents[name] = Extent(
-                self._file, offset, npy.is_fortran, npy.is_big_endian
-            )
-        self._leaves.append(Named(where, record))
-
-    def _pass_over(
-        self, path: Any, node: Transient, spec: Callable[[Any, Any], Any], is_leaf: Any
-    ) -> None:
-        """Read what the file has of a node that restores create anew, and drop it."""
-        before = self._leaves, self._extents, self._unsaved
-        self._leaves, self._extents, self._unsaved = [], {}, {}
-        for rest, leaf in jtu.tree_flatten_with_path(node, is_leaf)[0]:
-            self._take((*path, *rest), leaf, spec)
-        self._leaves, self._extents, self._unsaved = before
-        self._unsaved[encode(typed(path))] = marked(node)
+            return _Taken(Named(where, record))
+        extent = Extent(self._file, offset, npy.is_fortran, npy.is_big_endian)
+        return _Taken(Named(where, record), extent)
 
     def _take_custom(
-        self,
-        name: str,
-        where: str,
-        leaf: Any,
-        spec: Callable[[Any, Any], Any],
-        keys: Any,
-    ) -> None:
+        self, where: str, leaf: Any, spec: Callable[[Any, Any], Any], keys: Any
+    ) -> _Taken | str:
         """Read a leaf through a custom function, which may stop anywhere."""
         with reading(self._file.path) as f:
             f.seek(self._position)
@@ -285,19 +286,21 @@ class _Leaves:
                     f"{self._position} of {self._file.path!r}: {e}"
                     f"{'' if self._position else hint}"
                 ) from e
+            has_read = f.tell() != self._position
             self._position = f.tell()
+        # Python has equal numbers as one object, also if one of them was read.
+        is_number = isinstance(leaf, bool | int | float | complex)
+        is_skipped = value is leaf and not (is_number and has_read)
         try:
-            record = None if value is leaf else describe(value)
+            record = None if is_skipped else describe(value)
         except CannotSave as e:
             raise CheckpointError(
                 f"The `filter_spec` returned a leaf `{where}` that {e}."
             ) from None
         if record is None:
-            self._unsaved[name] = f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
-            return
-        self._leaves.append(Named(where, record._replace(path=keys)))
-        if record.is_array:
-            self._extents[name] = _in_memory(value, record)
+            return f"skipped: {describe_like(leaf) or fingerprint(leaf)}"
+        data = _in_memory(value, record) if record.is_array else None
+        return _Taken(Named(where, record._replace(path=keys)), data)
 
     def _header(self, where: str) -> Npy:
         try:
