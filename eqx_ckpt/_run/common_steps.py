@@ -2,12 +2,25 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._distributed.apart_attempt import Apart
+from .._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
+from .._format.chunk_grid import start_of
 from .._format.run_history import History, history_from_json
+from .._inspecting.inspect_checkpoint import read_all
+from .._sources.part_source import StepPart
+from .._sources.shard_senders import Shard
+from .._steps.retention import Keep
 from .._steps.run_steps import Run
-from .step_states import Combine, Held, held_at, PART, states_of, StepState
+from .._steps.step_removal import retain
+from .step_states import Combine, Held, held_at, PART, states_of, StepState, WHOLE
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -60,6 +73,38 @@ class CommonSteps(Run):
             return False
         return self.held(step) == (PART, state.id)
 
+    def part(self, step: int) -> StepPart | None:
+        """The part of this process; `None` if it has none, or one that is damaged."""
+        if not self.has_part(step):
+            return None
+        try:
+            return StepPart(self.location(step))
+        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
+            logger.warning("Step %d of this process cannot be read: %s", step, e)
+            return None
+
+    def damaged_shards(self, step: int) -> list[Shard]:
+        """The shards of this process that are not what was saved."""
+        part, damage = self.part(step), dict[str, str]()
+        if part is not None:
+            read_all(part.checkpoint, damage)
+        leaves = {} if part is None else part.shards
+        return [
+            (leaf, start_of(region))
+            for leaf, shards in leaves.items()
+            for region, name in shards
+            if name in damage
+        ]
+
+    def holds_part(self, step: int) -> bool:
+        """Whether the disk of this process has a part of a step, or one is damaged."""
+        try:
+            held = self.held(step)
+        except (CheckpointError, OSError) as e:
+            logger.warning("The part of step %d stays, as it is not read: %s", step, e)
+            return False
+        return held is not None and held.what != WHOLE
+
     def is_whole(self, step: int) -> bool:
         """Whether each process has its part, or no parts count."""
         state = self._states.get(step)
@@ -102,6 +147,49 @@ class CommonSteps(Run):
             "If you want what was on the disks, bring back the disk that is lost, and "
             "restore without `mirror`. To go on from a step before both, pass `step`."
         )
+
+    def is_short(self, nbytes: int) -> bool:
+        """Whether the disk of this process has fewer free bytes, as far as is known."""
+        try:
+            found = os.statvfs(self.directory)
+        except OSError:  # There is nothing yet.
+            return False
+        return nbytes > found.f_bavail * found.f_frsize
+
+    def choose_removed(
+        self, group: Apart, run: Run, keep: Sequence[Keep], damaged: set[int]
+    ) -> list[int]:
+        """The steps that `keep` does not keep, which the first process has removed.
+
+        Of the others, each process has to have all of its part, as far as can be seen.
+        """
+
+        def combine(topic: str, value: Any, make: Callable[[list[Any]], Any]) -> Any:
+            return group.combine(f"before, {topic}", value, make)
+
+        self.agree(combine, run.readable_or_not)
+        doubtful = [step for step in self.steps() if not self._has_all(step)]
+        every = group.combine("doubtful", doubtful, lambda said: sum(said, []))
+
+        def remove() -> list[int]:
+            without = {*damaged, *every, *self.useless}
+            newest = max({*self.steps()} - without, default=None)
+            if newest is None:
+                return []
+            try:
+                return retain(run, keep, without, newest, lambda: None)
+            except (CheckpointError, OSError) as e:
+                logger.warning("What `keep` does not keep was not removed: %s", e)
+                return []
+
+        return group.from_first("room", remove)
+
+    def _has_all(self, step: int) -> bool:
+        """Whether this process has its part of a step, with all of its files."""
+        try:
+            return self.has_part(step) and not self.stored.problem(step)
+        except (CheckpointError, OSError):
+            return False
 
     def note_whole(self, step: int) -> None:
         """Note that each process has its part of a step now."""

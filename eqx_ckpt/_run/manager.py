@@ -277,7 +277,8 @@ class CheckpointManager:
             self._raise_of_others()
             self._failed.begin(number)
             self._run.stored.check_place()
-            if not self._is_tidy:
+            # On disks of their own, all processes see in the plan whether one needs it.
+            if not self._is_tidy or self._disk.is_own:
                 self._make_room()
             self._is_tidy = False
             limit = checked_limit(self._staging_bytes)

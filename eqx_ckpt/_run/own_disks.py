@@ -24,12 +24,10 @@ from .._errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
 )
-from .._format.chunk_grid import start_of
 from .._format.manifest import Manifest
 from .._format.run_history import history_from_json, history_to_json, Part
 from .._format.source import Source
 from .._format.user_metadata import exactly, pack, unpack
-from .._inspecting.inspect_checkpoint import read_all
 from .._mirroring.mirrors import Mirrors
 from .._restoring.restore import Check
 from .._saving.save import Alone, Save
@@ -82,6 +80,11 @@ class OwnDisks(SharedDirectory):
         # Others may have seen what this manager saves half-way: it is never useless.
         self._saved: set[int] = set()
         self._passed: set[int] = set()
+        # What `make_room` was last called with.
+        self._kept: tuple[Sequence[Keep], set[int]] = [KEEP_ALL], set()
+        # Whether the last save has not ended well, and what went before the next one.
+        self._has_failed = False
+        self._cleared: list[int] = []
 
     def begin(self, config: dict[str, Any] | None) -> dict[str, Any] | None:
         """Raise on all processes unless each has a directory of its own."""
@@ -236,7 +239,9 @@ class OwnDisks(SharedDirectory):
             if first and not self._is_in_one(again, step, mirrors):
                 break
             damaged, why = gather_errors(
-                f"{again}, verify", ft.partial(self._damaged, step), self.timeout
+                f"{again}, verify",
+                ft.partial(self.common.damaged_shards, step),
+                self.timeout,
             )
             why = why or self._repaired(again, step, damaged or (), mirrors)
             tree = None
@@ -262,7 +267,7 @@ class OwnDisks(SharedDirectory):
 
         def look() -> tuple[StepPart | None, bool]:
             held = self.common.held(step)
-            return self._part(step), held is not None and held.what != WHOLE
+            return self.common.part(step), held is not None and held.what != WHOLE
 
         seen, why = gather_errors(f"{text}, here", look, self.timeout)
         if why is not None:
@@ -281,29 +286,6 @@ class OwnDisks(SharedDirectory):
         else:
             self.common.forget(step)
         return None
-
-    def _part(self, step: int) -> StepPart | None:
-        """The part of this process; `None` if it has none, or one that is damaged."""
-        if not self.common.has_part(step):
-            return None
-        try:
-            return StepPart(self.run.location(step))
-        except (CorruptCheckpointError, CheckpointNotFoundError) as e:
-            logger.warning("Step %d of this process cannot be read: %s", step, e)
-            return None
-
-    def _damaged(self, step: int) -> list[Shard]:
-        """The shards of this process that are not what was saved."""
-        part, damage = self._part(step), dict[str, str]()
-        if part is not None:
-            read_all(part.checkpoint, damage)
-        leaves = {} if part is None else part.shards
-        return [
-            (leaf, start_of(region))
-            for leaf, shards in leaves.items()
-            for region, name in shards
-            if name in damage
-        ]
 
     def _source(self, step: int, mirrors: Sequence[Run]) -> PartSource:
         """A step, of which as much as possible is read here."""
@@ -363,7 +345,12 @@ class OwnDisks(SharedDirectory):
                 f"Step {step} exists already in the directories of the processes. "
                 "Delete it first, or save another step."
             )
-        group.combine("alike", part.values, check_alike)
+        nbytes = sum(write.record.nbytes for write in part.plan.writes)
+        mine = [part.values, self._has_failed or self.common.is_short(nbytes)]
+        if group.combine("alike", mine, _check_and_ask):
+            self._cleared = self.common.choose_removed(group, self.run, *self._kept)
+            self._remove(self._cleared)
+        self._has_failed = True
         self._saved.add(step)
         self._is_there = self.common.held(step) is not None
         group.prepare(part.alike, lambda: self._remove([step]))
@@ -373,6 +360,11 @@ class OwnDisks(SharedDirectory):
         )
         path, metadata = self.run.path(step), unpack(packed)
         return Save(path, planned, None, metadata, how.layout, how.progress)
+
+    def make_room(self, keep: Sequence[Keep], damaged: set[int]) -> list[int]:
+        """Do so when a save is planned: all have to agree on what can go."""
+        self._kept = keep, {*damaged}
+        return []
 
     def replaces(self, step: int, damaged: Set[int]) -> bool:
         # A part that other processes lack is no step.
@@ -447,7 +439,9 @@ class OwnDisks(SharedDirectory):
         here = [] if KEEP_ALL in keep else self.run.readable_or_not()
         self._remove(useless | ({*here} - {*kept}))
         self._mirrors.upload_parts(ready, group.again)
-        return removed
+        self._has_failed = False
+        cleared, self._cleared = self._cleared, []
+        return [*removed, *(n for n in cleared if n != step)]
 
     def finish(self) -> None:
         """Let all processes upload the newest step that is due."""
@@ -463,13 +457,11 @@ class OwnDisks(SharedDirectory):
 
     def _remove(self, steps: Collection[int]) -> None:
         """Remove the parts of some steps, if they are here."""
-        parts = [step for step in steps if self._is_part(step)]
+        parts = [step for step in steps if self.common.holds_part(step)]
         self.run.stored.remove([step for step in parts if not self.run.is_read(step)])
 
-    def _is_part(self, step: int) -> bool:
-        try:
-            held = self.common.held(step)
-        except (CheckpointError, OSError) as e:
-            logger.warning("The part of step %d stays, as it is not read: %s", step, e)
-            return False
-        return held is not None and held.what != WHOLE
+
+def _check_and_ask(said: Sequence[list[Any]]) -> bool:
+    """Raise unless all say the same of their leaves; return whether one needs room."""
+    check_alike([values for values, _ in said])
+    return any(needs_room for _, needs_room in said)

@@ -198,10 +198,9 @@ class SharedDirectory:
     def make_room(self, keep: Sequence[Keep], damaged: set[int]) -> list[int]:
         """Remove what `keep` does not keep any more, before a save; return it.
 
-        Only the first process does so: the others may not know that it is needed. Of
-        parts on disks of their own, all have to agree on what they can do without.
+        Only the first process does so: the others may not know that it is needed.
         """
-        if self.is_own or not is_first():
+        if not is_first():
             return []
         try:
             newest = self.run.newest(damaged)

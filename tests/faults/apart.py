@@ -7,6 +7,7 @@ import functools as ft
 import os
 import pathlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -209,6 +210,47 @@ def fail(place: str) -> dict[str, Any]:
     same = ft.partial(eqx_ckpt.CheckpointManager, timeout=TIMEOUT, shared=False)
     heard["same"] = *caught(same, f"{place}/one"), None
     return heard
+
+
+def make_room(place: str) -> list[list[str]]:
+    """What each disk has when a save follows one that has failed.
+
+    First while process 1 lacks a file of the newest step, and then when it is back.
+    """
+    run = pathlib.Path(f"{place}/disk{jax.process_index()}/run")
+    how: dict[str, Any] = {"shared": False, "timeout": TIMEOUT}
+    with eqx_ckpt.CheckpointManager(run, **how) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state(step)).result()
+    fails = threading.Event()
+
+    def progress(*_: Any) -> None:
+        if fails.is_set():
+            _refuse()
+
+    how |= {"keep": eqx_ckpt.keep_last(1), "on_error": "warn", "max_failures": 9}
+    how["progress"] = progress
+    seen: list[list[str]] = []
+    chunk, elsewhere = next((run / "000003").glob("**/c*")), run.parent / "chunk"
+    with eqx_ckpt.CheckpointManager(run, **how) as manager:
+
+        def fail_to_save() -> None:
+            fails.set()
+            assert isinstance(manager.save(4, state(4)).exception(), OSError)
+            fails.clear()
+            seen.append(sorted(path.name for path in run.glob("00*")))
+
+        if jax.process_index() == 1:
+            chunk.rename(elsewhere)
+        fail_to_save()
+        fail_to_save()
+        if jax.process_index() == 1:
+            elsewhere.rename(chunk)
+        fail_to_save()
+        manager.save(4, state(4)).result()
+        assert_same(manager.restore(state(0)), state(4))
+        assert manager.steps() == [4]
+    return seen
 
 
 def _refuse(*args: Any) -> None:

@@ -353,6 +353,24 @@ def test_what_an_upload_has_spared_makes_room(
         assert manager.mirrored() == [1, 2, 3, 4]
 
 
+def test_room_on_a_disk_of_its_own(small_disk: pathlib.Path) -> None:
+    """There is space for two steps, and an earlier manager has kept both."""
+
+    def save(*steps: int, **how: Any) -> list[int]:
+        with eqx_ckpt.CheckpointManager(
+            small_disk / "run", shared=False, **how
+        ) as manager:
+            for step in steps:
+                manager.save(step, {"w": np.full(50_000, step)}).result()
+            return manager.steps()
+
+    assert save(1, 2) == [1, 2]
+    with pytest.raises(OSError, match="at least") as error:
+        save(3)
+    assert error.value.errno == errno.ENOSPC
+    assert save(3, 4, keep=eqx_ckpt.keep_last(1)) == [4]
+
+
 def test_what_an_upload_has_spared_goes_after_a_failure(
     small_disk: pathlib.Path, disk: pathlib.Path
 ) -> None:

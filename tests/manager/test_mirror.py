@@ -250,6 +250,34 @@ def a_training(
         yield manager
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+def test_from_store_to_store(incremental: bool) -> None:
+    """A run in one bucket has a copy in another one, and goes on from that."""
+    run, there = (f"memory://{uuid.uuid4().hex}/run" for _ in range(2))
+
+    def training() -> CheckpointManager:
+        return CheckpointManager(
+            run, keep=keep_last(1), mirror=Mirror(there), incremental=incremental
+        )
+
+    with training() as manager:
+        for step in (1, 2):
+            save(manager, step)
+            manager.uploads()[step].result(PATIENCE)
+        assert manager.mirrored() == [1, 2]
+    assert_same(CheckpointManager(there).restore(state(0), 1), state(1))
+    assert CheckpointManager(run).steps() == [2]
+    CheckpointManager(run).delete(2)
+    with training() as manager:
+        assert_same(manager.restore(state(0)), state(2))
+        save(manager, 3)
+    assert CheckpointManager(run).steps() == [3]
+    alone = CheckpointManager(there)
+    assert alone.steps() == [1, 2, 3]
+    for step in alone.steps():
+        assert_same(alone.restore(state(0), step), state(step))
+
+
 def here(tmp_path: pathlib.Path) -> list[int]:
     return CheckpointManager(tmp_path / "run").steps()
 

@@ -17,7 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import eqx_ckpt
 from eqx_ckpt._mirroring.uploads import Uploads
 from eqx_ckpt._run import own_disks
+from eqx_ckpt._run.common_steps import CommonSteps
 from eqx_ckpt._saving.step_part import plan_part
+from eqx_ckpt._steps.run_steps import Run
 from eqx_ckpt._storage.chunks import chunk_reads
 from faults.manifests import edited
 from helpers import assert_same
@@ -122,6 +124,64 @@ def test_a_whole_step_is_not_replaced(tmp_path):
     assert_same(
         eqx_ckpt.tree_deserialise_leaves(tmp_path / "here/000001", arrays(1)), arrays()
     )
+
+
+@pytest.mark.parametrize("harm", ["", "newest", "older"])
+def test_room_is_made_after_a_failure(tmp_path, harm):
+    """Before the next save, what `keep` does not keep goes, if the rest is whole."""
+    run = tmp_path / "here"
+    with eqx_ckpt.CheckpointManager(run, shared=False) as one:
+        for step in (1, 2, 3):
+            one.save(step, arrays(step))
+    if harm:
+        chunk = next((run / f"00000{3 if harm == 'newest' else 1}").glob("**/c*"))
+        chunk.unlink()
+    seen = []
+
+    def progress(*_):
+        seen.append(sorted(path.name for path in run.glob("00*")))
+        if len(seen) == 1:
+            raise OSError("the disk is full")
+
+    keep = eqx_ckpt.keep_last(1)
+    with eqx_ckpt.CheckpointManager(
+        run, shared=False, keep=keep, on_error="warn", progress=progress
+    ) as one:
+        assert one.save(4, arrays(4)).exception() is not None
+        one.save(5, arrays(5)).result()
+    assert seen[0] == ["000001", "000002", "000003"]
+    left = {
+        "": ["000003"],
+        "newest": ["000002", "000003"],
+        "older": ["000001", "000003"],
+    }
+    assert seen[1] == left[harm]
+
+
+def test_parts_of_another_save_than_that_in_a_mirror(tmp_path):
+    """They are stale if a mirror has the step, and none has that of the parts."""
+    with manager(tmp_path) as one:
+        one.save(1, arrays(1)).result()
+    with eqx_ckpt.CheckpointManager(tmp_path / "other") as other:
+        other.save(1, arrays(2))
+    common = CommonSteps(tmp_path / "here")
+    common.agree(lambda topic, value, make: make([value]), common.stored.named)
+    same, another, empty = (
+        Run(tmp_path / name) for name in ("there", "other", "nothing")
+    )
+    assert common.why_stale(1, [same]) is None
+    assert common.why_stale(1, [empty, another, same]) is None
+    assert common.why_stale(1, []) == common.why_stale(1, [empty]) == ""
+    text = common.why_stale(1, [empty, another])
+    sessions = [of.sessions[0].id for run in (same, another) if (of := run.history(1))]
+    assert text is not None
+    assert len({*sessions}) == 2
+    assert f"Step 1 of the disks was saved in session {sessions[0]}" in text
+    assert f"Step 1 in '{another.directory}' was saved in session {sessions[1]}" in text
+    assert "To go on from a step before both, pass `step`" in text
+    # Of what cannot be read, nobody says that it is another save.
+    (tmp_path / "here/000001/zarr.json").write_bytes(b"damaged")
+    assert common.why_stale(1, [another]) == ""
 
 
 def test_damage(tmp_path, caplog):

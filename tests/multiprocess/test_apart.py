@@ -110,6 +110,13 @@ def test_what_fails_on_one_disk(zygote: Zygote, disk: pathlib.Path) -> None:
             assert text in seen[name][1], name
 
 
+def test_room_is_made_after_a_failure(zygote: Zygote, disk: pathlib.Path) -> None:
+    """What `keep` does not keep goes on all disks, but for what one of them needs."""
+    first, second = zygote.call(jobs.values, 2, 4, apart.make_room, str(disk))
+    assert first == second
+    assert first == [["000001", "000002", "000003"], ["000002", "000003"], ["000003"]]
+
+
 def test_two_processes_die_amid_the_commits(zygote: Zygote, disk: pathlib.Path) -> None:
     """What one of them has committed is no step, and is replaced by the next one."""
     zygote.call(jobs.run, 2, 4, apart.die_amid_the_commits, str(disk))
