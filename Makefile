@@ -95,12 +95,14 @@ pytest-lowest: ONLY := (oldest or peers) and not slow and not once and not exhau
 pytest-rest: .venv/dev
 	.venv/bin/$(PYTEST) -m "not exhaustive and (slow or once or peers or not oldest)"
 
-# Random schedules of the processes of a job, and of those that share a bucket; `SEED` is
-# the first one.
+# Random schedules of the processes of a job, and of those that share a disk or a bucket;
+# `SEED` is the first one.
 MINUTES ?= 10
 SEED ?= 0
 simulate: .venv/dev
 	.venv/bin/python -m tests.multiprocess.schedules --minutes $(MINUTES) --seed $(SEED)
+	.venv/bin/python -m tests.disks.schedules --minutes $(MINUTES) --seed $(SEED)
+	.venv/bin/python -m tests.disks.commits --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.schedules --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.commits --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.references --minutes $(MINUTES) --seed $(SEED)

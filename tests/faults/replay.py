@@ -11,9 +11,14 @@ A rename is one change: it is there as a whole or not at all.
 import hashlib
 import os
 import pathlib
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+
+# What of the bytes that were not synced is there: all, none, zeros, or one half.
+MODES = ("kept", "synced", "zeros", "half")
 
 
 @dataclass(frozen=True)
@@ -163,9 +168,9 @@ class Disk:
 
     def states(self) -> Iterator[tuple[str, dict[str, bytes | None]]]:
         """What a power cut now could leave: what is lost, and the files."""
-        pending = [i for i, change in enumerate(self.changes) if not change.settled]
+        pending = self._pending()
         every = frozenset(pending)
-        for mode in ("kept", "synced", "zeros", "half"):
+        for mode in MODES:
             yield f"all names kept, data {mode}", self._files(every, mode)
         yield "no name kept", self._files(frozenset(), "synced")
         for directory in {d for i in pending for d, _, _ in self.changes[i].edits}:
@@ -180,6 +185,15 @@ class Disk:
             edits = self.changes[i].edits
             yield f"only {edits} kept", self._files(frozenset({i}), "synced")
             yield f"only {edits} lost", self._files(every - {i}, "kept")
+
+    def drawn(self, chance: random.Random) -> dict[str, bytes | None]:
+        """The files of one of all states that a power cut now could leave."""
+        share = chance.choice((0.0, 0.5, 1.0, chance.random()))
+        kept = frozenset(i for i in self._pending() if chance.random() < share)
+        return self._files(kept, chance.choice(MODES))
+
+    def _pending(self) -> list[int]:
+        return [i for i, change in enumerate(self.changes) if not change.settled]
 
     def _files(self, kept: frozenset[int], mode: str) -> dict[str, bytes | None]:
         entries: dict[int, dict[str, int]] = {}
@@ -257,8 +271,11 @@ class Disk:
             change.settled |= any(d == node for d, _, _ in change.edits)
 
     def _sync_all(self) -> None:
-        for node in range(len(self.nodes)):
-            self._sync(node)
+        for node in self.nodes:
+            if node.data is not None:
+                node.synced = bytes(node.data)
+        for change in self.changes:
+            change.settled = True
 
 
 def _content(node: Node, mode: str) -> bytes:
@@ -279,6 +296,16 @@ def _digest(files: dict[str, bytes | None], notes: list[str]) -> bytes:
     return digest.digest()
 
 
+def write_files(directory: pathlib.Path, files: dict[str, bytes | None]) -> None:
+    """Make a directory with these files."""
+    directory.mkdir()
+    for path, data in files.items():  # a directory comes before what is in it
+        if data is None:
+            (directory / path).mkdir()
+        else:
+            (directory / path).write_bytes(data)
+
+
 def _refusal(
     files: dict[str, bytes | None],
     scratch: pathlib.Path,
@@ -287,13 +314,8 @@ def _refusal(
 ) -> str:
     """What the checker says against a state, or ''."""
     directory = scratch / "state"
-    directory.mkdir()
     try:
-        for path, data in files.items():  # a directory comes before what is in it
-            if data is None:
-                (directory / path).mkdir()
-            else:
-                (directory / path).write_bytes(data)
+        write_files(directory, files)
         check(directory, notes)
     except Exception as e:
         return f"{type(e).__name__}: {e}"

@@ -12,7 +12,8 @@ import eqx_ckpt
 from tests.model.bucket import Bucket, OLD, State
 from tests.model.traces import Follower, Sight
 from tests.scheduler import now, try_all
-from tests.stores.schedules import delete, path, read, said, tree
+from tests.schedules import delete, read, text_of, tree
+from tests.stores.schedules import path
 from tests.stores.simulated_bucket import COMMIT, Simulation, STALLED
 
 
@@ -127,8 +128,8 @@ class Scene:
             )
             outcome = "saved"
         except (OSError, eqx_ckpt.CheckpointError) as e:
-            self._notes.append(f"{'AB'[index]} at {now():.1f}: {said(e)}")
-            outcome = "unknown" if "is not known" in said(e) else "failed"
+            self._notes.append(f"{'AB'[index]} at {now():.1f}: {text_of(e)}")
+            outcome = "unknown" if "is not known" in text_of(e) else "failed"
         self._said[index] = outcome
         self._look()
 
@@ -140,11 +141,11 @@ class Scene:
     def _read(self) -> None:
         for _ in range(6):
             self.simulation.pause(self.simulation.chance.choice((0.0, 1.0, 500.0)))
-            self._try(lambda: read(STEP))
+            self._try(lambda: read(path(STEP)))
 
     def _delete(self) -> None:
         self.simulation.pause(self.simulation.chance.choice((0.0, 1.0, LONG)))
-        self._try(lambda: delete(STEP))
+        self._try(lambda: delete(path, STEP))
 
     def _try(self, call: Callable[[], object]) -> None:
         try:

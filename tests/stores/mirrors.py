@@ -6,7 +6,6 @@
 import itertools
 import pathlib
 import shutil
-import tempfile
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror
@@ -14,14 +13,19 @@ from eqx_ckpt._format.manifest import Manifest
 from eqx_ckpt._format.manifest_parser import from_bytes
 from eqx_ckpt._mirroring.one_history import OtherHistory
 from eqx_ckpt._mirroring.step_upload import LocalProblem
+from tests.disks.simulated_disk import aside, folder_in_memory, SimulatedDisk
 from tests.scheduler import Died, local, now, try_all
+from tests.schedules import text_of
 from tests.stores.references import tree
-from tests.stores.schedules import needs, path, said
+from tests.stores.schedules import needs, path
 from tests.stores.simulated_bucket import COMMIT, Process, Simulation
 
 
 # Longer than a manager waits for an upload that is silent, and than requests are late.
 LONG = 700.0
+
+# About how many requests and operations of a machine there are.
+MANY = 500
 
 
 class Training:
@@ -38,9 +42,9 @@ class Training:
     - `mirrored`: the values that were said to be in the bucket.
     """
 
-    def __init__(self, seed: int, folder: pathlib.Path) -> None:
+    def __init__(self, seed: int, folder: str) -> None:
         self.seed = seed
-        self._folder = folder
+        self._folder = pathlib.Path(folder)
         self.parents: dict[int, int] = {}
         self.mirrored: set[int] = set()
         self._notes: list[str] = []
@@ -48,6 +52,7 @@ class Training:
         self._known: dict[bytes, tuple[int, set[str]]] = {}
         simulation = self.simulation = Simulation(seed, 2)
         simulation.changed = self._look
+        self._disk = SimulatedDisk(simulation, folder)
         chance = simulation.chance
         slow = chance.choice((0.02, 1.0, 10.0))
         simulation.latency = lambda: chance.choice((0.02, 0.02, 0.2, slow))
@@ -57,12 +62,13 @@ class Training:
         # The second one begins while the first one is only suspended.
         self._are_two = chance.random() < 0.5
         if self._are_two:
-            at = chance.choice((COMMIT, chance.randint(1, 60)))
+            at = chance.choice((COMMIT, chance.randint(1, MANY)))
             simulation.processes[0].stops[at] = chance.uniform(0.2, 1.5) * LONG
 
     def play(self) -> None:
         works = [self._lives, self._second]
-        self.simulation.play(lambda index: works[index]())
+        self._disk.play(lambda index: works[index]())
+        self._disk.settle()
         self.simulation.faults = {}
         self.simulation.latency = lambda: 0.02
         self.simulation.grow(1)
@@ -78,7 +84,7 @@ class Training:
         chance = self.simulation.chance
         for _ in range(chance.randint(1, 3)):
             if chance.random() < 0.6:
-                local.process.dies_at = chance.randint(1, 80)
+                local.process.dies_at = chance.randint(1, MANY)
             try:
                 self._train("1")
             except Died:
@@ -86,7 +92,8 @@ class Training:
             local.process = Process(0)
             if chance.random() < 0.4:
                 self._note("loses its disk")
-                shutil.rmtree(self._folder / "1", ignore_errors=True)
+                with aside():
+                    shutil.rmtree(self._folder / "1", ignore_errors=True)
             self.simulation.pause(LONG)
 
     def _second(self) -> None:
@@ -120,7 +127,7 @@ class Training:
             manager.close(mirror=chance.random() < 0.5)
             self._ask(manager, values)
         except (OSError, eqx_ckpt.CheckpointError) as e:
-            self._note(said(e))
+            self._note(text_of(e))
             manager.close(mirror=False)
 
     def _restored(self, manager: CheckpointManager, name: str) -> tuple[int, int]:
@@ -140,8 +147,10 @@ class Training:
 
     def _newest_of(self, name: str) -> int:
         """The value of the newest step on a disk."""
-        manifests = sorted((self._folder / name).glob("[0-9]*/zarr.json"))
-        return _value_of(from_bytes(manifests[-1].read_bytes(), "")) if manifests else 0
+        with aside():
+            manifests = sorted((self._folder / name).glob("[0-9]*/zarr.json"))
+            last = manifests[-1].read_bytes() if manifests else b""
+        return _value_of(from_bytes(last, "")) if last else 0
 
     def _ask(self, manager: CheckpointManager, values: dict[int, int]) -> None:
         """Note what was said to be in the bucket, and see what was said not to be."""
@@ -204,9 +213,8 @@ def _value_of(manifest: Manifest) -> int:
 
 
 def play(seed: int) -> Training:
-    fast = pathlib.Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
-        training = Training(seed, pathlib.Path(folder))
+    with folder_in_memory() as folder:
+        training = Training(seed, folder)
         training.play()
         return training
 

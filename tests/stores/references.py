@@ -13,9 +13,10 @@ import numpy as np
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
 from eqx_ckpt._storage.bucket.heartbeat import FAIL_AFTER, ORPHANED_AFTER
+from tests import schedules
 from tests.scheduler import local, try_all
-from tests.stores import schedules
-from tests.stores.schedules import Doing, path, Schedule
+from tests.schedules import Doing, Path
+from tests.stores.schedules import BucketSchedule, path
 from tests.stores.simulated_bucket import COMMIT, Simulation
 
 
@@ -36,7 +37,8 @@ class Incremental:
     first = (100, 200)
     tree = staticmethod(tree)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, path: Path) -> None:
+        self.path = path
         self.processes = 3 + seed % 2
         self._is_model = seed % 4 < 2
         self._chance = random.Random(seed)
@@ -80,7 +82,7 @@ class Incremental:
     def _manager(self) -> CheckpointManager:
         process = local.process
         if process not in self._managers:
-            self._managers[process] = CheckpointManager(path(), incremental=True)
+            self._managers[process] = CheckpointManager(self.path(0), incremental=True)
         return self._managers[process]
 
     def save(self, step: int, value: int, *, overwrite: bool) -> None:
@@ -89,12 +91,12 @@ class Incremental:
             return
         save = ft.partial(
             eqx_ckpt.tree_serialise_leaves,
-            path(step),
+            self.path(step),
             tree(value),
             overwrite=overwrite,
         )
         try:
-            save(base=path(self._chance.choice(self.steps)))
+            save(base=self.path(self._chance.choice(self.steps)))
         except eqx_ckpt.CheckpointNotFoundError:
             save()
 
@@ -106,8 +108,8 @@ class Incremental:
             self._managers[local.process].close()
 
 
-def play(seed: int) -> Schedule:
-    schedule = Schedule(seed, Incremental(seed))
+def play(seed: int) -> BucketSchedule:
+    schedule = BucketSchedule(seed, Incremental(seed, path))
     schedule.play()
     return schedule
 

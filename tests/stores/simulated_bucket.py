@@ -21,7 +21,8 @@ from eqx_ckpt._mirroring import step_upload, uploads
 from eqx_ckpt._run import damage_fallback, manager
 from eqx_ckpt._saving import background_save, save as saving
 from eqx_ckpt._saving.known_bases import KnownBases
-from eqx_ckpt._steps import run_sweeps
+from eqx_ckpt._sources import consistent_read
+from eqx_ckpt._steps import run_steps, run_sweeps
 from eqx_ckpt._storage.bucket import (
     bucket_attempt,
     bucket_steps,
@@ -83,20 +84,24 @@ class Process:
     - `index`: its number.
     - `requests`: how many requests it has sent.
     - `dies_at`: the request that it does not send any more.
+    - `dies_after_commit`: whether it is the one after its next commit.
     - `stops`: before which requests it stops, and for how many seconds. `COMMIT` is its
         next commit.
     - `has_stopped`: whether it has.
     - `bases`: what it knows of checkpoints.
+    - `reads`: what it is reading.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.requests = 0
         self.dies_at: float = math.inf
+        self.dies_after_commit = False
         self.stops: dict[int, float] = {}
         self.has_stopped = False
         self.runs_from = 0.0
         self.bases = KnownBases()
+        self.reads: list[str] = []
 
     def check(self) -> None:
         """Raise if the process is dead."""
@@ -157,16 +162,8 @@ class Simulation(Scheduler):
     ) -> "Answer":
         """Send a request, whose effect and answer come later."""
         process: Process = local.process
-        process.requests += 1
-        process.check()
         is_manifest = key.endswith(MANIFEST) and "@" not in key
-        stops = process.stops.pop(process.requests, 0.0)
-        if is_manifest and kind == "write":
-            stops += process.stops.pop(COMMIT, 0.0)
-        if stops:
-            process.has_stopped = True
-            process.runs_from = now() + stops
-            self.pause(0)
+        self.count(is_commit=is_manifest and kind == "write")
         fault = self._fault(kind, is_manifest)
         answer = Answer(self)
 
@@ -191,6 +188,21 @@ class Simulation(Scheduler):
         else:
             self.at(again, lambda when: answer.comes(when, effect()))
         return answer
+
+    def count(self, *, is_commit: bool) -> None:
+        """Let the process send a request; it may die before it, or stop."""
+        process: Process = local.process
+        process.requests += 1
+        process.check()
+        stops = process.stops.pop(process.requests, 0.0)
+        if is_commit:
+            stops += process.stops.pop(COMMIT, 0.0)
+            if process.dies_after_commit:
+                process.dies_at = process.requests + 1
+        if stops:
+            process.has_stopped = True
+            process.runs_from = now() + stops
+            self.pause(0)
 
     def _fault(self, kind: Kind, is_manifest: bool) -> "Fault | None":
         self._sent[kind, is_manifest] += 1
@@ -424,6 +436,25 @@ class _Threading:
         self.get_ident = lambda: id(local.line)
 
 
+class _OfProcess:
+    """In place of a list of a module: each process has its own, of this name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _list(self) -> list[Any]:
+        return getattr(local.process, self._name)
+
+    def append(self, item: Any) -> None:
+        self._list().append(item)
+
+    def remove(self, item: Any) -> None:
+        self._list().remove(item)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._list()
+
+
 class _Time:
     """In place of the module `time`."""
 
@@ -528,6 +559,8 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (store_patience, "_last_answer", {}),
             (bucket_attempt, "_keep_conditions", set()),
             (heartbeat, "clock", now),
+            (consistent_read, "being_read", _OfProcess("reads")),
+            (run_steps, "being_read", _OfProcess("reads")),
             (damage_fallback, "in_thread", in_line),
             (step_upload, "Pool", ft.partial(_Pool, simulation)),
             (threads, "Pool", ft.partial(_Pool, simulation)),

@@ -95,5 +95,5 @@ def is_open_at(folder: int, path: str) -> bool:
     """Whether a path leads to an open directory, and through no link at its end."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(folder))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

@@ -327,14 +327,15 @@ class _DirectoryAttempt(Attempt):
     def _problem(self) -> str:
         """Why what has replaced the old checkpoint is not intact, or `''`."""
         try:
-            problem = problem_of(self.chunks.place.at(f"{self.target}/"))
-        except CheckpointNotFoundError as e:
-            problem = str(e)
+            try:
+                problem = problem_of(self.chunks.place.at(f"{self.target}/"))
+            except CheckpointNotFoundError as e:
+                problem = str(e)
+            # What another writer has put there meanwhile, that has looked at.
+            return problem if is_open_at(self.folder, self.target) else ""
         except OSError:
             self._put_back()
             raise
-        # What another writer has put there meanwhile, that has looked at.
-        return problem if is_open_at(self.folder, self.target) else ""
 
     def _put_back(self) -> None:
         """Put back what was replaced, durably, before what has replaced it goes."""

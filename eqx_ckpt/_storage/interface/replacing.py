@@ -13,7 +13,7 @@ from ..._format.manifest import MANIFEST
 from ..._format.manifest_parser import HEAD, HEAD_BYTES
 from ..._format.sample_record import RECORD
 from ..._types import check_flag
-from ..calls.opening import open_plain
+from ..calls.opening import NotPlain, open_plain
 
 
 # Files that a directory of one kind has: of ours, of Orbax, and of JAX.
@@ -136,12 +136,10 @@ def has_manifest(directory: str, folder: int | None = None) -> bool:
     """
     try:
         fd, _ = open_plain(f"{directory}/{MANIFEST}", folder=folder)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError, NotPlain):
         return False
     try:
         return HEAD.match(os.read(fd, HEAD_BYTES)) is not None
-    except OSError:
-        return False
     finally:
         os.close(fd)
 

@@ -1,0 +1,1 @@
+"""Disks that several processes share, simulated."""

@@ -1,0 +1,145 @@
+"""Processes that share a disk are right under every schedule that is tried."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import types
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import pytest
+
+from eqx_ckpt._storage.calls.posix_calls import delete
+from eqx_ckpt._storage.chunks.shared_files import SharedFiles
+from eqx_ckpt._storage.directory import directory_place, directory_steps
+from eqx_ckpt._storage.interface import attempt_lock
+from tests.disks import commits, schedules
+
+
+pytestmark = pytest.mark.once
+
+
+def play_all(play: Callable[[int], Any], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        play(seed)
+
+
+PLAYS = [commits.play, schedules.play]
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_what_happens_is_right(play):
+    play_all(play, range(20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("play", PLAYS)
+def test_what_happens_is_right_of_many(play):
+    play_all(play, range(20, 400))
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_a_seed_repeats_a_schedule(play):
+    first, _, second = (play(seed).simulation.clock for seed in (1, 2, 1))
+    assert first == second
+
+
+class Like:
+    """A module in which some functions are others."""
+
+    def __init__(self, module: types.ModuleType, **changes: Any) -> None:
+        self._module = module
+        vars(self).update(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def nothing_is_flushed(monkeypatch):
+    monkeypatch.setattr(directory_place, "flush", lambda *_: None)
+
+
+def the_rename_replaces_what_is_there(monkeypatch):
+    def rename(source: str, target: str) -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(source, target)
+
+    monkeypatch.setattr(directory_place, "os", Like(os, rename=rename))
+
+
+def what_is_replaced_is_removed_first(monkeypatch):
+    def exchange(new: str, old: str) -> None:
+        shutil.rmtree(old)
+        os.rename(new, old)
+
+    monkeypatch.setattr(directory_place, "exchange", exchange)
+
+
+def the_rename_is_not_flushed(monkeypatch):
+    monkeypatch.setattr(directory_place, "os", Like(os, fsync=lambda _: None))
+
+
+def a_sweeper_does_not_flush(monkeypatch):
+    monkeypatch.setattr(attempt_lock, "fsync", lambda _: None)
+
+
+def a_step_is_deleted_where_it_is(monkeypatch):
+    def remove(paths: Iterable[str]) -> None:
+        for path in paths:
+            delete(path)
+
+    monkeypatch.setattr(directory_steps, "_remove", remove)
+
+
+def locks_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(attempt_lock, "fcntl", Like(fcntl, flock=lambda *_: None))
+
+
+def the_lock_comes_after_the_directory(monkeypatch):
+    make_folder = directory_place.make_folder
+
+    @contextlib.contextmanager
+    def unlocked(target: str) -> Generator[str]:
+        parent, name = os.path.split(target)
+        yield f"{parent}/.{name}.{uuid.uuid4().hex}"
+
+    def changed(path: str) -> int:
+        folder = make_folder(path)
+        lock = os.open(path[:-4] + ".lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return folder
+
+    monkeypatch.setattr(directory_place, "locked_attempt", unlocked)
+    monkeypatch.setattr(directory_place, "make_folder", changed)
+
+
+def a_lock_may_have_lost_its_name(monkeypatch):
+    def fstat(fd: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(st_nlink=1)
+
+    monkeypatch.setattr(attempt_lock, "os", Like(os, fstat=fstat))
+
+
+def links_are_not_compared(monkeypatch):
+    monkeypatch.setattr(SharedFiles, "_is_equal", lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("play", "defect", "first"),
+    [
+        (commits.play, nothing_is_flushed, 40),
+        (commits.play, the_rename_replaces_what_is_there, 50),
+        (commits.play, what_is_replaced_is_removed_first, 0),
+        (commits.play, the_rename_is_not_flushed, 80),
+        (commits.play, a_step_is_deleted_where_it_is, 0),
+        (commits.play, locks_keep_nobody_out, 0),
+        (commits.play, the_lock_comes_after_the_directory, 20),
+        (schedules.play, links_are_not_compared, 0),
+    ],
+)
+def test_a_defect_is_found_soon(monkeypatch, play, defect, first):
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        play_all(play, range(first, first + 10))
