@@ -5,7 +5,7 @@ between do. Where these are gone, it is enough that one may have led to the othe
 """
 
 import bisect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 from .._errors import CheckpointError
 from .._format.run_history import History, last_sessions
@@ -24,24 +24,24 @@ class OtherHistory(CheckpointError):
 
 
 class Between:
-    """Compares the newest steps of several places, and reads each other step once."""
+    """Compares the newest steps of some places, and reads each other step once."""
 
     def __init__(self) -> None:
         self._sessions = Sessions()
         self._read: set[tuple[str, int]] = set()
 
-    def check(self, newest: Mapping[Run, int]) -> None:
-        """Raise if two steps, each of a place, did not come from one another."""
+    def check(self, newest: Sequence[tuple[Run, int]]) -> None:
+        """Raise if two steps, of one place or of two, did not come from one another."""
         if len(newest) < 2:
             return
+        histories = at_once(lambda at: at[0].history(at[1]), newest)
         found: list[tuple[Run, int, History]] = []
-        for run, step in newest.items():
-            history = run.history(step)
+        for (run, step), history in histories.items():
             if history is None:
                 continue
             self._sessions.add(history)
             for other, older, before in found:
-                if why := self._difference(newest, history, before):
+                if why := self._difference({run, other}, history, before):
                     raise OtherHistory(
                         f"Step {older} in {other.directory!r} and step {step} in "
                         f"{run.directory!r} are of different histories: {why}. Nothing "

@@ -73,22 +73,32 @@ class Tiers:
             raise
 
     def latest(self) -> int | None:
-        newest: list[int | None] = []
+        newest: list[Sequence[int]] = []
         for tier, run in enumerate(self._runs):
             with self._telling_of(tier):
-                newest.append(run.latest())
-        found = [step for step in newest if step is not None]
-        self.seen.update(step for step in newest[1:] if step is not None)
-        self._check([[] if step is None else [step] for step in newest])
-        return max(found, default=None)
+                if tier:
+                    newest.append(run.newest_steps(2))
+                else:
+                    newest.append([] if (step := run.latest()) is None else [step])
+        self.seen.update(*newest[1:])
+        self._check(newest)
+        return max((steps[-1] for steps in newest if steps), default=None)
 
     def _check(self, listed: Sequence[Sequence[int]]) -> None:
-        newest = {
-            run: max(steps)
-            for run, steps in zip(self._runs, listed, strict=True)
-            if steps
-        }
-        self._between.check(newest)
+        """Raise if the newest steps are of different histories.
+
+        The one before the newest of a mirror counts, too: whoever uploaded that may
+        have died before it saw the other one.
+        """
+        self._between.check(
+            [
+                (run, step)
+                for tier, (run, steps) in enumerate(
+                    zip(self._runs, listed, strict=True)
+                )
+                for step in steps[-2 if tier else -1 :]
+            ]
+        )
 
     def best(self, metric: str, mode: Mode) -> int:
         if not self.has_mirrors:

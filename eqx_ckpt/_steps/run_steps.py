@@ -156,6 +156,10 @@ class Run:
         return saved
 
     def latest(self) -> int | None:
+        return max(self.newest_steps(1), default=None)
+
+    def newest_steps(self, most: int) -> list[int]:
+        """So many of the steps, the newest of which can be read."""
         doubtful: dict[int, OSError] = {}
         steps = self.stored.saved(doubtful)
         self.check_unusable(steps)
@@ -167,7 +171,7 @@ class Run:
             warnings.warn(
                 f"There is no step in {self.directory!r}. {found}", stacklevel=2
             )
-        return newest
+        return sorted(steps)[-most:]
 
     def newest(self, without: Collection[int]) -> int | None:
         """The newest step that can be read, of all but some."""

@@ -126,7 +126,7 @@ class Scene:
         if cuts:
             self._look_after_the_cut()
         is_dead = any(p.dies_at <= p.requests for p in self.simulation.processes)
-        right = follower(self.scene, int(is_dead and not cuts), cuts).follow(self.seen)
+        right = follower(self.scene, int(is_dead), cuts).follow(self.seen)
         assert right == len(self.seen), self._told(right)
 
     def _write(self, index: int) -> None:

@@ -204,8 +204,14 @@ class Training:
         self._notes.append(f"{now():.1f}: machine {number} {what}")
 
     def _last(self, _: int) -> None:
-        """A machine without a disk restores what the bucket has."""
-        self._restored(CheckpointManager(path()), "3")
+        """A machine with an empty disk restores what the bucket has."""
+        manager = CheckpointManager(self._folder / "3", mirror=Mirror(path()))
+        try:
+            self._restored(manager, "3")
+        except OtherHistory as e:
+            self._note(text_of(e))
+        finally:
+            manager.close(mirror=False)
 
 
 def _value_of(manifest: Manifest) -> int:

@@ -154,9 +154,9 @@ class DirectorySteps(Steps):
         It goes when what has replaced it is intact, as after a save that lives.
         """
         target = target_of(stem)
-        if not _is_older(f"{stem}.tmp", target):
-            return ""
         try:
+            if not _is_older(f"{stem}.tmp", target):
+                return ""
             problem = self._intact.problem(self._run.at(f"{target}/"))
         except CheckpointNotFoundError:
             return ""
@@ -198,7 +198,7 @@ def _is_older(one: str, other: str) -> bool:
     """Whether two directories have a manifest, of which the first is the older one."""
     try:
         times = [os.lstat(f"{path}/{MANIFEST}").st_mtime_ns for path in (one, other)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return times[0] <= times[1]
 
@@ -206,7 +206,7 @@ def _is_older(one: str, other: str) -> bool:
 def _is_at(was: os.stat_result, path: str) -> bool:
     try:
         return os.path.samestat(was, os.stat(path))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

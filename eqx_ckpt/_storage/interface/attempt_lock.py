@@ -1,6 +1,7 @@
 """Locks that show which attempts are alive, and the removal of the others."""
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,6 +23,10 @@ LONGEST_NAME = 255
 
 # What surrounds the name of a target: `.`, and `.<uuid>.lock`.
 _MAX_NAME = LONGEST_NAME - 39
+
+
+# What a file system without locks answers; NFS without its lock service says the first.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 # The descriptors of locks, and of what they protect.
@@ -54,8 +59,10 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
                 swept = not os.fstat(lock).st_nlink
             except BlockingIOError:
                 swept = True
-            except OSError:
-                # A file system without locks: `sweep` fails there, and removes nothing.
+            except OSError as e:
+                if e.errno not in _NO_LOCKS:
+                    raise
+                # `sweep` fails there, and removes nothing.
                 swept = False
             if swept:
                 held.discard(lock)
