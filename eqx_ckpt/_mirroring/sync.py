@@ -80,7 +80,7 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     local = run.readable_or_not() or run.at_least_one()
     listed = there.readable_or_not()
     if listed:
-        Between().check({there: max(listed), run: max(local)})
+        Between().check([*((there, step) for step in listed[-2:]), (run, max(local))])
     beside = Beside(there)
     without: list[Synced] = []
 
