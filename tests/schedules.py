@@ -135,6 +135,8 @@ class Schedule:
         self.errors: list[str] = []
         self.is_doubtful = False
         self._saves = saves
+        # What suspended processes have saved, and taken back.
+        self._taken_back: set[int] = set()
         self._values = itertools.count(1)
 
     def begin(self) -> None:
@@ -155,8 +157,18 @@ class Schedule:
 
     def check_order(self) -> None:
         for step, calls in self.calls.items():
-            order = find_order(calls)
+            order = find_order(
+                [call for call in calls if not self._saw_it(call, calls)]
+            )
             assert order is not None, self.said(f"step {step} has no order")
+
+    def _saw_it(self, call: Call, calls: list[Call]) -> bool:
+        """Whether it may have seen what was taken back later."""
+        return (call.kind == "read" or call.outcome == "refused") and any(
+            taken.begin < call.end and call.begin < taken.end
+            for taken in calls
+            if taken.outcome == "failed" and taken.value in self._taken_back
+        )
 
     def said(self, what: str) -> str:
         lines = [f"seed {self.seed}: {what}"]
@@ -233,6 +245,8 @@ class Schedule:
             raise AssertionError(self.said(f"{kind} of step {step}: {e!r}")) from e
         except (OSError, eqx_ckpt.CheckpointError) as e:
             self.errors.append(f"{kind} of step {step} at {now():.1f}: {text_of(e)}")
+            if value is not None and "was suspended" in text_of(e):
+                self._taken_back.add(value)
             is_open = kind == "delete" or any(
                 # What comes after the commit may fail, too.
                 words in text_of(e)

@@ -134,7 +134,7 @@ class Scene:
         except (OSError, eqx_ckpt.CheckpointError) as e:
             self._notes.append(f"{'AB'[index]} at {now():.1f}: {text_of(e)}")
             outcome = "unknown" if "is not known" in text_of(e) else "failed"
-            if "only if there is none" in text_of(e):
+            if "both would seem to succeed" in text_of(e):
                 outcome = ""  # The model does not try what the store can do.
         self._said[index] = outcome
         self._look()

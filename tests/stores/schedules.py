@@ -4,7 +4,6 @@
 `python -m tests.stores.schedules --seed SEED --count 1` repeats it.
 """
 
-import math
 from typing import NamedTuple
 
 from eqx_ckpt import StorePath
@@ -70,15 +69,16 @@ class BucketSchedule(Schedule):
         self._look()
 
     def may_be_damaged(self, step: int) -> bool:
-        """Whether its manifest is of a save that has not returned.
+        """Whether its manifest is of a save that has not returned, or does not know.
 
         Who was suspended before its manifest, and whose chunks were swept, takes it
-        back; it dies before that, perhaps.
+        back; it dies before that, perhaps. Who had no answer may write its manifest
+        again while a deletion removes its chunks.
         """
         seen = self._seen.get(f"run/{step:06}/zarr.json")
         value = seen and seen.manifest.leaves["s"].value
         return any(
-            call.end == math.inf and str(call.value) == value
+            call.outcome == "unknown" and str(call.value) == value
             for call in self.calls[step]
         )
 
