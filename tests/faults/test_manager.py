@@ -231,6 +231,17 @@ def test_a_file_system_without_locks(zygote: Zygote, disk: pathlib.Path) -> None
     assert "Could not clean up" in "".join(warnings)
 
 
+def test_a_lock_that_cannot_be_taken(zygote: Zygote, disk: pathlib.Path) -> None:
+    """Without it, another process would take the save for dead: it fails."""
+    scenarios.KEEP_TWO.prepare(zygote, disk / "run")
+    fault = Fault(str(disk), 1, "EIO", ("lock",))
+    args = (runs.save, str(disk / "run"), scenarios.KEEP_TWO.step, 2)
+    error, found, debris, *_ = zygote.run(runs.strike, *args, fault=fault).value
+    assert_says_why(error, "EIO")
+    assert found == scenarios.KEEP_TWO.before
+    assert not debris
+
+
 @pytest.mark.parametrize("method", runs.METHODS)
 @pytest.mark.parametrize("nth", [1, 3], ids=["saving fails", "removing fails"])
 def test_a_failure_that_nobody_looked_at(

@@ -829,3 +829,18 @@ def test_an_error_of_a_mirror_keeps_nothing_that_was_restored(behind, monkeypatc
             manager.restore(state(0), filter_spec=spec)
     assert len(read) == 2
     assert [ref() for ref in read] == [None, None], error
+
+
+def test_two_histories_in_a_mirror(tmp_path: pathlib.Path) -> None:
+    """Whoever uploaded the later one has died before it looked beside it."""
+    there = tmp_path / "there"
+    for name, step in ("a", 2), ("b", 1):
+        with CheckpointManager(tmp_path / name) as manager:
+            for earlier in range(1, step + 1):
+                manager.save(earlier, state(earlier))
+        shutil.copytree(tmp_path / f"{name}/{step:06}", there / f"{step:06}")
+    with CheckpointManager(tmp_path / "new", mirror=Mirror(there)) as manager:
+        for call in manager.latest, lambda: manager.restore(state(0)):
+            with pytest.raises(eqx_ckpt.CheckpointError, match="different histories"):
+                call()
+        assert_same(manager.restore(state(0), step=1), state(1))
