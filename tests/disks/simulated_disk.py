@@ -24,11 +24,17 @@ from tests.scheduler import Died, local, within_lines
 from tests.stores.simulated_bucket import Process, Simulation
 
 
-# The calls that change names or bytes, and which of them take two paths.
-_OPEN, _WRITE = os.open, os.write
+# Those of the system, which are replaced.
+_OPEN, _CLOSE, _WRITE, _LSTAT, _FLOCK = (
+    os.open,
+    os.close,
+    os.write,
+    os.lstat,
+    fcntl.flock,
+)
 
 # What a disk that is full refuses.
-GROWS = {"create", "mkdir", "write", "link"}
+_GROWS = {"create", "mkdir", "write", "link"}
 
 
 class SimulatedDisk:
@@ -101,7 +107,7 @@ class SimulatedDisk:
             self._unlock(process)
             raise
         number = self.fails.get(self.operations, 0)
-        if what in GROWS and self.is_full():
+        if what in _GROWS and self.is_full():
             number = errno.ENOSPC
         if number:
             raise OSError(number, os.strerror(number), path)
@@ -198,12 +204,13 @@ class SimulatedDisk:
         self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> int:
         whole = self._path(path, dir_fd)
-        is_new = bool(whole and flags & os.O_CREAT) and not _is_there(whole)
-        if whole:
-            self._begin("create" if is_new else "look", whole)
-            is_new = bool(flags & os.O_CREAT) and not _is_there(whole)
+        if not whole:
+            return _OPEN(path, flags, mode, dir_fd=dir_fd)
+        is_new = flags & os.O_CREAT and not _is_there(whole)
+        self._begin("create" if is_new else "look", whole)
+        was_there = _is_there(whole)
         fd = _OPEN(path, flags, mode, dir_fd=dir_fd)
-        if whole and is_new:
+        if not was_there:
             self._end("create", whole)
         return fd
 
@@ -298,9 +305,6 @@ class SimulatedDisk:
             ctypes.set_errno(e.errno or 0)
             return -1
         return 0
-
-
-_CLOSE, _FLOCK, _LSTAT = os.close, fcntl.flock, os.lstat
 
 
 @contextlib.contextmanager
