@@ -135,8 +135,10 @@ class Schedule:
         self.errors: list[str] = []
         self.is_doubtful = False
         self._saves = saves
-        # What suspended processes have saved, and taken back.
+        # What suspended processes have saved, and taken back; and what was being
+        # deleted while it was saved.
         self._taken_back: set[int] = set()
+        self._deleted: set[int] = set()
         self._values = itertools.count(1)
 
     def begin(self) -> None:
@@ -182,6 +184,14 @@ class Schedule:
     def may_be_damaged(self, step: int) -> bool:
         """Whether it is no defect if a step is damaged."""
         return False
+
+    def never_knew(self, step: int) -> list[int | None]:
+        """What was saved by who died, or while it was deleted."""
+        return [
+            call.value
+            for call in self.calls[step]
+            if call.end == math.inf or call.value in self._deleted
+        ]
 
     def last(self, index: int) -> None:
         """Read all, sweep, and see that all is still there."""
@@ -247,6 +257,8 @@ class Schedule:
             self.errors.append(f"{kind} of step {step} at {now():.1f}: {text_of(e)}")
             if value is not None and "was suspended" in text_of(e):
                 self._taken_back.add(value)
+            if value is not None and "A manager is removing" in text_of(e):
+                self._deleted.add(value)
             is_open = kind == "delete" or any(
                 # What comes after the commit may fail, too.
                 words in text_of(e)

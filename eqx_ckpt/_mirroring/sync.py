@@ -80,7 +80,9 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     local = run.readable_or_not() or run.at_least_one()
     listed = there.readable_or_not()
     if listed:
-        Between().check([*((there, step) for step in listed[-2:]), (run, max(local))])
+        Between().check(
+            [(run, max(local)), *((there, step) for step in listed[:-3:-1])]
+        )
     beside = Beside(there)
     without: list[Synced] = []
 

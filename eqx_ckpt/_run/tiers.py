@@ -96,7 +96,7 @@ class Tiers:
                 for tier, (run, steps) in enumerate(
                     zip(self._runs, listed, strict=True)
                 )
-                for step in steps[-2 if tier else -1 :]
+                for step in reversed(steps[-2 if tier else -1 :])
             ]
         )
 
