@@ -186,7 +186,7 @@ class Schedule:
         return False
 
     def never_knew(self, step: int) -> list[int | None]:
-        """What was saved by who died, or while it was deleted."""
+        """The values whose writer has died, or which were deleted meanwhile."""
         return [
             call.value
             for call in self.calls[step]

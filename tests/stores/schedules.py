@@ -77,7 +77,7 @@ class BucketSchedule(Schedule):
         """
         seen = self._seen.get(f"run/{step:06}/zarr.json")
         value = seen and seen.manifest.leaves["s"].value
-        return value in map(str, self.never_knew(step))
+        return value in [str(one) for one in self.never_knew(step)]
 
     def _look(self) -> None:
         """See that nothing is missing of what was saved, and is committed now."""
