@@ -500,10 +500,12 @@ def main() -> None:
                 except Exception as e:
                     if is_clear(e, argument, value):
                         continue
-                    found = f"{type(e).__name__}: {e}"[:200]
+                    found = f"{type(e).__name__}: {e}"
                 else:
                     found = "was taken"
-                print(f"{name}({argument}={value!r}): {found}")
+                # Each on one line.
+                given, found = (" ".join(x.split())[:200] for x in (repr(value), found))
+                print(f"{name}({argument}={given}): {found}")
         if not name.startswith(("interop.", "Recording.", "Samples.", "manager.")):
             missing = untried(call, wrong, arguments())
             if missing:
