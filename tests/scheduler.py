@@ -148,6 +148,11 @@ def within_lines(place: Any, name: str, ours: Callable[..., Any]) -> Any:
     return mock.patch.object(place, name, chosen)
 
 
+def play_all(play: Callable[[int], Any], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        play(seed)
+
+
 def try_all(play: Callable[[int], Any], description: str | None) -> None:
     """Play the seeds that the command line asks for."""
     parser = argparse.ArgumentParser(description=description)

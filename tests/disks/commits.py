@@ -14,7 +14,7 @@ import eqx_ckpt
 from tests.disks.schedules import in_folder
 from tests.disks.simulated_disk import aside, folder_in_memory, SimulatedDisk
 from tests.model.directory import DELETER, Directory, NAMES, OLD, State
-from tests.model.traces import Follower, Sight
+from tests.model.traces import Follower, Sight, Trace
 from tests.scheduler import local, now, try_all
 from tests.schedules import delete, read, text_of, tree
 from tests.stores.simulated_bucket import COMMIT, Simulation
@@ -67,13 +67,13 @@ class Scene:
     **Attributes:**
 
     - `simulation`: where it runs.
-    - `seen`: what was there, one after another.
+    - `trace`: what was there, one after another.
     """
 
     def __init__(self, seed: int, root: str) -> None:
-        self.seed = seed
         self.scene = SCENES[seed % len(SCENES)]
-        self.seen: list[Sight] = []
+        self._what = f"seed {seed}, {self.scene}"
+        self.trace = Trace[Stored]()
         self._root = root
         self._path = in_folder(root)
         self._said = ["", "", ""]
@@ -126,8 +126,8 @@ class Scene:
         if cuts:
             self._look_after_the_cut()
         is_dead = any(p.dies_at <= p.requests for p in self.simulation.processes)
-        right = follower(self.scene, int(is_dead), cuts).follow(self.seen)
-        assert right == len(self.seen), self._told(right)
+        model = follower(self.scene, int(is_dead), cuts)
+        self.trace.check(model, self._what, self._notes)
 
     def _write(self, index: int) -> None:
         self._pause(0.5)
@@ -163,7 +163,7 @@ class Scene:
         try:
             call()
         except eqx_ckpt.CorruptCheckpointError as e:
-            raise AssertionError(self._told(-1)) from e
+            raise AssertionError(f"{self._what}: {e}") from e
         except (OSError, eqx_ckpt.CheckpointError) as e:
             self._notes.append(f"at {now():.1f}: {e!r}")
             return False
@@ -199,21 +199,12 @@ class Scene:
         try:
             value = read(self._path(STEP))
         except eqx_ckpt.CorruptCheckpointError as e:
-            raise AssertionError(f"seed {self.seed}: {e}") from e
+            raise AssertionError(f"{self._what}: {e}") from e
         target = "" if value is None else f"{OLD}AB"[value]
         self._note(Stored(target, {target} - {""}, {OLD, "A", "B"}))
 
     def _note(self, there: Stored) -> None:
-        sight = Sight(there, tuple(self._said))
-        if self.seen[-1:] != [sight]:
-            self.seen.append(sight)
-
-    def _told(self, right: int) -> str:
-        sights = [
-            f"{'!' if i == right else ' '} {sight}" for i, sight in enumerate(self.seen)
-        ]
-        what = f"seed {self.seed}, {self.scene}: the model cannot do what comes next."
-        return "\n".join([what, *sights, *self._notes])
+        self.trace.note(Sight(there, tuple(self._said)))
 
 
 def _count_files(folder: str) -> int:

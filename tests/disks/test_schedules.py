@@ -6,7 +6,7 @@ import os
 import shutil
 import types
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import pytest
@@ -16,14 +16,10 @@ from eqx_ckpt._storage.chunks.shared_files import SharedFiles
 from eqx_ckpt._storage.directory import directory_place, directory_steps
 from eqx_ckpt._storage.interface import attempt_lock
 from tests.disks import commits, schedules
+from tests.scheduler import play_all
 
 
 pytestmark = pytest.mark.once
-
-
-def play_all(play: Callable[[int], Any], seeds: Iterable[int]) -> None:
-    for seed in seeds:
-        play(seed)
 
 
 PLAYS = [commits.play, schedules.play]
@@ -81,10 +77,6 @@ def the_rename_is_not_flushed(monkeypatch):
     monkeypatch.setattr(directory_place, "os", Like(os, fsync=lambda _: None))
 
 
-def a_sweeper_does_not_flush(monkeypatch):
-    monkeypatch.setattr(attempt_lock, "fsync", lambda _: None)
-
-
 def a_step_is_deleted_where_it_is(monkeypatch):
     def remove(paths: Iterable[str]) -> None:
         for path in paths:
@@ -113,13 +105,6 @@ def the_lock_comes_after_the_directory(monkeypatch):
 
     monkeypatch.setattr(directory_place, "locked_attempt", unlocked)
     monkeypatch.setattr(directory_place, "make_folder", changed)
-
-
-def a_lock_may_have_lost_its_name(monkeypatch):
-    def fstat(fd: int) -> types.SimpleNamespace:
-        return types.SimpleNamespace(st_nlink=1)
-
-    monkeypatch.setattr(attempt_lock, "os", Like(os, fstat=fstat))
 
 
 def links_are_not_compared(monkeypatch):

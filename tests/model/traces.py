@@ -95,3 +95,29 @@ class Follower(Generic[_Stored]):
             self._states.append(state)
             self._sights.append(self._see(state))
         return self._numbers[state]
+
+
+class Trace(Generic[_Stored]):
+    """What was seen of the code, one after another.
+
+    **Attributes:**
+
+    - `sights`: each that differs from the one before.
+    """
+
+    def __init__(self) -> None:
+        self.sights: list[Sight[_Stored]] = []
+
+    def note(self, sight: Sight[_Stored]) -> None:
+        if self.sights[-1:] != [sight]:
+            self.sights.append(sight)
+
+    def check(
+        self, follower: Follower[_Stored], what: str, notes: Sequence[str]
+    ) -> None:
+        """Raise unless the model can do the same; `what` says of which schedule."""
+        right = follower.follow(self.sights)
+        lines = [f"{what}: the model cannot do what comes next."]
+        for i, sight in enumerate(self.sights):
+            lines.append(f"{'!' if i == right else ' '} {sight}")
+        assert right == len(self.sights), "\n".join([*lines, *notes])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import eqx_ckpt
 from tests.model.bucket import Bucket, OLD, State
-from tests.model.traces import Follower, Sight
+from tests.model.traces import Follower, Sight, Trace
 from tests.scheduler import now, try_all
 from tests.schedules import delete, read, text_of, tree
 from tests.stores.schedules import path
@@ -62,13 +62,13 @@ class Scene:
     **Attributes:**
 
     - `simulation`: where it runs.
-    - `seen`: what was there, one after another.
+    - `trace`: what was there, one after another.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.scene = SCENES[seed % len(SCENES)]
-        self.seen: list[Sight] = []
+        self.trace = Trace[Stored]()
         self._said = ["", ""]
         self._notes: list[str] = []
         self._names: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Scene:
                 lambda _: eqx_ckpt.tree_serialise_leaves(path(STEP), tree(0))
             )
             self._names = dict.fromkeys(self._names, OLD)
-        self.seen.clear()
+        self.trace = Trace[Stored]()
         self._look()
 
     def play(self) -> None:
@@ -97,8 +97,8 @@ class Scene:
         simulation.grow(len(works))
         self._fail(writers)
         simulation.play(lambda index: works[index]())
-        right = follower(self.scene, self._faults()).follow(self.seen)
-        assert right == len(self.seen), self._told(right)
+        model = follower(self.scene, self._faults())
+        self.trace.check(model, f"seed {self.seed}, {self.scene}", self._notes)
 
     def _fail(self, writers: int) -> None:
         simulation, chance = self.simulation, self.simulation.chance
@@ -172,16 +172,7 @@ class Scene:
         named = [name for root, name in self._names.items() if root in manifest]
         whole = {self._names[root] for root in data if len(data[root]) == 4}
         there = Stored("".join(named), whole, {self._names[root] for root in data})
-        sight = Sight(there, tuple(self._said))
-        if self.seen[-1:] != [sight]:
-            self.seen.append(sight)
-
-    def _told(self, right: int) -> str:
-        sights = [
-            f"{'!' if i == right else ' '} {sight}" for i, sight in enumerate(self.seen)
-        ]
-        what = f"seed {self.seed}, {self.scene}: the model cannot do what comes next."
-        return "\n".join([what, *sights, *self._notes])
+        self.trace.note(Sight(there, tuple(self._said)))
 
 
 def play(seed: int) -> Scene:

@@ -1,7 +1,6 @@
 """Processes that share a bucket are right under every schedule that is tried."""
 
 import itertools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from eqx_ckpt._storage.bucket.publication import Publication
 from eqx_ckpt._storage.bucket.reference_marks import Marks
 from eqx_ckpt._storage.chunks.shared_values import SharedValues
 from stores import commits, mirrors, references, schedules
+from tests.scheduler import play_all
 from tests.schedules import delete, read, text_of, tree, Whole
 from tests.stores.simulated_bucket import Request, Simulation
 
@@ -29,11 +29,6 @@ pytestmark = pytest.mark.once
 
 
 FEW = range(60)
-
-
-def play_all(play: Callable[[int], Any], seeds: Iterable[int]) -> None:
-    for seed in seeds:
-        play(seed)
 
 
 PLAYS = [commits.play, mirrors.play, references.play, schedules.play]
@@ -249,6 +244,7 @@ def the_disk_is_asked_first(monkeypatch):
         (mirrors.play, two_histories_are_not_told_apart, 10),
         (mirrors.play, an_upload_does_not_look_beside_it, 0),
         (mirrors.play, an_upload_does_not_look_again, 0),
+        (mirrors.play, an_upload_is_not_taken_back, 780),
         (mirrors.play, another_step_of_that_number_is_taken_for_it, 10),
         (mirrors.play, the_disk_is_asked_first, 10),
     ],
