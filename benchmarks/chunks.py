@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format import chunk_grid as chunks, leaf_record as leaves
+from eqx_ckpt._format import chunk_grid as chunks, leaf_record
 from eqx_ckpt._format.source import read_regions, RegionRead
 from eqx_ckpt._restoring.placement import pieces
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
@@ -160,6 +160,7 @@ def _measure(case: Case, path: Path) -> dict[str, Any]:
     result: dict[str, Any] = case._asdict()
     result["save"] = _seconds(lambda: eqx_ckpt.tree_serialise_leaves(path, tree))
     result["files"] = sum(file.is_file() for file in path.rglob("c.*"))
+    assert result["files"] == _count(*case), "the chunks have another shape"
     grids = {**_RESTORED[case.saved], "one": (1, 1)}
     for _ in range(2):
         for name, grid in grids.items():
@@ -176,16 +177,9 @@ def _measure(case: Case, path: Path) -> dict[str, Any]:
 def _cut_by(cut: Callable[[Shape, Shape, int, int], Shape], target: int) -> None:
     """Let this process save chunks of another shape."""
     _set_target(target)
-    usual = leaves.array_record
-
-    def record(
-        kind: str, shape: Shape, dtype: np.dtype, leaf: jax.Array | None = None
-    ) -> leaves.LeafRecord:
-        shard = shape if leaf is None else leaf.sharding.shard_shape(shape)
-        chunk = cut(shape, shard, dtype.itemsize, target)
-        return usual(kind, shape, dtype, leaf)._replace(chunk_shape=chunk)
-
-    leaves.array_record = record
+    leaf_record.chunk_shape = lambda shape, shard, itemsize: cut(
+        shape, shard, itemsize, target
+    )
 
 
 def _structs(grid: Grid) -> dict[str, jax.ShapeDtypeStruct]:
@@ -238,7 +232,7 @@ def _bytes_table(
         for cut in cuts:
             for mib in targets:
                 read = [f"{_read(cut, mib, name, grid):.2f}" for grid in grids.values()]
-                files = sum(math.prod(g) for g in _grids(cut, mib, name))
+                files = _count(cut, mib, name)
                 rows.append((name, cut, f"{mib:g}", *read, str(files)))
         in_shards = str(math.prod(_SAVED[name]) * len(_SHAPES))
         rows.append((name, "", "shards", *("" for _ in grids), in_shards))
@@ -252,11 +246,12 @@ def _chunk(cut: str, mib: float, saved: str, name: str) -> Shape:
     return _CUTS[cut](shape, shard, np.dtype(dtype).itemsize, int(mib * MIB))
 
 
-def _grids(cut: str, mib: float, saved: str) -> list[Shape]:
-    return [
-        chunks.grid_shape(shape, _chunk(cut, mib, saved, name))
+def _count(cut: str, mib: float, saved: str) -> int:
+    """The number of chunks."""
+    return sum(
+        math.prod(chunks.grid_shape(shape, _chunk(cut, mib, saved, name)))
         for name, (shape, _) in _SHAPES.items()
-    ]
+    )
 
 
 def _read(cut: str, mib: float, saved: str, grid: Grid) -> float:

@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,11 +87,16 @@ def to_npz(
         new.next() as f,
         zipfile.ZipFile(f, "w") as archive,
     ):
-        for name, record, value in iter_leaves(source):
-            with archive.open(f"{keys[name]}.npy", "w", force_zip64=True) as member:
-                array = plain(record, value)
-                np.lib.format.write_array(member, array, allow_pickle=False)
+        values = iter_leaves(source)
+        for key in keys.values():
+            # Without a name here, which would keep it while the next one is read.
+            _write(archive, key, *next(values)[1:])
     return Path(new.paths[0])
+
+
+def _write(archive: zipfile.ZipFile, key: str, record: LeafRecord, value: Any) -> None:
+    with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, plain(record, value), allow_pickle=False)
 
 
 def _key(record: LeafRecord) -> str:

@@ -236,9 +236,9 @@ def _write(
         )
     f.write(len(data).to_bytes(8, "little") + data)
     for text in records:
-        _, record, value = next(values)
         f.seek(8 + len(data) + offsets[text])
-        f.write(raw(plain(record, value)))
+        # Without a name here, which would keep it while the next one is read.
+        f.write(raw(plain(*next(values)[1:])))
 
 
 def _index(
