@@ -5,8 +5,8 @@ python -m benchmarks.changing --width 768
 ```
 
 Workload B, a training state; each way in a process of its own, in turns; the files are
-in the page cache. "Fresh" is the first restore of such a process, "steady" those after it.
-Memory is what the first one adds at its peak, by the result's bytes.
+in the page cache. "Fresh" is the first restore of such a process, "steady" the least of
+those after it. Memory is what the first one adds at its peak, by the result's bytes.
 """
 
 import argparse
