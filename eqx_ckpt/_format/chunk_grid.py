@@ -99,7 +99,7 @@ def _split(size: int, most: int, *, divide: bool) -> int:
 
 def grid_shape(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     """The number of chunks along each axis."""
-    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+    return tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
 
 
 def chunk_count(shape: Sequence[int], chunk: Sequence[int]) -> int:

@@ -319,7 +319,7 @@ def check_array(record: LeafRecord) -> None:
         )
     limit = _MAX_ARRAY_BYTES // SIZES[record.data_type]
     for sizes in (record.chunk_shape, record.data_shape):
-        if math.prod(n or 1 for n in sizes) >= limit:
+        if math.prod([n or 1 for n in sizes]) >= limit:
             raise CannotSave(f"is too large: its shape is {record.data_shape}")
 
 

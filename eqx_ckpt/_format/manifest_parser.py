@@ -106,6 +106,7 @@ _HEX = "0123456789abcdef"
 
 
 _TYPE_FIELDS = LeafRecord._fields[:10]
+_KNOWN = frozenset(_TYPE_FIELDS)
 
 
 # As `LeafRecord._make`, which is a function of Python, and called for each leaf.
@@ -421,25 +422,24 @@ def _checked_type(entry: Any) -> _Type:
         kind = fields["kind"]
         if fields.keys() == {"kind"} and kind in SCALAR_KINDS:
             return _Type(LeafRecord(kind)[: len(_TYPE_FIELDS)], None)
-        _require(fields.keys() <= {*_TYPE_FIELDS}, f"it has the keys {sorted(fields)}")
-        fields = {
-            "data_type": fields["dtype"],
-            "data_shape": fields["shape"],
-            **fields,
-        }
+        if not fields.keys() <= _KNOWN:
+            raise _Wrong(f"it has the keys {sorted(fields)}")
+        fields.setdefault("data_type", fields["dtype"])
+        fields.setdefault("data_shape", fields["shape"])
         for name in ("shape", "data_shape", "chunk_shape"):
-            sizes = fields[name]
-            is_shape = type(sizes) is list and all(
-                type(n) is int and n >= 0 for n in sizes
-            )
-            _require(is_shape, f"its {name} is not a shape")
-            fields[name] = tuple(sizes)
+            fields[name] = _shape(name, fields[name])
         record = LeafRecord(**fields)
         _check_array(record)
     except (ValueError, TypeError, KeyError, OverflowError, CannotSave) as e:
         raise _Wrong(f"a type of leaves is wrong: {str(entry)[:200]} ({e})") from e
     chunks = chunk_count(record.data_shape, record.chunk_shape)
     return _Type(record[: len(_TYPE_FIELDS)], chunks)
+
+
+def _shape(name: str, sizes: Any) -> tuple[int, ...]:
+    if type(sizes) is not list or not all([type(n) is int and n >= 0 for n in sizes]):
+        raise _Wrong(f"its {name} is not a shape")
+    return tuple(sizes)
 
 
 def _checked_leaf(
@@ -485,7 +485,11 @@ def _check_array(record: LeafRecord) -> None:
         _require(
             record.data_type == DATA_TYPES[record.dtype]
             and shape == record.shape
-            and (record.kind != "jax" or record.dtype in OF_JAX | SIX_BITS),
+            and (
+                record.kind != "jax"
+                or record.dtype in OF_JAX
+                or record.dtype in SIX_BITS
+            ),
             "its array has a different dtype or shape",
         )
     _require(

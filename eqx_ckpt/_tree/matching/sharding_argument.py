@@ -51,7 +51,7 @@ class Place(NamedTuple):
         return self._replace(sharding=None) if isinstance(self.target, Mesh) else self
 
 
-_ANYWHERE = Place(None)
+ANYWHERE = Place(None)
 
 
 def targets_of(
@@ -90,7 +90,7 @@ def _is_target(x: Any) -> bool:
 def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
     """Where a leaf of the checkpoint goes; NumPy leaves stay on the host."""
     if record.kind not in ("jax", "key") or not hasattr(like, "sharding"):
-        return Place(target)
+        return ANYWHERE if target is None else Place(target)
     if not _is_target(target):
         target = _asked(target, name, jax.ShapeDtypeStruct(like.shape, like.dtype))
         if not _is_target(target):
@@ -98,22 +98,22 @@ def place(target: Any, name: str, like: Any, record: LeafRecord) -> Place:
             if isinstance(target, PartitionSpec):
                 way = f": return `NamedSharding(mesh, {target})`"
             return Place(None, problem=f"{target!r} was returned for it{way}")
-    if target is None and isinstance(like, jax.Array) and not like.committed:
-        return _ANYWHERE
+    if target is None:
+        is_free = isinstance(like, jax.Array) and not like.committed
+        sharding = None if is_free else like.sharding
+        return ANYWHERE if sharding is None else _on(None, sharding, record)
     if isinstance(target, Mesh):
         sharding, dropped = _as_saved(target, record)
         return Place(target, sharding, dropped)
-    sharding = target
-    if isinstance(target, jax.Device):
-        sharding = SingleDeviceSharding(target)
-    elif target is None:
-        sharding = like.sharding
-    if sharding is None:
-        return Place(target)
-    shape = record.shape
+    is_device = isinstance(target, jax.Device)
+    return _on(target, SingleDeviceSharding(target) if is_device else target, record)
+
+
+def _on(target: Target, sharding: Sharding, record: LeafRecord) -> Place:
+    """A leaf with a sharding, if that divides its shape."""
     try:
         sharding = _on_devices(sharding)
-        _check_fits(sharding, shape)
+        _check_fits(sharding, record.shape)
     except (ValueError, NotImplementedError) as e:
         reason = "does not divide its shape" if "divi" in str(e) else str(e)
         return Place(target, problem=f"{_words(sharding)} {reason}")

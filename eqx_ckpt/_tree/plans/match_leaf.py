@@ -32,6 +32,9 @@ def match_leaf(
     new = becomes(expected, record, casting)
     if isinstance(new, str):
         return LeafMatch(new, expected, record), record
+    # First what most leaves are, as there may be 100,000.
+    if new is record and record.value is None:
+        return LeafMatch("same", expected, record), record
     has_number = record.value is not None or new.kind in SCALAR_KINDS
     if has_number and (problem := _not_a_number_for(like, expected, record, new)):
         return LeafMatch("kind", problem, record), record

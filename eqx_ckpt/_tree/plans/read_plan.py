@@ -29,7 +29,7 @@ from ..matching.explain_match import explain
 from ..matching.foreign_spelling import spelled
 from ..matching.leaf_match import LeafMatch, problems_of, with_place
 from ..matching.name_tree import checked_prefix
-from ..matching.sharding_argument import Place, place, targets_of
+from ..matching.sharding_argument import ANYWHERE, Place, place, targets_of
 from ..matching.similar_names import similar
 from ..matching.where_argument import chosen_by
 from ..transform.transform_argument import (
@@ -208,7 +208,7 @@ def plan_reads(manifest: Manifest, request: Request) -> ReadPlan:
             values[index] = kept[leaf.name] = value
             matches[leaf.name] = match
             continue
-        where_to = Place(None)
+        where_to = ANYWHERE
         if match.is_harmless:
             match, where_to = _placed(match, leaf, becomes, targets[index])
             if origin is not None and origin.output is not None:
