@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from .._errors import CheckpointError, CheckpointNotFoundError
 from .._mirroring.one_history import Between
 from .._steps.metrics_log import keep_metrics
-from .._steps.retention import Mode
+from .._steps.retention import check_mode, Mode
 from .._steps.run_config import read_config_of
 from .._steps.run_steps import best_of, Run
-from .._types import PathLike
+from .._types import check_text, PathLike
 
 
 # `Run` may be one that says of itself what it has.
@@ -101,8 +101,8 @@ class Tiers:
         )
 
     def best(self, metric: str, mode: Mode) -> int:
-        if not self.has_mirrors:
-            return self._runs[0].best(metric, mode)
+        check_text("metric", metric)
+        check_mode(mode)
         metadata: dict[int, Any] = {}
         for run, steps in zip(self._runs, self._listed(_steps_of), strict=True):
             for step in steps:

@@ -248,6 +248,7 @@ def verbs() -> list[Case]:
 
 def managers() -> list[Case]:
     manager = ck.CheckpointManager("run")
+    in_two_places = ck.CheckpointManager("none", mirror=ck.Mirror("run", when=[]))
     inherited = {"source", "progress", "timeout"}
     restore = {k: v for k, v in READ.items() if k not in inherited}
     return [
@@ -282,11 +283,14 @@ def managers() -> list[Case]:
             lambda: {"like": TREE},
             restore | {"step": STEP, "on_damage": WORD},
         ),
-        (
-            "manager.best",
-            manager.best,
-            lambda: {"metric": "loss"},
-            {"metric": [*TEXT, ["loss"]], "mode": WORD},
+        *(
+            (
+                "manager.best",
+                one.best,
+                lambda: {"metric": "loss"},
+                {"metric": [*TEXT, ["loss"]], "mode": WORD},
+            )
+            for one in (manager, in_two_places)
         ),
         (
             "manager.read_config",
