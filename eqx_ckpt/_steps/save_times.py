@@ -131,24 +131,37 @@ def caught_sigterm(watcher: object) -> bool:
     """Catch SIGTERM from the first call on; return whether it has arrived."""
     if not _watchers:
         try:
-            _previous[:] = [signal.signal(signal.SIGTERM, _note)]
+            before = signal.signal(signal.SIGTERM, _note)
         except ValueError:
             raise CheckpointError(
                 "`should_save` waits for SIGTERM, which Python allows in the main "
                 "thread only. Call it there."
             ) from None
+        if before is not _note:  # It is, if the last one was not closed there.
+            _previous[:] = [before]
         _told.clear()
     _watchers.add(watcher)
     return _told.is_set()
 
 
 def stop_watching(watcher: object) -> None:
-    """Restore the previous handler of SIGTERM when the last watcher has stopped."""
+    """Restore the previous handler of SIGTERM when the last watcher has stopped.
+
+    Python allows that in the main thread only. Elsewhere, the next SIGTERM does it.
+    """
     if watcher in _watchers:
         _watchers.discard(watcher)
-        if not _watchers:
-            signal.signal(signal.SIGTERM, _previous.pop() or signal.SIG_DFL)
+        if not _watchers and threading.current_thread() is threading.main_thread():
+            _restore()
+
+
+def _restore() -> None:
+    signal.signal(signal.SIGTERM, _previous.pop() or signal.SIG_DFL)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    _told.set()
+    if _watchers:
+        _told.set()
+    else:
+        _restore()
+        signal.raise_signal(number)

@@ -1,5 +1,6 @@
 """When to save: functions of a step and the last one, and what the manager does."""
 
+import concurrent.futures
 import signal
 import threading
 import time
@@ -263,3 +264,29 @@ def test_a_step_of_an_earlier_run_is_not_saved_again_at_sigterm(tmp_path):
         assert not manager.should_save(10)
         assert manager.reached_preemption
         assert manager.should_save(11)
+
+
+def test_closing_in_another_thread(tmp_path):
+    """The handler of SIGTERM can be restored in the main thread only."""
+    told = []
+
+    def close_there(manager):
+        assert not manager.should_save(1)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(manager.close).result()
+
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    try:
+        close_there(CheckpointManager(tmp_path))
+        signal.raise_signal(signal.SIGTERM)
+        assert told == [True]
+        close_there(CheckpointManager(tmp_path))
+        with CheckpointManager(tmp_path) as other:
+            assert not other.should_save(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert other.should_save(1)
+        assert told == [True]
+        signal.raise_signal(signal.SIGTERM)
+        assert told == [True, True]
+    finally:
+        signal.signal(signal.SIGTERM, before)
