@@ -1,5 +1,6 @@
 """All mirrors of a run, as its manager sees them."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -123,17 +124,18 @@ def _all_of(futures: Sequence[Future[None]]) -> Future[None]:
         return futures[0]
     joined = Future[None]()
     joined.set_running_or_notify_cancel()
-    left = [*futures]
+    # Each number is given once, also to threads that end their uploads at once.
+    ended = itertools.count(1)
 
-    def note(future: Future[None]) -> None:
-        left.remove(future)
-        if not left:
-            errors = [one.exception() for one in futures]
-            error = next((e for e in errors if e is not None), None)
-            if error is None:
-                joined.set_result(None)
-            else:
-                joined.set_exception(error)
+    def note(_: Future[None]) -> None:
+        if next(ended) < len(futures):
+            return
+        errors = [one.exception() for one in futures]
+        error = next((e for e in errors if e is not None), None)
+        if error is None:
+            joined.set_result(None)
+        else:
+            joined.set_exception(error)
 
     for future in futures:
         future.add_done_callback(note)

@@ -65,8 +65,7 @@ class PartUploads(Uploads):
         except Exception as e:
             if group.is_first:  # It says so for all.
                 self._failed(e)
-        finally:
-            self._rest()
+        self._rest()
 
     def _upload(self, together: Together, group: Group | Solo, step: int) -> None:
         part = agreed_part(group, self._run, step)

@@ -56,12 +56,18 @@ class UploadQueue:
         self._last = max((step for step in known if step is not None), default=None)
         newest, self._unlisted = self._unlisted, None
         self.is_listed = True
-        # It may have been saved after the local steps were listed.
-        for step in sorted({*local} if newest is None else {*local, newest}):
-            self._consider(step)
-        future = None if newest is None else self.futures.get(newest)
-        if newest not in self.held() and future is not None and not future.done():
-            future.set_exception(CheckpointError(f"Step {newest} was not due."))
+        problem: Exception = CheckpointError(f"Step {newest} was not due.")
+        try:
+            # It may have been saved after the local steps were listed.
+            for step in sorted({*local} if newest is None else {*local, newest}):
+                self._consider(step)
+        except Exception as e:  # Of a function of `when`.
+            problem = e
+            raise
+        finally:
+            future = None if newest is None else self.futures.get(newest)
+            if newest not in self.held() and future is not None and not future.done():
+                future.set_exception(problem)
 
     def saved(self, step: int, *, is_last: bool) -> None:
         """Note a step that was saved; the last one of a process is due in any case."""

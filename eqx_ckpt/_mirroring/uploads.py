@@ -76,10 +76,14 @@ class Uploads:
     def saved(self, step: int, *, is_last: bool) -> None:
         """Upload a step, if it is due; the last one of a process is, and goes first."""
         with self._changed:
-            if not self._is_ended:
+            if self._is_ended:
+                return
+            try:
                 self._queue.saved(step, is_last=is_last)
-                if is_last or step == self._queue.running:
-                    self._stop.set()
+            except Exception as e:  # Of a function of `when`.
+                self._tell(e)
+            if is_last or step == self._queue.running:
+                self._stop.set()
 
     def held(self) -> set[int]:
         """The steps that may have to be uploaded still."""
@@ -225,9 +229,12 @@ class Uploads:
                 self._queue.put_back()
             else:
                 self._queue.ended(error)
-        if isinstance(error, Stopped):
-            return
-        if self.error is None or is_final:
+        if not isinstance(error, Stopped):
+            self._tell(error, again=is_final)
+
+    def _tell(self, error: Exception, *, again: bool = False) -> None:
+        """Note what fails; say it once in an outage, or `again`."""
+        if self.error is None or again:
             logger.warning(
                 "The upload to %s failed; the training goes on. %s: %s",
                 self.there.directory,

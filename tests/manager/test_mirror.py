@@ -844,3 +844,24 @@ def test_two_histories_in_a_mirror(tmp_path: pathlib.Path) -> None:
             with pytest.raises(eqx_ckpt.CheckpointError, match="different histories"):
                 call()
         assert_same(manager.restore(state(0), step=1), state(1))
+
+
+def test_a_function_of_when_that_fails(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, and the training goes on, also if it is called in a save."""
+
+    def when(step: int, last: Any) -> bool:
+        return step - last > 1  # There is no last one.
+
+    mirror = Mirror(tmp_path / "there", when=when)
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        for step in (1, 2, 3):
+            save(manager, step)
+        until(lambda: manager.upload_error is not None, PATIENCE)
+        assert isinstance(manager.upload_error, TypeError)
+    assert manager.steps() == [1, 2, 3]
+    assert manager.mirrored() == []
+    assert all(future.done() for future in manager.uploads().values())
+    (line,) = [line for line in warnings_of(caplog) if "The upload to" in line]
+    assert "the training goes on. TypeError" in line

@@ -103,3 +103,15 @@ def test_a_future_says_whether_what_was_saved_last_is_there(fails: bool) -> None
         newest = max(world.here, default=None)
         if newest is not None and world.there.get(newest) != world.here[newest]:
             assert isinstance(world.queue.futures[newest].exception(), Exception)
+
+
+def test_a_function_of_when_that_fails_leaves_no_future_open() -> None:
+    def when(step: int, last: int | None) -> bool:
+        raise TypeError("There is no last one.")
+
+    queue = UploadQueue([when])
+    queue.saved(1, is_last=False)
+    with pytest.raises(TypeError):
+        queue.listed([1], [])
+    assert isinstance(queue.futures[1].exception(0), TypeError)
+    assert not queue.has_work()
