@@ -260,14 +260,8 @@ def _line_to(newest: History, removed: Iterable[_Removed], run: Run) -> Line:
     line = Line(sessions, newest)
     if line.is_known:
         return line
-    there = at_once(lambda step: _history_of(run, step), run.readable_or_not())
+    there = at_once(run.readable_history, run.readable_or_not())
     for history in there.values():
         if history is not None:
             sessions.add(history)
     return Line(sessions, newest)
-
-
-def _history_of(run: Run, step: int) -> History | None:
-    with contextlib.suppress(CheckpointError, OSError):
-        return run.history(step)
-    return None

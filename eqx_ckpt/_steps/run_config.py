@@ -283,7 +283,8 @@ def _goes_on_from(
 
 def damaged_configs(run: Run) -> dict[str, str]:
     """What is wrong with the configs that steps of a run have, by path."""
-    histories = at_once(lambda step: _history_of(run, step), run.readable_or_not())
+    # A damaged step is said where its data are looked at.
+    histories = at_once(run.readable_history, run.readable_or_not())
     ids = {history.config for history in histories.values() if history}
     configs = Configs([run.place])
 
@@ -296,13 +297,6 @@ def damaged_configs(run: Run) -> dict[str, str]:
 
     found = at_once(problem, sorted(id for id in ids if id))
     return {run.place.url(_name(id)): why for id, why in found.items() if why}
-
-
-def _history_of(run: Run, step: int) -> History | None:
-    try:
-        return read_history(run.location(step))
-    except (CheckpointError, OSError):
-        return None  # Said where the step is looked at.
 
 
 def read_config(path: PathLike) -> dict[str, Any] | None:
@@ -343,8 +337,7 @@ def read_config(path: PathLike) -> dict[str, Any] | None:
         history = read_history(place)
     except CheckpointNotFoundError:
         run = Run(path)
-        run.at_least_one()
-        return Configs([run.place]).of(run.newest_history())
+        return read_config_of([run], run, run.at_least_one()[-1])
     return Configs([run_of(place)] if is_step_at(place) else [place]).of(history)
 
 

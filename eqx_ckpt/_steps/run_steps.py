@@ -16,8 +16,8 @@ from .._storage.calls.store_path import StorePath
 from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
-from .._types import as_integer, check_text, PathLike
-from .retention import check_mode, Mode, numbers_of, ranked
+from .._types import as_integer, PathLike
+from .retention import Mode, numbers_of, ranked
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -83,7 +83,7 @@ class Run:
 
     def path(self, step: int) -> PathLike:
         if isinstance(self._path, StorePath):
-            return self._path / f"{step:06d}"
+            return self._path / step_name(step)
         return self.location(step).url()
 
     def location(self, step: int) -> Storage:
@@ -200,13 +200,16 @@ class Run:
         except (CorruptCheckpointError, CheckpointNotFoundError):
             return None
 
+    def readable_history(self, step: int) -> History | None:
+        """As `history`; `None` also if the storage fails."""
+        with contextlib.suppress(CheckpointError, OSError):
+            return read_history(self.location(step))
+        return None
+
     def newest_history(self) -> History | None:
         """The history of the newest readable step that has one."""
-        for step in reversed(self.readable_or_not()):
-            with contextlib.suppress(CheckpointError, OSError):
-                if history := read_history(self.location(step)):
-                    return history
-        return None
+        newest_first = reversed(self.readable_or_not())
+        return next(filter(None, map(self.readable_history, newest_first)), None)
 
     def missing(self, step: int) -> CheckpointNotFoundError:
         there = ", ".join(map(str, self.readable_or_not()))
@@ -280,13 +283,6 @@ class Run:
         except (OSError, CheckpointError) as e:
             # A process with read-only access, or without locks, can still restore.
             logger.warning("Could not clean up in %s: %s", self.directory, e)
-
-    def best(self, metric: str, mode: Mode) -> int:
-        """The step with the best value of a metric; raise if no step has the metric."""
-        check_text("metric", metric)
-        check_mode(mode)
-        steps = {step: self.metadata(step) for step in self.steps()}
-        return best_of(steps, metric, mode, self.directory)
 
 
 def check_places(places: Sequence[Run], mirror: object) -> None:

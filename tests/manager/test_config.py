@@ -467,3 +467,17 @@ def test_every_state_that_a_power_cut_leaves(
     result = replay.explore(log, root, disk / "initial", disk, check)
     assert result.states > 20
     assert not result.bad, str(result)
+
+
+def test_a_run_stands_for_its_newest_step(tmp_path: pathlib.Path) -> None:
+    """Also if that has no config, or is damaged: no older one takes its place."""
+    session(tmp_path, 1, config(1))
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "000002", LIKE)
+    manager = CheckpointManager(tmp_path)
+    assert inspect.read_config(tmp_path) is None
+    assert manager.read_config() is None
+    manifest = tmp_path / "000002/zarr.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    for read in (lambda: inspect.read_config(tmp_path), manager.read_config):
+        with pytest.raises(eqx_ckpt.CorruptCheckpointError):
+            read()
