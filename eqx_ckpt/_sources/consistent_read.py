@@ -66,7 +66,8 @@ class Reading(contextlib.AbstractContextManager[Any]):
         traceback: TracebackType | None,
     ) -> None:
         if self._place is not None:
-            being_read.remove(str(self._place))
+            with contextlib.suppress(ValueError):  # In a child that was forked since.
+                being_read.remove(str(self._place))
 
     @contextlib.contextmanager
     def version(self) -> Generator[None, None, None]:

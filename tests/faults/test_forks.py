@@ -14,6 +14,10 @@ def test_a_child_does_not_wait_for_a_save_of_its_parent(zygote, disk):
     assert zygote.call(forks.ask, str(disk / "new")) == (REFUSED, 0)
 
 
+def test_a_child_reads_on(zygote, disk):
+    assert zygote.call(forks.iterate, str(disk / "new")) == (0, 1)
+
+
 def test_a_child_takes_rows_while_its_parent_does(zygote, disk):
     assert zygote.call(forks.take, str(disk / "data")) == (0, [0.0, 1.0])
 
