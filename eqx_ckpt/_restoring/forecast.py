@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .._format.chunk_grid import touched
 from .._format.source import RegionRead, Source
+from .._sources.average_source import Averaged
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.part_source import PartSource
 from .._storage.interface.chunk_bytes import PIECE_BYTES
@@ -133,9 +134,9 @@ def forecast(source: Source, plan: ReadPlan, broadcast_replicas: bool) -> Foreca
             memory.read_through(read)
             counts.add(shown, memory.windows)
     chunk = counts.chunk_memory(memory.nbytes)
-    objects = _OBJECT_BYTES * len(plan.reads)
-    least = memory.staying + memory.inputs + memory.passing + chunk.least + objects
-    most = memory.peak + chunk.usual + objects
+    others = _OBJECT_BYTES * len(plan.reads) + counts.merging
+    least = memory.staying + memory.inputs + memory.passing + chunk.least + others
+    most = memory.peak + chunk.usual + others
     return Forecast(
         memory.nbytes,
         counts.requests,
@@ -148,9 +149,16 @@ def forecast(source: Source, plan: ReadPlan, broadcast_replicas: bool) -> Foreca
 
 
 class _Counts:
-    """The regions of a source that are read, in chunks."""
+    """The regions of a source that are read, in chunks.
+
+    **Attributes:**
+
+    - `requests`: for how many chunks.
+    - `merging`: the memory in which an average is made.
+    """
 
     def __init__(self, source: Source) -> None:
+        self.merging = source.host_bytes if isinstance(source, Averaged) else 0
         self._part = source if isinstance(source, PartSource) else None
         stored = self._part.checkpoint if self._part else source
         is_checkpoint = isinstance(stored, Checkpoint)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from .._errors import LeafMismatchError
-from .._format.chunk_grid import batches, blocks, relative
+from .._format.chunk_grid import batches, blocks, relative, TARGET_BYTES
 from .._format.leaf_names import is_below
 from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
@@ -218,6 +218,16 @@ class Averaged(Source):
     def has_changed(self) -> bool:
         return any(source.has_changed() for source in self._sources)
 
+    @property
+    def host_bytes(self) -> int:
+        """The most host memory that a merge takes, besides that of its result."""
+        records = [r for r in self._manifest.leaves.values() if r.is_array]
+        piece = max(map(_largest_piece, records), default=0)
+        window = min(max(_WINDOW, piece), sum(record.nbytes for record in records))
+        wider = max(map(_widening, records), default=0)
+        # What two sources have of a window, and it once more, in 32 bits.
+        return 2 * window + piece + wider * (window + piece)
+
     def read(
         self,
         reads: Sequence[RegionRead],
@@ -259,8 +269,10 @@ class Averaged(Source):
         chosen = [reads[i] for i in averaged]
         means: dict[int, Array] = {}
         for source, share in zip(self._sources[1:], self._shares, strict=True):
-            arrays = self._read(source, chosen, damage)
-            for (i, dtype), array in zip(averaged.items(), arrays, strict=True):
+            # Without a name, its arrays go before the next source is read.
+            for (i, dtype), array in zip(
+                averaged.items(), self._read(source, chosen, damage), strict=True
+            ):
                 if reads[i].name in damage:
                     continue
                 if i not in means and not _is_same(found[i], array):
@@ -293,6 +305,18 @@ def _pieces(
         for part in blocks(read.region, record.chunk_shape, record.itemsize):
             inside = relative(part, read.region)
             yield read._replace(region=part), target[(*inside, ...)]
+
+
+def _largest_piece(record: LeafRecord) -> int:
+    """The bytes of the largest of these regions, of one array."""
+    chunk = math.prod(record.chunk_shape) * record.itemsize
+    return min(record.nbytes, max(chunk, TARGET_BYTES))
+
+
+def _widening(record: LeafRecord) -> int:
+    """By what numbers grow when they are averaged; 0 if they stay as they are."""
+    dtype = _dtype_of_numbers(record)
+    return 0 if dtype is None or dtype.name in _WIDE else 4 // dtype.itemsize
 
 
 def _dtype_of_numbers(record: LeafRecord) -> DType | None:

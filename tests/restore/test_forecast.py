@@ -185,6 +185,28 @@ def test_pieces_become_the_same_array(tmp_path, small_chunks, accelerator, where
         assert found[name].committed == x.committed == (where != "default")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_memory_of_an_average_counts(tmp_path, dtype, small_chunks):
+    for k in range(3):
+        saved = jax.tree.map(lambda x, k=k: x * (k + 1), tree(dtype))
+        eqx_ckpt.tree_serialise_leaves(tmp_path / str(k), saved)
+    source = eqx_ckpt.average([tmp_path / str(k) for k in range(3)])
+    like = structs(tree(dtype))
+    match = eqx_ckpt.tree_match(source, like)
+
+    def restore(most: Any = None) -> Any:
+        return eqx_ckpt.tree_deserialise_leaves(source, like, max_host_bytes=most)
+
+    restore()  # What is loaded once.
+    expected, peak = traced(restore)
+    assert peak <= match.host_bytes + SPARE
+    found, peak = traced(lambda: restore(match.least_host_bytes))
+    assert peak <= match.least_host_bytes + SPARE
+    assert_same(found, expected)
+    with pytest.raises(ValueError, match=f"takes {match.least_host_bytes} bytes"):
+        restore(match.least_host_bytes - 1)
+
+
 def test_an_accelerator_needs_little_host_memory(tmp_path, small_chunks, accelerator):
     like = structs(tree())
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree())
