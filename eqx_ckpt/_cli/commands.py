@@ -9,14 +9,10 @@ from .._steps.retention import Mode
 from .._types import Format, Layout, Target
 from . import (
     checkpoint_commands as _checkpoint,
-    folder_commands as _log,
-    folder_commands as _ls,
+    folder_commands as _folder,
     run_commands as _run,
     tree_view as _tree,
-    writing_commands as _convert,
-    writing_commands as _fork,
-    writing_commands as _report,
-    writing_commands as _sync,
+    writing_commands as _writing,
 )
 from .exit_status import guarded, TROUBLE
 from .terminal import complain
@@ -88,7 +84,7 @@ def ls(
 
     Example: eqx-ckpt ls runs/a --best loss
     """
-    _finish(_ls.ls(run, best, mode, own, mirror, json))
+    _finish(_folder.ls(run, best, mode, own, mirror, json))
 
 
 @app.command()
@@ -100,7 +96,7 @@ def log(
 
     Example: eqx-ckpt log runs
     """
-    _finish(_log.log(folder, json))
+    _finish(_folder.log(folder, json))
 
 
 @app.command()
@@ -244,7 +240,7 @@ def copy(
         "layout": layout,
         "compression": None if compression == "none" else compression,
     }
-    _finish(_convert.copy(source, target, how | {"overwrite": overwrite}))
+    _finish(_writing.copy(source, target, how | {"overwrite": overwrite}))
 
 
 @app.command()
@@ -260,7 +256,7 @@ def sync(
 
     Example: eqx-ckpt sync runs/a s3://bucket/a
     """
-    _finish(_sync.sync(run, mirror))
+    _finish(_writing.sync(run, mirror))
 
 
 @app.command()
@@ -275,7 +271,7 @@ def fork(
 
     Example: eqx-ckpt fork runs/a runs/b --step 100
     """
-    _finish(_fork.fork(run, new, step))
+    _finish(_writing.fork(run, new, step))
 
 
 @app.command()
@@ -310,7 +306,7 @@ def convert(
     Example: eqx-ckpt convert model.eqx ckpt --to checkpoint --like my_code:make_model
     """
     how = {"to": to, "format": format, "strict": strict, "overwrite": overwrite}
-    _finish(_convert.convert(source, target, like, how))
+    _finish(_writing.convert(source, target, like, how))
 
 
 @app.command()
@@ -335,7 +331,7 @@ def report(
     Example: eqx-ckpt report runs/a -o report.html
     """
     how = {"steps": steps, "overwrite": overwrite}
-    _finish(_report.report(path, other, output, how))
+    _finish(_writing.report(path, other, output, how))
 
 
 @app.command()

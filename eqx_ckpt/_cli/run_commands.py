@@ -65,16 +65,17 @@ def ls(
     newest = found[-1] if found else None
     first = None
     if best is not None:
-        metadata = {entry["step"]: entry["metadata"] for entry in found}
-        first = best_of(metadata, best, mode, run.directory)
+        by_step = {entry["step"]: entry for entry in found}
+        metadata = {step: entry["metadata"] for step, entry in by_step.items()}
+        first = by_step[best_of(metadata, best, mode, run.directory)]
     for place in places:
         for unusable in place.unusable():
             entry = _described(unusable.step, unusable.path, [place])
             found.append(entry | {"problem": in_options(unusable.problem)})
-            status = DAMAGED
+            status = max(status, DAMAGED)
     for entry in found:
         entry["latest"] = entry is newest
-        entry["best"] = entry["step"] == first
+        entry["best"] = entry is first
         if mirror is None:
             entry["places"] = None
     if as_json:
@@ -277,7 +278,7 @@ def verify(path: str, digest: str | None, as_json: bool) -> int:
         others = {one.path: one.problem for one in run.unusable()}
         others |= damaged_configs(run)
     for other, why in others.items():
-        status = DAMAGED
+        status = max(status, DAMAGED)
         results.append({"path": other, "ok": False, "problem": in_options(why)})
         if not as_json:
             _say_result(results[-1])

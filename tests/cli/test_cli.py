@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -43,6 +44,14 @@ def test_ls(run, ask, data):
     assert [entry["latest"] for entry in found["steps"]] == [False, False, True]
     assert found["steps"][0]["metadata"]["loss"] == 1.5
     assert found["steps"][0]["nbytes"] == 4 * 9 + 8
+
+
+def test_ls_marks_no_copy_as_the_best(run, data):
+    shutil.copytree(run / "000002", run / "2")
+    status, found = data("ls", run, "--best", "loss")
+    assert status == 1
+    best = [entry["path"] for entry in found["steps"] if entry["best"]]
+    assert best == [str(run / "000002")]
 
 
 def test_ls_of_what_each_step_has_for_itself(tmp_path, ask, data):
