@@ -88,8 +88,8 @@ class LateAttempt(Attempt):
     @abc.abstractmethod
     def _report_failure(self, error: BaseException) -> None: ...
 
-    def share(self, base: Base, next: Base) -> None:
-        self._bases = base, next
+    def share(self, base: Base, new: Base) -> None:
+        self._bases = base, new
 
     def adopt(
         self, name: str, record: LeafRecord, positions: Collection[int] | None

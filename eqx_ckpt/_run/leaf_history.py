@@ -151,7 +151,7 @@ class LeafHistory(Mapping[str, LeafOverSteps]):
             every = self._leaves[-1]
             return f"No step has a leaf {name!r}.{instead_of(name, [*every])}"
         others = [
-            s for s, type in zip(self.steps, types, strict=True) if type != types[-1]
+            step for step, of in zip(self.steps, types, strict=True) if of != types[-1]
         ]
         if not others:
             return ""

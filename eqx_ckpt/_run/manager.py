@@ -284,19 +284,21 @@ class CheckpointManager:
             limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
-                save = self._disk.plan(
-                    group, number, plan, metadata, self._origin, self._how
-                )
-                next = None
+                with self._asking_keep():
+                    save = self._disk.plan(
+                        group, number, plan, metadata, self._origin, self._how
+                    )
+                new = None
                 if self._before:
                     newest = ft.partial(self._run.newest, self._known.damaged)
                     base = self._before.find(group.from_first("base", newest))
-                    next = save.share(base)
+                    new = save.share(base)
                 save.way_out = ft.cache(ft.partial(self._way_out, number, metadata))
                 save.begin(group, self._disk.replaces(number, self._known.damaged))
-                save.finite = FiniteCheck() if self._check_finite else None
+                if self._check_finite:
+                    save.finite = FiniteCheck({w.name: w.record for w in plan.writes})
                 save.before_commit = self._config.put
-                afterwards = ft.partial(self._retain, number, group, next)
+                afterwards = ft.partial(self._retain, number, group, new)
                 held = stack.pop_all()
                 try:
                     saving = save_in_background(

@@ -2,7 +2,7 @@
 
 import functools as ft
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -20,18 +20,27 @@ _EXPONENT = {np.dtype(ml_dtypes.bfloat16): 0x7F80, np.dtype(np.float16): 0x7C00}
 
 
 class FiniteCheck:
-    """Counts the NaNs and infinities of each leaf while its data are written."""
+    """Counts the NaNs and infinities of each leaf while its data are written.
 
-    def __init__(self) -> None:
+    `leaves` are those of the whole step, by name.
+    """
+
+    def __init__(self, leaves: Mapping[str, LeafRecord]) -> None:
+        self._leaves = leaves
         self._found: dict[str, list[int]] = {}
 
-    def watch(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The same pieces, each checked when it is about to be written."""
+    def watch(
+        self, pieces: Iterable[Piece], leaf_of: Callable[[str], str]
+    ) -> Iterator[Piece]:
+        """The same pieces, each checked when it is about to be written.
+
+        `leaf_of` returns the leaf that an array is of.
+        """
         for piece in pieces:
             if piece.record.kind not in ("key", "bytes"):
                 array = from_stored(piece.array, piece.record)
                 if not _is_finite(array):
-                    self._count(piece.name, array)
+                    self._count(leaf_of(piece.name), array)
             yield piece
 
     def _count(self, name: str, array: np.ndarray) -> None:
@@ -42,9 +51,9 @@ class FiniteCheck:
         found[0] += nan
         found[1] += int(np.count_nonzero(~np.isfinite(array))) - nan
 
-    def raise_for_found(self, path: str, leaves: Mapping[str, LeafRecord]) -> None:
+    def raise_for_found(self, path: str) -> None:
         """Raise `CheckpointError` that names every leaf that is not finite."""
-        lines = [*self._lines(leaves)]
+        lines = [*self._lines()]
         if not lines:
             return
         if len(lines) > _MOST_LINES:
@@ -56,8 +65,8 @@ class FiniteCheck:
             "same, make the manager with `check_finite=False`."
         )
 
-    def _lines(self, leaves: Mapping[str, LeafRecord]) -> Iterator[str]:
-        for name, record in leaves.items():
+    def _lines(self) -> Iterator[str]:
+        for name, record in self._leaves.items():
             if record.value is not None:
                 if not _is_finite_number(scalar_from_text(record.kind, record.value)):
                     yield f"- {name!r}: {record} = {record.value}."

@@ -380,7 +380,7 @@ class Save:
             self._writes = compressed(self._writes, compression)
         self._leaves = {write.name: write.record for write in self._writes}
         self._adopted: Checksums = {}
-        self._frozen = plan.frozen
+        self._frozen, self._leaf_of = plan.frozen, plan.leaf_of
         self._report: Reporter | None = None
         if progress:
             total = sum(write.record.nbytes for write in self._writes)
@@ -417,9 +417,9 @@ class Save:
 
     def share(self, base: Base | None) -> Base:
         """Share chunks with a base; return what `run` makes the next one."""
-        next = Base(self._target.spec["path"])
-        self.bases = base or Base(""), next
-        return next
+        new = Base(self._target.spec["path"])
+        self.bases = base or Base(""), new
+        return new
 
     def begin(self, group: "Together | Alone", overwrite: bool) -> None:
         """Agree with the other processes, and begin the attempt."""
@@ -472,11 +472,11 @@ class Save:
         shared now, before they may be donated, and are not copied to the host. Only the
         others stay in `arrays`.
         """
-        base, next = self.bases or (None, None)
-        if base is None or next is None:
+        base, new = self.bases or (None, None)
+        if base is None or new is None:
             return
         if unchanged is None:
-            unchanged = find_unchanged(self.arrays, self._frozen, base, next)
+            unchanged = find_unchanged(self.arrays, self._frozen, base, new)
         for write in unchanged:
             name, record = write.name, write.record
             found = self._attempt.adopt(name, record, write.positions())
@@ -500,7 +500,7 @@ class Save:
             if release:
                 release(nbytes)
             if report:
-                report("write", name, nbytes)
+                report("write", self._leaf(name), nbytes)
 
         try:
             with attempt:
@@ -511,13 +511,14 @@ class Save:
                     )
                 if report:
                     for name in self._adopted:
-                        report("write", name, self._records[name].nbytes)
+                        nbytes = self._records[name].nbytes
+                        report("write", self._leaf(name), nbytes)
                 if self.finite:
-                    pieces = self.finite.watch(pieces)
+                    pieces = self.finite.watch(pieces, self._leaf)
                 watch = written if release or report else None
                 checksums = attempt.write(self._records, pieces, watch)
                 if self.finite:
-                    self.finite.raise_for_found(self.path, self._leaves)
+                    self.finite.raise_for_found(self.path)
                 checksums.update(self._adopted)
                 attempt.gather(checksums)
                 manifest = b""
@@ -542,6 +543,10 @@ class Save:
             if attempt.chunks.has_folders:
                 layout_hint.give(self.path, self._leaves)
 
+    def _leaf(self, name: str) -> str:
+        """The leaf that an array is of."""
+        return self._leaf_of.get(name, name)
+
     def _record(self, checksums: Checksums) -> dict[str, tuple[str, ...]]:
         """Put the checksums into the records; return what is in other attempts."""
         references: dict[str, tuple[str, ...]] = {}
@@ -558,13 +563,14 @@ class Save:
         """Note what the base and the next one share; warn of what is not frozen."""
         if self.bases is None:
             return
-        base, next = self.bases
-        base.learn(next)
-        if changed := sorted(next.changed.intersection(self._frozen)):
+        base, new = self.bases
+        base.learn(new)
+        changed = new.changed.intersection(self._frozen)
+        if leaves := sorted({*map(self._leaf, changed)}):
             logger.warning(
                 "Leaves that are `frozen` have changed, and were saved in %s: %s.",
                 self.path,
-                ", ".join(map(repr, changed)),
+                ", ".join(map(repr, leaves)),
             )
 
     def remember(self) -> None:

@@ -21,8 +21,9 @@ from .._types import Layout
 
 
 class PartPlan(NamedTuple):
-    """The plan of a part; of arrays that all processes have, the names of the leaves.
+    """The plan of a part.
 
+    `alike` has the arrays that all processes have, each with the leaf that it is of.
     `values` are those of the leaves that the manifest has.
     """
 
@@ -38,6 +39,7 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Par
     """
     writes: list[Write] = []
     frozen: set[str] = set()
+    leaf_of: dict[str, str] = {}
     alike: dict[str, str] = {}
     holders = _Holders()
     for name, record, leaf, _ in step.writes:
@@ -52,6 +54,7 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Par
             )
             shard = Write(encode(found.path), found, data)
             writes.append(shard)
+            leaf_of[shard.name] = name
             if name in step.frozen:
                 frozen.add(shard.name)
             if not is_global and name not in places:
@@ -60,7 +63,7 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Par
     record = _described(data)._replace(path=STEP)
     writes.append(Write(encode(STEP), record, data))
     values = {w.name: w.record.value for w in step.writes if w.record.value is not None}
-    plan = step._replace(writes=writes, unsaved={}, frozen=frozen)
+    plan = step._replace(writes=writes, unsaved={}, frozen=frozen, leaf_of=leaf_of)
     return PartPlan(plan, alike, values)
 
 

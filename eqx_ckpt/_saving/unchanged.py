@@ -12,9 +12,9 @@ from .array_fingerprint import fingerprints, has_fingerprint
 
 
 def find_unchanged(
-    writes: Iterable[Write], frozen: Collection[str], base: Base, next: Base
+    writes: Iterable[Write], frozen: Collection[str], base: Base, new: Base
 ) -> list[Write]:
-    """Note in `next` which arrays are those of the base, and what shows it later.
+    """Note in `new` which arrays are those of the base, and what shows it later.
 
     That is, the very same object, as arrays of JAX do not change; or, of those that
     the user says are `frozen`, one with the same fingerprint. Return those of them
@@ -23,23 +23,23 @@ def find_unchanged(
     """
     arrays = [write for write in writes if isinstance(write.leaf, jax.Array)]
     for name, _, leaf, _ in arrays:
-        next.arrays[name] = weakref.ref(leaf)
+        new.arrays[name] = weakref.ref(leaf)
         known = base.arrays.get(name)
         if known is not None and known() is leaf:
-            next.same.add(name)
+            new.same.add(name)
             if name in base.fingerprints:
-                next.fingerprints[name] = base.fingerprints[name]
+                new.fingerprints[name] = base.fingerprints[name]
     to_compute = {
         write.name: (write.leaf, write.record)
         for write in arrays
         if write.name in frozen
-        and write.name not in next.fingerprints
+        and write.name not in new.fingerprints
         and not is_on_host(write.leaf)
         and has_fingerprint(write.leaf)
     }
-    next.fingerprints.update(fingerprints(to_compute))
+    new.fingerprints.update(fingerprints(to_compute))
     for name in to_compute:
-        found = next.fingerprints.get(name)
+        found = new.fingerprints.get(name)
         if found is not None and found == base.fingerprints.get(name):
-            next.same.add(name)
-    return [w for w in arrays if w.name in next.same and not is_on_host(w.leaf)]
+            new.same.add(name)
+    return [w for w in arrays if w.name in new.same and not is_on_host(w.leaf)]

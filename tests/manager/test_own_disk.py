@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import threading
+import time
 import warnings
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from eqx_ckpt._saving.step_part import plan_part
 from eqx_ckpt._steps.run_steps import Run
 from eqx_ckpt._storage.chunks import chunk_reads
 from faults.manifests import edited
-from helpers import assert_same
+from helpers import assert_same, until
 
 
 PATIENCE = 300.0  # seconds; longer than anything here takes
@@ -369,3 +370,67 @@ def test_an_array_that_a_jit_donates(tmp_path):
         found = one.restore({"w": arrays(1)["both"]})
     assert (np.asarray(found["w"]) == expected).all()
     assert eqx.is_array(found["w"])
+
+
+def test_leaves_that_are_not_finite(tmp_path):
+    """Numbers are in no shard, and leaves have their own names."""
+    told = set()
+    how = {"progress": lambda phase, leaf, *_: told.add(leaf)}
+    bad = arrays() | {"number": float("nan"), "swapped": np.array([np.inf, 1, 2])}
+    bad["both"] = bad["both"] * jnp.inf
+    with manager(tmp_path, check_finite=True, **how) as one:
+        one.save(1, arrays()).result()
+        text = str(one.save(2, bad).exception())
+        assert one.steps() == [1]
+    assert "- 'both': float32[8, 8]: 1 NaN, 63 infinite." in text
+    assert "- 'swapped': NumPy float64[3]: 0 NaN, 1 infinite." in text
+    assert "- 'number': Python float = nan." in text
+    assert told >= {"both", "swapped"}
+    assert not any(name.startswith("shards") for name in told)
+
+
+def test_leaves_that_are_not_frozen_have_their_own_names(tmp_path, caplog):
+    with manager(tmp_path, incremental=True, frozen=True) as one:
+        one.save(1, arrays(0)).result()
+        one.save(2, arrays(1)).result()
+    assert "were saved in" in caplog.text
+    assert ": 'both', 'swapped'." in caplog.text
+
+
+def test_keep_may_restore_when_room_is_made(tmp_path):
+    """It looks at a step, from which the training does not go on."""
+    fails = [False, True]
+
+    def progress(phase, *_):
+        if phase == "commit" and fails and fails.pop(0):
+            raise OSError("the disk is full")
+
+    def keep(steps):
+        if 1 in steps:
+            one.restore(arrays(), 1)
+        with pytest.raises(eqx_ckpt.CheckpointError, match="may not save"):
+            one.wait()
+        return [*steps]
+
+    how = {"keep": keep, "progress": progress, "on_error": "warn"}
+    with eqx_ckpt.CheckpointManager(tmp_path, shared=False, **how) as one:
+        one.save(1, arrays(1)).result()
+        assert one.save(2, arrays(2)).exception() is not None
+        for step in (3, 4):
+            one.save(step, arrays(step)).result()
+    histories = [one.read_manifest(step).history for step in (1, 3, 4)]
+    assert {history and len(history.sessions) for history in histories} == {1}
+
+
+def test_an_upload_whose_thread_dies_is_not_waited_for(tmp_path):
+    def keep(steps):
+        raise SystemExit("A function of `keep` ends the thread.")
+
+    mirror = eqx_ckpt.Mirror(tmp_path / "there", keep=keep, timeout=20)
+    one = eqx_ckpt.CheckpointManager(tmp_path / "here", mirror=mirror, shared=False)
+    one.save(1, arrays()).result()
+    until(lambda: one.upload_error is not None, PATIENCE)
+    begin = time.monotonic()
+    one.close()
+    assert time.monotonic() - begin < 20
+    assert one.mirrored() == [1]

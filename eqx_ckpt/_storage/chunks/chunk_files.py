@@ -73,8 +73,8 @@ class ChunkFiles(Chunks):
     def write_within(self, folder: int) -> None:
         self._files = NewFiles(folder, "")
 
-    def share(self, base: Base, next: Base) -> None:
-        self._files = SharedFiles(self._files, base, next)
+    def share(self, base: Base, new: Base) -> None:
+        self._files = SharedFiles(self._files, base, new)
 
     def check(self, leaves: Mapping[str, LeafRecord]) -> None:
         above = len(os.fsencode(self.place.spec["path"])) + _AROUND

@@ -101,8 +101,8 @@ class ChunkValues(Chunks):
     def send_at_most(self, nbytes: int) -> None:
         self._most = nbytes
 
-    def share(self, base: Base, next: Base) -> None:
-        self._shared = SharedValues(self.place, base, next)
+    def share(self, base: Base, new: Base) -> None:
+        self._shared = SharedValues(self.place, base, new)
 
     def adopt(
         self, name: str, record: LeafRecord, positions: Collection[int] | None

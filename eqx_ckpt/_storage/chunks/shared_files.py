@@ -71,17 +71,17 @@ class SharedFiles(NewFiles):
 
     **Attributes:**
 
-    - `next`: what is written now, as the base of a later save.
+    - `new`: what is written now, as the base of a later save.
     """
 
-    def __init__(self, files: NewFiles, base: Base, next: Base) -> None:
+    def __init__(self, files: NewFiles, base: Base, new: Base) -> None:
         super().__init__(files.within, files.root)
         self._base = base
         self._folders = Folders(base.path)
-        self.next = next
+        self.new = new
 
     def write_metadata(self, name: str, text: bytes) -> None:
-        self.next.metadata[name] = text
+        self.new.metadata[name] = text
         key = f"{name}/{MANIFEST}"
         is_linked = self._base.metadata.get(name) == text and self._link(key)
         if is_linked and (self._base.is_copied or self._is_equal(key, [text])):
@@ -90,7 +90,7 @@ class SharedFiles(NewFiles):
 
     def write(self, chunk: Chunk, encoded: Encoded) -> None:
         key, file = chunk.key, None
-        if self._base.proposed(chunk, encoded, self.next) and self._link(key):
+        if self._base.proposed(chunk, encoded, self.new) and self._link(key):
             known, file = self._base.chunks[key], self._file_id(key)
             if file == known.file:
                 encoded.checksums = known.checksums
@@ -101,8 +101,8 @@ class SharedFiles(NewFiles):
         if file is None:
             super().write(chunk, encoded)
             file = self._file_id(key)
-        self.next.metadata[chunk.name] = zarr_json(chunk.record[:9])
-        self.next.chunks[key] = KnownChunk(encoded.checksums, file)
+        self.new.metadata[chunk.name] = zarr_json(chunk.record[:9])
+        self.new.chunks[key] = KnownChunk(encoded.checksums, file)
 
     def adopt(
         self, name: str, record: LeafRecord, positions: Collection[int] | None
@@ -127,8 +127,8 @@ class SharedFiles(NewFiles):
                 break
             found[position] = known.checksums
         else:
-            self.next.metadata[name] = text
-            self.next.chunks.update(linked)
+            self.new.metadata[name] = text
+            self.new.chunks.update(linked)
             return found
         for key in linked:
             os.unlink(self.root + key, dir_fd=self.within)

@@ -32,15 +32,15 @@ class SharedValues:
 
     **Attributes:**
 
-    - `next`: what is saved now, as the base of a later save.
+    - `new`: what is saved now, as the base of a later save.
     """
 
-    def __init__(self, place: Storage, base: Base, next: Base) -> None:
+    def __init__(self, place: Storage, base: Base, new: Base) -> None:
         self._place = place
         self._base = base
-        self.next = next
-        next.path = place.spec["path"]
-        self._own = attempt_at(next.path)
+        self.new = new
+        new.path = place.spec["path"]
+        self._own = attempt_at(new.path)
         self._known: Mapping[str, KnownChunk] | None = None
 
     def begin(self, put: Put) -> None:
@@ -80,7 +80,7 @@ class SharedValues:
     def find(self, chunk: Chunk, encoded: Encoded) -> str:
         """The checksums of an equal chunk, and its attempt; `''` if there is none."""
         known = (self._known or {}).get(chunk.key)
-        if known is None or not self._base.proposed(chunk, encoded, self.next):
+        if known is None or not self._base.proposed(chunk, encoded, self.new):
             return ""
         return known.checksums + known.attempt
 
@@ -107,6 +107,6 @@ class SharedValues:
         self._note(chunk.name, chunk.record, chunk.key, text)
 
     def _note(self, name: str, record: LeafRecord, key: str, text: str) -> None:
-        self.next.metadata[name] = zarr_json(record[:9])
+        self.new.metadata[name] = zarr_json(record[:9])
         checksums, attempt = text[:CHECKSUM_DIGITS], text[CHECKSUM_DIGITS:]
-        self.next.chunks[key] = KnownChunk(checksums, attempt=attempt or self._own)
+        self.new.chunks[key] = KnownChunk(checksums, attempt=attempt or self._own)

@@ -70,26 +70,26 @@ class Base:
                     base.chunks[f"{name}/{key}"] = known
         return base
 
-    def proposed(self, chunk: Chunk, encoded: Encoded, next: "Base") -> bool:
-        """Whether a chunk of `next` seems to be that of this one; note it if not."""
+    def proposed(self, chunk: Chunk, encoded: Encoded, new: "Base") -> bool:
+        """Whether a chunk of `new` seems to be that of this one; note it if not."""
         known = self.chunks.get(chunk.key)
         if known is None or self.metadata[chunk.name] != zarr_json(chunk.record[:9]):
             return False
-        if chunk.name in next.same:
+        if chunk.name in new.same:
             return True
         if encoded.content_hash() == known.checksums[CRC32C_DIGITS:]:
             return True
-        next.changed.add(chunk.name)
+        new.changed.add(chunk.name)
         return False
 
-    def learn(self, next: "Base") -> None:
+    def learn(self, new: "Base") -> None:
         """Note what a checkpoint shows of the arrays that it shares with this one."""
         differ = {
             key.rpartition("/")[0]
-            for key, chunk in next.chunks.items()
+            for key, chunk in new.chunks.items()
             if self.chunks.get(key) != chunk
         }
-        for name in next.arrays.keys() - differ:
-            self.arrays[name] = next.arrays[name]
-            if name in next.fingerprints:
-                self.fingerprints[name] = next.fingerprints[name]
+        for name in new.arrays.keys() - differ:
+            self.arrays[name] = new.arrays[name]
+            if name in new.fingerprints:
+                self.fingerprints[name] = new.fingerprints[name]

@@ -309,8 +309,8 @@ class Chunks(StoredChunks):
     def write_within(self, folder: int) -> None:  # noqa: B027
         """Write to this open directory from now on, wherever its path leads then."""
 
-    def share(self, base: Base, next: Base) -> None:
-        """Share what is equal with a base; note in `next` what is here then.
+    def share(self, base: Base, new: Base) -> None:
+        """Share what is equal with a base; note in `new` what is here then.
 
         Only for the `SHARING_LAYOUTS`.
         """
@@ -370,9 +370,9 @@ class Attempt(contextlib.AbstractContextManager[Any]):
     root: str
     is_first: bool = True
 
-    def share(self, base: Base, next: Base) -> None:
+    def share(self, base: Base, new: Base) -> None:
         """As `Chunks.share`; also before the context is entered."""
-        self.chunks.share(base, next)
+        self.chunks.share(base, new)
 
     def adopt(
         self, name: str, record: LeafRecord, positions: Collection[int] | None

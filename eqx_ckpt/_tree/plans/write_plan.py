@@ -4,7 +4,7 @@ import functools as ft
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -179,8 +179,8 @@ class WritePlan(NamedTuple):
     """The writes, and the fingerprints of the leaves that are not saved.
 
     `separators` are those of the source of a copy, and `history` is that of the step.
-    `frozen` has the names of the leaves that are said not to change, and `part` says
-    which part of a step it is.
+    `frozen` has the names of the arrays that are said not to change. `part` says which
+    part of a step it is; then `leaf_of` has the leaf of each array.
     """
 
     writes: list[Write]
@@ -189,6 +189,7 @@ class WritePlan(NamedTuple):
     history: History | None = None
     frozen: Collection[str] = ()
     part: Part | None = None
+    leaf_of: Mapping[str, str] = {}
 
 
 def plan_writes(
