@@ -1,13 +1,22 @@
 """Restore the newest step of a run, or an older one if that is damaged."""
 
+import contextlib
 import functools as ft
 import warnings
 from collections.abc import Callable, Sequence
 from typing import get_args, Literal, TypeAlias, TypeVar
 
 from .._distributed.jax_service import is_first
-from .._distributed.process_group import from_first, gather_errors
-from .._errors import CheckpointNotFoundError, CorruptCheckpointError
+from .._distributed.process_group import (
+    from_first,
+    gather_errors,
+    group_or_solo,
+)
+from .._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
 from .._inspecting.inspect_checkpoint import verify
 from .._restoring.restore import Check
 from .._storage.calls.threads import in_thread
@@ -68,10 +77,13 @@ def resumed(
             return restored(Copy(*found[0]), None), []
     if not isinstance(problem, CorruptCheckpointError):
         raise problem
-    older = ft.partial(_newest_whole, tiers, copies, step)
-    call = f"restore() older than {last.step} in {tiers.directory!r}"
-    whole = from_first(call, older, timeout)
-    whole = None if whole is None else Copy(*whole)
+    try:
+        whole = _found_whole(tiers, copies, step, timeout)
+    except (CheckpointError, OSError) as e:
+        if on_damage == "fallback":
+            raise e from problem
+        why = f"Whether another copy or step is intact is not known: {e}"
+        raise CorruptCheckpointError(f"{problem}\n{why}") from e
     if on_damage == "raise" or whole is None:
         hint = _fallback_hint(tiers, last, whole) if step is None or whole else ""
         raise CorruptCheckpointError(f"{problem}\n{hint}".rstrip())
@@ -159,14 +171,29 @@ def copies_of(
     return copies
 
 
-def _newest_whole(
-    tiers: Tiers, copies: Sequence[Copy], step: int | None
+def _found_whole(
+    tiers: Tiers, copies: Sequence[Copy], step: int | None, timeout: float
 ) -> Copy | None:
-    """The best copy but for the last one; of a given step, one in another tier."""
+    """As `_newest_whole`, on all processes; they wait for as long as that goes on."""
+    call = f"restore() older than {copies[-1].step} in {tiers.directory!r}"
+    with contextlib.closing(group_or_solo(call, timeout)) as group:
+        goes_on = ft.partial(group.goes_on, "older")
+        look = ft.partial(_newest_whole, tiers, copies, step, goes_on)
+        found = group.from_first("older", look)
+    return None if found is None else Copy(*found)
+
+
+def _newest_whole(
+    tiers: Tiers, copies: Sequence[Copy], step: int | None, goes_on: Callable[[], None]
+) -> Copy | None:
+    """The best copy but for the last one; of a given step, one in another tier.
+
+    `goes_on` is called while they are read.
+    """
     others = copies[:-1] if step is None else tiers.farther(copies[-1])
     for copy in reversed(others):
         try:
-            verify(tiers.path(copy))
+            verify(tiers.path(copy), progress=lambda *_: goes_on())
         except (CorruptCheckpointError, CheckpointNotFoundError):
             continue
         return copy

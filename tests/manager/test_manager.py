@@ -14,6 +14,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
+from eqx_ckpt._run import damage_fallback
 from eqx_ckpt._storage.interface import committed_manifest as committed
 from faults import preemption
 from helpers import assert_same, files_below
@@ -164,6 +165,20 @@ def test_without_a_whole_step_a_fallback_raises(run):
         flip(run / step / "w/c.0")
     with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="None of the older"):
         CheckpointManager(run).restore(state(300), on_damage="fallback")
+
+
+def test_damage_is_said_although_older_steps_cannot_be_read(run, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(damage_fallback, "verify", fails)
+    flip(run / "000300/w/c.0")
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="'w'") as raised:
+        CheckpointManager(run).restore(state(300))
+    assert "intact is not known: [Errno 5] Input/output error" in str(raised.value)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        CheckpointManager(run).restore(state(300), on_damage="fallback")
+    assert isinstance(raised.value.__cause__, eqx_ckpt.CorruptCheckpointError)
 
 
 def test_a_mismatch_is_no_damage(run):

@@ -90,6 +90,14 @@ def test_removing_old_steps_may_take_long(zygote: Zygote, disk: pathlib.Path) ->
     assert ends[0][2] == [5]
 
 
+def test_looking_for_an_intact_step_may_take_long(
+    zygote: Zygote, disk: pathlib.Path
+) -> None:
+    """As long as it goes on."""
+    ends = zygote.call(jobs.values, 2, 4, calls.fall_back_slowly, str(disk))
+    assert ends == [(1, 2), (1, 2)]
+
+
 @pytest.mark.once
 def test_a_deadline_passes_during_an_answer(zygote: Zygote, disk: pathlib.Path) -> None:
     """It fails in all, and in none alone."""
