@@ -171,7 +171,7 @@ class CheckpointManager:
         check_layout(layout)
         check_compression(compression)
         check_progress(progress)
-        checked_limit(staging_bytes)
+        self._staging_bytes = checked_limit(staging_bytes)
         check_timeout(timeout)
         check_flag("check_finite", check_finite)
         check_flag("incremental", incremental)
@@ -189,7 +189,6 @@ class CheckpointManager:
         self._frozen = frozen
         self._how = How(layout, compression, progress)
         self._progress: Progress = progress
-        self._staging_bytes = staging_bytes
         self._check_finite = check_finite
         self._before = StepBefore(self._run) if incremental else None
         self._one_at_a_time = ForkedLock()
@@ -281,7 +280,6 @@ class CheckpointManager:
             if not self._is_tidy or self._disk.is_own:
                 self._make_room()
             self._is_tidy = False
-            limit = checked_limit(self._staging_bytes)
             with collector_paused():
                 plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
                 with self._asking_keep():
@@ -302,7 +300,7 @@ class CheckpointManager:
                 held = stack.pop_all()
                 try:
                     saving = save_in_background(
-                        save, group, held, limit, self, afterwards
+                        save, group, held, self._staging_bytes, self, afterwards
                     )
                 except (OSError, CheckpointError) as e:
                     return self._not_begun(number, e)

@@ -426,7 +426,7 @@ def test_an_upload_whose_thread_dies_is_not_waited_for(tmp_path):
     def keep(steps):
         raise SystemExit("A function of `keep` ends the thread.")
 
-    mirror = eqx_ckpt.Mirror(tmp_path / "there", keep=keep, timeout=20)
+    mirror = eqx_ckpt.Mirror(tmp_path / "there", keep=keep, timeout=20.0)
     one = eqx_ckpt.CheckpointManager(tmp_path / "here", mirror=mirror, shared=False)
     one.save(1, arrays()).result()
     until(lambda: one.upload_error is not None, PATIENCE)
