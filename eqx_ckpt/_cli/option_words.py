@@ -7,6 +7,13 @@ _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
         # A command opens what it is given by itself, or has no such way out.
+        (r"Pass `format`, if", "`eqx-ckpt convert` takes `--format`, if"),
+        (
+            "pass the PyTree that was saved as `like`",
+            "`eqx-ckpt convert` takes the PyTree, by `--like MODULE:NAME`",
+        ),
+        (r"an older `step`", "an older `--step`"),
+        (r", by a manager of that", ""),
         (r": pass `eqx_ckpt\.interop\.\w+\([^`]*\)` in place of the path", ""),
         (r", or restore the newest step with a `CheckpointManager`", ""),
         (r" A restore can choose leaves .* with `where` or `filter_spec`\.", ""),

@@ -56,6 +56,10 @@ def test_a_file_of_others(place, tmp_path, ask):
     assert ask("diff", url, tmp_path / "m.npz", "--values")[0] == 0
     assert ask("convert", url, tmp_path / "again", "--to", "checkpoint")[0] == 0
     assert_same(arrays(tmp_path / "again"), arrays(tmp_path / "m.npz"))
+    store.write("notes", b"Dear diary").result()
+    status, text = ask("tree", f"{place.url}/notes")
+    assert status == 2
+    assert "`eqx-ckpt convert` takes `--format`, if it is one that" in text
 
 
 def test_a_report(remote, tmp_path, ask):
