@@ -12,7 +12,7 @@ from .._format.source import Source
 from .._storage.calls.opening import reading
 from .._storage.interface.output_files import NewFiles
 from .._storage.interface.replacing import Kind
-from .._types import PathLike
+from .._types import check_integer, PathLike
 from .page_facts import facts_of
 from .versions import find_columns
 
@@ -96,6 +96,7 @@ def write_report(
     - [`eqx_ckpt.CorruptCheckpointError`][]: the manifest of a checkpoint is damaged.
     - [`eqx_ckpt.CheckpointError`][]: what is read is replaced again and again.
     - `ImportError`: plotly is not installed.
+    - `ValueError`: `steps` is not a positive integer.
     - [`eqx_ckpt.CheckpointExistsError`][]: something exists at `path` that may not be
         replaced, or it is inside of a checkpoint.
     - `OSError`: the page cannot be written, or the file system fails.
@@ -124,8 +125,7 @@ def written(
     overwrite: bool,
 ) -> dict[str, Any]:
     """Write the page; returns what it shows."""
-    if steps < 1:
-        raise CheckpointError(f"`steps` is {steps}. Show at least one step of a run.")
+    check_integer("steps", steps, 1)
     files = NewFiles([path], _KIND, overwrite=overwrite)
     plotly = _plotly()
     with files, files.next() as f:

@@ -438,7 +438,7 @@ def test_nothing_is_written_without_a_page(run, tmp_path):
                 run, tmp_path / "weights", overwrite=overwrite
             )
     assert (tmp_path / "weights").read_bytes() == b"mine"
-    with pytest.raises(eqx_ckpt.CheckpointError, match="at least one step"):
+    with pytest.raises(ValueError, match="`steps` is 0. Pass an integer of at least"):
         eqx_ckpt.inspect.write_report(run, tmp_path / "page.html", steps=0)
 
 
