@@ -52,6 +52,10 @@ def test_reading(path, kind):
         "in/theta",
         "n",
     ]
+    np.testing.assert_array_equal(eqx_ckpt.load(source, "n"), samples(50)["n"])
+    assert not eqx_ckpt.inspect.diff(source, path, values=True)
+    mean = eqx_ckpt.average([source, path])
+    assert not eqx_ckpt.inspect.diff(mean, source, values=True)
 
 
 def test_a_copy_is_a_checkpoint(path, tmp_path):
@@ -128,6 +132,7 @@ def test_the_command_line(path, capsys):
     assert status == 0
     assert "[100 101 102]" in printed
     assert ask("stats", path)[0] == 0
+    assert ask("diff", path, path, "--values")[0] == 0
     assert ask("verify", path) == (0, f"ok  {path}\n")
     damage(path / "samples/n/c.0.1")
     status, printed = ask("verify", path)
