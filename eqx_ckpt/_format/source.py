@@ -267,6 +267,6 @@ def raise_damage(damage: dict[str, str], source: Source) -> None:
         raise CorruptCheckpointError(
             f"{source} is damaged. These leaves are not what was saved:\n"
             + "\n".join(f"- {name!r}: {reason}." for name, reason in damage.items())
-            + "\nUse another checkpoint. A restore can choose leaves that are whole "
+            + "\nUse another checkpoint. A restore can choose leaves that are intact "
             "with `where` or `filter_spec`."
         )

@@ -1,4 +1,4 @@
-"""Make a `like` from a checkpoint, and compare a `like` with a checkpoint."""
+"""Create a `like` from a checkpoint, and compare a `like` with a checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ from .forecast import forecast
 
 
 def tree_like(source: PathLike | Source, *, prefix: str = "") -> PyTree:
-    """Make a `like` from a checkpoint, for when you do not have the code of its model.
+    """Create a `like` from a checkpoint, if you do not have the code of its model.
 
     **Arguments:**
 

@@ -184,6 +184,7 @@ class LeafHistory(Mapping[str, LeafOverSteps]):
 
         **Raises:**
 
+        - `ImportError`: xarray is not installed.
         - [`eqx_ckpt.CheckpointError`][]: xarray cannot hold the leaves in one tree.
         """
         axis = "step"

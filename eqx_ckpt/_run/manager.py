@@ -147,7 +147,7 @@ class CheckpointManager:
             [`eqx_ckpt.tree_serialise_leaves`][]. Only with `incremental=True`.
         - `mirror`: an [`eqx_ckpt.Mirror`][], to which steps are uploaded in the
             background; or several. `keep` does not remove a step that is being
-            uploaded, or is next. In a job, the first process uploads.
+            uploaded, or is next. In a job, process 0 uploads.
         - `on_error`: what happens when a save fails, in the call or in the background.
             `"raise"`: its error is raised, as `save` says. `"warn"`: it is logged as a
             warning, and the training goes on. Its future raises all the same, and the
@@ -159,12 +159,12 @@ class CheckpointManager:
         - `shared`: in a job of several processes, whether all of them see `directory`.
             With `False`, each passes a directory of its own, such as on a disk of its
             machine: it saves its shards there, and uploads its part of each step to
-            the `mirror`, which all see. All processes have to make the manager, and
+            the `mirror`, which all see. All processes have to create the manager, and
             close it, at the same time.
         - `config`: of the training, such as its hyperparameters: a dictionary with
             string keys, of strings, finite numbers, bools, `None`, lists and such
             dictionaries. It is written once, beside the steps, and again when it has
-            changed: see `read_config`. In a job, that of the first process counts.
+            changed: see `read_config`. In a job, that of process 0 counts.
         """
         self._run = Run(directory)
         self._when = checked_when(when)
@@ -540,7 +540,7 @@ class CheckpointManager:
         that takes a fraction of a save, and no space. Nothing is read, so
         [`eqx_ckpt.inspect.verify`][] either of them if you doubt the disk. Otherwise
         the step is copied, and compared with its checksums. In a job of several
-        processes, call this in each of them; the first one copies.
+        processes, call this in each of them; process 0 copies.
 
         **Arguments:**
 
@@ -705,7 +705,7 @@ class CheckpointManager:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CheckpointError(f"{self} is closed. Make a new one.")
+            raise CheckpointError(f"{self} is closed. Create a new one.")
 
     def _check_thread(self) -> None:
         if self._is_run_here():
@@ -770,7 +770,7 @@ class CheckpointManager:
 
         The `result()` of one returns when the step is in each mirror for which it was
         due. It raises if the step cannot be uploaded, or if a newer one is in its
-        place. In a job, they are those of the first process.
+        place. In a job, they are those of process 0.
         """
         return self._mirrors.futures()
 

@@ -68,7 +68,7 @@ class Tiers:
             if tier:
                 e.add_note(
                     f"The mirror {self._runs[tier].directory!r} was asked. To go on "
-                    "without it, make a manager without `mirror`."
+                    "without it, create a manager without `mirror`."
                 )
             raise
 

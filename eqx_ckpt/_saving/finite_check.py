@@ -62,7 +62,7 @@ class FiniteCheck:
             f"{path!r} was not saved, because these leaves are not finite:\n"
             + "\n".join(lines)
             + "\nNo older step was removed: restore one. To save such a tree all the "
-            "same, make the manager with `check_finite=False`."
+            "same, create the manager with `check_finite=False`."
         )
 
     def _lines(self) -> Iterator[str]:

@@ -112,9 +112,9 @@ def tree_serialise_leaves(
         of them for each array. `record` is the array's
         [`eqx_ckpt.inspect.LeafRecord`][].
     - `base`: an earlier checkpoint, with which chunks are shared that are equal. On a
-        disk, files become hard links, and both checkpoints are whole. In a store, both
-        are steps of one run, and this one refers to that: see *Training*. For
-        `layout="zarr"`.
+        disk, files become hard links, and both checkpoints are complete. In a store,
+        both are steps of one run, and this one refers to that: see the page *Saving
+        while training*. For `layout="zarr"`.
     - `frozen`: which leaves have not changed since `base`: `True`, or a function
         `leaf -> bool`, or a PyTree prefix of them, as for `equinox.partition`. Such an
         array on a GPU or TPU is compared there, by a fingerprint of 128 bits, with what

@@ -43,10 +43,9 @@ def average(
     once, at the end. With each source after the first one, the average becomes
     `average + (x[i] - average) * share`, where `share` is `weights[i]` divided by the
     sum of the weights so far; and `average * (1 - share) + x[i] * share` where that is
-    not finite. So equal values stay exactly
-    what they are. All other leaves are those of the first source: integers, such as the
-    counts of an optimiser, booleans, PRNG keys, dates, Python numbers, and bytes of a
-    custom `filter_spec`.
+    not finite. So equal values stay exactly what they are. All other leaves are those
+    of the first source: integers, such as the counts of an optimiser, booleans, PRNG
+    keys, dates, Python numbers, and bytes of a custom `filter_spec`.
 
     **Arguments:**
 

@@ -130,7 +130,7 @@ class Configs:
             urls = " or ".join(repr(place.url(name)) for place in self._places)
             raise CorruptCheckpointError(
                 f"The config in {urls} is damaged: it is not as it was written. Copy "
-                "the file from a mirror or a backup, or delete it, and a session with "
+                "the file from a mirror or a backup, or delete it, and a manager with "
                 "this config writes it again. The steps can be restored without it."
             ) from problem
         if problem:

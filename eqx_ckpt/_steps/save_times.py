@@ -71,7 +71,7 @@ def save_every_seconds(seconds: int | float) -> When:
     **Returns:**
 
     A function for the `when` of [`eqx_ckpt.CheckpointManager`][]. It has its own clock:
-    make one for each manager.
+    create one for each manager.
 
     **Raises:**
 

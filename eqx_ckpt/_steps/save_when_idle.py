@@ -21,7 +21,7 @@ def save_when_idle(budget: float = 0.01, *, max_steps: int | None = None) -> Whe
     The manager measures how long its calls of `save` take. The next save is due when
     the mean of the last eight is at most `budget` of the time since the last one began.
     The first save is due at once, as nothing was measured before. In a job of several
-    processes, the first one decides for all.
+    processes, process 0 decides for all.
 
     **Arguments:**
 
@@ -33,7 +33,7 @@ def save_when_idle(budget: float = 0.01, *, max_steps: int | None = None) -> Whe
     **Returns:**
 
     A function for the `when` of [`eqx_ckpt.CheckpointManager`][], not for that of an
-    [`eqx_ckpt.Mirror`][]. It measures one manager: make one for each.
+    [`eqx_ckpt.Mirror`][]. It measures one manager: create one for each.
 
     **Raises:**
 

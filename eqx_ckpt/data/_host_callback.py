@@ -52,7 +52,7 @@ class Host:
 
     def check_open(self) -> None:
         if not self.is_open:
-            raise RuntimeError("The loader is closed. Make a new one.")
+            raise RuntimeError("The loader is closed. Create a new one.")
 
     def close(self) -> None:
         _open.pop(self.number, None)

@@ -277,7 +277,7 @@ class Loader(eqx.Module):
         self._drawing.check(cursor)
         if not is_a(Cursor, cursor):
             raise TypeError(
-                f"It is a {type(cursor).__name__}, not a Cursor. Make one by `start`."
+                f"It is a {type(cursor).__name__}, not a Cursor. Create one by `start`."
             )
         if cursor.block.settings != self.settings:
             raise ValueError(

@@ -74,7 +74,7 @@ class Collector:
     def recorder(
         self, *, block: int | None = None, sharding: NamedSharding | None = None
     ) -> Recorder:
-        """Make a recorder, as `recorder` of [`eqx_ckpt.recording.Recording`][]."""
+        """Create a recorder, as `recorder` of [`eqx_ckpt.recording.Recording`][]."""
         receiver, recorder = make_recorder(
             self._taker, self._leaves, self._chains, block, sharding
         )

@@ -196,7 +196,7 @@ class Recording:
     def recorder(
         self, *, block: int | None = None, sharding: NamedSharding | None = None
     ) -> Recorder:
-        """Make a recorder, which records samples from inside a compiled program.
+        """Create a recorder, which records samples inside a compiled program.
 
         **Arguments:**
 

@@ -291,4 +291,4 @@ def no_store(name: str, answer: str) -> CheckpointError:
 
 
 def no_bucket(name: str) -> CheckpointError:
-    return CheckpointError(f"{name}: there is no such bucket. Make it first.")
+    return CheckpointError(f"{name}: there is no such bucket. Create it first.")

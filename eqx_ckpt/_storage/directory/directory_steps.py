@@ -65,7 +65,7 @@ class DirectorySteps(Steps):
                 raise CheckpointError(
                     f"{self._run.url()!r} is not the directory that this manager began "
                     "to use: that was moved, with its steps. Nothing was done. Move it "
-                    "back, or make a `CheckpointManager` of the path where it is now."
+                    "back, or create a `CheckpointManager` of its path now."
                 )
         # None was there yet, or it was deleted: a run begins anew.
         with contextlib.suppress(OSError):

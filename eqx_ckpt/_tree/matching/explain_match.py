@@ -23,7 +23,7 @@ WAYS_OUT: Mapping[Status, str] = {
     "sharding": "The axes in a PartitionSpec have to divide the dimension that they "
     "are for. Choose another one, or pass a mesh as `sharding`, which replicates where "
     "the saved PartitionSpecs do not fit.",
-    "loader": "To restore the position of a different loader, make the cursor in "
+    "loader": "To restore the position of a different loader, create the cursor in "
     "`like` by `loader.start(accept_any=True)`.",
     "kind": "Arrays become JAX or NumPy arrays, as `like` has them; PRNG keys and "
     "Python numbers, of which a subclass such as an `IntEnum` is made again, come back "

@@ -54,14 +54,14 @@ class LeafMatch(NamedTuple):
     - `status`: what would become of it. Restored: `"same"`; `"renamed"` or `"computed"`
         by the `transform`; `"cast"`, as `casting` allows; or `"value"`, a Python
         number whose value in `like` differs. Not known: `"custom"`, which is
-        left to a `filter_spec` of yours. Not restored: `"kept"` as it is in
-        `like`, or `"ignored"`, as `missing`, `mismatched` and `unexpected` say; or
-        `"changed"`: a leaf that is never saved, such as a function, is not the one that
-        was there at the save. All others stop a restore: `"missing"` from the
-        checkpoint; `"abstract"`: to be kept, and `like` has no value to keep;
-        `"unexpected"`: in the checkpoint, but not in `like`; a different `"kind"` (of
-        leaf), `"shape"` or `"dtype"`; a `"sharding"` that it cannot have; or the
-        position of another `"loader"` of data.
+        left to a `filter_spec` of yours. Not restored: `"kept"` as it is in `like`, or
+        `"ignored"`, as `missing`, `mismatched`, `unexpected` and
+        `array_deserialise_filter_spec` say; or `"changed"`: a leaf that is never saved,
+        such as a function, is not the one that was there at the save. All others stop a
+        restore: `"missing"` from the checkpoint; `"abstract"`: to be kept, and `like`
+        has no value to keep; `"unexpected"`: in the checkpoint, but not in `like`; a
+        different `"kind"` (of leaf), `"shape"` or `"dtype"`; a `"sharding"` that it
+        cannot have; or the position of a different `"loader"` of data.
     - `expected`: what `like` has; it prints in words.
     - `found`: what the checkpoint has; it prints in words.
     - `nearest`: the most similar names, for a missing leaf; of very many, for those

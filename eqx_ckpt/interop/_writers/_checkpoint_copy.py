@@ -38,7 +38,8 @@ def copy(
     - `source`: the directory or URL of a checkpoint, or an
         [`eqx_ckpt.interop.Source`][].
     - `path`, `overwrite`, `layout`, `compression`, `progress`, `timeout`: as
-        [`eqx_ckpt.tree_serialise_leaves`][]. The compression of the source is not kept.
+        [`eqx_ckpt.tree_serialise_leaves`][], whatever layout and compression the
+        source has.
     - `strict`: raise, instead of warning once, if a file of another format has values
         that this package cannot represent. They are left out.
 
