@@ -38,7 +38,6 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Par
     `places` has the leaves that are on one process alone.
     """
     writes: list[Write] = []
-    frozen: set[str] = set()
     leaf_of: dict[str, str] = {}
     alike: dict[str, str] = {}
     holders = _Holders()
@@ -55,14 +54,13 @@ def plan_part(step: WritePlan, places: Mapping[str, int], layout: Layout) -> Par
             shard = Write(encode(found.path), found, data)
             writes.append(shard)
             leaf_of[shard.name] = name
-            if name in step.frozen:
-                frozen.add(shard.name)
             if not is_global and name not in places:
                 alike[shard.name] = name
     data = np.frombuffer(_described_step(step, holders, layout), np.uint8)
     record = _described(data)._replace(path=STEP)
     writes.append(Write(encode(STEP), record, data))
     values = {w.name: w.record.value for w in step.writes if w.record.value is not None}
+    frozen = {shard for shard, leaf in leaf_of.items() if leaf in step.frozen}
     plan = step._replace(writes=writes, unsaved={}, frozen=frozen, leaf_of=leaf_of)
     return PartPlan(plan, alike, values)
 

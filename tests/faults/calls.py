@@ -400,6 +400,42 @@ def _not_found(path: Any) -> Any:
     raise eqx_ckpt.CheckpointNotFoundError(f"Nothing at {path} yet.")
 
 
+def _hear_at_once(topic: str) -> Any:
+    """`Group._hear`, with a deadline for this topic that has passed."""
+    hear = Group._hear
+
+    def hear_at_once(self: Group, about: str, who: Any, end: float) -> Any:
+        return hear(self, about, who, 0 if about == topic else end)
+
+    return hear_at_once
+
+
+def _look_between(place: pathlib.Path, most: int) -> Any:
+    """`Service.look`, after process 0 has gone on, which then waits in `_go_on`.
+
+    After so many times, it waits until process 0 has ended.
+    """
+    look, looks = coordination.Service.look, itertools.count(1)
+
+    def look_between(self: coordination.Service, key: str) -> Any:
+        if not key.endswith("/progress"):
+            return look(self, key)
+        if (number := next(looks)) > most:
+            assert self.wait(key.replace("progress", "outcome"), TIMEOUT)
+            return -number
+        wait_for([place / f"went on {number}"])
+        found = look(self, key)
+        _write(place / f"looked {number}", "")
+        return found
+
+    return look_between
+
+
+def _go_on(place: pathlib.Path, number: int) -> None:
+    _write(place / f"went on {number}", "")
+    wait_for([place / f"looked {number}"])
+
+
 def retain_slowly(directory: str) -> tuple[list[int], tuple[str, str], list[int]]:
     """Process 0 removes old steps, one after each deadline; then it hangs.
 
@@ -411,32 +447,17 @@ def retain_slowly(directory: str) -> tuple[list[int], tuple[str, str], list[int]
         for step in (1, 2, 3):
             manager.save(step, state(step)).result()
     hear, look = Group._hear, coordination.Service.look
-    remove, looks, removals = DirectorySteps.remove, itertools.count(1), []
-
-    def hear_at_once(self: Group, topic: str, who: Any, end: float) -> Any:
-        return hear(self, topic, who, 0 if topic == "retained" else end)
-
-    def look_between(self: coordination.Service, key: str) -> Any:
-        """After process 0 has gone on, which then waits; at last until it has ended."""
-        if not key.endswith("/progress"):
-            return look(self, key)
-        if (number := next(looks)) > 3:
-            assert self.wait(key.replace("progress", "outcome"), TIMEOUT)
-            return -number
-        wait_for([place / f"removing {number}"])
-        found = look(self, key)
-        _write(place / f"looked {number}", "")
-        return found
+    remove, removals = DirectorySteps.remove, []
 
     def remove_between(self: DirectorySteps, steps: list[int]) -> None:
         removals.extend(steps)
-        _write(place / f"removing {len(removals)}", "")
-        wait_for([place / f"looked {len(removals)}"])
+        _go_on(place, len(removals))
         remove(self, steps)
 
     manager = eqx_ckpt.CheckpointManager(run, keep=keep, timeout=TIMEOUT)
     if index == 1:
-        Group._hear, coordination.Service.look = hear_at_once, look_between
+        Group._hear = _hear_at_once("retained")
+        coordination.Service.look = _look_between(place, 3)
     DirectorySteps.remove = remove_between
     manager.save(4, state(4)).result()
     first = manager.steps()
@@ -464,31 +485,16 @@ def fall_back_slowly(directory: str) -> tuple[int, int]:
         _write(place / "damaged", "")
     wait_for([place / "damaged"])
     hear, look, goes_on = Group._hear, coordination.Service.look, Group.goes_on
-    looks, pieces = itertools.count(1), itertools.count(1)
-    most = 2
-
-    def hear_at_once(self: Group, topic: str, who: Any, end: float) -> Any:
-        return hear(self, topic, who, 0 if topic == "older" else end)
-
-    def look_between(self: coordination.Service, key: str) -> Any:
-        if not key.endswith("/progress"):
-            return look(self, key)
-        if (number := next(looks)) > most:
-            assert self.wait(key.replace("progress", "outcome"), TIMEOUT)
-            return -number
-        wait_for([place / f"read {number}"])
-        found = look(self, key)
-        _write(place / f"looked {number}", "")
-        return found
+    most, pieces = 2, itertools.count(1)
 
     def go_on_between(self: Group, topic: str) -> None:
         goes_on(self, topic)
         if (number := next(pieces)) <= most:
-            _write(place / f"read {number}", "")
-            wait_for([place / f"looked {number}"])
+            _go_on(place, number)
 
     if index == 1:
-        Group._hear, coordination.Service.look = hear_at_once, look_between
+        Group._hear = _hear_at_once("older")
+        coordination.Service.look = _look_between(place, most)
     Group.goes_on = go_on_between
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -141,7 +141,7 @@ def narrowed(dtype: str) -> str:
 
 
 def would_narrow(dtype: str) -> bool:
-    return dtype in _WIDE and narrowed(dtype) != dtype
+    return narrowed(dtype) != dtype
 
 
 def is_jaxs(dtype: str) -> bool:
