@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -333,20 +334,38 @@ def test_a_mirror_that_is_full(
         assert 2 in manager.mirrored()
 
 
+def _save_two(
+    manager: eqx_ckpt.CheckpointManager, tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Save steps 1 and 2; step 1 is uploaded meanwhile, and so it is not removed."""
+    began, may_go_on = threading.Event(), threading.Event()
+    upload = uploader.upload
+
+    def upload_later(*args: Any) -> None:
+        began.set()
+        assert may_go_on.wait(300)
+        upload(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploader, "upload", upload_later)
+        manager.save(1, tree).result()
+        assert began.wait(300)
+        manager.save(2, tree).result()
+        may_go_on.set()
+        for step in (1, 2):
+            manager.uploads()[step].result(300)
+
+
 def test_what_an_upload_has_spared_makes_room(
-    small_disk: pathlib.Path, disk: pathlib.Path
+    small_disk: pathlib.Path, disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is space for two steps, as `keep` needs, and not for a third one."""
-    mirror = eqx_ckpt.Mirror(disk / "there", bytes_per_second=4e5)
-    run = small_disk / "run"
+    mirror, run = eqx_ckpt.Mirror(disk / "there"), small_disk / "run"
     with eqx_ckpt.CheckpointManager(
         run, keep=eqx_ckpt.keep_last(1), mirror=mirror, on_error="warn"
     ) as manager:
-        for step in (1, 2):
-            manager.save(step, {"w": np.full(50_000, step)}).result()
+        _save_two(manager, {"w": np.zeros(50_000)}, monkeypatch)
         assert sorted(os.listdir(run))[:2] == ["000001", "000002"]
-        for step in (1, 2):
-            manager.uploads()[step].result(300)
         for step in (3, 4):
             manager.save(step, {"w": np.full(50_000, step)}).result()
             manager.uploads()[step].result(300)
@@ -372,22 +391,18 @@ def test_room_on_a_disk_of_its_own(small_disk: pathlib.Path) -> None:
 
 
 def test_what_an_upload_has_spared_goes_after_a_failure(
-    small_disk: pathlib.Path, disk: pathlib.Path
+    small_disk: pathlib.Path, disk: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How far data are compressed is not known before."""
     noise = np.random.default_rng(0).integers(256, size=400_000, dtype=np.uint8)
-    mirror = eqx_ckpt.Mirror(disk / "there", bytes_per_second=4e5)
     with eqx_ckpt.CheckpointManager(
         small_disk / "run",
         keep=eqx_ckpt.keep_last(1),
-        mirror=mirror,
+        mirror=eqx_ckpt.Mirror(disk / "there"),
         compression="zstd",
         on_error="warn",
     ) as manager:
-        for step in (1, 2):
-            manager.save(step, {"w": noise}).result()
-        for step in (1, 2):
-            manager.uploads()[step].result(300)
+        _save_two(manager, {"w": noise}, monkeypatch)
         outcomes = [manager.save(step, {"w": noise}).exception() for step in (3, 4)]
         assert isinstance(outcomes[0], OSError)
         assert outcomes[1] is None
