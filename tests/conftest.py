@@ -22,7 +22,7 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_package
 from jaxtyping import PRNGKeyArray
 
-from helpers import CACHE
+from helpers import CACHE, use_memory
 
 
 # Each call in the package checks its types, in a tenth of the time that
@@ -83,6 +83,8 @@ def pytest_collection_finish() -> None:
 
 # While tests are imported and collected, next to nothing becomes garbage.
 gc.disable()
+
+use_memory()
 
 # Eight devices, so that one process can save and restore sharded arrays.
 jax.config.update("jax_num_cpu_devices", 8)

@@ -1,8 +1,11 @@
 """What several tests need."""
 
+import contextlib
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,23 @@ from jaxtyping import PyTree
 
 # What JAX has compiled for the tests is kept here.
 CACHE = Path(__file__).parents[1] / ".cache"
+
+
+@contextlib.contextmanager
+def folder_on_disk() -> Generator[Path]:
+    """An empty folder outside of memory: what is read there may be cold."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+def use_memory() -> None:
+    """Let temporary files be in memory, where a flush takes no time.
+
+    Also those of processes that are started. `TMPDIR` decides, if it is set.
+    """
+    memory, gigabytes = Path("/dev/shm"), 4
+    if memory.is_dir() and shutil.disk_usage(memory).free >= gigabytes * 2**30:
+        tempfile.tempdir = os.environ.setdefault("TMPDIR", str(memory))
 
 
 def bits(leaf: Any) -> Any:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
+from tests.helpers import use_memory
+
 
 _STACK = 2**20
 
@@ -160,6 +162,7 @@ def try_all(play: Callable[[int], Any], description: str | None) -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--minutes", type=float, default=1.0)
     args: Any = parser.parse_args()
+    use_memory()
     logging.getLogger("eqx_ckpt").setLevel(logging.CRITICAL)  # It has much to warn of.
     end = time.monotonic() + 60 * args.minutes
     done = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import eqx_ckpt
 from tests.disks.schedules import in_folder
-from tests.disks.simulated_disk import aside, folder_in_memory, SimulatedDisk
+from tests.disks.simulated_disk import aside, SimulatedDisk, temporary_folder
 from tests.model.directory import DELETER, Directory, NAMES, OLD, State
 from tests.model.traces import Follower, Sight, Trace
 from tests.scheduler import local, now, try_all
@@ -216,7 +216,7 @@ def _count_files(folder: str) -> int:
 
 
 def play(seed: int) -> Scene:
-    with folder_in_memory() as root:
+    with temporary_folder() as root:
         scene = Scene(seed, root)
         scene.play()
         return scene

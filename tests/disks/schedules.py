@@ -7,7 +7,7 @@
 import errno
 import os
 
-from tests.disks.simulated_disk import folder_in_memory, SimulatedDisk
+from tests.disks.simulated_disk import SimulatedDisk, temporary_folder
 from tests.linearizable import Call
 from tests.scheduler import try_all
 from tests.schedules import LONG, Path, Saves, Schedule, Whole
@@ -94,7 +94,7 @@ def in_folder(root: str) -> Path:
 
 
 def play(seed: int) -> DiskSchedule:
-    with folder_in_memory() as root:
+    with temporary_folder() as root:
         saves = Whole if seed % 2 else Incremental
         schedule = DiskSchedule(seed, root, saves(seed, in_folder(root)))
         schedule.play()

@@ -326,8 +326,6 @@ def _is_there(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def folder_in_memory() -> Generator[str]:
-    """A folder, in memory where there is `/dev/shm`."""
-    fast = pathlib.Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
+def temporary_folder() -> Generator[str]:
+    with tempfile.TemporaryDirectory() as folder:
         yield os.path.realpath(folder)

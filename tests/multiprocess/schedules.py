@@ -6,9 +6,8 @@
 
 import contextlib
 import random
-import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -139,25 +138,10 @@ class Schedule:
             )
 
 
-def play(seed: int, directory: Path) -> Schedule:
-    schedule = Schedule(seed, directory / f"{seed}")
-    try:
-        schedule.play()
-    finally:
-        shutil.rmtree(directory / f"{seed}", ignore_errors=True)
-    return schedule
-
-
-@contextlib.contextmanager
-def in_memory() -> Generator[Path]:
-    """A directory, in memory if the system has such a place."""
-    memory = "/dev/shm"
-    with tempfile.TemporaryDirectory(
-        dir=memory if Path(memory).is_dir() else None
-    ) as directory:
-        yield Path(directory)
+def play(seed: int) -> None:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        Schedule(seed, Path(directory)).play()
 
 
 if __name__ == "__main__":
-    with in_memory() as directory:
-        try_all(lambda seed: play(seed, directory), __doc__)
+    try_all(play, __doc__)

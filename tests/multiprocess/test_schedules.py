@@ -1,14 +1,14 @@
 """The processes of a job end alike under every schedule that is tried."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from eqx_ckpt._distributed import process_group
 from eqx_ckpt._distributed.process_group import Group
+from tests.scheduler import play_all
 
-from .schedules import in_memory, play
+from .schedules import play
 
 
 pytestmark = pytest.mark.once
@@ -17,19 +17,13 @@ pytestmark = pytest.mark.once
 FEW = range(40)
 
 
-def play_all(seeds: Iterable[int]) -> None:
-    with in_memory() as directory:
-        for seed in seeds:
-            play(seed, directory)
-
-
 def test_each_save_has_one_outcome():
-    play_all(FEW)
+    play_all(play, FEW)
 
 
 @pytest.mark.slow
 def test_each_save_has_one_outcome_of_many():
-    play_all(range(FEW.stop, 200))
+    play_all(play, range(FEW.stop, 200))
 
 
 def it_does_not_say_that_it_begins(monkeypatch):
@@ -66,4 +60,4 @@ def who_gives_up_says_that_nothing_was_saved(monkeypatch):
 def test_a_defect_is_found(monkeypatch, defect):
     defect(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
-        play_all(FEW)
+        play_all(play, FEW)

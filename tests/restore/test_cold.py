@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt._storage.calls import file_reads
-from helpers import assert_same, evict, until
+from helpers import assert_same, evict, folder_on_disk, until
 
 
 pytestmark = pytest.mark.once
@@ -35,12 +35,12 @@ FEW = 8
 
 
 @pytest.fixture(scope="module", params=["zarr", "ocdbt", "zstd"])
-def saved(tmp_path_factory, request):
-    path = tmp_path_factory.mktemp("cold") / "ckpt"
+def saved(request):
     how = request.param
     layout = {"compression": how} if how == "zstd" else {"layout": how}
-    eqx_ckpt.tree_serialise_leaves(path, TREE, **layout)
-    return path
+    with folder_on_disk() as folder:
+        eqx_ckpt.tree_serialise_leaves(folder / "ckpt", TREE, **layout)
+        yield folder / "ckpt"
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def direct(saved, monkeypatch):
     monkeypatch.setattr(os, "preadv", counting)
     evict(saved)
     if cached_pages(saved) > FEW:
-        pytest.skip("the file system of the tests is in memory")
+        pytest.skip("`/var/tmp` is in memory")
     eqx_ckpt.inspect.verify(saved)
     if not found:
-        pytest.skip("the file system of the tests has no reads past its cache")
+        pytest.skip("the file system of `/var/tmp` has no reads past its cache")
     found.clear()
     return found
 
@@ -218,14 +218,16 @@ WRITERS = {
 @pytest.mark.filterwarnings("ignore:A safetensors file")
 @pytest.mark.parametrize("saved", ["zarr"], indirect=True)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_file_of_another_library(saved, direct, tmp_path, kind):
+def test_a_file_of_another_library(saved, direct, kind):
     write, open_file = WRITERS[kind]
-    file = tmp_path / f"tree.{kind}"
+    file = saved.parent / f"tree.{kind}"
     write(saved, file)
-    evict(tmp_path)
+    evict(file.parent)
     direct.clear()
     source = open_file(file)
     for find in RESTORES.values():
         assert_equal(*find(source))
     assert direct
-    assert cached_pages(tmp_path) < 2**20 // mmap.PAGESIZE  # Headers, and around them.
+    assert (
+        cached_pages(file.parent) < 2**20 // mmap.PAGESIZE
+    )  # Headers, and around them.

@@ -15,11 +15,17 @@ import eqx_ckpt
 from eqx_ckpt._storage.calls import file_reads
 from eqx_ckpt._storage.interface import chunk_bytes
 from faults.workloads import small_chunks
-from helpers import assert_same, evict
+from helpers import assert_same, evict, folder_on_disk
 from support import chunk_grid as chunks, locate
 
 
 NBYTES = 2**23
+
+
+@pytest.fixture
+def tmp_path():
+    with folder_on_disk() as folder:
+        yield folder
 
 
 @pytest.fixture(params=itertools.product(["zarr", "ocdbt"], ["cached", "cold"]))

@@ -13,7 +13,7 @@ from eqx_ckpt._format.manifest import Manifest
 from eqx_ckpt._format.manifest_parser import from_bytes
 from eqx_ckpt._mirroring.one_history import OtherHistory
 from eqx_ckpt._mirroring.step_upload import LocalProblem
-from tests.disks.simulated_disk import aside, folder_in_memory, SimulatedDisk
+from tests.disks.simulated_disk import aside, SimulatedDisk, temporary_folder
 from tests.scheduler import Died, local, now, try_all
 from tests.schedules import text_of
 from tests.stores.references import tree
@@ -219,7 +219,7 @@ def _value_of(manifest: Manifest) -> int:
 
 
 def play(seed: int) -> Training:
-    with folder_in_memory() as folder:
+    with temporary_folder() as folder:
         training = Training(seed, folder)
         training.play()
         return training
