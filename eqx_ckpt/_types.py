@@ -116,6 +116,11 @@ def check_integer(argument: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def check_optional_integer(argument: str, value: Any, least: int) -> int | None:
+    """As `check_integer`, where `None` is allowed."""
+    return None if value is None else check_integer(argument, value, least)
+
+
 def check_kind(argument: str, value: Any, kind: type, wanted: str) -> None:
     """Raise if an argument is not of a type; the error names the argument."""
     is_flag = isinstance(value, bool) and kind is not bool

@@ -125,7 +125,7 @@ def written(
     overwrite: bool,
 ) -> dict[str, Any]:
     """Write the page; returns what it shows."""
-    check_integer("steps", steps, 1)
+    steps = check_integer("steps", steps, 1)
     files = NewFiles([path], _KIND, overwrite=overwrite)
     plotly = _plotly()
     with files, files.next() as f:

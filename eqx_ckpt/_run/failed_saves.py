@@ -11,7 +11,7 @@ from .._errors import (
     LeafNameError,
 )
 from .._saving.background_save import raise_pending_failure, Saving
-from .._types import check_integer, check_word
+from .._types import check_optional_integer, check_word
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -39,14 +39,13 @@ class FailedSaves:
     def __init__(self, on_error: OnError, max_failures: int | None) -> None:
         check_word("on_error", on_error, get_args(OnError))
         self._survives = on_error == "warn"
-        if max_failures is not None:
-            check_integer("max_failures", max_failures, 1)
-            if not self._survives:
-                raise ValueError(
-                    "`max_failures` is for `on_error='warn'`: pass that, or leave "
-                    "`max_failures` out."
-                )
-        self._most = max_failures or _MOST
+        most = check_optional_integer("max_failures", max_failures, 1)
+        if most is not None and not self._survives:
+            raise ValueError(
+                "`max_failures` is for `on_error='warn'`: pass that, or leave "
+                "`max_failures` out."
+            )
+        self._most = most or _MOST
         self._in_a_row = 0
         self._running: Saving | None = None
         # That of the last save, if it was logged only.

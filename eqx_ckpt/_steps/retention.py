@@ -46,7 +46,7 @@ def keep_last(n: int) -> Keep:
         assert keep({100: None, 200: None, 300: None}) == [200, 300]
         ```
     """
-    check_integer("n", n, 1)
+    n = check_integer("n", n, 1)
     return lambda steps: sorted(steps)[-n:]
 
 
@@ -74,7 +74,7 @@ def keep_every(n: int) -> Keep:
         assert keep({1000: None, 1500: None, 2000: None}) == [1000, 2000]
         ```
     """
-    check_integer("n", n, 1)
+    n = check_integer("n", n, 1)
     return lambda steps: [step for step in steps if step % n == 0]
 
 
@@ -109,7 +109,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
         ```
     """
     check_text("metric", metric)
-    check_integer("n", n, 1)
+    n = check_integer("n", n, 1)
     check_mode(mode)
 
     def keep(steps: Mapping[int, Any]) -> Collection[int]:

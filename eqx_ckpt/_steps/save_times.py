@@ -57,7 +57,7 @@ def save_every_steps(n: int) -> When:
         assert not when(1999, 1000)
         ```
     """
-    check_integer("n", n, 1)
+    n = check_integer("n", n, 1)
     return lambda step, last: step // n > (last or 0) // n
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from .._distributed.jax_service import is_first
-from .._types import check_integer, is_real, wrong
+from .._types import check_optional_integer, is_real, wrong
 from .save_times import When
 
 
@@ -54,9 +54,7 @@ def save_when_idle(budget: float = 0.01, *, max_steps: int | None = None) -> Whe
         raise wrong(budget, numbers.Real)(
             f"`budget` is {budget!r}. Pass a number between 0 and 1, such as 0.01."
         )
-    if max_steps is not None:
-        check_integer("max_steps", max_steps, 1)
-    return WhenIdle(budget, max_steps)
+    return WhenIdle(budget, check_optional_integer("max_steps", max_steps, 1))
 
 
 class WhenIdle:

@@ -234,7 +234,7 @@ class Loader(eqx.Module):
             damaged.
         """
         self._check(cursor)
-        check_integer("prefetch", prefetch, 0)
+        prefetch = check_integer("prefetch", prefetch, 0)
         placed = checked_sharding(
             sharding, self._drawing.batching.batch_size, self._drawing.host.like
         )

@@ -81,7 +81,7 @@ class StoredDataSource(DataSource):
                 "Pass either the path of a checkpoint, or Zarr arrays by name: "
                 "`StoredDataSource(x='data/x.zarr')`."
             )
-        check_integer("window", window, 1)
+        window = check_integer("window", window, 1)
         found = _opened(path, prefix) if path is not None else _zarr(arrays)
         where = ", ".join(map(str, arrays.values() or [path]))
         self._reader = _StoredReader(*found, window, where)

@@ -63,8 +63,8 @@ def convert(
 
     **Raises:**
 
-    - [`eqx_ckpt.CheckpointError`][]: there is no such format, it cannot be told from
-        `path`, it cannot hold a leaf, or it needs `like`; nothing is written.
+    - [`eqx_ckpt.CheckpointError`][]: the format cannot be told from `path`, it cannot
+        hold a leaf, or it needs `like`; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: something exists at `path`.
     - What [`eqx_ckpt.interop.open_source`][] and the function that writes raise.
 

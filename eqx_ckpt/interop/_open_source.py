@@ -69,7 +69,7 @@ def open_source(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is nothing that can be read.
-    - [`eqx_ckpt.CheckpointError`][]: there is no such format, or it needs `like`.
+    - [`eqx_ckpt.CheckpointError`][]: the format is not known, or it needs `like`.
     - What the function that opens it raises.
 
     !!! example

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from .._types import check_integer
+from .._types import check_function, check_optional_integer
 from ._recorder import make_recorder, Recorder
 from ._writing._sample_leaves import leaves_of
 from ._writing._sample_receiver import Receiver, Taker
@@ -64,8 +64,8 @@ class Collector:
             chain, and must not use JAX.
         - `chains`: as in [`eqx_ckpt.recording.Recording`][]. Without it, `chain` is 0.
         """
-        if chains is not None:
-            check_integer("chains", chains, 1)
+        chains = check_optional_integer("chains", chains, 1)
+        check_function("collect", collect)
         self._leaves = leaves_of(like, chains, None, None)
         self._chains = chains
         self._taker = _ToFunction(jtu.tree_structure(like), collect)

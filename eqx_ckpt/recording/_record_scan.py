@@ -11,7 +11,13 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .._format.sample_record import Leaf
-from .._types import check_function, check_integer, check_kind, is_real
+from .._types import (
+    check_function,
+    check_integer,
+    check_kind,
+    check_optional_integer,
+    is_real,
+)
 from ._recorder import default_block
 from ._recording import log_of, Recording
 from ._writing._commit_pace import Every, Pace
@@ -99,11 +105,16 @@ def record_scan(
     if keep is not None:
         check_function("keep", keep)
     check_kind("recording", recording, Recording, "an `eqx_ckpt.recording.Recording`")
-    length = _length_of(xs) if length is None else length
-    rows = _checked_length(length, thin)
-    if block is not None:
-        check_integer("block", block, 1)
-    _check_commits(commit_every, commit_every_seconds)
+    length = _length_of(xs) if length is None else check_integer("length", length, 0)
+    thin = check_integer("thin", thin, 1)
+    if length % thin:
+        raise ValueError(
+            f"`length` is {length} and `thin` is {thin}. Pass a `length` that `thin` "
+            "divides."
+        )
+    rows = length // thin
+    block = check_optional_integer("block", block, 1)
+    every = _checked_commits(commit_every, commit_every_seconds)
     if any(isinstance(x, Tracer) for x in jax.tree.leaves((init, xs))):
         raise ValueError(
             "`record_scan` was called inside `jax.jit`, or another transformation. "
@@ -123,11 +134,10 @@ def record_scan(
     log.check()
     if block is None:
         block = default_block(loop.leaves, loop.chains)
-    every = Every(commit_every, commit_every_seconds)
     log.team.from_first(
         f"record_scan(length={length}, thin={thin}, keep={keep is not None}, "
-        f"block={block}, commit_every={commit_every}, "
-        f"commit_every_seconds={commit_every_seconds})",
+        f"block={block}, commit_every={every.steps}, "
+        f"commit_every_seconds={every.seconds})",
         lambda: None,
     )
     pace = Pace(log.team, min(block, max(1, rows)), thin, every)
@@ -239,25 +249,14 @@ def _length_of(xs: PyTree) -> int:
     return shapes[0][0]
 
 
-def _checked_length(length: int, thin: int) -> int:
-    """Validate `length` and `thin`; return the number of samples."""
-    check_integer("thin", thin, 1)
-    check_integer("length", length, 0)
-    if length % thin:
-        raise ValueError(
-            f"`length` is {length} and `thin` is {thin}. Pass a `length` that `thin` "
-            "divides."
-        )
-    return length // thin
-
-
-def _check_commits(steps: Any, seconds: Any) -> None:
+def _checked_commits(steps: Any, seconds: Any) -> Every:
     """Validate `commit_every` and `commit_every_seconds`."""
-    check_integer("commit_every", steps, 0)
+    steps = check_integer("commit_every", steps, 0)
     if seconds is not None and not (is_real(seconds) and seconds >= 0):
         raise ValueError(
             f"`commit_every_seconds` is {seconds!r}. Pass 0 or more seconds, or `None`."
         )
+    return Every(steps, seconds)
 
 
 def _check_step(loop: "_Loop", state: Any, xs: Any) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Array, PyTree
 
 from .._format.leaf_record import dtype_from_tag
 from .._format.sample_record import Leaf
-from .._types import check_integer
+from .._types import check_optional_integer
 from ._sample_buffer import gathered, put
 from ._writing._sample_leaves import check_on_device, checked_keep, checked_samples
 from ._writing._sample_receiver import receive, Receiver, Taker
@@ -302,9 +302,7 @@ def make_recorder(
     sharding: NamedSharding | None,
 ) -> tuple[Receiver, Recorder]:
     """A recorder, and the host's end of it, which must live as long."""
-    if block is None:
-        block = default_block(leaves, chains)
-    check_integer("block", block, 1)
+    block = check_optional_integer("block", block, 1) or default_block(leaves, chains)
     if sharding is not None:
         sharding = _over_chains(sharding, chains)
     check_on_device(leaves)

@@ -19,7 +19,7 @@ from .._restoring.restore import tree_deserialise_leaves
 from .._sources.recording_source import Recorded
 from .._tree.leaves.transient import is_transient
 from .._tree.plans.write_plan import check_compression, Compression
-from .._types import check_integer, PathLike
+from .._types import check_optional_integer, PathLike
 from ._recorder import make_recorder, Recorder
 from ._samples import committed_of, record_html, Samples, samples_of
 from ._writing._recording_log import Log
@@ -107,13 +107,9 @@ class Recording:
         - [`eqx_ckpt.CorruptCheckpointError`][]: the recording is damaged.
         - `OSError`: the disk is full, not writable, or failing.
         """
-        for argument, value in (
-            ("chains", chains),
-            ("max_samples", max_samples),
-            ("chunk_bytes", chunk_bytes),
-        ):
-            if value is not None:
-                check_integer(argument, value, 1)
+        chains = check_optional_integer("chains", chains, 1)
+        max_samples = check_optional_integer("max_samples", max_samples, 1)
+        chunk_bytes = check_optional_integer("chunk_bytes", chunk_bytes, 1)
         check_compression(compression)
         leaves = leaves_of(like, chains, compression, chunk_bytes)
         wanted = Record(

@@ -302,6 +302,21 @@ def test_argument_lists_are_short():
     assert {name for name, count in counts.items() if count > 6} == set()
 
 
+def dropped_integers(source: str) -> list[str]:
+    """Checks of integers whose result, that of Python, nobody takes."""
+    calls = (node.value for node in ast.walk(parsed(source)) if type(node) is ast.Expr)
+    checks = (call for call in map(ast.unparse, calls) if "_integer(" in call)
+    return [call for call in checks if call.startswith("check_")]
+
+
+def test_integers_of_numpy_become_those_of_python():
+    """They would be traced by `filter_jit`, and JSON has none of them."""
+    assert dropped_integers("check_integer('n', n)") == ["check_integer('n', n)"]
+    sources = {name: file.read_text() for name, file in MODULES.items()}
+    found = {name: dropped_integers(source) for name, source in sources.items()}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
 def backend_comparisons(source: str) -> list[str]:
     """The comparisons with the name of a backend or of a layout."""
     backends = {

@@ -1,7 +1,8 @@
 """Give wrong types to every argument; run in a process that checks no types itself.
 
 Each public function, a call that works, and for its arguments values that are wrong.
-Print each of them that is taken, or whose error names neither argument nor value.
+Print each of them that is taken, or whose error names neither argument nor value; and
+where an integer of NumPy or JAX does not do what one of Python does.
 """
 
 import functools as ft
@@ -452,6 +453,12 @@ def recordings() -> list[Case]:
         ),
         (
             "",
+            ck.recording.Collector,
+            lambda: {"like": SAMPLE, "collect": print},
+            {"collect": FUNCTIONS, "chains": INTEGER},
+        ),
+        (
+            "",
             ck.recording.SampleBuffer,
             lambda: {"like": SAMPLE, "capacity": 2},
             {"capacity": [*INTEGER, None]},
@@ -510,10 +517,31 @@ def main() -> None:
                 # Each on one line.
                 given, found = (" ".join(x.split())[:200] for x in (repr(value), found))
                 print(f"{name}({argument}={given}): {found}")
+            if set(map(repr, INTEGER)) <= set(map(repr, values)):
+                for kind in (np.int64, jnp.int32):
+                    of_two = [
+                        outcome(call, arguments, argument, n(2)) for n in (int, kind)
+                    ]
+                    if of_two[0] != of_two[1]:
+                        print(f"{name}({argument}={kind(2)!r}): {of_two}")
         if not name.startswith(("interop.", "Recording.", "Samples.", "manager.")):
             missing = untried(call, wrong, arguments())
             if missing:
                 print(f"{name}: nothing wrong is tried for {missing}")
+
+
+def outcome(
+    call: Callable[..., Any],
+    arguments: Callable[[], dict[str, Any]],
+    argument: str,
+    value: Any,
+) -> str:
+    """The type of what a call raises."""
+    try:
+        call(**arguments() | {argument: value})
+    except Exception as e:
+        return type(e).__name__
+    return "was taken"
 
 
 def untried(

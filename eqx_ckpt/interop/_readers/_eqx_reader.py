@@ -33,7 +33,7 @@ from ..._tree.leaves.leaf_data import shards
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
 from ..._tree.leaves.skeleton import skeleton
 from ..._tree.leaves.transient import is_transient, marked
-from ..._types import as_text, check_function, check_integer, IsLeaf, PathLike
+from ..._types import as_text, check_function, check_optional_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
 from ._npy_header import Npy, read_npy
@@ -98,8 +98,7 @@ def open_eqx(
         first that does; leaves after it may agree by chance.
     - [`eqx_ckpt.CorruptCheckpointError`][]: the file ends too early, or has no leaf
         where one should begin.
-    - [`eqx_ckpt.CheckpointError`][]: the `filter_spec` fails, or `header_lines` is not
-        a number of lines.
+    - [`eqx_ckpt.CheckpointError`][]: the `filter_spec` fails.
 
     !!! example
 
@@ -129,7 +128,8 @@ def open_eqx(
     if is_leaf is not None:
         check_function("is_leaf", is_leaf)
     file = LocalFile(file_of_equinox(local_path(text)))
-    return _Leaves(file, like, filter_spec, is_leaf, header_lines).source()
+    lines = check_optional_integer("header_lines", header_lines, 0)
+    return _Leaves(file, like, filter_spec, is_leaf, lines).source()
 
 
 class _Taken(NamedTuple):
@@ -221,7 +221,6 @@ class _Leaves:
         self._position = end
 
     def _end_of(self, lines: int, head: bytes) -> int:
-        check_integer("header_lines", lines, 0)
         *found, _ = head.split(b"\n", lines)
         if len(found) < lines:
             reason = f"it has {len(found)} lines, and `header_lines` is {lines}"

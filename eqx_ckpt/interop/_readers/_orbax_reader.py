@@ -11,7 +11,7 @@ from ..._format.leaf_record import CannotSave, key_shape, LeafRecord, scalar_to_
 from ..._format.source import RegionRead
 from ..._sources.foreign_zarr import Place, read_zarr, ZarrArray
 from ..._storage.calls.store_path import StorePath
-from ..._types import check_kind, check_text, PathLike, TypedPath
+from ..._types import check_optional_integer, check_text, PathLike, TypedPath
 from ._foreign_records import (
     array_record,
     corrupt,
@@ -101,8 +101,7 @@ def open_orbax(
         state = eqx_ckpt.tree_deserialise_leaves(source, state)
         ```
     """
-    if step is not None:
-        check_kind("step", step, int, "an integer")
+    step = check_optional_integer("step", step, 0)
     if item is not None:
         check_text("item", item)
     found = _item(path, step, item)

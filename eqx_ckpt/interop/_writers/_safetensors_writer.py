@@ -20,7 +20,7 @@ from ..._storage.directory.local_file import LocalFile
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import is_replacement, Kind, opened_by
 from ..._tree.transform.transform_argument import Transform
-from ..._types import check_integer, PathLike
+from ..._types import check_optional_integer, PathLike
 from .._readers._foreign_records import is_unicode
 from .._readers._safetensors_reader import (
     DTYPES,
@@ -82,8 +82,7 @@ def to_safetensors(
     **Raises:**
 
     - [`eqx_ckpt.CheckpointError`][]: the format cannot hold a leaf, such as `int4` or
-        `complex128`, or `max_shard_bytes` is not a positive integer; nothing is
-        written.
+        `complex128`; nothing is written.
     - [`eqx_ckpt.CheckpointExistsError`][]: a file exists already.
     - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint at `source`.
     - [`eqx_ckpt.LeafMismatchError`][]: `transform` cannot be used.
@@ -100,8 +99,7 @@ def to_safetensors(
         eqx_ckpt.interop.to_safetensors("ckpt", "model.safetensors")
         ```
     """
-    if max_shard_bytes is not None:
-        check_integer("max_shard_bytes", max_shard_bytes, 1)
+    most = check_optional_integer("max_shard_bytes", max_shard_bytes, 1)
     place = Path(local_path(path))
     is_replacement(str(place), _KIND, overwrite=overwrite)
     source = transformed(source, transform)
@@ -116,7 +114,7 @@ def to_safetensors(
         strict=strict,
         loses_metadata=metadata is None,
     )
-    shards = _shards(manifest, max_shard_bytes)
+    shards = _shards(manifest, most)
     paths = [place]
     if len(shards) > 1:
         end = f"-of-{len(shards):05}{place.suffix}"
