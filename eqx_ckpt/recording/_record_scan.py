@@ -22,7 +22,13 @@ from ._recorder import default_block
 from ._recording import log_of, Recording
 from ._writing._commit_pace import Every, Pace
 from ._writing._recording_log import Log
-from ._writing._sample_leaves import Block, checked_keep, checked_samples, on_host
+from ._writing._sample_leaves import (
+    Block,
+    check_on_device,
+    checked_keep,
+    checked_samples,
+    on_host,
+)
 
 
 def record_scan(
@@ -75,6 +81,8 @@ def record_scan(
 
     - [`eqx_ckpt.LeafMismatchError`][]: the samples do not match the `like` of the
         recording; nothing was computed.
+    - [`eqx_ckpt.CheckpointError`][]: JAX would change a dtype of that `like`, such as
+        NumPy's `float64` without x64; nothing was computed.
     - `TypeError` or `ValueError`: an argument is invalid, for example `thin` does not
         divide `length`.
     - The errors of `extend` and `commit` of [`eqx_ckpt.recording.Recording`][].
@@ -129,6 +137,7 @@ def record_scan(
     arrays, rest = eqx.partition(init, eqx.is_array_like)
     arrays = jax.tree.map(jnp.asarray, arrays)
     log = log_of(recording)
+    check_on_device(log.record.leaves)
     loop = _Loop(f, keep, thin, recording.chains, log.record.leaves)
     _check_step(loop, eqx.combine(arrays, rest), xs)
     log.check()

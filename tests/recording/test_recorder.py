@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt.recording import Recording, Samples
+from eqx_ckpt.recording import record_scan, Recording, Samples
 
 
 LIKE = {"x": jnp.zeros(2), "i": jnp.int32(0)}
@@ -209,11 +209,17 @@ def test_what_it_refuses(tmp_path):
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, ">f4", "<M8[s]"])
 def test_dtypes_that_a_device_would_change(tmp_path, dtype):
     like = {"x": np.zeros(2, dtype), "ok": np.float32(0)}
-    with (
-        Recording(tmp_path, like) as recording,
-        pytest.raises(eqx_ckpt.CheckpointError, match="(?s)'x': .*jax_enable_x64"),
-    ):
-        recording.recorder()
+    with Recording(tmp_path, like) as recording:
+        for record in (
+            recording.recorder,
+            lambda: record_scan(
+                lambda state, _: (state, like), 0, length=2, recording=recording
+            ),
+        ):
+            with pytest.raises(
+                eqx_ckpt.CheckpointError, match="(?s)'x': .*jax_enable_x64"
+            ):
+                record()
     with pytest.raises(eqx_ckpt.CheckpointError, match="'x': "):
         eqx_ckpt.recording.SampleBuffer(like, 3)
 
