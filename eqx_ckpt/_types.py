@@ -90,7 +90,7 @@ def wrong(value: Any, *kinds: type) -> type[TypeError | ValueError]:
 
 def check_word(argument: str, value: Any, words: Collection[str]) -> None:
     """Raise if an argument is none of some words; the error names the argument."""
-    if value not in words:
+    if not isinstance(value, str) or value not in words:
         known = ", ".join(map(repr, words))
         raise wrong(value, str)(f"`{argument}` is {shown(value)}. Pass one of {known}.")
 

@@ -40,7 +40,7 @@ from .._tree.plans.write_plan import (
     Write,
     WritePlan,
 )
-from .._types import check_flag, Checksums, IsLeaf, Layout, LAYOUTS, PathLike
+from .._types import check_flag, Checksums, IsLeaf, Layout, PathLike
 from .background_save import pending_saves, raise_pending_failure, Saving
 from .finite_check import FiniteCheck
 from .known_bases import known_bases
@@ -385,8 +385,7 @@ class Save:
         if progress:
             total = sum(write.record.nbytes for write in self._writes)
             self._report = Reporter(progress, total)
-        if layout not in LAYOUTS:
-            check_layout(layout)
+        check_layout(layout)
         self._target = target = locate(path)
         self.path = os.fspath(path)
         longest = max(map(len, self._leaves), default=0)

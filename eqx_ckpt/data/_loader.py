@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._types import check_integer
+from .._types import check_integer, check_word
 from ._batching import Batching
 from ._cursor import Block, Cursor
 from ._drawing import draw_block, draw_next, Drawing, map_rows
@@ -77,7 +77,8 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `TypeError`: `source` is not a source, or a number not an integer.
+        - `TypeError`: `source` is not a source, a number not an integer, or `order` not
+            a string.
         - `ValueError`: another argument is out of its range.
         """
         if not is_a(DataSource, source):
@@ -90,9 +91,7 @@ class Loader(eqx.Module):
         count = reader.rows.total
         batch_size = check_integer("batch_size", batch_size, 1)
         cache = check_integer("cache", cache, 1)
-        if order not in get_args(Order):
-            known = ", ".join(map(repr, get_args(Order)))
-            raise ValueError(f"`order` is {order!r}. Pass one of {known}.")
+        check_word("order", order, get_args(Order))
         if batch_size > count:
             raise ValueError(
                 f"`batch_size` is {batch_size}, and the source has {count} rows."
@@ -277,10 +276,10 @@ class Loader(eqx.Module):
         self._drawing.check(cursor)
         if not is_a(Cursor, cursor):
             raise TypeError(
-                f"It is a {type(cursor).__name__}, not a Cursor. Create one by `start`."
+                f"`cursor` is a `{type(cursor).__name__}`. Create one by `start`."
             )
         if cursor.block.settings != self.settings:
             raise ValueError(
-                "It is the cursor of a loader with different settings: "
+                "`cursor` is that of a loader with different settings: "
                 f"{cursor.block.settings}; those of this one are {self.settings}."
             )
