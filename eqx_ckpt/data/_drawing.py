@@ -170,7 +170,9 @@ def map_rows(drawing: Drawing, fn: Callable, carry: Any) -> tuple[Any, Any]:
     if blocks:
         turns = jnp.arange(blocks, dtype=jnp.uint32)
         carry, results = jax.lax.scan(full, carry, turns)
-        found.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results))
+        found.append(
+            jax.tree.map(lambda x: x.reshape(total - rest, *x.shape[2:]), results)
+        )
     if rest:
         carry, results = some(jnp.uint32(total - rest), rest, carry)
         found.append(results)

@@ -17,7 +17,7 @@ from .._storage.calls.threads import Pool
 from ._batching import Batching
 from ._cursor import Cursor
 from ._drawing import Drawing
-from ._row_reader import name_of, narrowed
+from ._row_reader import as_in_jax, name_of, narrowed
 
 
 # Small batches of a quick source are gathered in one group.
@@ -64,7 +64,11 @@ def batches(
     info: bool,
 ) -> Iterator[tuple[Any, ...]]:
     groups = _Groups(drawing, cursor, sharding, info)
-    ahead = -(-prefetch // groups.size)
+    return _drawn(groups, -(-prefetch // groups.size))
+
+
+def _drawn(groups: "_Groups", ahead: int) -> Iterator[tuple[Any, ...]]:
+    """The batches of one group after another, of which some are fetched ahead."""
     if not ahead:
         while True:
             order = groups.begin()
@@ -100,11 +104,13 @@ class _Groups:
         self._place = sharding
         # Unflattened, which takes a fifteenth of the time of `Cursor(...)`.
         leaves, self._treedef = jax.tree.flatten(cursor, lambda x: x is cursor.block)
-        seed, *self._begun, block = leaves
+        *integers, block = leaves
         # Cursors that shared the memory of batches could not be donated.
         self._block = block.bare()
         # A step may donate the cursor.
-        self._seed = jnp.copy(seed)
+        self._seed, *self._begun = map(jnp.copy, integers)
+        # Each thread has its own.
+        self._x64 = jax.config.jax_enable_x64
         self.size = drawing.cache
         host = drawing.host
         if host.reader.is_quick and sharding is None:
@@ -123,7 +129,8 @@ class _Groups:
         numbers = np.asarray(order.numbers)
         if self._place is None:
             return self._in_memory(numbers)
-        return [self._global(batch, self._place) for batch in numbers]
+        with jax.enable_x64(self._x64):
+            return [self._global(batch, self._place) for batch in numbers]
 
     def with_cursors(self, order: "_Order", rows: list[PyTree]) -> Iterator[tuple]:
         """The batches of a group, each with the cursor after it."""
@@ -156,7 +163,8 @@ class _Groups:
         def array(position: int, struct: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: Any) -> np.ndarray:
                 rows = jax.tree.leaves(rows_of(index))[position]
-                return narrowed(rows[(slice(None), *index[1:])], struct.dtype)
+                some = rows[(slice(None), *index[1:])]
+                return narrowed(some, as_in_jax(struct.dtype))
 
             shape = (len(numbers), *struct.shape)
             return jax.make_array_from_callback(shape, place, part)

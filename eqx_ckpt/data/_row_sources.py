@@ -193,6 +193,7 @@ class RandomAccessDataSource(DataSource):
 
         - `TypeError`: `dataset` is a stream or a dictionary, or a part of a row is not
             a number or an array of numbers.
+        - `ValueError`: nothing is left of a row.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -216,6 +217,11 @@ class _DatasetReader(RowReader):
         self.rows = Rows(len(dataset))
         first = self._kept(_first(dataset)) if self.rows.total else {}
         leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
+        if self.rows.total and not leaves:
+            raise ValueError(
+                "The rows of the data set have no arrays. Pass rows that have some, "
+                "and `exclude` fewer keys."
+            )
         self._names = [name_of(path) for path, _ in leaves]
         arrays = [
             as_numbers(name, value, _way_out(first, path, value))
@@ -240,15 +246,15 @@ class _DatasetReader(RowReader):
         # Datasets of torch and Hugging Face have it too.
         many = getattr(self._dataset, "__getitems__", None)
         columns: list[list[np.ndarray]] = []
+        which = f"One of the rows {numbers[:10]}"
         try:
             found = many(numbers) if many else (self._dataset[i] for i in numbers)
+            which = ""
             for row in found:
                 columns.append(self._checked(self._kept(row)))
         except Exception as e:
-            number = numbers[min(len(columns), len(numbers) - 1)]
-            raise RuntimeError(
-                f"Row {number} of the data set cannot be read: {e}"
-            ) from e
+            which = which or f"Row {numbers[min(len(columns), len(numbers) - 1)]}"
+            raise RuntimeError(f"{which} of the data set cannot be read: {e}") from e
         if len(columns) != len(numbers):
             raise RuntimeError(
                 f"The data set gave {len(columns)} rows, and was asked for "

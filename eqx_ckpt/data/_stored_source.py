@@ -70,7 +70,8 @@ class StoredDataSource(DataSource):
 
         **Raises:**
 
-        - `ValueError`: the first axes of the arrays differ, or there are no arrays.
+        - `ValueError`: the first axes of the arrays differ, or there are no arrays, or
+            a `prefix` for Zarr arrays.
         - `TypeError`: an array does not hold numbers, such as PRNG keys.
         - [`eqx_ckpt.CheckpointNotFoundError`][]: there is no checkpoint, or no array.
         - [`eqx_ckpt.CheckpointError`][]: the rows that are stored together, or a chunk,
@@ -80,6 +81,11 @@ class StoredDataSource(DataSource):
             raise ValueError(
                 "Pass either the path of a checkpoint, or Zarr arrays by name: "
                 "`StoredDataSource(x='data/x.zarr')`."
+            )
+        if arrays and prefix:
+            raise ValueError(
+                f"`prefix` is {prefix!r}, and Zarr arrays have none. Pass the path of "
+                "each array."
             )
         window = check_integer("window", window, 1)
         found = _opened(path, prefix) if path is not None else _zarr(arrays)

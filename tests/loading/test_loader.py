@@ -133,9 +133,9 @@ def test_a_step_may_donate_its_cursor(cache):
     step = eqx.filter_jit(lambda c: jax.tree.map(jnp.negative, c), donate="all")
     begun = loader.start()
     batches = loader.iterate(begun)
-    found = [next(batches)[1]["i"]]
     step(begun)
-    for cursor, batch in itertools.islice(batches, 5):
+    found = []
+    for cursor, batch in itertools.islice(batches, 6):
         found.append(batch["i"])
         step(cursor)
         assert cursor.position.is_deleted()
@@ -430,6 +430,8 @@ def test_map_counts_each_row_once(on_device, cache):
     assert np.array_equal(seen, np.ones(1797))
     assert counts.tolist() == 17 * [100] + [97]
     assert loader.map(count, jnp.zeros(1797, int))[1].tolist() == counts.tolist()
+    _, empty = loader.map(lambda carry, *_: (carry, jnp.zeros((2, 0))), None)
+    assert empty.shape == (18, 2, 0)
 
 
 def test_inside_grad_and_vmap():
@@ -488,6 +490,21 @@ def test_integers_that_do_not_fit_are_an_error():
         data.ArrayDataSource(on_device=True, i=np.array([1, 2**40]))
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_integers_of_64_bits_where_they_are_enabled(prefetch):
+    rows = {"i": np.array([1, 2**40]), "x": np.array([1 / 3, 2 / 3])}
+    device = jax.devices()[0]
+    with jax.enable_x64(True):
+        loader = data.Loader(data.ArrayDataSource(**rows), 2, order="sequential")
+        begun = loader.start()
+        batches = loader.iterate(begun, prefetch=prefetch, sharding=device)
+    narrow = loader.iterate(begun, prefetch=prefetch, sharding=device)
+    _, batch = next(batches)
+    assert all(np.array_equal(batch[name], rows[name]) for name in rows)
+    with pytest.raises(OverflowError, match="do not fit into int32"):
+        next(narrow)
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_arrays_that_are_no_numbers_are_named(on_device):
     keys = jax.random.split(jax.random.key(0), 4)
@@ -523,6 +540,10 @@ def test_bad_uses():
         data.ArrayDataSource()
     with pytest.raises(TypeError, match="'t'"):
         data.ArrayDataSource(t=np.array(["a", "b"]))
+    with pytest.raises(ValueError, match="`exclude` fewer"):
+        data.RandomAccessDataSource([{"x": 1}], exclude=["x"])
+    with pytest.raises(ValueError, match="`prefix` is 'a'"):
+        data.StoredDataSource(x="x.zarr", prefix="a")
     with pytest.raises(Exception, match="Source"):
         data.Loader(np.ones(3), 1)
     loader = data.Loader(small(), 2)

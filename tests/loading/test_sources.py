@@ -131,8 +131,16 @@ def test_tuples_and_many_at_once():
 
 
 def test_a_row_that_cannot_be_read_is_named():
-    dataset = Flaky()
+    class AtOnce(Flaky):
+        def __getitems__(self, numbers):
+            return [self[i] for i in numbers]
+
+    dataset, many = Flaky(), AtOnce()
     loader = data.Loader(data.RandomAccessDataSource(dataset), 5, order="sequential")
+    at_once = data.Loader(data.RandomAccessDataSource(many), 5, order="sequential")
+    many.broken = True
+    with pytest.raises(RuntimeError, match=r"One of the rows \[0, 1, 2, 3, 4\] .*gone"):
+        next(at_once.iterate(at_once.start()))
     dataset.broken = True
     by_jax = jax.errors.JaxRuntimeError, ValueError
     with pytest.raises(by_jax, match="Row 3 .*the disk is gone"):
