@@ -7,6 +7,7 @@ import shutil
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ def everything(key):
         "numpy bf16": np.ones(2, jnp.bfloat16),
         "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         "scalar": np.float32(3),
-        "numbers": [True, 3, 2.5, 1j],
+        "numbers": [True, 3, 2**64 - 1, -(2**63), 2.5, 1j],
         "empty": jnp.zeros((0, 2)),
     }
 
@@ -93,9 +94,11 @@ def test_like_is_a_function_of_the_header(tmp_path, getkey, header, expected, li
     assert seen == [expected]
     assert source.manifest.metadata == expected
     assert_same(eqx_ckpt.tree_deserialise_leaves(source, model), model)
-    # A module can be called, too.
+    # A module can be called, too, and other PyTrees.
     again = interop.open_eqx(tmp_path / "a.eqx", model)
     assert again.manifest == source.manifest
+    partial = interop.open_eqx(tmp_path / "a.eqx", jtu.Partial(len, model))
+    assert partial.manifest.metadata == expected
     if not lines:
         eqx_ckpt.interop.convert(
             tmp_path / "a.eqx", tmp_path / "c", to="checkpoint", format="eqx", like=make

@@ -1,5 +1,6 @@
 """Ways out: read back by the libraries that define the formats."""
 
+import functools
 import json
 import warnings
 import weakref
@@ -51,18 +52,19 @@ def test_safetensors(tmp_path, ckpt):
     assert_same(back, ARRAYS)
 
 
-def test_what_came_in_goes_out_under_the_same_names(tmp_path):
+@pytest.mark.parametrize("metadata", [{"format": "pt"}, {}, None])
+def test_what_came_in_goes_out_under_the_same_names(tmp_path, metadata):
     library = pytest.importorskip("safetensors.numpy")
     names = ["a.0.w", "a.01.w", "b..c", "d/e", ".", "0"]
     tensors = {name: np.full(3, i, np.float32) for i, name in enumerate(names)}
-    library.save_file(tensors, tmp_path / "a.safetensors", {"format": "pt"})
+    library.save_file(tensors, tmp_path / "a.safetensors", metadata)
     source = interop.open_safetensors(tmp_path / "a.safetensors")
     path = interop.to_safetensors(source, tmp_path / "b.safetensors", strict=True)
     found = library.load_file(path)
     assert {name: x.tolist() for name, x in found.items()} == {
         name: x.tolist() for name, x in tensors.items()
     }
-    assert interop.open_safetensors(path).manifest.metadata == {"format": "pt"}
+    assert interop.open_safetensors(path).manifest.metadata == metadata
 
 
 def test_safetensors_in_parts(tmp_path, ckpt):
@@ -162,7 +164,7 @@ OF_JAX = (
     ],
 )
 def test_equinox_reads_what_is_written(tmp_path, kind, dtype, is_read):
-    tree = {"x": KINDS[kind](np.arange(8).astype(dtype)), "y": 1}
+    tree = {"x": KINDS[kind](np.arange(8).astype(dtype)), "y": 2**64 - 1}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
     if not is_read:
         with pytest.raises(eqx_ckpt.CheckpointError, match=r"of 'x', the dtype `.*not"):
@@ -487,17 +489,22 @@ def test_what_was_never_saved_is_not_lost(tmp_path, way):
         WAYS_OUT[way](source, tmp_path / "out", strict=True, overwrite=True)
 
 
+def nested(depth: int, leaf: object = 1) -> object:
+    """Dictionaries in dictionaries, so many of them, around a leaf."""
+    return functools.reduce(lambda tree, _: {"a": tree}, range(depth), leaf)
+
+
 @pytest.mark.parametrize(
     ("way", "leaf", "problem"),
     [
         ("safetensors", jnp.ones(2, jnp.int4), "the dtype `int4`"),
         ("safetensors", 1j, "the dtype `complex128`"),
-        ("safetensors", 2**63, "more than 64 bits"),
+        ("safetensors", 2**63, "does not fit into its 64 bits"),
         ("npz", jnp.ones(2, jnp.bfloat16), "the dtype `bfloat16`"),
         ("npz", jnp.ones(2, jnp.float8_e5m2), "the dtype `float8_e5m2`"),
-        ("npz", -(2**63) - 1, "more than 64 bits"),
+        ("npz", -(2**63) - 1, "does not fit into its 64 bits"),
         ("flax", np.array("2026", "M8[D]"), "the dtype `datetime64"),
-        ("flax", 2**64, "more than 64 bits"),
+        ("flax", 2**64, "does not fit into its 64 bits"),
     ],
 )
 def test_what_a_format_cannot_hold(tmp_path, way, leaf, problem):
@@ -507,6 +514,18 @@ def test_what_a_format_cannot_hold(tmp_path, way, leaf, problem):
     assert "'x'" in str(e.value)
     assert "'y'" in str(e.value)
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_the_deepest_leaf_of_flax(tmp_path, monkeypatch):
+    """Also as an array that is cut into chunks."""
+    monkeypatch.setattr("eqx_ckpt.interop._writers._flax_writer.CHUNK_BYTES", 16)
+    tree = nested(198, jnp.arange(20))
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", tree)
+    source = interop.open_flax(interop.to_flax(tmp_path / "ckpt", tmp_path / "a"))
+    assert_same(eqx_ckpt.tree_deserialise_leaves(source, tree), tree)
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "deep", nested(900))
+    with pytest.raises(eqx_ckpt.CheckpointError, match="900 keys, of which 198 can"):
+        interop.to_flax(tmp_path / "deep", tmp_path / "b")
 
 
 @pytest.mark.parametrize(

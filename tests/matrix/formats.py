@@ -71,7 +71,8 @@ class Format(NamedTuple):
     takes_like: bool = False
 
     def seen(self, leaf: Any) -> Any:
-        if kind_of(leaf) is int and not -(2**63) <= leaf < 2**63:
+        most = 2**64 if self.write in (interop.to_eqx, interop.to_flax) else 2**63
+        if kind_of(leaf) is int and not -(2**63) <= leaf < most:
             return NONE
         if 0 in np.shape(leaf) and self.write is interop.to_orbax:
             return NONE

@@ -319,7 +319,7 @@ class _Leaves:
 
 def is_maker(like: Any) -> bool:
     """Whether a `like` is a function that makes it, and not a PyTree to be called."""
-    return callable(like) and not isinstance(like, equinox.Module)
+    return callable(like) and jtu.all_leaves([like])
 
 
 def _parsed(text: str) -> Any:
@@ -359,7 +359,7 @@ def _record(expected: LeafRecord, npy: Npy) -> LeafRecord:
     if expected.shape != npy.shape:
         raise ValueError("the shapes differ")
     if expected.kind in SCALAR_KINDS:
-        kind = {"b": "bool", "i": "int", "f": "float", "c": "complex"}
+        kind = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
         # Python has no number as wide as a `longdouble`.
         if kind.get(npy.dtype.kind) != expected.kind or npy.dtype.char in "gG":
             raise ValueError("the types differ")

@@ -17,7 +17,7 @@ from ..._tree.leaves.leaf_kinds import fingerprint
 from ..._types import PathLike, TypedPath
 from ._file_extents import Extent, FileSource, ReadInto
 from ._foreign_records import array_record, corrupt, manifest_of, Named, position_or_key
-from ._msgpack_walker import Blob, Walker
+from ._msgpack_walker import Blob, MAX_DEPTH, Walker
 
 
 FORMAT = "msgpack of flax"
@@ -27,6 +27,10 @@ _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 
 
 _CHUNKED = "__msgpack_chunked_array__"
+
+
+# Of a leaf: in a large array, two dictionaries are below it.
+MAX_LEVELS = MAX_DEPTH - 2
 
 
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{1,24}(\[\d{0,6}[a-zA-Z]{1,2}\])?")

@@ -7,7 +7,7 @@ from ..._storage.interface.foreign_file import read_bytes, Reads
 
 
 # Far deeper than any model.
-_MAX_DEPTH = 200
+MAX_DEPTH = 200
 
 
 # A leaf of each would take a kB.
@@ -86,7 +86,7 @@ class Walker:
     def object(self, depth: int = 0) -> Any:
         """The next object: maps as dictionaries, and bytes as their positions."""
         self._objects += 1
-        if depth > _MAX_DEPTH or self._objects > _MAX_OBJECTS:
+        if depth > MAX_DEPTH or self._objects > _MAX_OBJECTS:
             raise ValueError("it is nested too deeply, or has too many objects")
         kind, value = self._head()
         if kind == "value":

@@ -13,7 +13,12 @@ from jaxtyping import PyTree
 from ..._errors import LeafMismatchError
 from ..._format.dtype_names import is_numpys
 from ..._format.leaf_names import encode
-from ..._format.leaf_record import dtype_from_tag, LeafRecord, plain_dtype, SCALAR_KINDS
+from ..._format.leaf_record import (
+    dtype_from_tag,
+    LeafRecord,
+    scalar_from_text,
+    SCALAR_KINDS,
+)
 from ..._format.source import Source
 from ..._inspecting.inspect_checkpoint import read_manifest
 from ..._restoring.tree_like import tree_match
@@ -28,7 +33,7 @@ from ..._tree.matching.explain_match import explain
 from ..._tree.matching.foreign_spelling import spelled
 from ..._types import IsLeaf, PathLike, TypedPath
 from .._readers._npy_header import read_npy
-from ._export_checks import check_leaves, Form, in_order, INT64, losses
+from ._export_checks import check_leaves, Form, in_order, INTEGERS, losses
 
 
 def to_eqx(
@@ -106,7 +111,7 @@ def to_eqx(
     new_file = NewFiles([place], _KIND, overwrite=overwrite)
     check_leaves(
         manifest,
-        Form("a file of Equinox", integers=INT64),
+        Form("a file of Equinox", integers=INTEGERS),
         lambda name, record: _problem(kinds[name], record),
         ft.partial(losses, keeps_numbers=True, keeps_numpy=True, keeps_byte_order=True),
         strict=strict,
@@ -164,7 +169,7 @@ _KIND = Kind("a file of Equinox", _differs)
 def _dtype(record: LeafRecord) -> np.dtype:
     """The dtype of a leaf in the file, which keeps the byte order."""
     if record.kind in SCALAR_KINDS:
-        return plain_dtype(record)
+        return np.asarray(scalar_from_text(record.kind, record.value or "")).dtype
     return dtype_from_tag(record.dtype)
 
 

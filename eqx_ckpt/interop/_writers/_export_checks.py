@@ -61,7 +61,8 @@ class Form(NamedTuple):
         if self.integers is None or record.kind != "int":
             return None
         value = int(record.value or "", 0)
-        return None if value in self.integers else "an integer of more than 64 bits"
+        is_held = value in self.integers
+        return None if is_held else "an integer that does not fit into its 64 bits"
 
     def lost_names(self, manifest: Manifest) -> dict[str, str]:
         """The names of leaves with which this package would not open the file."""
@@ -80,6 +81,10 @@ class Form(NamedTuple):
 
 
 INT64 = range(-(2**63), 2**63)
+
+
+# Those of `int64`, and of `uint64`.
+INTEGERS = range(-(2**63), 2**64)
 
 
 def losses(

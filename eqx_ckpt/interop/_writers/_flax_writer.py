@@ -16,8 +16,17 @@ from ..._storage.calls.opening import reading
 from ..._storage.interface.output_files import NewFiles
 from ..._storage.interface.replacing import Kind, opened_by
 from ..._types import PathLike
-from .._readers._flax_reader import open_flax
-from ._export_checks import check_leaves, Form, in_order, key_texts, losses, plain, raw
+from .._readers._flax_reader import MAX_LEVELS, open_flax
+from ._export_checks import (
+    check_leaves,
+    Form,
+    in_order,
+    INTEGERS,
+    key_texts,
+    losses,
+    plain,
+    raw,
+)
 
 
 # As flax splits arrays: msgpack holds at most 2**32 bytes in one value.
@@ -79,7 +88,7 @@ def to_flax(
     new_file = NewFiles([path], _KIND, overwrite=overwrite)
     check_leaves(
         manifest,
-        Form("msgpack of flax", "", range(-(2**63), 2**64)),
+        Form("msgpack of flax", "", INTEGERS),
         _problem,
         lambda record: losses(record, keeps_numbers=True, keeps_numpy=True),
         strict=strict,
@@ -207,6 +216,8 @@ def _extension(code: int, nbytes: int) -> bytes:
 
 
 def _problem(_: str, record: LeafRecord) -> str | None:
+    if len(record.path) > MAX_LEVELS:
+        return f"a name of {len(record.path)} keys, of which {MAX_LEVELS} can be read"
     dtype = plain_dtype(record)
     if dtype.kind in "mM":
         return f"the dtype `{dtype}`"

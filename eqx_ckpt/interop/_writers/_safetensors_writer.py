@@ -214,7 +214,7 @@ def _write(
 ) -> None:
     # The widest come first, so that all of them are aligned.
     in_order = sorted(records, key=lambda text: -plain_dtype(records[text]).itemsize)
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     offsets: dict[str, int] = {}
     end = 0
     for text in in_order:
