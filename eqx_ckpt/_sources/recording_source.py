@@ -28,6 +28,10 @@ from .._types import Report
 _WINDOW = 64 * 2**20
 
 
+# The same, of a band of chains.
+_BAND_BYTES = 16 * 2**20
+
+
 # A writer may replace a chunk that is not full while it is read.
 _TRIES = 10
 
@@ -214,11 +218,18 @@ class Recorded(Source):
             some = range(max(chains.start, band.start), min(chains.stop, band.stop))
             if not some:
                 continue
-            counts = self._draws[some.start : some.stop]
-            most = int(counts.max())
-            rows = self.samples(leaf, some, range(most))
-            rows = rows.reshape(len(some), most, *leaf.record.data_shape)
-            yield from (one[:count] for one, count in zip(rows, counts, strict=True))
+            counts = self._draws[some.start : some.stop].tolist()
+            parts: list[list[Array]] = [[] for _ in some]
+            chunk = leaf.rows * leaf.row_bytes * len(some)
+            size = leaf.rows * max(1, _BAND_BYTES // max(1, chunk))
+            for start in range(0, max(1, *counts), size):
+                draws = range(start, min(start + size, max(counts)))
+                rows = self.samples(leaf, some, draws)
+                rows = rows.reshape(len(some), len(draws), *leaf.record.data_shape)
+                for part, one, count in zip(parts, rows, counts, strict=True):
+                    # A copy, because one chain may have far more draws than others.
+                    part.append(one[: max(0, count - start)].copy())
+            yield from map(np.concatenate, parts)
 
     def _thinned(self, leaf: Leaf, chains: range, draws: range) -> Array:
         damage: dict[str, str] = {}

@@ -132,7 +132,8 @@ def _chain_by_chain(
     record = recorded.record
     nbytes = sum(leaf.row_bytes for leaf in record.leaves)
     chains = zip(range(len(record.draws)), record.draws, strict=True)
-    for some in batches(chains, lambda chain: chain[1] * nbytes, _WINDOW):
+    # Beside them is a part of their band.
+    for some in batches(chains, lambda chain: chain[1] * nbytes, _WINDOW // 2):
         first, draws = some[0]
         if len(some) == 1:
             yield [(draws, _parts(recorded, leaf, first)) for leaf in record.leaves]

@@ -3,6 +3,7 @@
 import json
 import sys
 import tracemalloc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
+from eqx_ckpt._sources import recording_source
 from eqx_ckpt.recording import Recording, Samples
 
 
@@ -146,6 +148,27 @@ def test_memory_is_bounded(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 80 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_little_is_read_at_a_time_if_one_chain_is_far_ahead(tmp_path, monkeypatch):
+    """The others of its band are read as zeros."""
+    monkeypatch.setattr(recording_source, "_BAND_BYTES", 2**10, raising=False)
+    keep = np.arange(32)[:, None] == np.zeros(300, int)
+    like = {"n": np.int32(0)}
+    with Recording(tmp_path / "a", like, chains=32, chunk_bytes=400) as recording:
+        recording.extend({"n": np.arange(9600, dtype=np.int32).reshape(32, 300)}, keep)
+    found, read = Samples(tmp_path / "a"), []
+    samples = recording_source.Recorded.samples
+
+    def noted(*how: Any) -> np.ndarray:
+        read.append(samples(*how))
+        return read[-1]
+
+    monkeypatch.setattr(recording_source.Recorded, "samples", noted)
+    files = found.to_npz(tmp_path / "out")
+    assert max(rows.nbytes for rows in read) <= 2**10
+    lengths = [np.load(file)["n"].tolist() for file in files]
+    assert lengths == [[*range(300)], *[[]] * 31]
 
 
 def test_datatree(found):
