@@ -109,8 +109,11 @@ class _Groups:
         self._block = block.bare()
         # A step may donate the cursor.
         self._seed, *self._begun = map(jnp.copy, integers)
-        # Each thread has its own.
-        self._x64 = jax.config.jax_enable_x64
+        # Another thread, and the next call, may have another x64.
+        self._like = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, as_in_jax(s.dtype)),
+            drawing.host.like,
+        )
         self.size = drawing.cache
         host = drawing.host
         if host.reader.is_quick and sharding is None:
@@ -129,8 +132,7 @@ class _Groups:
         numbers = np.asarray(order.numbers)
         if self._place is None:
             return self._in_memory(numbers)
-        with jax.enable_x64(self._x64):
-            return [self._global(batch, self._place) for batch in numbers]
+        return [self._global(batch, self._place) for batch in numbers]
 
     def with_cursors(self, order: "_Order", rows: list[PyTree]) -> Iterator[tuple]:
         """The batches of a group, each with the cursor after it."""
@@ -150,26 +152,36 @@ class _Groups:
 
     def _global(self, numbers: np.ndarray, place: Sharding) -> PyTree[jax.Array]:
         """A batch on its devices; only the rows of this process's devices are read."""
-        known: dict[tuple[int, int], PyTree[np.ndarray]] = {}
-
-        def rows_of(index: tuple[slice, ...]) -> PyTree[np.ndarray]:
-            start, stop, _ = index[0].indices(len(numbers))
-            if (start, stop) not in known:
-                known[start, stop] = self._drawing.host.take(numbers[start:stop])
-            return known[start, stop]
-
-        leaves, treedef = jax.tree.flatten(self._drawing.host.like)
+        leaves, treedef = jax.tree.flatten(self._like)
+        shapes = [(len(numbers), *struct.shape) for struct in leaves]
+        spans = {
+            _span(index, len(numbers))
+            for shape in shapes
+            for index in place.addressable_devices_indices_map(shape).values()
+        }
+        rows = {
+            span: jax.tree.leaves(self._drawing.host.take(numbers[slice(*span)]))
+            for span in spans
+        }
 
         def array(position: int, struct: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: Any) -> np.ndarray:
-                rows = jax.tree.leaves(rows_of(index))[position]
-                some = rows[(slice(None), *index[1:])]
-                return narrowed(some, as_in_jax(struct.dtype))
+                some = rows[_span(index, len(numbers))][position]
+                return narrowed(some[(slice(None), *index[1:])], struct.dtype)
 
-            shape = (len(numbers), *struct.shape)
-            return jax.make_array_from_callback(shape, place, part)
+            return jax.make_array_from_callback(shapes[position], place, part)
 
-        return treedef.unflatten(array(i, struct) for i, struct in enumerate(leaves))
+        # Without it, JAX would wrap wide integers. It is not for the data set.
+        with jax.enable_x64(True):
+            return treedef.unflatten(
+                array(i, struct) for i, struct in enumerate(leaves)
+            )
+
+
+def _span(index: Any, size: int) -> tuple[int, int]:
+    """Which rows are on a device."""
+    start, stop, _ = index[0].indices(size)
+    return start, stop
 
 
 class _Order(NamedTuple):
