@@ -313,8 +313,12 @@ def test_from_other_sources(sources: dict[str, Any], kind: str, array: Array) ->
 
 @pytest.mark.parametrize("kind", ["zarr", "npz", "safetensors"])
 def test_what_is_read_of_them(sources: dict[str, Any], kind: str) -> None:
-    """A row of a leaf that is reshaped, and all that is between those of a step."""
+    """A row of a leaf that is reshaped, and all that is between those of a step.
+
+    Of a step over nothing, nothing is.
+    """
     row = sliced(moved(leaf("a"), (32, 6)), 0, 5)
     assert restored(sources[kind], [row]) == 6 * 4
     rows = sliced(leaf("d"), 0, (1, 6, 2))
     assert restored(sources[kind], [rows]) == 5 * 8
+    assert restored(sources[kind], [sliced(leaf("d"), 0, (1, 1, 2))]) == 0

@@ -35,8 +35,8 @@ class Arrangement(abc.ABC):
         """A part of it: some of its indices along one axis."""
         if len(span) == self.shape[axis]:
             return self
-        if len(span) == 1:
-            span = range(span.start, span.start + 1)
+        if len(span) < 2:
+            span = range(span.start, span.start + len(span))
         return self._cut(axis, span)
 
     @abc.abstractmethod
