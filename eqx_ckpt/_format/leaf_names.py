@@ -127,6 +127,16 @@ def _decoded(kind: str, part: str) -> tuple[str, str | int]:
     return _LETTERS[kind], token
 
 
+def check_path(name: str, path: TypedPath) -> None:
+    """Raise `ValueError` unless a leaf of this path has this name."""
+    if (expected := encode(path)) != name:
+        raise ValueError(f"its `path` has the name {expected!r}")
+    if len(path) > MAX_LEVELS:
+        raise ValueError(too_many_levels(path))
+    if decode(encode(path, uncut=True), "".join([kind[0] for kind, _ in path])) != path:
+        raise ValueError("its `path` is not one of a leaf")
+
+
 def below(prefix: str, name: str) -> str:
     """The full name of the leaf called `name` below `prefix`."""
     if not prefix:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 from .._errors import CheckpointError
 from .._lazy import Array, DType, jax, np
+from .._types import check_integer
 from .chunk_grid import chunk_shape
 from .display import escape, in_bytes, table_html
 from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS, SIZES
@@ -102,7 +103,8 @@ class LeafRecord(NamedTuple):
         - [`eqx_ckpt.CheckpointError`][]: the format, or JAX, does not have the dtype.
         """
         try:
-            record = array_record(kind, tuple(shape), np.dtype(dtype))
+            sizes = tuple([check_integer("shape", size, 0) for size in shape])
+            record = array_record(kind, sizes, np.dtype(dtype))
             if kind == "jax" and record.dtype not in OF_JAX | SIX_BITS:
                 raise CannotSave(f"of `{dtype}` cannot be JAX's: pass `kind='numpy'`")
         except CannotSave as e:
@@ -252,8 +254,15 @@ def key_shape(impl: str) -> tuple[int, ...] | None:
 
 def scalar_from_text(kind: str, text: str) -> bool | int | float | complex:
     """The inverse of `scalar_to_text`; `ValueError` for any other text."""
+    value = _scalar(kind, text)
+    if scalar_to_text(value) != text:
+        raise ValueError(f"{text[:80]!r} is not the text of a Python {kind}")
+    return value
+
+
+def _scalar(kind: str, text: str) -> bool | int | float | complex:
     if kind == "bool":
-        return {"True": True, "False": False}[text]
+        return text == "True"
     if kind == "int":
         return int(text, 16 if "x" in text else 10)
     if kind == "float":

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,15 @@ from .._lazy import np
 from .._types import Layout
 from .chunk_grid import chunk_count, chunk_keys
 from .display import escape, first_lines, in_bytes, tree_html
-from .dtype_names import SIZES
-from .leaf_names import encode, is_cut
-from .leaf_record import CannotSave, CHECKSUM_DIGITS, LeafRecord
+from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS, SIZES
+from .leaf_names import encode, is_cut, is_encoded
+from .leaf_record import (
+    ARRAY_KINDS,
+    CannotSave,
+    CHECKSUM_DIGITS,
+    key_shape,
+    LeafRecord,
+)
 from .references import PIN, References, references_to_text
 from .run_history import History, history_to_json, Part
 from .user_metadata import pack
@@ -311,16 +317,73 @@ def excess(manifest: bytes, more: int = 0) -> str:
 
 def check_array(record: LeafRecord) -> None:
     """Raise `CannotSave` for an array that readers would refuse."""
-    rank = len(record.data_shape)
+    # Equal to what is cached, but not the same, may be a float or an integer.
+    if type(record.weak_type) is not bool or not is_sharding(record.sharding):
+        raise CannotSave("has a `weak_type` or a `sharding` that no array has")
+    sizes = (*record.shape, *record.data_shape, *record.chunk_shape)
+    if {*map(type, sizes)} - {int}:
+        raise CannotSave(f"has sizes that are not each an `int`: {sizes}")
+    if problem := _problem(record[:9]):
+        raise CannotSave(problem)
+
+
+@ft.lru_cache(maxsize=4096)
+def _problem(properties: tuple[Any, ...]) -> str:
+    """What is wrong with an array, if anything; many arrays are alike.
+
+    `properties`: the first nine fields of its record.
+    """
+    return next(_problems(LeafRecord(*properties)), "")
+
+
+def _problems(record: LeafRecord) -> Iterator[str]:
+    shape, chunk = record.data_shape, record.chunk_shape
+    if record.kind not in ARRAY_KINDS:
+        yield "is of no kind that an array has"
+    if min((*record.shape, *shape, *chunk), default=0) < 0:
+        yield f"has a negative size: its shape is {record.shape}"
+    if record.compression not in (None, *COMPRESSIONS):
+        yield "has an unknown compression"
+    of_kind = _key_problems if record.kind == "key" else _other_problems
+    yield from of_kind(record)
+    rank = len(shape)
+    if len(chunk) != rank or 0 in chunk:
+        yield "has chunks that do not form a grid"
     if rank > _MAX_RANK:
-        raise CannotSave(
+        yield (
             f"has {rank} dimensions as it is stored, and Zarr arrays have {_MAX_RANK} "
             "at most; save a reshaped one"
         )
     limit = _MAX_ARRAY_BYTES // SIZES[record.data_type]
-    for sizes in (record.chunk_shape, record.data_shape):
-        if math.prod([n or 1 for n in sizes]) >= limit:
-            raise CannotSave(f"is too large: its shape is {record.data_shape}")
+    if any(math.prod([n or 1 for n in of]) >= limit for of in (chunk, shape)):
+        yield f"is too large: its shape is {shape}"
+
+
+def _key_problems(record: LeafRecord) -> Iterator[str]:
+    is_key = (record.dtype, record.data_type) == ("key", "uint32")
+    if not is_key or type(record.impl) is not str or not record.impl.isascii():
+        yield "is not a PRNG key"
+    expected = key_shape(record.impl or "")
+    if expected is not None and record.data_shape != record.shape + expected:
+        yield "has the shape of a different PRNG implementation"
+
+
+def _other_problems(record: LeafRecord) -> Iterator[str]:
+    kind, dtype = record.kind, record.dtype
+    is_plain = record.data_shape == record.shape
+    if not is_plain or record.data_type != DATA_TYPES[dtype]:
+        yield "has an array of a different dtype or shape"
+    if kind == "jax" and dtype not in OF_JAX and dtype not in SIX_BITS:
+        yield f"has the dtype `{dtype}`, which is not JAX's"
+    if kind == "numpy_scalar" and record.shape:
+        yield "is a scalar, and has a shape"
+    if kind == "bytes" and (dtype != "uint8" or len(record.shape) != 1):
+        yield "is not the bytes of a `filter_spec`"
+
+
+def is_unsaved(name: Any, text: Any) -> bool:
+    """Whether this can be one of the `unsaved`."""
+    return isinstance(text, str) and is_encoded(name)
 
 
 def is_separators(value: Any) -> bool:
@@ -338,10 +401,14 @@ def is_sharding(value: Any) -> bool:
         found if type(found := value.get(key)) is list else [...]
         for key in ("axis_names", "mesh_shape", "spec")
     )
-    axes = [x for part in spec for x in (part if type(part) is list else [part])]
+    parts = [part if type(part) is list else [part] for part in spec]
+    axes = [axis for part in parts for axis in part if axis is not None]
     return (
         len(names) == len(sizes)
-        and all(type(name) in (str, int) for name in names)
+        and all(isinstance(n, str | int) and not isinstance(n, bool) for n in names)
         and all(type(size) is int and size >= 0 for size in sizes)
-        and all(axis is None or axis in names for axis in axes)
+        and all(axis in names for axis in axes)
+        and len({*names}) == len(names)
+        and len({*axes}) == len(axes)
+        and type(value.get("memory_kind")) in (str, type(None))
     )

@@ -15,34 +15,29 @@ from typing import Any, NamedTuple, NoReturn
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._types import LAYOUTS, SHARING_LAYOUTS
 from .chunk_grid import chunk_count
-from .dtype_names import DATA_TYPES, OF_JAX, SIX_BITS
 from .leaf_names import (
-    decode,
+    check_path,
     Decoder,
     encode,
     inside_others,
-    is_encoded,
     MAX_LEVELS,
     too_many_levels,
 )
 from .leaf_record import (
-    ARRAY_KINDS,
     CannotSave,
     CHECKSUM_DIGITS,
-    key_shape,
     LeafRecord,
     scalar_from_text,
     SCALAR_KINDS,
 )
 from .manifest import (
     check_array,
-    COMPRESSIONS,
     DATABASE,
     excess,
     foreign,
     FORMAT_VERSION,
     is_separators,
-    is_sharding,
+    is_unsaved,
     MANIFEST,
     Manifest,
     NO_DIGEST,
@@ -287,8 +282,8 @@ def _checked(parts: dict[str, memoryview]) -> Manifest:
         "its separators are not those of a format",
     )
     _require(_is_root(root), f"its root is {root!r}"[:200])
-    _require(all(type(v) is str for v in unsaved.values()), "`unsaved` are not strings")
-    _require(all(map(is_encoded, unsaved)), "`unsaved` has a name that no leaf has")
+    for name, text in unsaved.items():
+        _require(is_unsaved(name, text), f"{name[:200]!r} cannot be in `unsaved`")
     types = [*map(_checked_type, content["types"])]
     path_of = Decoder()
     for name, entry in leaves.items():
@@ -350,6 +345,9 @@ def check_source(source: Manifest, where: str) -> None:
             problems[name] = str(e)
     for name, _ in inside_others(leaves):
         problems[name] = "another leaf is inside it"
+    for name, text in source.unsaved.items():
+        if not is_unsaved(name, text):
+            problems[name] = "what `unsaved` has is not a text, under a name of a leaf"
     if source.separators is not None and not is_separators(source.separators):
         raise CheckpointError(
             f"{where} has {source.separators!r} as `separators`. They have to be a "
@@ -377,18 +375,12 @@ def _check_history(history: History | None, where: str) -> None:
 
 
 def _check_record(name: str, record: LeafRecord) -> None:
-    expected = encode(record.path)
-    _require(expected == name, f"its `path` has the name {expected!r}")
-    _require(len(record.path) <= MAX_LEVELS, too_many_levels(record.path))
-    initials = "".join([kind[0] for kind, _ in record.path])
-    _require(
-        decode(encode(record.path, uncut=True), initials) == record.path,
-        "its `path` is not one of a leaf",
-    )
+    check_path(name, record.path)
     if record.kind in SCALAR_KINDS:
         scalar_from_text(record.kind, record.value or "")
     else:
-        _check_array(record)
+        _require(record.value is None, "it is an array, and has a `value`")
+        check_array(record)
 
 
 def _checked_metadata(text: memoryview) -> Any:
@@ -427,19 +419,14 @@ def _checked_type(entry: Any) -> _Type:
         fields.setdefault("data_type", fields["dtype"])
         fields.setdefault("data_shape", fields["shape"])
         for name in ("shape", "data_shape", "chunk_shape"):
-            fields[name] = _shape(name, fields[name])
+            _require(type(fields[name]) is list, f"its {name} is not a shape")
+            fields[name] = tuple(fields[name])
         record = LeafRecord(**fields)
-        _check_array(record)
+        check_array(record)
     except (ValueError, TypeError, KeyError, OverflowError, CannotSave) as e:
         raise _Wrong(f"a type of leaves is wrong: {str(entry)[:200]} ({e})") from e
     chunks = chunk_count(record.data_shape, record.chunk_shape)
     return _Type(record[: len(_TYPE_FIELDS)], chunks)
-
-
-def _shape(name: str, sizes: Any) -> tuple[int, ...]:
-    if type(sizes) is not list or not all([type(n) is int and n >= 0 for n in sizes]):
-        raise _Wrong(f"its {name} is not a shape")
-    return tuple(sizes)
 
 
 def _checked_leaf(
@@ -469,48 +456,6 @@ def _checked_leaf(
         return _record((*fields, path, None, checksums))
     except _MALFORMED as e:
         raise _Wrong(f"the record of leaf {name[:200]!r} is wrong ({e})") from e
-
-
-def _check_array(record: LeafRecord) -> None:
-    shape, chunk = record.data_shape, record.chunk_shape
-    _require(record.kind in ARRAY_KINDS, "there is no such kind")
-    _require(record.compression in (None, *COMPRESSIONS), "unknown compression")
-    _require(
-        type(record.weak_type) is bool and is_sharding(record.sharding),
-        "`weak_type` or `sharding` is of the wrong type",
-    )
-    if record.kind == "key":
-        _check_key(record)
-    else:
-        _require(
-            record.data_type == DATA_TYPES[record.dtype]
-            and shape == record.shape
-            and (
-                record.kind != "jax"
-                or record.dtype in OF_JAX
-                or record.dtype in SIX_BITS
-            ),
-            "its array has a different dtype or shape",
-        )
-    _require(
-        len(chunk) == len(shape) and 0 not in chunk, "its chunks do not form a grid"
-    )
-    check_array(record)
-
-
-def _check_key(record: LeafRecord) -> None:
-    _require(
-        record.dtype == "key"
-        and record.data_type == "uint32"
-        and type(record.impl) is str
-        and record.impl.isascii(),
-        "it is not a PRNG key",
-    )
-    expected = key_shape(record.impl or "")
-    _require(
-        expected is None or record.data_shape == record.shape + expected,
-        "it has the shape of a different PRNG implementation",
-    )
 
 
 _OWN_NAME = re.compile(rf"(.+/)?({MANIFEST}|c(\.\d+)*|{DATABASE})")

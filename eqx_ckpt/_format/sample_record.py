@@ -9,17 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CorruptCheckpointError
-from .._lazy import np
-from .leaf_names import encode
-from .leaf_record import (
-    CannotSave,
-    CRC32C_DIGITS,
-    dtype_from_tag,
-    LeafRecord,
-    tag_and_data_type,
-)
-from .manifest import check_array, COMPRESSIONS, excess
-from .user_metadata import pack, unpack
+from .dtype_names import DATA_TYPES
+from .leaf_names import check_path, inside_others
+from .leaf_record import CannotSave, CRC32C_DIGITS, LeafRecord
+from .manifest import check_array, excess
+from .user_metadata import depth, MAX_DEPTH, pack, unpack
 
 
 RECORD = "recording.json"
@@ -54,7 +48,7 @@ _NO_DIGEST = "0" * 64
 
 
 # What parsing raises for invalid contents.
-_INVALID = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_INVALID = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class Leaf(NamedTuple):
@@ -257,7 +251,9 @@ def _parsed(fields: Any) -> Record:
     else:
         draws = (_number(draws),) * (chains or 1)
     _require(len(draws) == (chains or 1), "draws of other chains")
-    state = fields["state"]
+    state, metadata = fields["state"], unpack(fields["metadata"])
+    _require(depth(metadata) <= MAX_DEPTH, "metadata of so few levels")
+    _require(not any(inside_others(fields["leaves"])), "a leaf beside the others")
     leaves = tuple(_leaf(name, entry) for name, entry in fields["leaves"].items())
     for leaf in leaves:
         check_array(leaf.array(chains, max(draws)))
@@ -268,7 +264,7 @@ def _parsed(fields: Any) -> Record:
     record = Record(
         leaves=leaves,
         chains=chains,
-        metadata=unpack(fields["metadata"]),
+        metadata=metadata,
         draws=draws,
         commit=_number(fields["commit"]),
         state=None if state is None else _number(state),
@@ -294,41 +290,23 @@ def _checksums(found: Any, leaf: Leaf, draws: tuple[int, ...]) -> tuple[str, ...
 
 
 def _leaf(name: str, entry: Any) -> Leaf:
-    path = tuple((str(kind), _token(token)) for kind, token in entry["path"])
-    _require({kind for kind, _ in path} <= {"attr", "index", "key"}, "a path")
+    path = tuple((kind, token) for kind, token in entry["path"])
     # Any other name would be unsafe as a directory.
-    _require(encode(path) == name, "a name")
-    shape = tuple(_number(n) for n in entry["shape"])
-    data_shape = tuple(_number(n) for n in entry["data_shape"])
-    kind, impl = entry["kind"], entry["impl"]
+    check_path(name, path)
+    kind = entry["kind"]
     _require(kind in ("jax", "numpy", "key"), "a kind")
-    _require(isinstance(entry["dtype"], str), "a dtype")
-    _require(entry["compression"] in (None, *COMPRESSIONS), "a compression")
-    if kind == "key":
-        _require(isinstance(impl, str) and entry["dtype"] == "key", "a key")
-        _require(data_shape[: len(shape)] == shape, "a shape")
-        data_type = "uint32"
-    else:
-        tag, data_type = tag_and_data_type(np.dtype(dtype_from_tag(entry["dtype"])))
-        _require(tag == entry["dtype"] and impl is None, "a dtype")
-        _require(data_shape == shape, "a shape")
     record = LeafRecord(
         kind,
         entry["dtype"],
-        shape,
-        impl=impl,
-        data_type=data_type,
-        data_shape=data_shape,
+        tuple(entry["shape"]),
+        impl=entry["impl"],
+        data_type="uint32" if kind == "key" else DATA_TYPES[entry["dtype"]],
+        data_shape=tuple(entry["data_shape"]),
         compression=entry["compression"],
         path=path,
     )
     of_chains, rows = (_number(size, 1) for size in entry["chunk"])
     return Leaf(name, record, of_chains, rows)
-
-
-def _token(token: Any) -> str | int:
-    _require(type(token) in (str, int), "a key")
-    return token
 
 
 def _number(value: Any, least: int = 0) -> int:

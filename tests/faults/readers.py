@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 import eqx_ckpt
 
 from . import workloads
@@ -37,6 +39,11 @@ def read_each_way(path: str, *names: str) -> dict[str, str]:
         "match": lambda: _shown(eqx_ckpt.tree_match(path, workloads.tree(0))),
         "match itself": lambda: _shown(
             eqx_ckpt.tree_match(path, eqx_ckpt.tree_like(path)),
+        ),
+        "match on a mesh": lambda: _shown(
+            eqx_ckpt.tree_match(
+                path, workloads.tree(0), sharding=jax.make_mesh((1,), ("data",))
+            )
         ),
         "verify": lambda: eqx_ckpt.inspect.verify(path),
         "restore": lambda: eqx_ckpt.tree_deserialise_leaves(path, workloads.tree(0)),

@@ -58,6 +58,12 @@ def _array(shape: Any, chunk: Any, chunks: int = 1, **fields: Any):
     )
 
 
+def _sharding(names: Any, spec: Any, memory_kind: Any = None):
+    sizes = [1] * len(names) if isinstance(names, list) else "x"
+    sharding = {"axis_names": names, "mesh_shape": sizes, "spec": spec}
+    return _weight(sharding=sharding | {"memory_kind": memory_kind})
+
+
 def _deep(levels: int) -> Any:
     value: Any = []
     for _ in range(levels):
@@ -217,6 +223,12 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "another kind": _weight(kind="pickle"),
     "a kind that is a list": _weight(kind=[]),
     "an array that is a scalar": _weight(kind="int"),
+    "an array that is a scalar of NumPy": _weight(kind="numpy_scalar"),
+    "bytes of two axes": _array([8, 4], [8, 4], 1, kind="bytes", dtype="uint8"),
+    "bytes without an axis": _array(
+        [], [], 1, kind="bytes", dtype="uint8", data_type="uint8"
+    ),
+    "bytes that are floats": _array([8], [8], 1, kind="bytes"),
     "an array that is a key": _weight(kind="key"),
     "a key of a numbered kind": _weight(
         kind="key", impl=5, dtype="key", shape=[8], data_type="uint32"
@@ -257,8 +269,21 @@ REFUSED: dict[str, Callable[[dict[str, Any]], None]] = {
     "checksums that are no numbers": _weight(checksums="xyzxy" * 8 * 4),
     "a weak type in words": _weight(weak_type="yes"),
     "a sharding in words": _weight(sharding="x"),
+    "a sharding of nothing": _weight(sharding={}),
+    "a sharding of wrong types": _sharding(names=5, spec={}),
+    "a sharding of nested lists": _sharding([["data"]], [[["data"]], {"a": 1}]),
+    "a sharding over an axis twice": _sharding(["data"], ["data", "data"]),
+    "a sharding over an axis twice at once": _sharding(["data"], [["data", "data"]]),
+    "a sharding over two axes of one name": _sharding(["data", "data"], ["data"]),
+    "a sharding over another axis": _sharding(["data"], ["model"]),
+    "a sharding in a memory that is a list": _sharding(["data"], ["data"], []),
     "a scalar without a value": _step(value=None),
     "a scalar in words": _step(value="one"),
+    "a scalar and a space": _step(value=" 1"),
+    "a scalar and a line": _step(value="1\n"),
+    "a scalar with an underscore": _step(value="1_0"),
+    "a scalar in other digits": _step(value="\uff11"),
+    "a small scalar in hexadecimal digits": _step(value="0x1"),
     "a scalar of a million digits": _step(value="1" * 10**6),
     "a bool in words": _step(kind="bool", value="yes"),
     "a float in words": _step(kind="float", value="one"),
@@ -316,7 +341,6 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
     "a history of many": _history(LATER, earlier=10**6),
     "separators that are no text": _separators("\n\ud800"),
     "another dtype": _weight(dtype="int32", data_type="int32"),
-    "an array that is bytes": _weight(kind="bytes"),
     "a leaf inside another": lambda content: content["leaves"].update(
         layer={"kind": "int", "path": [["key", "layer"]], "value": "1"}
     ),
@@ -345,34 +369,9 @@ ODD: dict[str, Callable[[dict[str, Any]], None]] = {
         shape=[8],
         data_type="uint32",
     ),
-    "a sharding of nothing": _weight(sharding={}),
-    "a sharding of wrong types": _weight(
-        sharding={"axis_names": 5, "mesh_shape": "x", "spec": {}, "memory_kind": []}
-    ),
-    "a sharding of many axes": _weight(
-        sharding={
-            "axis_names": ["data"],
-            "mesh_shape": [2**40],
-            "spec": ["data"] * 10,
-            "memory_kind": "device",
-        }
-    ),
-    "a sharding of nested lists": _weight(
-        sharding={
-            "axis_names": [["data"]],
-            "mesh_shape": [1],
-            "spec": [[["data"]], {"a": 1}],
-            "memory_kind": "moon",
-        }
-    ),
-    "the same axis twice": _weight(
-        sharding={
-            "axis_names": ["data"],
-            "mesh_shape": [1],
-            "spec": ["data", "data"],
-            "memory_kind": None,
-        }
-    ),
+    "a sharding of many axes": _sharding([f"a{i}" for i in range(9)], ["a0", "a8"]),
+    "a sharding of numbered axes": _sharding([5, 7], [7, [5]]),
+    "a sharding in no known memory": _sharding(["data"], ["data"], "moon"),
 }
 
 

@@ -279,3 +279,26 @@ def test_a_record_with_values_of_other_types(tmp_path, is_sealed):
         record.write_text(json.dumps(whole | {"digest": digest}))
         with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="the digest"):
             eqx_ckpt.inspect.read_manifest(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "change", "problem"),
+    [
+        ("key", {"impl": "rbg"}, "the shape of a different PRNG implementation"),
+        ("n", {"kind": "jax", "dtype": "<M8[ns]"}, "which is not JAX's"),
+        ("n/more", {"path": [["key", "n"], ["key", "more"]]}, "a leaf beside"),
+        (None, {"metadata": json.loads("[" * 70 + "]" * 70)}, "so few levels"),
+    ],
+)
+def test_a_record_of_what_no_recording_has(tmp_path, leaf, change, problem):
+    with Recording(tmp_path, {"key": jax.random.key(0), "n": np.int64(0)}) as recording:
+        recording.append({"key": jax.random.key(1), "n": np.int64(1)})
+    record = tmp_path / "recording.json"
+    tree = json.loads(record.read_bytes())
+    if leaf is not None:
+        entry = tree["leaves"].get(leaf, tree["leaves"]["n"])
+        tree["leaves"][leaf] = entry | change
+        tree["checksums"].setdefault(leaf, tree["checksums"]["n"])
+    record.write_bytes(sealed(tree if leaf else tree | change))
+    with refuses(eqx_ckpt.CorruptCheckpointError, problem):
+        eqx_ckpt.tree_like(tmp_path)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import (
     AxisType,
+    Mesh,
     NamedSharding,
     PartitionSpec as P,
     SingleDeviceSharding,
@@ -84,6 +85,17 @@ def test_the_same_axes_on_another_mesh(path, tree):
         scale=on(other),
     )
     assert str(eqx_ckpt.tree_match(path, tree, sharding=other)).startswith("6 same")
+
+
+def test_axes_that_have_numbers(tmp_path):
+    square = Mesh(np.array(jax.devices()).reshape(4, 2), (5, 7))
+    for spec, axes in ((P(7), [7]), (P(None, 5), [5]), (P((5, 7)), [5, 7])):
+        tree = {"w": jax.device_put(jnp.ones((8, 4)), NamedSharding(square, spec))}
+        eqx_ckpt.tree_serialise_leaves(tmp_path, tree, overwrite=True)
+        again = eqx_ckpt.tree_deserialise_leaves(tmp_path, tree, sharding=square)
+        assert again["w"].sharding == tree["w"].sharding
+        match = eqx_ckpt.tree_match(tmp_path, tree, sharding=mesh(a=8))
+        assert [*match.leaves["w"].replicated] == axes
 
 
 def test_axes_that_the_mesh_lacks_are_replicated_and_named(path, tree):

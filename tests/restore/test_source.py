@@ -163,6 +163,44 @@ def test_names_that_no_checkpoint_can_have(tmp_path, name, problem):
     assert [*eqx_ckpt.inspect.iter_leaves(tmp_path / "good")][0][0] == "w"
 
 
+@pytest.mark.parametrize(
+    ("leaves", "problem"),
+    [
+        ({"n": {"kind": "int", "value": "5\n"}}, "is not the text of a Python int"),
+        ({"n": {"kind": "float", "value": "Infinity"}}, "is not the text of"),
+        ({"n": {"value": '"'}}, "an array, and has a `value`"),
+        ({"n": {"kind": "bytes"}}, "is not the bytes of"),
+        ({"n": {"kind": "numpy_scalar"}}, "is a scalar, and has a shape"),
+        ({"n": {"shape": (np.int64(3),)}}, "sizes that are not each an `int`"),
+        ({"n": {"sharding": {"axis_names": ["x"]}}}, "a `sharding` that no array"),
+    ],
+)
+def test_leaves_that_no_checkpoint_can_have(leaves, problem, monkeypatch):
+    source = InMemory({name: np.ones(3, np.float32) for name in leaves})
+    found = dict(source.manifest.leaves)
+    found |= {name: found[name]._replace(**leaf) for name, leaf in leaves.items()}
+    monkeypatch.setattr(InMemory, "manifest", eqx_ckpt.inspect.Manifest(found))
+    with pytest.raises(eqx_ckpt.CheckpointError, match=problem):
+        eqx_ckpt.copy(source, "memory://of_no_leaf")
+
+
+@pytest.mark.parametrize("unsaved", [{'\xe9"': "text"}, {"f": 3}])
+def test_what_no_checkpoint_can_leave_out(unsaved, monkeypatch):
+    manifest = eqx_ckpt.inspect.Manifest({}, unsaved)
+    monkeypatch.setattr(InMemory, "manifest", manifest)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="what `unsaved` has is not"):
+        eqx_ckpt.copy(InMemory({}), "memory://of_no_leaf")
+
+
+def test_the_shape_of_a_record():
+    of_array = eqx_ckpt.inspect.LeafRecord.of_array
+    record = of_array((np.int64(3), jnp.int32(2)), np.float32, path=[("key", "w")])
+    assert [*map(type, record.shape)] == [int, int]
+    for shape, error in (((-3,), ValueError), ((3.0,), TypeError)):
+        with pytest.raises(error, match="`shape` is"):
+            of_array(shape, np.float32, path=[("key", "w")])
+
+
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("is_in_memory", [False, True])
 def test_leaves_one_by_one(tmp_path, layout, is_in_memory):

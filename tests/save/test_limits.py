@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt._format import manifest
@@ -77,6 +79,39 @@ def test_an_array_that_no_reader_takes(tmp_path, save, leaf, problem):
     with pytest.raises(eqx_ckpt.CheckpointError, match=f"'layer/0' {problem}"):
         save(tmp_path / "new", tree)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("axis", [1.5, True, enum.Enum("Axis", "ROWS").ROWS])
+def test_a_mesh_with_axes_that_no_reader_takes(axis):
+    mesh = Mesh(np.array(jax.devices()[:2]), (axis,))
+    leaf = jax.device_put(jnp.ones(4), NamedSharding(mesh, P(axis)))
+    with pytest.raises(eqx_ckpt.CheckpointError, match="'w' is on a mesh with the"):
+        eqx_ckpt.tree_serialise_leaves("memory://limits", {"w": leaf}, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "problem"),
+    [
+        ("mine", 2, "has keys of `PRNGSpec.'mine'.`, .* save `jax.random.key_data`"),
+        ("rbg", 3, "has the shape of a different PRNG implementation"),
+    ],
+)
+def test_keys_that_no_reader_takes(name, size, problem):
+    def zeros(*shape):
+        return jnp.zeros((*shape, size), jnp.uint32)
+
+    impl = define_prng_impl(
+        key_shape=(size,),
+        seed=lambda seed: zeros(),
+        split=lambda key, shape: zeros(*shape),
+        random_bits=lambda key, width, shape: jnp.zeros(shape, jnp.uint32),
+        fold_in=lambda key, data: key,
+        name=name,
+        tag="fry",
+    )
+    key = jax.random.key(0, impl=impl)
+    with pytest.raises(eqx_ckpt.CheckpointError, match=f"'k' {problem}"):
+        eqx_ckpt.tree_serialise_leaves("memory://limits", {"k": key}, overwrite=True)
 
 
 def test_keys_have_more_dimensions_as_they_are_stored():

@@ -12,6 +12,7 @@ from ..._format.leaf_record import (
     scalar_to_text,
     tag_and_data_type,
 )
+from ..._format.manifest import is_sharding
 from ..._lazy import eqx, jax, jnp, jtu, np
 
 
@@ -114,7 +115,9 @@ def _key_impl(dtype: Any) -> str | None:
     """The PRNG implementation of a dtype of typed keys; `None` for other dtypes."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return None
-    return str(jax.random.key_impl(jnp.empty((), dtype)))
+    impl = jax.random.key_impl(jnp.empty((), dtype))
+    # JAX finds the others by their names; of one without, another may have the tag.
+    return impl if isinstance(impl, str) else repr(impl)
 
 
 def is_key(leaf: Any) -> bool:
@@ -130,7 +133,12 @@ def _describe_jax(leaf: "jax.Array") -> LeafRecord:
     dtype: Any = leaf.dtype
     if isinstance(dtype, np.dtype):
         return _describe_array("jax", leaf)
-    impl = str(jax.random.key_impl(leaf))
+    impl = jax.random.key_impl(leaf)
+    if not isinstance(impl, str):
+        raise CannotSave(
+            f"has keys of `{impl!r}`, which JAX does not find by its name; save "
+            "`jax.random.key_data` of it"
+        )
     with jax.ensure_compile_time_eval():
         data = jax.random.key_data(leaf)
     record = _describe_array("key", data)
@@ -168,12 +176,18 @@ def _describe_sharding(sharding: "Sharding") -> dict[str, Any] | None:
             f"is unreduced over the axes {unreduced}: what each device has is a part "
             "of a sum; save `jax.sharding.reshard` of it to a PartitionSpec without"
         )
-    return {
+    found = {
         "axis_names": list(sharding.mesh.axis_names),
         "mesh_shape": list(sharding.mesh.axis_sizes),
         "spec": [list(p) if isinstance(p, tuple) else p for p in split(sharding.spec)],
         "memory_kind": sharding.memory_kind,
     }
+    if not is_sharding(found):
+        raise CannotSave(
+            f"is on a mesh with the axes {found['axis_names']}; save it from one whose "
+            "axes have strings or integers as names"
+        )
+    return found
 
 
 def fingerprint(leaf: Any) -> str:

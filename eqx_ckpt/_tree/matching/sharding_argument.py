@@ -222,19 +222,20 @@ def _as_saved(mesh: Mesh, record: LeafRecord) -> tuple[NamedSharding, tuple[str,
 
     Those are the axes that the mesh lacks, or whose size does not divide the leaf.
     """
-    saved = record.sharding or {"spec": [], "memory_kind": None}
+    saved = record.sharding or {"spec": []}
     dropped: list[str] = []
     spec: list[tuple[str, ...] | None] = []
     for entry, size in zip(saved["spec"], record.shape, strict=False):
         axes: list[str] = []
-        for axis in [entry] if isinstance(entry, str) else entry or []:
+        for axis in entry if isinstance(entry, list) else [entry]:
             parts = math.prod(mesh.shape[a] for a in axes) * mesh.shape.get(axis, 0)
             if parts and size % parts == 0:
                 axes.append(axis)
-            else:
+            elif axis is not None:
                 dropped.append(axis)
         spec.append(tuple(axes) or None)
     kinds = {memory.kind for memory in mesh.devices.flat[0].addressable_memories()}
-    kind = saved["memory_kind"] if saved["memory_kind"] in kinds else None
+    found = saved.get("memory_kind")
+    kind = found if found in kinds else None
     sharding = NamedSharding(mesh, PartitionSpec(*spec), memory_kind=kind)
     return sharding, tuple(dropped)
