@@ -880,3 +880,21 @@ def test_signs_of_life_go_with_the_save(place, monkeypatch):
         "w/zarr.json",
         "w/c.0",
     }
+
+
+def test_the_first_threads_get_one_context(monkeypatch):
+    """Another one would not see what the first has saved to memory."""
+    monkeypatch.setattr(kvstore, "_contexts", {})
+    found, make = [], ts.Context
+    other = threading.Thread(target=lambda: found.append(kvstore.context()))
+
+    def slowly(*args: Any) -> ts.Context:
+        if other.ident is None:
+            other.start()
+            other.join(0.1)  # It waits for this one, or has made one.
+        return make(*args)
+
+    monkeypatch.setattr(ts, "Context", slowly)
+    found.append(kvstore.context())
+    other.join()
+    assert found[0] is found[1]

@@ -8,6 +8,7 @@ from typing import Any, TYPE_CHECKING, TypeAlias
 from ..._errors import CheckpointError, CorruptCheckpointError
 from .send_window import STALLED
 from .store_path import BUCKET, censored
+from .threads import ForkedLock
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _NEVER = {"max_retries": 0}
 _contexts: "dict[int, ts.Context]" = {}
 
 
+_making = ForkedLock()
+
+
 def context() -> "ts.Context":
     """The context of the whole process: it holds threads, and the data of `memory://`.
 
@@ -39,28 +43,34 @@ def context() -> "ts.Context":
     own, and the commit flushes it at once. A lock that a dead process left would be
     written over without being cut, which stores its tail behind the new value.
     """
-    pid = os.getpid()
-    if pid not in _contexts:
-        if _contexts:
-            raise CheckpointError(
-                "This process was forked from one that had used TensorStore, which "
-                "does not survive that. Start it with the method `spawn`, or save and "
-                "restore in its parent only."
-            )
-        for name, value in _STALLED.items():
-            os.environ.setdefault(name, value)
-        import tensorstore as ts
+    # Another one that a second thread makes would not see what is in this one.
+    with _making.own:
+        pid = os.getpid()
+        if pid not in _contexts:
+            _contexts[pid] = _new_context()
+        return _contexts[pid]
 
-        _contexts[pid] = ts.Context(
-            {
-                "file_io_sync": False,
-                "file_io_locking": {"mode": "none"},
-                "s3_request_retries": _RETRIES,
-                "gcs_request_retries": _RETRIES,
-                "http_request_retries": _RETRIES,
-            }
+
+def _new_context() -> "ts.Context":
+    if _contexts:
+        raise CheckpointError(
+            "This process was forked from one that had used TensorStore, which does "
+            "not survive that. Start it with the method `spawn`, or save and restore "
+            "in its parent only."
         )
-    return _contexts[pid]
+    for name, value in _STALLED.items():
+        os.environ.setdefault(name, value)
+    import tensorstore as ts
+
+    return ts.Context(
+        {
+            "file_io_sync": False,
+            "file_io_locking": {"mode": "none"},
+            "s3_request_retries": _RETRIES,
+            "gcs_request_retries": _RETRIES,
+            "http_request_retries": _RETRIES,
+        }
+    )
 
 
 def own_context() -> "ts.Context":
