@@ -1,7 +1,9 @@
 """Ways out: read back by the libraries that define the formats."""
 
+import errno
 import functools
 import json
+import os
 import warnings
 import weakref
 
@@ -652,3 +654,22 @@ def test_a_failure_leaves_no_folders(tmp_path, ckpt, way):
 def test_a_file_is_not_read_from_a_url(open_it):
     with pytest.raises(eqx_ckpt.CheckpointError, match="local disks only"):
         open_it("s3://bucket/model")
+
+
+def test_a_file_system_without_links(tmp_path, ckpt, monkeypatch):
+    """Such as FAT; what somebody else has put there meanwhile stays."""
+    files = [tmp_path / "a.npz", tmp_path / "b.npz"]
+
+    def refuse(source, target):
+        if target == str(files[1]):
+            files[1].write_bytes(b"somebody else's")
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+    monkeypatch.setattr(os, "link", refuse)
+    interop.to_npz(ckpt, files[0])
+    assert {*np.load(files[0])} == {*eqx_ckpt.inspect.read_manifest(ckpt).leaves}
+    with pytest.raises(eqx_ckpt.CheckpointExistsError, match="exists already"):
+        interop.to_npz(ckpt, files[1])
+    assert files[1].read_bytes() == b"somebody else's"
+    assert sorted(tmp_path.glob("*.npz")) == files
+    assert not [*tmp_path.glob(".*")]

@@ -18,7 +18,11 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD = -100
 
 
-_RENAME_EXCHANGE = 2
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+
+
+# What a file system answers that has no links, such as FAT, and some of FUSE.
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -85,9 +89,28 @@ def exchange(a: str, b: str, folder: int | None = None) -> None:
         raise OSError(
             errno.ENOTSUP, "`overwrite=True` needs Linux's atomic exchange of names"
         )
+    _rename(a, b, _RENAME_EXCHANGE, folder)
+
+
+def rename_to_new(a: str, b: str) -> None:
+    """Rename a file; `FileExistsError` if something has its new name.
+
+    Unlike a plain rename, a link never takes the place of a file.
+    """
+    try:
+        os.link(a, b)
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        _rename(a, b, _RENAME_NOREPLACE)
+    else:
+        os.unlink(a)
+
+
+def _rename(a: str, b: str, how: int, folder: int | None = None) -> None:
     of_a = _AT_FDCWD if folder is None else folder
     arguments = (of_a, os.fsencode(a), _AT_FDCWD, os.fsencode(b))
-    if LIBC.renameat2(*arguments, _RENAME_EXCHANGE) != 0:
+    if LIBC.renameat2(*arguments, how) != 0:
         raise os_error(b)
 
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from ..._types import PathLike
 from ..calls.opening import reading
-from ..calls.posix_calls import fsync
+from ..calls.posix_calls import fsync, rename_to_new
 from ..calls.safe_files import writing_to
 from ..calls.store_path import local_path
 from .attempt_lock import locked_attempt
@@ -93,11 +93,9 @@ class NewFiles:
             os.replace(temporary, path)
         else:
             try:
-                # Unlike a rename, a link never takes the place of a file.
-                os.link(temporary, path)
+                rename_to_new(temporary, path)
             except FileExistsError:
                 raise already_there(repr(path)) from None
-            os.unlink(temporary)
         fsync(os.path.dirname(path))
 
 
