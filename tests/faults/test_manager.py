@@ -229,6 +229,7 @@ def test_a_file_system_without_locks(zygote: Zygote, disk: pathlib.Path) -> None
     assert found == scenarios.steps(2, 3)
     assert debris == before
     assert "Could not clean up" in "".join(warnings)
+    assert "use a file system that has locks: '" in "".join(warnings)
 
 
 def test_a_lock_that_cannot_be_taken(zygote: Zygote, disk: pathlib.Path) -> None:

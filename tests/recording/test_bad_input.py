@@ -1,5 +1,7 @@
 """What a recording refuses, and what it says then."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -302,3 +304,12 @@ def test_a_record_of_what_no_recording_has(tmp_path, leaf, change, problem):
     record.write_bytes(sealed(tree if leaf else tree | change))
     with refuses(eqx_ckpt.CorruptCheckpointError, problem):
         eqx_ckpt.tree_like(tmp_path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(fd, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with refuses(OSError, "use a file system that has locks", str(tmp_path)):
+        Recording(tmp_path, LIKE)

@@ -11,7 +11,7 @@ from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpoint
 from ..calls.opening import is_link_at, open_folder, open_plain
 from ..calls.posix_calls import flush, fsync
 from ..calls.safe_files import check_case, read_file, write_file
-from ..interface.attempt_lock import held
+from ..interface.attempt_lock import held, lock_file
 from ..interface.place import has_a_writer, SoleWriter, Storage, WRITER_LOCK
 from ..interface.replacing import check_above, check_inode
 
@@ -49,7 +49,7 @@ class DirectoryWriter(SoleWriter):
             with self._errors_name(WRITER_LOCK):
                 self._lock = open_plain(WRITER_LOCK, flags, folder=self._directory)[0]
             held.add(self._lock)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock, fcntl.LOCK_EX, self._root + WRITER_LOCK)
         except BlockingIOError:
             self.release()
             raise has_a_writer(repr(self._root)) from None

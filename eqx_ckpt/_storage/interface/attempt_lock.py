@@ -33,6 +33,21 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 held: set[int] = set()
 
 
+def lock_file(fd: int, how: int, path: str) -> None:
+    """Lock an open file; `BlockingIOError` if it is locked already.
+
+    Any other error names its path, and says what to do where there are no locks.
+    """
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as e:
+        number = e.errno or 0
+        way_out = ": use a file system that has locks" if number in _NO_LOCKS else ""
+        raise OSError(number, os.strerror(number) + way_out, path) from e
+
+
 @contextlib.contextmanager
 def locked_attempt(target: str) -> Generator[str, None, None]:
     """A fresh hidden name beside a target, and a lock that this process holds.
@@ -55,7 +70,7 @@ def locked_attempt(target: str) -> Generator[str, None, None]:
             lock = os.open(stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             held.add(lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock, fcntl.LOCK_EX, f"{stem}.lock")
                 swept = not os.fstat(lock).st_nlink
             except BlockingIOError:
                 swept = True
@@ -112,7 +127,7 @@ def is_dead(stem: str) -> bool:
         logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_file(lock, fcntl.LOCK_SH, f"{stem}.lock")
     except BlockingIOError:
         return False
     finally:
@@ -143,7 +158,7 @@ def _sweep_one(stem: str, still_needed: Callable[[str], str]) -> None:
         logger.warning("%s.tmp stays: its lock cannot be opened: %s", stem, e)
         return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock, fcntl.LOCK_EX, f"{stem}.lock")
         if not os.fstat(lock).st_nlink:
             return
         if problem := still_needed(stem):
