@@ -8,7 +8,7 @@ from .bucket.bucket_place import Bucket, GoogleBucket, Memory
 from .bucket.keyvalue_place import KeyValues
 from .bucket.remote_file import ObjectFile
 from .bucket.web_file import WebFile
-from .calls.store_path import censored, remote_kvstore, StorePath, URL
+from .calls.store_path import absolute, censored, remote_kvstore, StorePath, URL
 from .directory.directory_place import Directory
 from .directory.local_file import LocalFile
 from .interface.attempt_lock import LONGEST_NAME
@@ -30,7 +30,8 @@ def locate(path: PathLike) -> Storage:
         raise CheckpointError(f"{text!r} is not a path. Pass a directory.")
     if URL.match(text):
         return _remote(path, text)
-    folder = os.path.realpath(os.path.expanduser(text))
+    text = absolute(text)
+    folder = os.path.realpath(text)
     if "\\" in folder or not folder.isprintable():
         raise CheckpointError(
             f"{folder!r} has a backslash or a character that does not print, which "
@@ -43,7 +44,7 @@ def locate(path: PathLike) -> Storage:
             f"{LONGEST_NAME}. Choose another directory."
         )
     spec = {"driver": "file", "path": folder.rstrip("/") + "/"}
-    name = os.path.expanduser(text).rstrip("/")
+    name = text.rstrip("/")
     if os.path.islink(name):
         above, name = os.path.split(name)
         return Directory(spec, os.path.join(os.path.realpath(above), name))

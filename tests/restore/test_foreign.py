@@ -1,6 +1,7 @@
 """A path at which there is something else: what it is, and what to do."""
 
 import json
+import os
 import re
 import zipfile
 
@@ -101,6 +102,7 @@ def test_a_file_whose_content_does_not_say_what_it_is_is_damaged(tmp_path, name,
         ("empty", "It is empty"),
         ("missing", "That path does not exist"),
         ("missing/too", "That path does not exist"),
+        ("pipe", "It is neither a file nor a directory"),
         ("others", "It holds 'a.txt', and no checkpoint"),
         ("model.pt", "It is a file.* Its format is not known"),
         ("array.npy", "It is an array of NumPy: pass `eqx_ckpt.interop.open_eqx\\("),
@@ -108,6 +110,7 @@ def test_a_file_whose_content_does_not_say_what_it_is_is_damaged(tmp_path, name,
 )
 def test_what_is_no_checkpoint_of_anybody(place, name, what):
     (place / "empty").mkdir()
+    os.mkfifo(place / "pipe")
     (place / "others").mkdir()
     (place / "others/a.txt").write_text("a")
     with zipfile.ZipFile(place / "model.pt", "w") as archive:

@@ -261,3 +261,19 @@ def test_another_saves_while_this_looks(overwrite, tmp_path, monkeypatch):
             eqx_ckpt.tree_serialise_leaves(target, TREE)
     there = TREE if overwrite else OTHER
     assert_same(eqx_ckpt.tree_deserialise_leaves(target, there), there)
+
+
+def test_a_current_directory_that_was_removed(tmp_path, monkeypatch):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "ckpt", 1)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for call in (
+        lambda: eqx_ckpt.tree_serialise_leaves("new", 1),
+        lambda: eqx_ckpt.tree_deserialise_leaves("new", 1),
+        lambda: eqx_ckpt.CheckpointManager("new"),
+        lambda: eqx_ckpt.interop.to_npz(tmp_path / "ckpt", "new"),
+    ):
+        with pytest.raises(FileNotFoundError, match="pass an absolute path: 'new'"):
+            call()
+    assert eqx_ckpt.tree_deserialise_leaves(tmp_path / "ckpt", 0) == 1

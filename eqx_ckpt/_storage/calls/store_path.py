@@ -60,7 +60,19 @@ def local_path(path: PathLike) -> str:
             "local disks only. Pass a local path, and copy what is there with the "
             "store's own tools."
         )
-    return os.path.abspath(os.path.expanduser(text))
+    return os.path.abspath(absolute(text))
+
+
+def absolute(text: str) -> str:
+    """The path that a user means, from the root of the file system."""
+    path = os.path.expanduser(text)
+    if os.path.isabs(path):
+        return path
+    try:
+        return os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        problem = "The current directory was removed: pass an absolute path"
+        raise FileNotFoundError(errno.ENOENT, problem, text) from None
 
 
 @dataclass(frozen=True)

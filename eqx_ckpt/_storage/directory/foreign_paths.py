@@ -75,6 +75,8 @@ def what_is_at(path: str) -> str:
         file = file_of_equinox(path)
         if os.path.isfile(file):
             return f"There is {file!r}. {_file(file)}"
+        if os.path.exists(path):
+            return "It is neither a file nor a directory."
         return "That path does not exist."
     except OSError as e:
         return f"It cannot be read: {e.strerror}."
