@@ -115,7 +115,7 @@ def links_are_not_compared(monkeypatch):
     ("play", "defect", "first"),
     [
         (commits.play, nothing_is_flushed, 40),
-        (commits.play, the_rename_replaces_what_is_there, 50),
+        (commits.play, the_rename_replaces_what_is_there, 90),
         (commits.play, what_is_replaced_is_removed_first, 0),
         (commits.play, the_rename_is_not_flushed, 80),
         (commits.play, a_step_is_deleted_where_it_is, 0),
