@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import jax
 import numpy as np
@@ -115,6 +116,10 @@ class _StoredReader(RowReader):
         self._capacity = 2 * self.rows.window
         self._kept: OrderedDict[int, list[np.ndarray]] = OrderedDict()
         self._lock = ForkedLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled; a copy begins with no rows."""
+        return vars(self) | {"_kept": OrderedDict()}
 
     def _check_fits(self, where: str) -> None:
         rows = jax.tree.leaves(self.like)

@@ -1,6 +1,7 @@
 """Sources: rows of data sets, of checkpoints, and of Zarr arrays."""
 
 import itertools
+import pickle
 import tracemalloc
 from typing import NamedTuple
 
@@ -242,8 +243,9 @@ def test_rows_of_a_checkpoint(tmp_path, layout):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
     source = data.StoredDataSource(tmp_path / "c", prefix="data")
     loader = data.Loader(source, 8, order="epochs")
-    assert sorted(epoch(loader, "y")) == list(range(50))
+    assert sorted(found := epoch(loader, "y")) == list(range(50))
     assert loader.zeros()["x"][0].shape == (8, 4)
+    assert epoch(pickle.loads(pickle.dumps(loader)), "y") == found
     with pytest.raises(ValueError, match="prefix"):
         data.StoredDataSource(tmp_path / "c")
     with pytest.raises(eqx_ckpt.CheckpointNotFoundError):

@@ -70,7 +70,7 @@ def lower_priority(by: int) -> None:
 
 
 class ForkedLock:
-    """A re-entrant lock that a forked child finds free.
+    """A re-entrant lock that a forked child finds free, and a copy, too.
 
     There, a thread of the parent that held it would never release it.
 
@@ -82,6 +82,9 @@ class ForkedLock:
     def __init__(self) -> None:
         self.own = threading.RLock()
         _locks.add(self)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return ForkedLock, ()
 
     def free(self) -> None:
         """Free it, unless the calling thread holds it."""
