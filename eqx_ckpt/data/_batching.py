@@ -43,7 +43,7 @@ class Batching(NamedTuple):
     def positions(self, epoch: Any, position: Any, k: int) -> Positions:
         """The positions of the next `k` batches; inside `jit`."""
         count, size = self.rows.total, self.batch_size
-        inside = jnp.arange(size, dtype=jnp.uint32)
+        inside = jnp.arange(size, dtype=jnp.uint32)[None]
         turns = jnp.arange(k + 1, dtype=jnp.uint32)
         if self.order != "epochs":
             starts = position + turns * jnp.uint32(size)

@@ -121,7 +121,7 @@ def _independent(key: Key, position: Any, n: int) -> Any:
     fraction = _high_product(low, n)
     whole = high * _word(n)
     carry = (whole + fraction) < whole
-    return _high_product(high, n) + carry.astype(np.uint32)
+    return _high_product(high, n) + _ones_where(carry)
 
 
 def _high_product(x: Any, n: int) -> Any:
@@ -199,7 +199,7 @@ def _feistel_rounds(key: Key, x: Any, sizes: tuple[int, int], *, inverse: bool) 
         word = _hash(halves[1 - to] + key.a + _word(_GOLDEN * (i + 1)))
         step = _high_product(_hash(word ^ key.b), sizes[to])
         moved = halves[to] + (size - step if inverse else step)
-        halves[to] = moved - size * (moved >= size)
+        halves[to] = moved - size * _ones_where(moved >= size)
     return halves[0] * _word(sizes[1]) + halves[1]
 
 
@@ -237,16 +237,20 @@ class _Chunks:
 
     def start_of(self, slot: Any) -> Any:
         """The first position of a slot."""
-        missing = (self._chunk - self._short) * (slot > self._short_slot)
-        return slot * self._chunk - missing.astype(np.uint32)
+        missing = (self._chunk - self._short) * _ones_where(slot > self._short_slot)
+        return slot * self._chunk - missing
 
     def slot_at(self, position: Any) -> tuple[Any, Any]:
         """The slot that a position is in, and its offset there."""
         end = self.start_of(self._short_slot) + self._short
-        shifted = position + (self._chunk - self._short) * (position >= end).astype(
-            np.uint32
-        )
+        missing = (self._chunk - self._short) * _ones_where(position >= end)
+        shifted = position + missing
         return shifted // self._chunk, shifted % self._chunk
+
+
+def _ones_where(condition: Any) -> Any:
+    """Ones and zeros: a product with bools fails if JAX's promotion is strict."""
+    return condition.astype(np.uint32)
 
 
 def _minimum(a: Any, b: Any) -> Any:

@@ -50,7 +50,7 @@ def _saved(chains: _Chains, sample: list[Array], keep: Array, replicas: int) -> 
     block = chains.rows[0].shape[keep.ndim]
     index = jnp.where(keep, chains.count, block)
     rows = [put(*pair, index) for pair in zip(chains.rows, sample, strict=True)]
-    count = chains.count + keep
+    count = chains.count + keep.astype(jnp.int32)
     due = count == block
     begun = keep & (chains.count == 0) & ~due
     return _sent(chains._replace(rows=rows, count=count), due, begun, replicas)
@@ -83,7 +83,7 @@ def _sent(chains: _Chains, due: Array, begun: Array, replicas: int) -> _Chains:
     branches = [lambda: failed, lambda: call([]), lambda: call(rows)]
     return chains._replace(
         failed=jax.lax.switch(which, branches),
-        turn=turn + due,
+        turn=turn + due.astype(jnp.uint32),
         count=jnp.where(due, 0, count),
     )
 

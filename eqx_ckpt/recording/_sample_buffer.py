@@ -138,7 +138,7 @@ class SampleBuffer(eqx.Module):
             self,
             (
                 samples,
-                count + (keep & ~is_full),
-                overflow + (keep & is_full),
+                count + (keep & ~is_full).astype(jnp.int32),
+                overflow + (keep & is_full).astype(jnp.int32),
             ),
         )

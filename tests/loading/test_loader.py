@@ -490,6 +490,23 @@ def test_integers_that_do_not_fit_are_an_error():
         data.ArrayDataSource(on_device=True, i=np.array([1, 2**40]))
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_strictest_promotion(order, tmp_path):
+    eqx_ckpt.tree_serialise_leaves(tmp_path / "c", {"i": np.arange(50)})
+    stored = data.StoredDataSource(tmp_path / "c")
+    for source, size in ((stored, 8), (data.ArrayDataSource(i=np.arange(70_000)), 700)):
+        loader = data.Loader(source, size, order=order, cache=2)
+
+        def all_ways(cursor, loader=loader):
+            cursor, _ = loader.next(cursor)
+            loader.map(lambda carry, *_: (carry, None), None)
+            return loader.block(cursor, 3)
+
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            _, rows = jax.eval_shape(all_ways, loader.start())
+        assert rows["i"].shape == (3, size)
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_integers_of_64_bits_where_they_are_enabled(prefetch):
     rows = {"i": np.array([1, 2**40]), "x": np.array([1 / 3, 2 / 3])}

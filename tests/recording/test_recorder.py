@@ -206,6 +206,26 @@ def test_what_it_refuses(tmp_path):
             jax.jit(lambda r: r.save({"x": jnp.zeros(2)}))(recorder)
 
 
+def test_the_strictest_promotion(tmp_path):
+    def run(some):
+        def save(i, some):
+            sample = {"x": jnp.full(2, i, jnp.float32), "i": i}
+            return some.save(sample, keep=i > 1)
+
+        return jax.lax.fori_loop(0, 6, save, some)
+
+    buffer = eqx_ckpt.recording.SampleBuffer(LIKE, 3)
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+        Recording(tmp_path, LIKE, chains=2) as recording,
+    ):
+        recorder = recording.recorder(block=3)
+        jax.eval_shape(
+            lambda r, b: (jax.vmap(run)(r).flush(), run(b)), recorder, buffer
+        )
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, ">f4", "<M8[s]"])
 def test_dtypes_that_a_device_would_change(tmp_path, dtype):
     like = {"x": np.zeros(2, dtype), "ok": np.float32(0)}
