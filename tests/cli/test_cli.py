@@ -1,6 +1,7 @@
 """The command line: what it prints, and with which status it ends."""
 
 import errno
+import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 import eqx_ckpt
 from helpers import besides_metrics
+from support import run_commands
 
 from .conftest import dead_save, state
 
@@ -569,14 +571,15 @@ def test_without_arguments(ask):
 
 
 @pytest.mark.parametrize(
-    "where", ["importlib.util.find_spec", "eqx_ckpt._cli.run_commands.read_manifest"]
+    ("module", "name"),
+    [(importlib.util, "find_spec"), (run_commands, "read_manifest")],
 )
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_ctrl_c(run, ask, monkeypatch, where, options):
+def test_ctrl_c(run, ask, monkeypatch, module, name, options):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(where, interrupted)
+    monkeypatch.setattr(module, name, interrupted)
     assert ask("ls", run, *options)[0] == 130
 
 

@@ -146,7 +146,7 @@ def test_a_run_that_was_copied(folder, ask, tmp_path):
 
 
 def test_a_circle_that_was_forged(folder, ask, monkeypatch):
-    from eqx_ckpt._cli import folder_commands
+    from support import folder_commands
 
     entries = folder_commands._entries
 

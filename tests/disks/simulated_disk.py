@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Callable, Generator
 from typing import Any
 
-from eqx_ckpt._storage.calls.posix_calls import LIBC
 from tests.faults.replay import Disk, Operation, write_files
 from tests.scheduler import Died, local, within_lines
 from tests.stores.simulated_bucket import Process, Simulation
+from tests.support import LIBC
 
 
 # Those of the system, which are replaced.

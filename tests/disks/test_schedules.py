@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from eqx_ckpt._storage.calls.posix_calls import delete
-from eqx_ckpt._storage.chunks.shared_files import SharedFiles
-from eqx_ckpt._storage.directory import directory_place, directory_steps
-from eqx_ckpt._storage.interface import attempt_lock
 from tests.disks import commits, schedules
 from tests.scheduler import play_all
+from tests.support import (
+    attempt_lock,
+    delete,
+    directory_place,
+    directory_steps,
+    SharedFiles,
+)
 
 
 pytestmark = pytest.mark.once

@@ -19,10 +19,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._distributed.apart_attempt import PartAttempt
-from eqx_ckpt._mirroring import part_uploads
-from eqx_ckpt._sources.checkpoint_source import Checkpoint
-from eqx_ckpt._storage.directory import directory_place as storage
+from support import Checkpoint, directory_place as storage, part_uploads, PartAttempt
 
 from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state

@@ -15,12 +15,17 @@ import jax
 import jax.extend
 
 import eqx_ckpt
-from eqx_ckpt._distributed import meeting, process_group as group
-from eqx_ckpt._distributed.process_group import Group
-from eqx_ckpt._restoring import replica_broadcast
-from eqx_ckpt._sources import consistent_read as reading
-from eqx_ckpt._sources.checkpoint_source import Checkpoint
-from support import DirectorySteps, exchange, jax_service as coordination
+from support import (
+    Checkpoint,
+    consistent_read as reading,
+    DirectorySteps,
+    exchange,
+    Group,
+    jax_service as coordination,
+    meeting,
+    process_group as group,
+    replica_broadcast,
+)
 
 from .dying_jobs import die, wait_for
 from .failing_jobs import caught, state

@@ -18,10 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._distributed import meeting, process_group as group
-from eqx_ckpt._distributed.meeting import Circle
-from eqx_ckpt._distributed.process_group import Group
-from support import jax_service
+from support import Circle, Group, jax_service, meeting, process_group as group
 
 from .dying_jobs import die
 from .failing_jobs import caught

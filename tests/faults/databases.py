@@ -12,8 +12,7 @@ import xxhash
 from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._saving import staging
-from support import chunk_values, Directory
+from support import chunk_values, Directory, staging
 
 from . import readers
 from .manifests import edited

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._run import step_states
+from support import step_states
 
 from . import lost_parts
 from .failing_jobs import caught

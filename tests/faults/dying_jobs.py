@@ -12,13 +12,13 @@ from typing import Any
 import jax
 
 import eqx_ckpt
-from eqx_ckpt._distributed import (
+from support import (
+    ChunkFiles,
+    ChunkValues,
     joint_attempt as joint,
     meeting,
     process_group as group,
 )
-from eqx_ckpt._storage.chunks.chunk_values import ChunkValues
-from support import ChunkFiles
 
 from .failing_jobs import attempt, caught, state
 from .jobs import End

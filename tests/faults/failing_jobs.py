@@ -18,9 +18,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt
-from eqx_ckpt._storage.calls import opening, posix_calls
-from eqx_ckpt._storage.directory import directory_place as storage
-from support import ChunkFiles, DirectorySteps, jax_service as coordination
+from support import (
+    ChunkFiles,
+    directory_place as storage,
+    DirectorySteps,
+    jax_service as coordination,
+    opening,
+    posix_calls,
+)
 
 from .programs import (
     assert_same,

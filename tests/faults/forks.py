@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import eqx_ckpt
-from eqx_ckpt._mirroring import uploads
+from support import uploads
 
 
 TREE = {"x": np.arange(4.0)}

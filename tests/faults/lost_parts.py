@@ -17,9 +17,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._distributed import byte_broadcast
-from eqx_ckpt._sources import shard_senders
-from eqx_ckpt._sources.checkpoint_source import Checkpoint
+from support import byte_broadcast, Checkpoint, shard_senders
 
 from .dying_jobs import die
 from .failing_jobs import caught

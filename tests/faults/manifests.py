@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from eqx_ckpt._format.leaf_names import decode
+from support import decode
 
 
 def sealed(manifest: bytes) -> bytes:

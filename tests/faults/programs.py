@@ -15,9 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, Sharding
 
 import eqx_ckpt
-from eqx_ckpt._distributed.joint_attempt import JointAttempt
 from manager.looking import as_on, looked_at
-from support import chunk_files, ChunkFiles
+from support import chunk_files, ChunkFiles, JointAttempt
 
 
 # Which axes of the mesh (x=4, y=2) each leaf is sharded over.

@@ -6,12 +6,11 @@ import shutil
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.bucket.bucket_place import Memory
 from faults import workloads
 from faults.damage import damaged, files, report, swap
 from faults.databases import set_options
 from faults.workloads import every_kind
-from support import Directory, locate
+from support import Directory, locate, Memory
 
 
 ARRAYS = [name for name, leaf in every_kind(1).items() if hasattr(leaf, "dtype")]

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._mirroring import uploader
-from eqx_ckpt._storage.interface import free_space
 from faults import failing_jobs, jobs, readers, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
+from support import free_space, uploader
 
 
 NOBODY = 65534

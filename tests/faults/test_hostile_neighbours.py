@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.calls.posix_calls import delete
 from faults import exports, races, shim, workloads
 from faults.zygote import OF_MANY, Zygote
 from stores.values import bucket_at
+from support import delete
 
 
 pytestmark = pytest.mark.once

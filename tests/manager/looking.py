@@ -2,9 +2,7 @@
 
 from unittest import mock
 
-from eqx_ckpt._saving import unchanged
-from eqx_ckpt._storage.interface.chunk_bytes import Encoded
-from eqx_ckpt._tree.plans.write_plan import Write
+from support import Encoded, unchanged, Write
 
 
 def as_on(place):

@@ -14,13 +14,13 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect
 from eqx_ckpt.__main__ import main
-from eqx_ckpt._run import fork_step
 from faults import forks_of_runs, runs
 from faults.forks_of_runs import state
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
 from helpers import assert_same
 from stores.place import Place
+from support import fork_step
 
 
 TREE = state(0)

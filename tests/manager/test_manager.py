@@ -14,10 +14,9 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._run import damage_fallback
-from eqx_ckpt._storage.interface import committed_manifest as committed
 from faults import preemption
 from helpers import assert_same, files_below
+from support import committed_manifest as committed, damage_fallback
 
 
 pytestmark = pytest.mark.oldest

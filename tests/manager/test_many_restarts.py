@@ -11,7 +11,7 @@ import pytest
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_every, keep_last, Mirror
 from eqx_ckpt.__main__ import main
-from eqx_ckpt._steps.run_steps import Run
+from support import Run
 
 
 pytestmark = pytest.mark.once

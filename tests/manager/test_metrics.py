@@ -13,13 +13,12 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect
-from eqx_ckpt._steps import metrics_log
-from eqx_ckpt._storage.interface.place import METRICS
 from faults import metrics, replay, runs
 from faults.metrics import loss
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
 from stores.place import Place
+from support import METRICS, metrics_log
 
 
 LAST = [eqx_ckpt.keep_last(1)]

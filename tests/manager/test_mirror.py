@@ -20,12 +20,10 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
-from eqx_ckpt._mirroring import uploader, uploads
-from eqx_ckpt._sources.checkpoint_source import Checkpoint
-from eqx_ckpt._steps.run_steps import Run
 from helpers import assert_same, until
 from stores import proxy
 from stores.place import Place
+from support import Checkpoint, Run, uploader, uploads
 
 
 EVERY = 3

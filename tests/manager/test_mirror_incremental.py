@@ -11,11 +11,10 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
-from eqx_ckpt._storage.locate import locate
 from faults.workloads import small_chunks
 from helpers import assert_same
 from stores.place import Place
+from support import locate, open_kvstore
 
 
 PATIENCE = 300.0  # seconds; longer than anything here takes

@@ -16,14 +16,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._mirroring.uploads import Uploads
-from eqx_ckpt._run import own_disks
-from eqx_ckpt._run.common_steps import CommonSteps
-from eqx_ckpt._saving.step_part import plan_part
-from eqx_ckpt._steps.run_steps import Run
-from eqx_ckpt._storage.chunks import chunk_reads
 from faults.manifests import edited
 from helpers import assert_same, until
+from support import chunk_reads, CommonSteps, own_disks, plan_part, Run, Uploads
 
 
 PATIENCE = 300.0  # seconds; longer than anything here takes

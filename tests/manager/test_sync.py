@@ -10,8 +10,8 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, sync
-from eqx_ckpt._mirroring import sync as module
 from helpers import assert_same
+from support import sync as module
 
 
 pytestmark = pytest.mark.oldest

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 import eqx_ckpt
-from eqx_ckpt._distributed.joint_attempt import JointAttempt
 from tests.scheduler import now, try_all
+from tests.support import JointAttempt
 
 from .simulation import pause, Simulation
 

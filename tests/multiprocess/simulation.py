@@ -13,8 +13,8 @@ from unittest import mock
 
 import jax
 
-from eqx_ckpt._distributed import jax_service, meeting, process_group
 from tests.scheduler import Died, Line, local, now, Scheduler, within_lines
+from tests.support import jax_service, meeting, process_group
 
 
 _Item = TypeVar("_Item")

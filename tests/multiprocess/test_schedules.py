@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from eqx_ckpt._distributed import process_group
-from eqx_ckpt._distributed.process_group import Group
+from support import Group, process_group
 from tests.scheduler import play_all
 
 from .schedules import play

@@ -6,9 +6,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from eqx_ckpt._storage.bucket import bucket_writer
 from recording import chains
-from support import KeyValues
+from support import bucket_writer, KeyValues
 
 
 def hasten() -> None:

@@ -8,7 +8,6 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt
-from eqx_ckpt._storage.bucket import bucket_writer
 from eqx_ckpt.recording import Recording, Samples
 from faults.zygote import Zygote
 from recording import buckets, chains
@@ -16,6 +15,7 @@ from stores import programs
 from stores.place import Place
 from stores.proxy import answered, lost
 from stores.values import bucket_at
+from support import bucket_writer
 
 
 BLOCKS = 3
@@ -89,7 +89,7 @@ def test_tensorstore_reads_the_arrays_while_they_are_written(url):
 
 
 def _context() -> ts.Context:
-    from eqx_ckpt._storage.calls.tensorstore_calls import context
+    from support import context
 
     return context()
 

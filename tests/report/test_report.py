@@ -239,7 +239,7 @@ def test_what_is_wrong_gives_alerts(run, report):
 
 
 def test_steps_that_vanish(run, report, monkeypatch):
-    from eqx_ckpt._steps.run_steps import Run
+    from support import Run
 
     monkeypatch.setattr(Run, "readable_or_not", lambda self: [1, 2, 3, 4])
     alerts, found, _ = report(run)
@@ -251,7 +251,7 @@ def test_steps_that_vanish(run, report, monkeypatch):
 
 
 def test_what_is_replaced_meanwhile_is_read_again(tmp_path, report, monkeypatch):
-    from eqx_ckpt._report import write_report as write
+    from support import write_report as write
 
     path, facts_of = tmp_path / "ckpt", write.facts_of
     eqx_ckpt.tree_serialise_leaves(path, {"w": jnp.zeros(3)})

@@ -13,8 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format.dtype_names import STORED, VIEWED
-from eqx_ckpt._tree.leaves.casting import casting_word
+from support import casting_word, STORED, VIEWED
 
 
 PATH = "memory://changing"

@@ -14,8 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._storage.calls import file_reads
 from helpers import assert_same, evict, folder_on_disk, until
+from support import file_reads
 
 
 pytestmark = pytest.mark.once

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt
-from eqx_ckpt._inspecting import content_digest
 from eqx_ckpt.interop import Source
 from matrix.leaves import tree as leaves
-from support import chunk_grid
+from support import chunk_grid, content_digest
 
 
 METADATA = {"z": [1, 2.5, None], "a": float("nan"), "ü": {"b": True, "a": "\n"}}

@@ -17,9 +17,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format import chunk_grid
-from eqx_ckpt._restoring import forecast, read_items
 from helpers import assert_same
+from support import chunk_grid, forecast, read_items
 from versions import thinned
 
 

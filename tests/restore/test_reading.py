@@ -12,11 +12,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from eqx_ckpt._storage.calls import file_reads
-from eqx_ckpt._storage.interface import chunk_bytes
 from faults.workloads import small_chunks
 from helpers import assert_same, evict, folder_on_disk
-from support import chunk_grid as chunks, locate
+from support import (
+    chunk_bytes,
+    chunk_grid as chunks,
+    file_reads,
+    locate,
+    worker_threads,
+)
 
 
 NBYTES = 2**23
@@ -98,7 +102,7 @@ def test_reads_that_stop_early(saved, monkeypatch):
 def test_any_region_of_any_chunk(tmp_path, limit, piece, is_cold, monkeypatch):
     """Runs of bytes, rows, columns, and what is at the edge of an array."""
     monkeypatch.setattr(file_reads, "_LARGE", 1)
-    monkeypatch.setattr("eqx_ckpt._storage.interface.chunk_bytes.PIECE_BYTES", piece)
+    monkeypatch.setattr(chunk_bytes, "PIECE_BYTES", piece)
     rng = np.random.default_rng(0)
     shapes = [(16,), (8, 10), (4, 6, 7), (1, 12, 20), (4, 1, 4, 3), (8, 9, 2)]
     tree = {str(i): rng.standard_normal(s, np.float32) for i, s in enumerate(shapes)}
@@ -218,7 +222,7 @@ def test_compressed_chunks_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
 
     decompressed = chunk_bytes.decompressed
     monkeypatch.setattr(chunk_bytes, "decompressed", spied)
-    monkeypatch.setattr("eqx_ckpt._storage.calls.worker_threads.SMALL", 0)
+    monkeypatch.setattr(worker_threads, "SMALL", 0)
     tree = {str(i): np.full(250, i) for i in range(64)}
     eqx_ckpt.tree_serialise_leaves(tmp_path / "new", tree, compression="zstd")
     assert_same(eqx_ckpt.tree_deserialise_leaves(tmp_path / "new", tree), tree)

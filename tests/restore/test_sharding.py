@@ -14,8 +14,8 @@ from jax.sharding import (
 )
 
 import eqx_ckpt
-from eqx_ckpt._restoring import placement, read_items
 from helpers import assert_same
+from support import Checkpoint, leaf_reader, placement, read_items, restore
 
 
 def mesh(axis_type=AxisType.Auto, **axes):
@@ -230,9 +230,7 @@ def test_an_abstract_mesh_needs_a_current_one(path, tree):
 
 def test_a_sharding_that_does_not_divide(path, tree, monkeypatch):
     bad = on(mesh(a=8), None, "a")
-    monkeypatch.setattr(
-        "eqx_ckpt._sources.checkpoint_source.Checkpoint.read", None
-    )  # Nothing is read.
+    monkeypatch.setattr(Checkpoint, "read", None)  # Nothing is read.
     with pytest.raises(eqx_ckpt.LeafMismatchError) as raised:
         eqx_ckpt.tree_deserialise_leaves(
             path, tree, sharding={n: bad if n in "wb" else None for n in tree}
@@ -289,8 +287,8 @@ def test_the_manager(path, tree, tmp_path):
 def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
     """A leaf that is larger than the host memory for it arrives shard by shard."""
     limits = read_items.USUAL._replace(window=100)
-    monkeypatch.setattr("eqx_ckpt._restoring.restore.USUAL", limits)
-    monkeypatch.setattr("eqx_ckpt._restoring.read_items._LEAST", least)
+    monkeypatch.setattr(restore, "USUAL", limits)
+    monkeypatch.setattr(read_items, "_LEAST", least)
     most, counts = [], []
 
     def put(parts):
@@ -298,7 +296,7 @@ def test_more_than_fits_at_once(path, tree, monkeypatch, least, regions):
         counts.append(len(parts))
         return placement.put(parts)
 
-    monkeypatch.setattr("eqx_ckpt._restoring.leaf_reader.put", put)
+    monkeypatch.setattr(leaf_reader, "put", put)
     sharding = on(mesh(a=8), "a")
     restored = eqx_ckpt.tree_deserialise_leaves(
         path, tree, sharding=lambda name, struct: sharding if name == "w" else None

@@ -17,10 +17,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
+from support import leaf_data, staging
 
 
-DATA = "eqx_ckpt._tree.leaves.leaf_data"
-STAGING = "eqx_ckpt._saving.staging"
 PINNED = "pinned_host"
 
 DTYPES = (
@@ -38,10 +37,10 @@ def on_an_accelerator(
 ) -> None:
     """Whether small arrays are in pinned memory, too."""
     if jax.default_backend() == "cpu":
-        for module in (DATA, STAGING):
-            monkeypatch.setattr(f"{module}.is_on_host", lambda leaf: False)
+        for module in (leaf_data, staging):
+            monkeypatch.setattr(module, "is_on_host", lambda leaf: False)
     if request.param == "all":
-        monkeypatch.setattr(f"{DATA}._LEAST_PINNED", 0)
+        monkeypatch.setattr(leaf_data, "_LEAST_PINNED", 0)
 
 
 def bits(leaf: Any) -> bytes:
@@ -142,7 +141,7 @@ def test_a_step_donates_what_is_being_saved(tmp_path: Path):
 def test_what_is_more_than_the_pinned_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(f"{STAGING}._PINNED_BYTES", 2**21)
+    monkeypatch.setattr(staging, "_PINNED_BYTES", 2**21)
     tree = {str(i): jnp.full(2**18, float(i)) for i in range(8)}
     eqx_ckpt.tree_serialise_leaves_async(tmp_path / "a", tree).result()
     check(tree, tmp_path / "a")
@@ -162,8 +161,8 @@ def test_when_jax_has_no_pinned_memory_left(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
         return device_put(x, target, **kwargs)
 
-    monkeypatch.setattr(f"{DATA}._without_pinned", set())
-    monkeypatch.setattr(f"{DATA}._LEAST_PINNED", 0)
+    monkeypatch.setattr(leaf_data, "_without_pinned", set())
+    monkeypatch.setattr(leaf_data, "_LEAST_PINNED", 0)
     tree = {"a": jnp.arange(5.0), "b": jnp.arange(7.0)}
     monkeypatch.setattr("jax.device_put", full)
     with caplog.at_level(logging.WARNING):

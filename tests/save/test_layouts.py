@@ -19,11 +19,10 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._saving.layout_hint import layout_hint
 from faults import databases, workloads
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same, files_below
-from support import Directory
+from support import Directory, inspect_checkpoint, layout_hint, worker_threads
 
 from .test_leaves import every_pattern, JAX_DTYPES, WIDE_DTYPES
 
@@ -259,7 +258,7 @@ def test_memory_of_a_save(disk: pathlib.Path):
 
 def test_a_node_of_a_database_is_read_once(tmp_path, monkeypatch):
     """It holds all keys, so that each leaf would cost as much as all of them."""
-    monkeypatch.setattr("eqx_ckpt._inspecting.inspect_checkpoint._WINDOW", 1)
+    monkeypatch.setattr(inspect_checkpoint, "_WINDOW", 1)
     dumped = []
     dump = ts.ocdbt.dump
     monkeypatch.setattr(
@@ -280,9 +279,7 @@ def test_few_files_of_a_database_are_open(tmp_path, monkeypatch):
     path, tree = tmp_path / "new", {f"n{i}": np.full(200, i) for i in range(100)}
     save(path, tree, layout="ocdbt")
     assert len([*(path / "d").iterdir()]) > 50
-    monkeypatch.setattr(
-        "eqx_ckpt._storage.calls.worker_threads.SMALL", 0
-    )  # Threads read them.
+    monkeypatch.setattr(worker_threads, "SMALL", 0)  # Threads read them.
     preadv, counts = os.preadv, []
 
     def counted(*args):

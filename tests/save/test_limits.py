@@ -11,7 +11,7 @@ from jax.extend.random import define_prng_impl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._format import manifest
+from support import manifest
 
 
 class Colour(enum.IntEnum):

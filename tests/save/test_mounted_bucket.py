@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._storage.directory import mounted_bucket
+from support import mounted_bucket
 
 
 def mounts(path: pathlib.Path, of: str) -> str:

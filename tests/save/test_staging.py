@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._saving import background_save as _futures, staging
-from eqx_ckpt._tree.plans import write_plan
-from support import chunk_files, ChunkFiles
+from support import (
+    background_save as _futures,
+    chunk_files,
+    ChunkFiles,
+    staging,
+    write_plan,
+)
 
 
 PIECE = 2**18

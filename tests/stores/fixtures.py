@@ -34,10 +34,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    from support import heartbeat, run_sweeps
+
     clock = Clock()
-    monkeypatch.setattr("eqx_ckpt._storage.bucket.heartbeat.clock", clock)
+    monkeypatch.setattr(heartbeat, "clock", clock)
     # What a sweep has done is looked at when it has ended.
-    monkeypatch.setattr("eqx_ckpt._steps.run_sweeps.PATIENCE", 600.0)
+    monkeypatch.setattr(run_sweeps, "PATIENCE", 600.0)
     return clock
 
 
@@ -113,12 +115,13 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does not answer is given up at once, not in half a minute."""
+    from support import publication, store_patience, tensorstore_calls
+
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
-    storage = "eqx_ckpt._storage"
-    monkeypatch.setattr(f"{storage}.calls.tensorstore_calls._RETRIES", retries)
-    monkeypatch.setattr(f"{storage}.calls.tensorstore_calls._contexts", {})
-    monkeypatch.setattr(f"{storage}.bucket.store_patience._silent", set())
-    monkeypatch.setattr(f"{storage}.bucket.publication.PAUSES", (0.001,) * 3)
+    monkeypatch.setattr(tensorstore_calls, "_RETRIES", retries)
+    monkeypatch.setattr(tensorstore_calls, "_contexts", {})
+    monkeypatch.setattr(store_patience, "_silent", set())
+    monkeypatch.setattr(publication, "PAUSES", (0.001,) * 3)
 
 
 @contextlib.contextmanager

@@ -9,16 +9,13 @@ import shutil
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror
-from eqx_ckpt._format.manifest import Manifest
-from eqx_ckpt._format.manifest_parser import from_bytes
-from eqx_ckpt._mirroring.one_history import OtherHistory
-from eqx_ckpt._mirroring.step_upload import LocalProblem
 from tests.disks.simulated_disk import aside, SimulatedDisk, temporary_folder
 from tests.scheduler import Died, local, now, try_all
 from tests.schedules import text_of
 from tests.stores.references import tree
 from tests.stores.schedules import needs, path
 from tests.stores.simulated_bucket import COMMIT, Process, Simulation
+from tests.support import from_bytes, LocalProblem, Manifest, OtherHistory
 
 
 # Longer than a manager waits for an upload that is silent, and than requests are late.

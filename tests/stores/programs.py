@@ -15,12 +15,12 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt
-from eqx_ckpt._storage.bucket import publication
 from faults.failing_jobs import caught, state
 from faults.programs import assert_same, TIMEOUT
 from support import (
     heartbeat,
     KeyValues,
+    publication,
     tensorstore_calls as kvstore,
 )
 

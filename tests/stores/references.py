@@ -12,12 +12,12 @@ import numpy as np
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.bucket.heartbeat import FAIL_AFTER, ORPHANED_AFTER
 from tests import schedules
 from tests.scheduler import local, try_all
 from tests.schedules import Doing, Path
 from tests.stores.schedules import BucketSchedule, path
 from tests.stores.simulated_bucket import COMMIT, Simulation
+from tests.support import FAIL_AFTER, ORPHANED_AFTER
 
 
 def tree(value: int) -> dict[str, Any]:

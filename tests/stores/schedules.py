@@ -7,12 +7,10 @@
 from typing import NamedTuple
 
 from eqx_ckpt import StorePath
-from eqx_ckpt._format.chunk_grid import chunk_keys
-from eqx_ckpt._format.manifest import Manifest
-from eqx_ckpt._format.manifest_parser import from_bytes
 from tests.scheduler import now, try_all
 from tests.schedules import Saves, Schedule, Whole
 from tests.stores.simulated_bucket import Simulation, STALLED
+from tests.support import chunk_keys, from_bytes, Manifest
 
 
 RUN = "s3://bucket/run"

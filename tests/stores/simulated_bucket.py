@@ -17,23 +17,28 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
-from eqx_ckpt._mirroring import step_upload, uploads
-from eqx_ckpt._run import damage_fallback, manager
-from eqx_ckpt._saving import background_save, save as saving
-from eqx_ckpt._saving.known_bases import KnownBases
-from eqx_ckpt._sources import consistent_read
-from eqx_ckpt._steps import run_steps, run_sweeps
-from eqx_ckpt._storage.bucket import (
+from tests.scheduler import Died, Line, local, now, Scheduler, within_lines
+from tests.support import (
+    background_save,
     bucket_attempt,
     bucket_steps,
+    chunk_values,
+    consistent_read,
+    damage_fallback,
     heartbeat,
     keyvalue_place,
+    KnownBases,
+    manager,
     publication,
+    run_steps,
+    run_sweeps,
+    save as saving,
+    send_window,
+    step_upload,
     store_patience,
+    threads,
+    uploads,
 )
-from eqx_ckpt._storage.calls import send_window, threads
-from eqx_ckpt._storage.chunks import chunk_values
-from tests.scheduler import Died, Line, local, now, Scheduler, within_lines
 
 
 # Of a key that is not there.

@@ -17,7 +17,6 @@ import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import StorePath
-from eqx_ckpt._storage.calls import send_window as window
 from faults.workloads import small_chunks, tree
 from helpers import assert_same
 from stores import proxy
@@ -27,6 +26,7 @@ from support import (
     bucket_attempt,
     bucket_steps,
     chunk_values,
+    send_window as window,
     tensorstore_calls as kvstore,
 )
 from versions import thinned

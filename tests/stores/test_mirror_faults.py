@@ -16,11 +16,11 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror
-from eqx_ckpt._mirroring import step_upload, uploader
 from faults import mirrors
 from faults.workloads import small_chunks
 from faults.zygote import Zygote
 from helpers import assert_same
+from support import step_upload, uploader
 
 from . import programs, proxy
 from .place import Place

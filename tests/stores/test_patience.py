@@ -11,10 +11,9 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._storage.bucket import store_patience as patience
 from stores import frozen, proxy
 from stores.place import Place
-from support import tensorstore_calls as kvstore
+from support import store_patience as patience, tensorstore_calls as kvstore
 
 
 pytestmark = pytest.mark.once

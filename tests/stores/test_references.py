@@ -14,16 +14,11 @@ from hypothesis import given, HealthCheck, settings, strategies as st
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect, keep_last
-from eqx_ckpt._format.references import SWEPT
-from eqx_ckpt._storage.bucket import heartbeat
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
-from eqx_ckpt._storage.bucket.reference_marks import Marks
-from eqx_ckpt._storage.calls.tensorstore_calls import open_kvstore
-from eqx_ckpt._storage.locate import locate
 from faults.workloads import every_kind, small_chunks
 from helpers import assert_same
 from save.test_schemas import edited
 from stores import proxy
+from support import heartbeat, KeyValues, locate, Marks, open_kvstore, SWEPT
 
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("impatient")]

@@ -6,23 +6,28 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._format.manifest import MANIFEST
-from eqx_ckpt._format.references import INCREMENTAL
-from eqx_ckpt._mirroring import step_upload
-from eqx_ckpt._mirroring.one_history import Beside, Between
-from eqx_ckpt._run.tiers import Tiers
-from eqx_ckpt._storage.bucket import bucket_attempt, bucket_steps, heartbeat
-from eqx_ckpt._storage.bucket.bucket_attempt import BucketAttempt
-from eqx_ckpt._storage.bucket.bucket_steps import OrphanSweeper
-from eqx_ckpt._storage.bucket.heartbeat import Heartbeat
-from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
-from eqx_ckpt._storage.bucket.publication import Publication
-from eqx_ckpt._storage.bucket.reference_marks import Marks
-from eqx_ckpt._storage.chunks.shared_values import SharedValues
 from stores import commits, mirrors, references, schedules
 from tests.scheduler import play_all
 from tests.schedules import delete, read, text_of, tree, Whole
 from tests.stores.simulated_bucket import Request, Simulation
+from tests.support import (
+    Beside,
+    Between,
+    bucket_attempt,
+    bucket_steps,
+    BucketAttempt,
+    Heartbeat,
+    heartbeat,
+    INCREMENTAL,
+    KeyValues,
+    MANIFEST,
+    Marks,
+    OrphanSweeper,
+    Publication,
+    SharedValues,
+    step_upload,
+    Tiers,
+)
 
 
 pytestmark = pytest.mark.once

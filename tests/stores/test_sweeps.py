@@ -8,13 +8,12 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager
-from eqx_ckpt._steps import run_sweeps
 from helpers import assert_same
 from stores import proxy
 from stores.fixtures import Clock
 from stores.place import Place
 from stores.values import bucket_at
-from support import heartbeat, store_at
+from support import heartbeat, run_sweeps, store_at
 
 
 pytestmark = pytest.mark.once
