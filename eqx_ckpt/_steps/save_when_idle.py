@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from .._distributed.jax_service import is_first
+from .._saving.background_save import Saving
 from .._types import check_optional_integer, is_real, wrong
 from .save_times import When
 
@@ -20,8 +21,9 @@ def save_when_idle(budget: float = 0.01, *, max_steps: int | None = None) -> Whe
 
     The manager measures how long its calls of `save` take. The next save is due when
     the mean of the last eight is at most `budget` of the time since the last one began.
-    The first save is due at once, as nothing was measured before. In a job of several
-    processes, process 0 decides for all.
+    Calls that fail at once are left out, but for the first. The first save is due at
+    once, as nothing was measured before. In a job of several processes, process 0
+    decides for all.
 
     **Arguments:**
 
@@ -79,8 +81,9 @@ class WhenIdle:
         return is_cheap and self._saving.done()
 
     def note(self, began: float, saving: Future[None]) -> None:
-        """Note a call of `save` that ends now."""
-        self._costs.append(time.monotonic() - began)
+        """Note a call of `save` that ends now; one that failed at once cost nothing."""
+        if isinstance(saving, Saving) or not self._costs:
+            self._costs.append(time.monotonic() - began)
         self._began, self._saving = began, saving
 
 

@@ -155,6 +155,23 @@ def test_when_idle(tmp_path, monkeypatch):
         assert training.is_due(begin + 8)
 
 
+def test_when_idle_after_a_call_that_fails_at_once(tmp_path, monkeypatch):
+    """It is not tried again sooner than a save that takes its time."""
+    when = save_when_idle(0.125)
+    training = Training(tmp_path, monkeypatch, when, on_error="warn", max_failures=1)
+
+    def is_leaf(x):
+        raise OSError("No space left on device")
+
+    with training.manager:
+        training.save(2).result()
+        assert training.is_due(100)
+        failed = training.manager.save(training.step, {"step": 0}, is_leaf=is_leaf)
+        assert isinstance(failed.exception(), OSError)
+        assert [training.is_due(now) for now in (101, 115, 116)] == [False, False, True]
+        training.save(2).result()
+
+
 def test_when_idle_waits_for_a_running_save(tmp_path, monkeypatch):
     began, may_end = threading.Event(), threading.Event()
 
