@@ -19,6 +19,11 @@ from .._storage.calls.threads import at_once
 _NEAREST = 32
 
 
+# So many steps of a mirror are compared, its newest ones: whoever uploaded the one
+# before the newest may have died before it saw the other one.
+NEWEST_THERE = 2
+
+
 class OtherHistory(CheckpointError):
     """Two steps did not come from one another."""
 
@@ -30,8 +35,16 @@ class Between:
         self._sessions = Sessions()
         self._read: set[tuple[str, int]] = set()
 
-    def check(self, newest: Sequence[tuple[Run, int]]) -> None:
-        """Raise if two steps, of one place or of two, did not come from one another."""
+    def check(self, runs: Sequence[Run], listed: Sequence[Sequence[int]]) -> None:
+        """Raise if the newest steps of a run and its mirrors did not come from another.
+
+        `listed` are the steps of each, the newest one last; first those of the run.
+        """
+        newest = [
+            (run, step)
+            for tier, (run, steps) in enumerate(zip(runs, listed, strict=True))
+            for step in reversed(steps[-NEWEST_THERE if tier else -1 :])
+        ]
         if len(newest) < 2:
             return
         histories = at_once(lambda at: at[0].history(at[1]), newest)

@@ -78,11 +78,7 @@ def synced(directory: PathLike, mirror: PathLike) -> Iterator[Synced]:
     check_places([run, there], mirror)
     # What is misnamed is said when the others are there.
     local = run.readable_or_not() or run.at_least_one()
-    listed = there.readable_or_not()
-    if listed:
-        Between().check(
-            [(run, max(local)), *((there, step) for step in listed[:-3:-1])]
-        )
+    Between().check([run, there], [local, there.readable_or_not()])
     beside = Beside(there)
     without: list[Synced] = []
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from .._errors import CheckpointError, CheckpointNotFoundError
-from .._mirroring.one_history import Between
+from .._mirroring.one_history import Between, NEWEST_THERE
 from .._steps.metrics_log import keep_metrics
 from .._steps.retention import check_mode, Mode
 from .._steps.run_config import read_config_of
@@ -77,28 +77,12 @@ class Tiers:
         for tier, run in enumerate(self._runs):
             with self._telling_of(tier):
                 if tier:
-                    newest.append(run.newest_steps(2))
+                    newest.append(run.newest_steps(NEWEST_THERE))
                 else:
                     newest.append([] if (step := run.latest()) is None else [step])
         self.seen.update(*newest[1:])
-        self._check(newest)
+        self._between.check(self._runs, newest)
         return max((steps[-1] for steps in newest if steps), default=None)
-
-    def _check(self, listed: Sequence[Sequence[int]]) -> None:
-        """Raise if the newest steps are of different histories.
-
-        The one before the newest of a mirror counts, too: whoever uploaded that may
-        have died before it saw the other one.
-        """
-        self._between.check(
-            [
-                (run, step)
-                for tier, (run, steps) in enumerate(
-                    zip(self._runs, listed, strict=True)
-                )
-                for step in reversed(steps[-2 if tier else -1 :])
-            ]
-        )
 
     def best(self, metric: str, mode: Mode) -> int:
         check_text("metric", metric)
@@ -124,7 +108,7 @@ class Tiers:
         Raise if the newest steps of two tiers are of different histories.
         """
         listed = self._listed(_readable_or_not, here)
-        self._check(listed)
+        self._between.check(self._runs, listed)
         return sorted(
             (Copy(step, tier) for tier, steps in enumerate(listed) for step in steps),
             key=lambda copy: (copy.step, -copy.tier),
