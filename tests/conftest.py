@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -79,6 +80,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """A save ends before the folder that it writes is removed."""
+    from support import background_save
+
+    futures.wait([*background_save.pending_saves], timeout=60)
 
 
 # While tests are imported and collected, next to nothing becomes garbage.

@@ -62,6 +62,8 @@ class PartUploads(Uploads):
                 step = group.from_first("step", self._next)
                 if step is not None:
                     self._upload(together, group, step)
+            if step is not None and group.is_first:
+                self._uploaded(step)  # The others do not wait for what this removes.
         except Exception as e:
             if group.is_first:  # It says so for all.
                 self._failed(e)
@@ -78,10 +80,6 @@ class PartUploads(Uploads):
                 self._beside.check(step, history)
             return found
 
-        def end() -> None:
-            check_still_beside(self.there, step, history, self._beside)
-            self._uploaded(step)
-
         is_intact = group.from_first("there", look)
         if not is_intact:
             save = _copying(part, self.there, step)
@@ -94,7 +92,8 @@ class PartUploads(Uploads):
             save.run(watched(pieces_of_part(part, save.arrays), self._watch))
             if self._before and save.bases:
                 self._before.remember(step, save.bases[1])
-        group.from_first("beside", end)
+        check = ft.partial(check_still_beside, self.there, step, history, self._beside)
+        group.from_first("beside", check)
 
 
 def agreed_part(group: Group | Solo, run: Run, step: int) -> StepPart:

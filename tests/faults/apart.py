@@ -282,6 +282,27 @@ def die_amid_an_upload(place: str, victim: int) -> tuple[float, str]:
     return time.monotonic() - start, str(manager.upload_error)
 
 
+def keep_slowly(place: str) -> tuple[str, list[int]]:
+    """Process 0 removes steps of the mirror after process 1 has ended its upload."""
+    ended = pathlib.Path(place, "ended")
+
+    def keep(steps: Any) -> Any:
+        wait_for([ended])
+        return steps
+
+    manager = eqx_ckpt.CheckpointManager(
+        f"{place}/disk{jax.process_index()}/run",
+        mirror=eqx_ckpt.Mirror(f"{place}/there", keep=keep),
+        shared=False,
+        timeout=5.0,
+    )
+    manager.save(1, everything(1)).result()
+    manager.close()
+    if jax.process_index() == 1:
+        ended.touch()
+    return str(manager.upload_error), manager.mirrored()
+
+
 def die_amid_the_commits(place: str) -> None:
     """Process 0 has committed step 3 when both die, and process 1 has not."""
     train(place, 2)
