@@ -46,7 +46,7 @@ from eqx_ckpt._saving import background_save, save, staging, unchanged
 from eqx_ckpt._saving.known_bases import KnownBases
 from eqx_ckpt._saving.layout_hint import layout_hint
 from eqx_ckpt._saving.step_part import plan_part
-from eqx_ckpt._sources import consistent_read, shard_senders
+from eqx_ckpt._sources import consistent_read, recording_source, shard_senders
 from eqx_ckpt._sources.checkpoint_source import Checkpoint
 from eqx_ckpt._steps import metrics_log, run_steps, run_sweeps
 from eqx_ckpt._steps.run_steps import Run
@@ -187,6 +187,7 @@ __all__ = [
     "publication",
     "Publication",
     "read_items",
+    "recording_source",
     "replica_broadcast",
     "Run",
     "run_steps",

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt._sources import recording_source
 from eqx_ckpt.recording import Recording, Samples
+from support import recording_source
 
 
 pytestmark = pytest.mark.peers
