@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt.recording import record_scan, Recording, Samples
+from helpers import until
 
 
 LIKE = {"x": jnp.zeros(2), "i": jnp.int32(0)}
@@ -174,9 +175,13 @@ def test_one_program_serves_all_recordings(tmp_path):
             run(recording.recorder(block=5))
         dead.append(weakref.ref(recording._log))
         del recording
-    gc.collect()
     assert len(traced) == 1
-    assert [ref() for ref in dead] == [None, None]
+
+    def are_dead():
+        gc.collect()
+        return not any(ref() for ref in dead)
+
+    until(are_dead)  # A thread of JAX may hold its last call a moment longer.
     assert Samples(tmp_path / "b").committed == 20
 
 
