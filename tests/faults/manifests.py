@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from support import decode
+from tests.support import decode
 
 
 def sealed(manifest: bytes) -> bytes:

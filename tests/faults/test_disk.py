@@ -18,7 +18,7 @@ import eqx_ckpt
 from faults import failing_jobs, jobs, readers, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
-from helpers import until
+from helpers import no_thread_uploads, until
 from support import free_space, uploader
 
 
@@ -334,12 +334,6 @@ def test_a_mirror_that_is_full(
         assert 2 in manager.mirrored()
 
 
-def _has_listed() -> bool:
-    """Whether the manager knows what is in its mirror."""
-    names = [thread.name for thread in threading.enumerate()]
-    return not any(name.startswith("eqx_ckpt uploads") for name in names)
-
-
 def _save_two(
     manager: eqx_ckpt.CheckpointManager, tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +348,7 @@ def _save_two(
 
     with monkeypatch.context() as patch:
         patch.setattr(uploader, "upload", upload_later)
-        until(_has_listed)
+        until(no_thread_uploads)
         manager.save(1, tree).result()
         assert began.wait(300)
         manager.save(2, tree).result()

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.helpers import use_memory
+
 from .corpus import pack, unpack
 
 
@@ -24,7 +26,7 @@ def fuzz(name: str) -> None:
 
     with atheris.instrument_imports(include=["eqx_ckpt"]):
         from .targets import targets
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         target = targets(Path(folder))[name]
         seeds = Path(folder) / "seeds"
         seeds.mkdir()
@@ -39,6 +41,7 @@ def main() -> int:
     parser.add_argument("target", nargs="*")
     parser.add_argument("--minutes", type=float, default=10)
     args = parser.parse_args()
+    use_memory()
     failed: list[str] = []
     for name in args.target or names():
         print(f"fuzzing {name}", flush=True)

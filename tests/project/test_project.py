@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -24,6 +26,16 @@ def test_lowest_versions_are_the_lower_bounds():
     lowest = dict(re.findall("^(.+)==(.+)$", constraints, re.MULTILINE))
     assert bounds == {name: lowest[name] for name in bounds}
     assert lowest["jaxlib"] == lowest["jax"]
+
+
+def test_the_commands_of_the_tests_find_what_they_import():
+    """They run in the root of the project, which pytest adds to."""
+    commands = re.findall(r"-m (tests\.\S+)", (ROOT / "Makefile").read_text())
+    assert len(commands) > 8
+    mains = [f"{name}.__main__" for name in ("tests.model", "tests.fuzz")]
+    modules = {*commands, *mains, "tests.fuzz.targets"}
+    program = "import " + ", ".join(sorted(modules))
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_changelog_and_citation_know_the_version():
