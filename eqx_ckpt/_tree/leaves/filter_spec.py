@@ -19,13 +19,14 @@ from ..._format.leaf_record import CannotSave
 from ..._types import KeyPath, Spec
 from .key_paths import key_paths
 from .leaf_kinds import describe, describe_like, Skipped, Written
+from .transient import is_transient
 
 
 def checked_specs(filter_spec: PyTree) -> list[tuple[KeyPath, Spec]]:
     """The functions of a `filter_spec`, with their key paths."""
     specs = key_paths(filter_spec)
     for path, spec in specs if filter_spec is not None else [((), None)]:
-        if not callable(spec):
+        if not callable(spec) and not is_transient(spec):
             at = f" at `{jtu.keystr(path)}`" if path else ""
             raise TypeError(
                 f"`filter_spec` has {spec!r}{at}. Pass a function `(f, leaf)`, or a "

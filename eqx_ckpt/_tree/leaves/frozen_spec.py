@@ -11,13 +11,14 @@ from ..._errors import LeafMismatchError
 from ..._types import IsLeaf
 from .key_paths import key_paths
 from .leaf_kinds import describe_like
-from .transient import is_transient
+from .transient import is_transient, stop_at_transients
+from .tree_prefix import fit_prefix
 
 
 def check_frozen(frozen: PyTree) -> None:
     """Raise if there is anything in `frozen` but bools and functions."""
     for path, mask in key_paths(frozen):
-        if not isinstance(mask, bool) and not callable(mask):
+        if not isinstance(mask, bool) and not callable(mask) and not is_transient(mask):
             at = f" at `{jtu.keystr(path)}`" if path else ""
             raise TypeError(
                 f"`frozen` has {mask!r}{at}. Pass `True`, `False` or a function "
@@ -28,9 +29,8 @@ def check_frozen(frozen: PyTree) -> None:
 def frozen_flags(frozen: PyTree, pytree: PyTree, is_leaf: IsLeaf) -> list[bool]:
     """Whether each leaf of `pytree` is frozen, in the order of leaves."""
     check_frozen(frozen)
-    masks, structure = jtu.tree_flatten(frozen)
     try:
-        nodes = structure.flatten_up_to(pytree)
+        masks, nodes = fit_prefix(frozen, pytree, is_leaf)
     except ValueError as e:
         raise LeafMismatchError(
             f"`frozen` does not fit `pytree`: {e} Pass `True`, `False` or a function "
@@ -38,11 +38,9 @@ def frozen_flags(frozen: PyTree, pytree: PyTree, is_leaf: IsLeaf) -> list[bool]:
             "that of the upper part of `pytree`."
         ) from e
     # As `key_paths`, without the paths, which take longer.
-    stop = is_transient
-    if is_leaf is not None:
-        stop = lambda x: is_leaf(x) or is_transient(x)  # noqa: E731
+    stop = stop_at_transients(is_leaf)
     return [
-        mask if isinstance(mask, bool) else _said(mask, leaf)
+        mask if isinstance(mask, bool) else not is_transient(leaf) and _said(mask, leaf)
         for mask, node in zip(masks, nodes, strict=True)
         for leaf in jtu.tree_leaves(node, stop)
     ]

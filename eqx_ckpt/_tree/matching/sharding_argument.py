@@ -21,6 +21,8 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_record import LeafRecord
 from ..._types import IsLeaf
 from ..leaves.leaf_kinds import split, unreduced_axes
+from ..leaves.transient import stop_at_transients
+from ..leaves.tree_prefix import fit_prefix
 
 
 # A `Sharding`, a `jax.Device`, a `Mesh`, or `None`: as `like` says.
@@ -58,9 +60,10 @@ def targets_of(
     sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
 ) -> Sequence[Any]:
     """For every leaf of `like`, its entry in `sharding`, a PyTree prefix."""
-    targets = jtu.tree_leaves(sharding, _is_target)
+    stop = stop_at_transients(_is_target)
+    targets = jtu.tree_leaves(sharding, stop)
     for target in targets:
-        if not (_is_target(target) or callable(target)):
+        if not (stop(target) or callable(target)):
             raise TypeError(
                 f"`sharding` has {target!r} in it. Pass a `jax.sharding.Sharding` such "
                 "as `NamedSharding(mesh, spec)`, a device, a mesh, a function "
@@ -69,7 +72,7 @@ def targets_of(
     if targets and targets[0] is sharding:
         return [sharding] * count
     try:
-        nodes = jtu.tree_structure(sharding, _is_target).flatten_up_to(like)
+        targets, nodes = fit_prefix(sharding, like, is_leaf, _is_target)
     except ValueError as e:
         raise LeafMismatchError(
             f"`sharding` is not a prefix of `like`: {str(e)[:300]} Pass one "

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from ..._errors import CheckpointError, LeafMismatchError
@@ -32,6 +31,7 @@ from ..leaves.key_paths import check_distinct, key_paths, Namer
 from ..leaves.leaf_data import chunk_positions, shards
 from ..leaves.leaf_kinds import describe, fingerprint
 from ..leaves.transient import is_transient, marked
+from ..leaves.tree_prefix import fit_prefix
 from ..leaves.unsaved_state import STATIC, warn_of_state
 
 
@@ -139,7 +139,7 @@ def named_leaves(
         check_function("is_leaf", is_leaf)
     try:
         specs = checked_specs(filter_spec)
-        nodes = jtu.tree_structure(filter_spec).flatten_up_to(tree)
+        _, nodes = fit_prefix(filter_spec, tree, is_leaf)
     except ValueError as e:
         raise LeafMismatchError(
             f"`filter_spec` does not fit `{argument}`, or is not a PyTree: {e} Pass "

@@ -33,6 +33,7 @@ from ..._tree.leaves.leaf_data import shards
 from ..._tree.leaves.leaf_kinds import describe, describe_like, fingerprint
 from ..._tree.leaves.skeleton import skeleton
 from ..._tree.leaves.transient import is_transient, marked
+from ..._tree.leaves.tree_prefix import fit_prefix
 from ..._types import as_text, check_function, check_optional_integer, IsLeaf, PathLike
 from ._file_extents import Extent, FileSource
 from ._foreign_records import array_record, corrupt, manifest_of, Named
@@ -168,8 +169,8 @@ class _Leaves:
                 name = encode(typed(path))
                 if is_transient(leaf):
                     # What the file has of it is read, and dropped.
-                    for rest, inner in jtu.tree_flatten_with_path(leaf, is_leaf)[0]:
-                        self._take((*path, *rest), inner, spec)
+                    for rest, inner, its_spec in _in_transient(leaf, spec, is_leaf):
+                        self._take((*path, *rest), inner, its_spec)
                     self._unsaved[name] = marked(leaf)
                 else:
                     self._add(name, self._take(path, leaf, spec))
@@ -341,10 +342,22 @@ def _dictionary(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _with_specs(like: PyTree, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
     """Every leaf with its key path, and the function that reads it."""
     specs = checked_specs(filter_spec)
-    nodes = jtu.tree_structure(filter_spec).flatten_up_to(like)
+    _, nodes = fit_prefix(filter_spec, like, is_leaf)
     for (path, spec), node in zip(specs, nodes, strict=True):
         for rest, leaf in key_paths(node, is_leaf):
             yield (*path, *rest), leaf, spec
+
+
+def _in_transient(node: Any, filter_spec: PyTree, is_leaf: IsLeaf) -> Any:
+    """The same for the leaves in a `Transient`, where `filter_spec` may be one, too."""
+    specs, structure = jtu.tree_flatten(filter_spec)
+    each = [
+        spec
+        for spec, inner in zip(specs, structure.flatten_up_to(node), strict=True)
+        for _ in jtu.tree_leaves(inner, is_leaf)
+    ]
+    leaves = jtu.tree_flatten_with_path(node, is_leaf)[0]
+    return ((path, leaf, spec) for (path, leaf), spec in zip(leaves, each, strict=True))
 
 
 def _first_array(head: bytes) -> int:
