@@ -31,6 +31,23 @@ def _of_integers(a: Array, b: Array) -> Array:
     return (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
 
 
+# The smallest sum of squares, none of which may have become 0 and count.
+_SMALL = 1e-280
+
+
+def norm(numbers: Array) -> float:
+    """The norm of floats of 64 bits, of which the squares may be too large or small."""
+    with np.errstate(all="ignore"):
+        # Not `np.vdot`, because the threads of BLAS would compete with each other.
+        squares = float(np.square(numbers).sum())
+        if _SMALL < squares < math.inf:
+            return math.sqrt(squares)
+        largest = float(np.max(np.abs(numbers), initial=0))
+        if not 0 < largest < math.inf:
+            return largest
+        return largest * math.sqrt(float(np.square(numbers / largest).sum()))
+
+
 # Convert so much to 64 bits at a time: it fits into the cache of a core.
 _BLOCK = 2**16
 
@@ -43,7 +60,7 @@ class Moments:
 
     - `count`: the number of finite ones. Except `nan` and `inf`, all statistics are of
         these.
-    - `squares`: the sum of the squared distances from the mean.
+    - `spread`: the norm of the distances from the mean.
     """
 
     count: int = 0
@@ -52,7 +69,7 @@ class Moments:
     min: Any = None
     max: Any = None
     mean: Any = 0.0
-    squares: float = 0.0
+    spread: float = 0.0
 
     def plus(self, other: "Moments") -> "Moments":
         """Merge the statistics of two sets of numbers, without cancellation."""
@@ -62,8 +79,7 @@ class Moments:
             return replace(known, nan=nan, inf=inf)
         count = self.count + other.count
         gap = other.mean - self.mean
-        # A product overflows to infinity; a power of Python floats would raise.
-        between = abs(gap) * abs(gap) * (self.count * other.count / count)
+        between = abs(gap) * math.sqrt(self.count * other.count / count)
         return Moments(
             count,
             nan,
@@ -71,17 +87,16 @@ class Moments:
             None if self.min is None else min(self.min, other.min),
             None if self.max is None else max(self.max, other.max),
             self.mean + gap * (other.count / count),
-            self.squares + other.squares + between,
+            math.hypot(self.spread, other.spread, between),
         )
 
     @property
     def std(self) -> float:
-        return math.sqrt(self.squares / self.count) if self.count else 0.0
+        return self.spread / math.sqrt(self.count) if self.count else 0.0
 
     @property
     def norm(self) -> float:
-        mean = math.sqrt(self.count) * abs(self.mean)
-        return math.hypot(math.sqrt(self.squares), mean)
+        return math.hypot(self.spread, math.sqrt(self.count) * abs(self.mean))
 
 
 def moments(array: Array) -> Moments:
@@ -109,10 +124,8 @@ def _of_block(block: Array) -> Moments:
         mean = (wide / wide.size).sum()
     low, high = _limits(block, wide)
     wide -= mean
-    parts = wide.view(np.float64)
-    # Not `np.vdot`, because the threads of BLAS would compete with each other.
-    squares = float(np.square(parts, out=parts).sum())
-    return Moments(wide.size, nan, inf, low, high, mean.item(), squares)
+    spread = norm(wide.view(np.float64))
+    return Moments(wide.size, nan, inf, low, high, mean.item(), spread)
 
 
 def _limits(block: Array, wide: Array) -> tuple[Any, Any]:

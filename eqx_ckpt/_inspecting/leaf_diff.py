@@ -17,7 +17,7 @@ from .._tree.matching.foreign_spelling import respelled
 from .._tree.matching.name_tree import without_slashes
 from .._tree.matching.similar_names import instead_of
 from .._types import check_flag, PathLike
-from .array_statistics import distances
+from .array_statistics import distances, norm
 from .tree_diff import LeafDiff, TreeDiff
 
 
@@ -201,7 +201,7 @@ def _measured(
     assert x.record is not None
     assert y.record is not None
     of = x.record if x.record.value is None else y.record
-    count, apart, norm = 0, 0.0, 0.0
+    count, apart, total = 0, 0.0, 0.0
     shares: list[float] = []
     equal: list[Region] = []
     before = 0.0
@@ -216,7 +216,7 @@ def _measured(
         far = distances(a, b)
         count += int(np.count_nonzero(far))
         apart = max(apart, float(np.max(far)))
-        norm = math.hypot(norm, _norm(far))
+        total = math.hypot(total, norm(far))
         before = math.hypot(before, _size(a))
         # A date has no size that its distance could be a share of.
         if a.dtype.kind not in "mM":
@@ -226,11 +226,11 @@ def _measured(
     largest = max(shares, default=None)
     if largest is None or "key" in (x.record.kind, y.record.kind) or of.kind == "bytes":
         return count, apart, largest, None
-    for piece in equal if norm < math.inf else ():
+    for piece in equal if total < math.inf else ():
         a = x.read(piece)
         before = math.hypot(before, _size(a if is_stored else from_stored(a, x.record)))
-    is_finite = norm < math.inf and before > 0
-    return count, apart, largest, norm / before if is_finite else math.inf
+    is_finite = total < math.inf and before > 0
+    return count, apart, largest, total / before if is_finite else math.inf
 
 
 def _size(array: Array) -> float:
@@ -238,15 +238,7 @@ def _size(array: Array) -> float:
     kind = np.complex128 if array.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         sizes = np.abs(array.astype(kind))
-    return _norm(sizes[np.isfinite(sizes)])
-
-
-def _norm(far: Array) -> float:
-    """The norm of distances, of which the squares may be too large."""
-    largest = float(np.max(far, initial=0))
-    if not 0 < largest < math.inf:
-        return largest
-    return largest * math.sqrt(float(np.square(far / largest).sum()))
+    return norm(sizes[np.isfinite(sizes)])
 
 
 def _relative(far: Array, a: Array, b: Array) -> float:

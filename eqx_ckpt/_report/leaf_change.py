@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from .._format.leaf_record import from_stored, LeafRecord, scalar_from_text
-from .._inspecting.array_statistics import distances
+from .._inspecting.array_statistics import distances, norm
 from .._lazy import Array, np
 
 
@@ -19,27 +19,22 @@ class Change:
     **Attributes:**
 
     - `count`: how many elements differ. Two NaNs are equal.
-    - `squares`: the sum of the squared distances that are finite.
+    - `norm`: of all distances.
     - `largest`: the largest distance; infinite where there is none, as from a number to
         a NaN, or between two keys.
-    - `norm`: of all distances; infinite if one of them is.
     """
 
     count: int = 0
-    squares: float = 0.0
+    norm: float = 0.0
     largest: float = 0.0
 
     def plus(self, other: "Change") -> "Change":
         """Of both parts."""
         return Change(
             self.count + other.count,
-            self.squares + other.squares,
+            math.hypot(self.norm, other.norm),
             max(self.largest, other.largest),
         )
-
-    @property
-    def norm(self) -> float:
-        return math.inf if math.isinf(self.largest) else math.sqrt(self.squares)
 
 
 def change(before: Array, after: Array, record: LeafRecord) -> Change:
@@ -48,7 +43,7 @@ def change(before: Array, after: Array, record: LeafRecord) -> Change:
     if np.array_equal(a.view(np.uint8), b.view(np.uint8)):
         return Change()
     if record.kind in ("key", "bytes"):
-        return Change(int(np.count_nonzero(a != b)), largest=math.inf)
+        return Change(int(np.count_nonzero(a != b)), math.inf, math.inf)
     a, b = from_stored(a, record), from_stored(b, record)
     found = Change()
     with np.errstate(all="ignore"):
@@ -61,9 +56,7 @@ def change(before: Array, after: Array, record: LeafRecord) -> Change:
 
 def _of_blocks(a: Array, b: Array) -> Change:
     far = distances(a, b)
-    finite = far[np.isfinite(far)]
-    squares = float(np.square(finite).sum())
-    return Change(int(np.count_nonzero(far)), squares, float(far.max(initial=0)))
+    return Change(int(np.count_nonzero(far)), norm(far), float(far.max(initial=0)))
 
 
 def change_of_scalar(before: LeafRecord, after: LeafRecord) -> Change | None:
@@ -77,5 +70,4 @@ def change_of_scalar(before: LeafRecord, after: LeafRecord) -> Change | None:
         far = float(abs(b - a))
     except OverflowError:
         far = math.inf
-    is_finite = math.isfinite(far)
-    return Change(1, far * far, far) if is_finite else Change(1, largest=math.inf)
+    return Change(1, far, far) if math.isfinite(far) else Change(1, math.inf, math.inf)

@@ -199,6 +199,13 @@ def test_steps_of_two_prefixes(tmp_path):
         interop.open_orbax(tmp_path)
 
 
+def test_two_folders_of_one_step(tmp_path):
+    for name in ("1", "01"):
+        ocp.PyTreeCheckpointer().save(tmp_path / name, {"w": jnp.ones(2)})
+    with pytest.raises(eqx_ckpt.CheckpointError, match="twice, as '01' and '1'"):
+        interop.open_orbax(tmp_path, step=1)
+
+
 def test_onto_a_mesh(saved):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, "x"))

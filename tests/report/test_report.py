@@ -202,6 +202,15 @@ def test_a_run_whose_leaves_change(tmp_path, report):
     assert leaves["b"]["norms"][1:] == [None, None]
 
 
+def test_a_change_whose_square_no_float_holds(tmp_path, report):
+    with eqx_ckpt.CheckpointManager(tmp_path / "run") as manager:
+        for step, size in enumerate([0.0, 3e200, 3e-200]):
+            manager.save(step, {"a": np.array([0.0, size, size])})
+    _, _, leaves = report(tmp_path / "run")
+    assert leaves["a"]["norms"] == pytest.approx([0, 18**0.5 * 1e200, 18**0.5 * 1e-200])
+    assert leaves["a"]["changes"] == pytest.approx([18**0.5 * 1e200] * 2)
+
+
 def test_a_metric_of_a_removed_step_is_not_finite(tmp_path):
     run, keep = tmp_path / "run", eqx_ckpt.keep_last(1)
     with eqx_ckpt.CheckpointManager(run, keep=keep) as manager:

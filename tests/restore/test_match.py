@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import functools
 import os
 import re
 import sys
@@ -119,6 +120,29 @@ def test_another_activation_is_reported_and_does_no_harm(getkey):
     restored = eqx_ckpt.tree_deserialise_leaves(PATH, like)
     assert restored.activation is jax.nn.gelu
     assert eqx_ckpt.tree_match(PATH, model).leaves["activation"].status == "same"
+
+
+LEAKY = functools.partial(jax.nn.leaky_relu, negative_slope=0.1)
+
+
+@pytest.mark.parametrize(
+    ("now", "status"),
+    [
+        (functools.partial(jax.nn.leaky_relu, negative_slope=0.1), "same"),
+        (functools.partial(jax.nn.leaky_relu, negative_slope=0.2), "changed"),
+        (functools.partial(jax.nn.leaky_relu), "changed"),
+        (functools.partial(jax.nn.leaky_relu, 0.1), "changed"),
+        (functools.partial(jax.nn.relu, negative_slope=0.1), "changed"),
+        (functools.partial(LEAKY, 0.1), "changed"),
+        (functools.partial(LEAKY, ("x" * 100, LEAKY)), "changed"),
+    ],
+)
+def test_arguments_of_an_activation(now, status):
+    save({"f": LEAKY, "x": 1})
+    found = eqx_ckpt.tree_match(PATH, {"f": now, "x": 1})
+    assert found.leaves["f"].status == status
+    save({"f": now, "x": 1})
+    assert eqx_ckpt.tree_match(PATH, {"f": now, "x": 1}).leaves["f"].status == "same"
 
 
 def test_long_texts_that_differ_late():

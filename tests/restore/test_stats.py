@@ -31,6 +31,16 @@ def test_floats(tmp_path, dtype):
     assert math.isclose(found.norm, np.linalg.norm(wide), rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("power", [-1000, -600, 600, 1000])
+def test_squares_that_no_float_holds(tmp_path, power):
+    values = np.random.default_rng(2).normal(3, 2, 100_000)
+    each = {"plain": values, "scaled": np.ldexp(values, power)}
+    plain, scaled = saved(tmp_path / "c", each).values()
+    for name in ("mean", "std", "norm"):
+        expected = math.ldexp(getattr(plain, name), power)
+        assert math.isclose(getattr(scaled, name), expected, rel_tol=1e-12)
+
+
 def test_many_chunks(tmp_path):
     """In pieces, of a mean that is large beside the deviation."""
     values = np.random.default_rng(1).normal(1e6, 1, 5_000_000)

@@ -190,17 +190,32 @@ def _describe_sharding(sharding: "Sharding") -> dict[str, Any] | None:
     return found
 
 
+def _shortened(text: str) -> str:
+    if len(text) <= 80:
+        return text
+    return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _of_argument(value: Any) -> str:
+    """The fingerprint of an argument of a `functools.partial`, or its number."""
+    if value is None or type(value) in (bool, int, float, complex):
+        return repr(value)
+    if type(value) is tuple:
+        return f"({', '.join(map(_of_argument, value))})"
+    return str(describe_like(value) or fingerprint(value))
+
+
 def fingerprint(leaf: Any) -> str:
     """A text that identifies a leaf that is not saved, to detect when it changes."""
     if isinstance(leaf, Skipped):
         return f"skipped: {describe_like(leaf.leaf) or fingerprint(leaf.leaf)}"
     if isinstance(leaf, str | bytes):
-        text = repr(leaf)
-        if len(text) > 80:
-            return f"{text[:60]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-        return text
+        return _shortened(repr(leaf))
     if isinstance(leaf, ft.partial):
-        return f"functools.partial({fingerprint(leaf.func)})"
+        arguments = map(_of_argument, leaf.args)
+        named = (f"{k}={_of_argument(leaf.keywords[k])}" for k in sorted(leaf.keywords))
+        given = _shortened(", ".join((*arguments, *named)))
+        return f"functools.partial({fingerprint(leaf.func)}{given and f', {given}'})"
     # Builtin methods have no `__module__`, and objects may have anything there.
     for named in (leaf, type(leaf)):
         with contextlib.suppress(Exception):

@@ -21,7 +21,7 @@ from ..._errors import LeafMismatchError
 from ..._format.leaf_record import LeafRecord
 from ..._types import IsLeaf
 from ..leaves.leaf_kinds import split, unreduced_axes
-from ..leaves.transient import stop_at_transients
+from ..leaves.transient import is_transient, stop_at_transients
 from ..leaves.tree_prefix import fit_prefix
 
 
@@ -60,10 +60,9 @@ def targets_of(
     sharding: PyTree, like: PyTree, is_leaf: IsLeaf, count: int
 ) -> Sequence[Any]:
     """For every leaf of `like`, its entry in `sharding`, a PyTree prefix."""
-    stop = stop_at_transients(_is_target)
-    targets = jtu.tree_leaves(sharding, stop)
+    targets = jtu.tree_leaves(sharding, stop_at_transients(_is_target))
     for target in targets:
-        if not (stop(target) or callable(target)):
+        if not (_is_target(target) or is_transient(target) or callable(target)):
             raise TypeError(
                 f"`sharding` has {target!r} in it. Pass a `jax.sharding.Sharding` such "
                 "as `NamedSharding(mesh, spec)`, a device, a mesh, a function "

@@ -327,7 +327,15 @@ def _steps(place: Place, item: str | None, step: int | None) -> dict[int, str]:
             f"{place} has steps with the prefixes {', '.join(map(repr, prefixes))}: "
             "pass the directory of one step."
         )
-    return {int(found[name][2]): name for name in sorted(found)}
+    steps: dict[int, str] = {}
+    for name in sorted(found):
+        first = steps.setdefault(int(found[name][2]), name)
+        if first != name:
+            raise CheckpointError(
+                f"{place} has one step twice, as {first!r} and {name!r}: pass the "
+                "directory of one of them."
+            )
+    return steps
 
 
 def _item_of_step(path: PathLike, item: str | None) -> PathLike:
