@@ -31,8 +31,16 @@ class Line:
 
     def __init__(self, clock: float) -> None:
         self.clock = clock
-        self.turn = threading.Event()
+        self._turn = threading.Lock()
+        self._turn.acquire()
         self.number = 0
+
+    def wait(self) -> None:
+        """Wait until it has the turn."""
+        self._turn.acquire()
+
+    def give_turn(self) -> None:
+        self._turn.release()
 
 
 class Scheduler:
@@ -84,7 +92,7 @@ class Scheduler:
         """Let further threads work, each from some time on."""
 
         def within(line: Line, work: Callable[[], None]) -> None:
-            line.turn.wait()
+            line.wait()
             local.line = line
             work()
             self._working -= 1
@@ -116,18 +124,17 @@ class Scheduler:
                 what(when)
             elif number == what.number:
                 what.clock = max(when, what.clock)
-                what.turn.set()
+                what.give_turn()
                 return
         self._is_over.set()
 
     def sleep(self, until: float | None) -> None:
         """Let others go on until some time, or until one of them says so."""
         line: Line = local.line
-        line.turn.clear()
         if until is not None:
             self.go_on(line, until)
         self.next()
-        line.turn.wait()
+        line.wait()
 
 
 # Of a thread: its `line`, and whatever the simulation keeps.
