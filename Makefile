@@ -6,7 +6,7 @@ VERSIONS := 3.11 3.12 3.13
 DEMO := -m examples.demo
 BENCH := -m benchmarks
 
-PYTEST := pytest -n 3 -q
+PYTEST := pytest -n 3 --dist worksteal -q
 find = $(shell scripts/find-python $(1))
 install = $(1)/bin/python -m pip install -qq pip==26.3 && $(1)/bin/python -m pip install -qq
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -22,7 +22,9 @@ NEWEST := $(lastword $(OTHERS))
 BETWEEN := $(filter-out $(NEWEST),$(OTHERS))
 PYTHON = $(or $(call find,$(firstword $(FOUND))),python3)
 
+ifndef TOGETHER
 .NOTPARALLEL:
+endif
 .PHONY: help demo test quick exhaustive format lint actionlint types pytest pytest-rest model simulate fuzz docs docs-publish docs-serve bench tables bench-faults release clean pythons
 
 help:
@@ -38,10 +40,13 @@ demo: .venv/examples
 QUICK := tests/manager tests/restore/test_[m-t]*.py tests/save/test_s*.py tests/project/test_layers.py
 quick = $(1)/bin/$(PYTEST) -m "not slow and not exhaustive and (form or not once)" $(QUICK)
 
-# Pythons in between have the same packages as the newest. The last word is a pytest run's
-# count.
-test: pythons lint types $(if $(NEWEST),pytest-rest,pytest) docs $(BETWEEN:%=quick-%) $(NEWEST:%=pytest-%) \
-	pytest-lowest
+# First what uses one core each, together. Pythons in between have the same packages as the
+# newest. The last word is a pytest run's count.
+ENVIRONMENTS := $(OTHERS:%=.venv-%/tests) .venv-lowest/tests
+test: pythons
+	$(MAKE) --no-print-directory -j2 --output-sync TOGETHER=1 lint types docs $(ENVIRONMENTS)
+	$(MAKE) --no-print-directory $(if $(NEWEST),pytest-rest,pytest) $(BETWEEN:%=quick-%) \
+		$(NEWEST:%=pytest-%) pytest-lowest
 
 pythons:
 	@echo "Testing on Python $(FOUND); not found: $(or $(MISSING),none)."
