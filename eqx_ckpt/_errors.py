@@ -13,6 +13,9 @@ Failures of the operating system (no space, no permission) are Python's own: `OS
 with its `errno`.
 """
 
+import contextlib
+from collections.abc import Generator
+
 
 class CheckpointError(Exception):
     """The base class; itself raised where no subclass fits.
@@ -120,3 +123,21 @@ class LeafMismatchError(CheckpointError, ValueError):
 
 for _error in (CheckpointError, *CheckpointError.__subclasses__()):
     _error.__module__ = "eqx_ckpt"  # As people import it, and as tracebacks show it.
+
+
+@contextlib.contextmanager
+def besides(error: BaseException | None, what: str) -> Generator[None]:
+    """At the end of a `with` block: raise what fails, or add it to the block's error.
+
+    **Arguments:**
+
+    - `error`: what the block has raised.
+    - `what`: what may fail at its end.
+    """
+    try:
+        yield
+    except Exception as e:
+        if error is None:
+            raise
+        if error is not e:
+            error.add_note(f"Besides, {what} failed: {e!r}")

@@ -15,7 +15,7 @@ from .._distributed.jax_service import is_first
 from .._distributed.joint_attempt import Together
 from .._distributed.meeting import check_timeout, TIMEOUT
 from .._distributed.process_group import most_said
-from .._errors import CheckpointError, CorruptCheckpointError
+from .._errors import besides, CheckpointError, CorruptCheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspecting.audit import Audit, check_like, damaged, replay
@@ -814,13 +814,8 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with besides(error, "a save"):
             self.close(mirror=error is None or not self._disk.is_own)
-        except Exception as e:
-            if error is None:
-                raise
-            if error is not e:
-                error.add_note(f"Besides, a save failed: {e!r}")
 
     def _retain(self, saved: int, group: Together | Alone, base: Base | None) -> None:
         self._known.add(saved)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
+from .._errors import besides
 from .._types import check_function, check_optional_integer
 from ._recorder import make_recorder, Recorder
 from ._writing._sample_leaves import leaves_of
@@ -104,12 +105,8 @@ class Collector:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with besides(error, "the collector"):
             self.close()
-        except Exception as e:
-            if error is None:
-                raise
-            error.add_note(f"Besides, the collector failed: {e!r}")
 
 
 class _ToFunction(Taker):

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from .._distributed.meeting import TIMEOUT
-from .._errors import CheckpointError
+from .._errors import besides, CheckpointError
 from .._format.sample_record import Leaf, Record
 from .._format.user_metadata import exactly
 from .._inspecting.inspect_checkpoint import read_manifest
@@ -300,11 +300,8 @@ class Recording:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._log.close(error)
-        except Exception as e:
-            if error is None:
-                raise
-            error.add_note(f"Besides, the recording failed: {e!r}")
+            with besides(error, "the recording"):
+                self._log.close(error)
         finally:
             self._log.abandon()
 

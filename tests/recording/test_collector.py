@@ -6,7 +6,7 @@ import jax.random as jr
 import pytest
 
 import eqx_ckpt
-from eqx_ckpt.recording import Collector
+from eqx_ckpt.recording import Collector, Recording
 
 
 LIKE = {"n": jnp.int32(0), "key": jr.key(0)}
@@ -58,6 +58,16 @@ def test_the_end_names_flush():
         Collector(LIKE, lambda chain, samples: None) as collector,
     ):
         loop(collector.recorder(block=3), 0)
+
+
+@pytest.mark.parametrize("kind", [Collector, Recording])
+def test_what_a_block_raises_comes_first(tmp_path, kind):
+    begun = kind(LIKE, print) if kind is Collector else kind(tmp_path / "r", LIKE)
+    with pytest.raises(ZeroDivisionError) as raised, begun as it:  # noqa: PT012
+        loop(it.recorder(block=3), 0)
+        raise ZeroDivisionError
+    [note] = raised.value.__notes__
+    assert note.startswith(f"Besides, the {kind.__name__.lower()} failed: CheckpointE")
 
 
 def test_what_it_refuses():
