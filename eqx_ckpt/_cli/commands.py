@@ -1,5 +1,6 @@
 """The commands, their arguments, and their exit statuses."""
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -356,9 +357,15 @@ def run(arguments: Sequence[str]) -> int:
     return guarded(lambda: _run_app(arguments))
 
 
+@ft.cache
+def _command() -> Any:
+    """The parser of the commands, which typer makes anew at each call of `app`."""
+    return typer.main.get_command(app)
+
+
 def _run_app(arguments: Sequence[str]) -> int:
     try:
-        return app(arguments, standalone_mode=False) or 0
+        return _command()(arguments, standalone_mode=False) or 0
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as e:

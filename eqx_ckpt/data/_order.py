@@ -148,7 +148,8 @@ def _swap_or_not(key: Key, x: Any, n: Any, most: int, *, inverse: bool = False) 
     def swapped(i: Any, x: Any) -> Any:
         turn = xp.asarray(rounds - i if inverse else i + 1).astype(np.uint32)
         word = _hash(key.a + turn * _word(_GOLDEN))
-        other = (word % n + n - x) % n
+        other = word % n + n - x
+        other = other - n * (other >= n)
         coin = _hash(_hash(xp.maximum(x, other) + word) ^ key.b) >> 31
         return xp.where(coin == 1, other, x)
 
