@@ -98,7 +98,7 @@ pytest-lowest: ONLY := (oldest or peers) and not slow and not once and not exhau
 
 # What does not run with the oldest and with the newest packages: these are in between.
 pytest-rest: .venv/dev
-	.venv/bin/$(PYTEST) -m "not exhaustive and (slow or once or peers or not oldest)"
+	.venv/bin/$(PYTEST) -m "not exhaustive and (slow or once or not (oldest or peers))"
 
 # Random schedules of the processes of a job, and of those that share a disk or a bucket;
 # `SEED` is the first one.
