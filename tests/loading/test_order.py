@@ -29,6 +29,9 @@ def test_golden_vectors():
     assert order(10, "independent").tolist() == [4, 9, 4, 0, 3, 2, 9, 4, 6, 2]
     large = [79135, 51877, 21510, 5291, 15074, 43889, 69536, 27743]
     assert order(100_000)[:8].tolist() == large
+    # The last of the small numbers of rows, and the first of the large ones.
+    assert order(65_536)[:4].tolist() == [41297, 38138, 40498, 9230]
+    assert order(65_537)[:4].tolist() == [51571, 57815, 20196, 62223]
     assert order(10, "sequential").tolist() == list(range(10))
 
 

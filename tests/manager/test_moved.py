@@ -1,5 +1,6 @@
 """A run that was moved, renamed or copied by hand."""
 
+import contextlib
 import os
 import shutil
 import uuid
@@ -93,6 +94,22 @@ def test_a_number_that_no_step_has(tmp_path, caplog, name, place):
         assert manager.steps() == [3]
         assert manager.restore(state(0))["step"] == 3
     assert locate(run).read(f"{name}/zarr.json") is not None
+
+
+@pytest.mark.parametrize("place", ["directory", "store"])
+def test_what_is_no_checkpoint_may_have_a_number(tmp_path, caplog, place):
+    run = f"memory://{uuid.uuid4().hex}/run" if place == "store" else tmp_path / "run"
+    saved(run, [1])
+    if place == "store":
+        locate(run).write("2026/notes.txt", b"mine")
+    else:
+        (run / "2026").mkdir()
+        (run / "2026/notes.txt").write_text("mine")
+    for call in LISTING.values():
+        with contextlib.suppress(eqx_ckpt.CheckpointNotFoundError):
+            call(CheckpointManager(run), run)
+    assert CheckpointManager(run).steps() == [1]
+    assert not caplog.text
 
 
 def test_a_step_that_was_copied_in_part_is_named(tmp_path, caplog):
