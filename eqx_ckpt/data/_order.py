@@ -149,7 +149,7 @@ def _swap_or_not(key: Key, x: Any, n: Any, most: int, *, inverse: bool = False) 
         turn = xp.asarray(rounds - i if inverse else i + 1).astype(np.uint32)
         word = _hash(key.a + turn * _word(_GOLDEN))
         other = word % n + n - x
-        other = other - n * (other >= n)
+        other = xp.where(other >= n, other - n, other)
         coin = _hash(_hash(xp.maximum(x, other) + word) ^ key.b) >> 31
         return xp.where(coin == 1, other, x)
 
