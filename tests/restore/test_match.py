@@ -135,6 +135,7 @@ LEAKY = functools.partial(jax.nn.leaky_relu, negative_slope=0.1)
         (functools.partial(jax.nn.relu, negative_slope=0.1), "changed"),
         (functools.partial(LEAKY, 0.1), "changed"),
         (functools.partial(LEAKY, ("x" * 100, LEAKY)), "changed"),
+        (functools.partial(LEAKY, 10**5000), "changed"),
     ],
 )
 def test_arguments_of_an_activation(now, status):

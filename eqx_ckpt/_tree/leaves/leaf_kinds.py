@@ -198,11 +198,12 @@ def _shortened(text: str) -> str:
 
 def _of_argument(value: Any) -> str:
     """The fingerprint of an argument of a `functools.partial`, or its number."""
-    if value is None or type(value) in (bool, int, float, complex):
-        return repr(value)
     if type(value) is tuple:
         return f"({', '.join(map(_of_argument, value))})"
-    return str(describe_like(value) or fingerprint(value))
+    record = describe_like(value)
+    if record is None:
+        return fingerprint(value)
+    return str(record) if record.value is None else record.value
 
 
 def fingerprint(leaf: Any) -> str:
