@@ -75,7 +75,7 @@ types: .venv/dev
 	.venv/bin/pyright --project pyproject.toml
 
 pytest: .venv/dev
-	.venv/bin/$(PYTEST) -m "not exhaustive"
+	CHECK_TYPES=1 .venv/bin/$(PYTEST) -m "not exhaustive"
 
 quick: .venv/dev
 	$(call quick,.venv)
@@ -90,9 +90,10 @@ model: .venv/dev
 	.venv/bin/python -m tests.model
 
 # What uses JAX, Equinox, TensorStore or NumPy runs on all; what is about files, messages
-# between processes or documentation, and repetitions, has the mark `once`.
+# between processes or documentation, and repetitions, has the mark `once`. All but the
+# oldest packages are called with checks of types.
 pytest-%: .venv-%/tests
-	.venv-$*/bin/$(PYTEST) -m "$(or $(ONLY),not slow and not once and not exhaustive)"
+	$(if $(ONLY),,CHECK_TYPES=1) .venv-$*/bin/$(PYTEST) -m "$(or $(ONLY),not slow and not once and not exhaustive)"
 
 pytest-lowest: ONLY := (oldest or peers) and not slow and not once and not exhaustive
 

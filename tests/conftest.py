@@ -27,22 +27,24 @@ from helpers import CACHE, use_memory
 
 
 # Each call in the package checks its types, in a tenth of the time that
-# `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none. What is
-# called for each leaf and chunk, and has no public name, is left to pyright: it would
-# take a sixth of the time of these tests.
-beartype_package(
-    "eqx_ckpt",
-    conf=BeartypeConf(
-        claw_is_pep526=False,
-        claw_skip_package_names=(
-            "eqx_ckpt._format",
-            "eqx_ckpt._storage.calls",
-            "eqx_ckpt._storage.interface",
-            "eqx_ckpt._storage.chunks",
-            "eqx_ckpt._tree",
+# `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none. It takes a
+# fifth of the time of these tests, so one run of `make test` does it, with the newest
+# packages, and the others call the package as its users do. What is called for each leaf
+# and chunk, and has no public name, is left to pyright.
+if os.environ.get("CHECK_TYPES"):
+    beartype_package(
+        "eqx_ckpt",
+        conf=BeartypeConf(
+            claw_is_pep526=False,
+            claw_skip_package_names=(
+                "eqx_ckpt._format",
+                "eqx_ckpt._storage.calls",
+                "eqx_ckpt._storage.interface",
+                "eqx_ckpt._storage.chunks",
+                "eqx_ckpt._tree",
+            ),
         ),
-    ),
-)
+    )
 with mock.patch("typing.TYPE_CHECKING", True):  # Some types are imported there.
     import eqx_ckpt
 
