@@ -129,7 +129,7 @@ def _copying(part: StepPart, there: Run, step: int) -> Save:
     ]
     unsaved = dict(whole.unsaved)
     plan = WritePlan(writes, unsaved, whole.separators, whole.history)
-    return Save(there.path(step), plan, None, whole.metadata, whole.layout, False)
+    return Save(there.path(step), plan, whole.metadata, whole.layout, False)
 
 
 def pieces_of_part(part: StepPart, writes: Sequence[Write]) -> Iterator[Piece]:

@@ -176,7 +176,7 @@ def sharing(before: StepBefore | None, manifest: Manifest) -> StepBefore | None:
 
 def _copying(manifest: Manifest, path: PathLike) -> Save:
     plan, metadata = plan_copy(manifest), manifest.metadata
-    save = Save(path, plan, None, metadata, manifest.layout, False)
+    save = Save(path, plan, metadata, manifest.layout, False)
     save.way_out = lambda: "Delete what is no longer needed there."
     return save
 

@@ -1,6 +1,8 @@
 """Which failures of saves a training survives."""
 
+import contextlib
 import logging
+from collections.abc import Generator
 from concurrent.futures import Future
 from typing import get_args, Literal, TypeAlias
 
@@ -11,6 +13,7 @@ from .._errors import (
     LeafNameError,
 )
 from .._saving.background_save import raise_pending_failure, Saving
+from .._steps.run_steps import Run
 from .._types import check_optional_integer, check_word
 
 
@@ -36,7 +39,8 @@ class FailedSaves:
         arguments were wrong.
     """
 
-    def __init__(self, on_error: OnError, max_failures: int | None) -> None:
+    def __init__(self, run: Run, on_error: OnError, max_failures: int | None) -> None:
+        self._run = run
         check_word("on_error", on_error, get_args(OnError))
         self._survives = on_error == "warn"
         most = check_optional_integer("max_failures", max_failures, 1)
@@ -64,11 +68,20 @@ class FailedSaves:
         if self._survives:
             self._trying = step
 
-    def instead(self, path: str, error: Exception) -> Future[None]:
+    @contextlib.contextmanager
+    def checking_arguments(self) -> Generator[None]:
+        """In it, a `CheckpointError` is about arguments, which is not survived."""
+        try:
+            yield
+        except CheckpointError:
+            self.over()
+            raise
+
+    def instead(self, error: Exception) -> Future[None]:
         """The future of a save that did not begin; raise if that is not survived."""
-        if self._trying is None:
+        if self._trying is None or isinstance(error, _MISTAKES):
             raise error
-        self._survive(path, error)
+        self._survive(self._run.location(self._trying).url(), error)
         self.tried = self._trying
         failed = Future[None]()
         failed.set_exception(error)

@@ -122,7 +122,7 @@ def _forking(source: Checkpoint, step: int, new: Run) -> Save:
     session = Session(secrets.token_hex(8), number, source.digest)
     history = forked(before, secrets.token_hex(16), step, session)
     plan = plan_copy(manifest)._replace(history=history)
-    return Save(new.path(step), plan, None, manifest.metadata, manifest.layout, False)
+    return Save(new.path(step), plan, manifest.metadata, manifest.layout, False)
 
 
 def _carry(

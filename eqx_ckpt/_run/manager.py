@@ -18,6 +18,7 @@ from .._distributed.process_group import most_said
 from .._errors import besides, CheckpointError, CorruptCheckpointError
 from .._format.manifest import Manifest
 from .._format.source import Source
+from .._format.user_metadata import exactly
 from .._inspecting.audit import Audit, check_like, damaged, replay
 from .._mirroring.mirror import Mirror
 from .._mirroring.mirrors import Mirrors
@@ -29,7 +30,7 @@ from .._saving.background_save import (
     saves_of,
 )
 from .._saving.finite_check import FiniteCheck
-from .._saving.save import Alone, save_in_background
+from .._saving.save import Alone, Save, save_in_background
 from .._saving.staging import checked_limit
 from .._steps.retention import checked_keep, Keep, Mode
 from .._steps.run_config import checked_config, GivenConfig
@@ -62,13 +63,18 @@ from .._tree.plans.read_plan import (
     Request,
     Unexpected,
 )
-from .._tree.plans.write_plan import check_compression, Compression, plan_writes
+from .._tree.plans.write_plan import (
+    check_compression,
+    Compression,
+    plan_writes,
+    Write,
+)
 from .._tree.transform.transform_argument import Transform
 from .._types import check_flag, check_function, IsLeaf, Layout, PathLike
 from .damage_fallback import check_on_damage, OnDamage
 from .failed_saves import FailedSaves, OnError
 from .own_disks import OwnDisks
-from .shared_directory import How, SharedDirectory
+from .shared_directory import SharedDirectory
 from .state_origin import StateOrigin
 
 
@@ -187,7 +193,8 @@ class CheckpointManager:
         check_flag("shared", shared)
         config = checked_config(config)
         self._frozen = frozen
-        self._how = How(layout, compression, progress)
+        self._layout: Layout = layout
+        self._compression: Compression = compression
         self._progress: Progress = progress
         self._check_finite = check_finite
         self._before = StepBefore(self._run) if incremental else None
@@ -202,7 +209,7 @@ class CheckpointManager:
         self._keep = [*checked_keep(keep), self._mirrors.held]
         kind = SharedDirectory if shared else OwnDisks
         self._disk = kind(self._run, self._mirrors, timeout)
-        self._failed = FailedSaves(on_error, max_failures)
+        self._failed = FailedSaves(self._run, on_error, max_failures)
         self._is_tidy = True  # Whether the last save has removed what was not kept.
         self._asks_keep: int | None = None  # The thread that asks what it would remove.
         given = self._disk.begin(config)
@@ -248,10 +255,8 @@ class CheckpointManager:
         with self._one_at_a_time.own:
             try:
                 saving = self._begin(step, pytree, filter_spec, is_leaf, metadata)
-            except OSError as e:
-                if isinstance(e, CheckpointError):
-                    raise
-                saving = self._not_begun(as_step(step), e)
+            except (OSError, CheckpointError) as e:
+                saving = self._failed.instead(e)
             finally:
                 self._failed.over()
             note_save(self._when, began, saving)
@@ -281,11 +286,8 @@ class CheckpointManager:
                 self._make_room()
             self._is_tidy = False
             with collector_paused():
-                plan = plan_writes(pytree, filter_spec, is_leaf, self._frozen)
-                with self._asking_keep():
-                    save = self._disk.plan(
-                        group, number, plan, metadata, self._origin, self._how
-                    )
+                given = pytree, filter_spec, is_leaf, metadata
+                writes, save = self._planned(group, number, *given)
                 new = None
                 if self._before:
                     newest = ft.partial(self._run.newest, self._known.damaged)
@@ -294,23 +296,40 @@ class CheckpointManager:
                 save.way_out = ft.cache(ft.partial(self._way_out, number, metadata))
                 save.begin(group, self._disk.replaces(number, self._known.damaged))
                 if self._check_finite:
-                    save.finite = FiniteCheck({w.name: w.record for w in plan.writes})
+                    save.finite = FiniteCheck({w.name: w.record for w in writes})
                 save.before_commit = self._config.put
                 afterwards = ft.partial(self._retain, number, group, new)
                 held = stack.pop_all()
-                try:
-                    saving = save_in_background(
-                        save, group, held, self._staging_bytes, self, afterwards
-                    )
-                except (OSError, CheckpointError) as e:
-                    return self._not_begun(number, e)
+                saving = save_in_background(
+                    save, group, held, self._staging_bytes, self, afterwards
+                )
             self._known.begin(number, saving)
             self._failed.goes_on(saving)
             return saving
 
-    def _not_begun(self, step: int, error: Exception) -> Future[None]:
-        """What `save` returns if the training survives its error; raise otherwise."""
-        return self._failed.instead(self._run.location(step).url(), error)
+    def _planned(
+        self,
+        group: Together | Alone,
+        step: int,
+        pytree: PyTree,
+        filter_spec: PyTree,
+        is_leaf: IsLeaf,
+        metadata: Any,
+    ) -> tuple[list[Write], Save]:
+        """The leaves to write, and the save of those that this process writes."""
+        with self._failed.checking_arguments():
+            plan = plan_writes(
+                pytree, filter_spec, is_leaf, self._frozen, self._compression
+            )
+            metadata = exactly(metadata)
+        with self._asking_keep():
+            mine, metadata = self._disk.plan(
+                group, step, plan, metadata, self._origin, self._layout
+            )
+        with self._failed.checking_arguments():
+            path = self._run.path(step)
+            save = Save(path, mine, metadata, self._layout, self._progress)
+        return plan.writes, save
 
     def _way_out(self, step: int, metadata: Any) -> str:
         """Make room for a step; say what else would."""

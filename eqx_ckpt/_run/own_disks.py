@@ -27,10 +27,10 @@ from .._errors import (
 from .._format.manifest import Manifest
 from .._format.run_history import history_from_json, history_to_json, Part
 from .._format.source import Source
-from .._format.user_metadata import exactly, pack, unpack
+from .._format.user_metadata import pack, unpack
 from .._mirroring.mirrors import Mirrors
 from .._restoring.restore import Check
-from .._saving.save import Alone, Save
+from .._saving.save import Alone
 from .._saving.step_part import plan_part
 from .._sources.checkpoint_source import Checkpoint
 from .._sources.part_source import PartSource, StepPart
@@ -38,12 +38,12 @@ from .._sources.shard_senders import Shard
 from .._steps.retention import Keep, KEEP_ALL
 from .._steps.run_steps import may_be_deleted, Run
 from .._storage.locate import locate
-from .._tree.plans.write_plan import compressed, WritePlan
-from .._types import PathLike
+from .._tree.plans.write_plan import WritePlan
+from .._types import Layout, PathLike
 from .common_steps import CommonSteps
 from .damage_fallback import copies_of, OnDamage, tried_last
 from .part_repair import PartRepair
-from .shared_directory import between, How, SharedDirectory, so_far
+from .shared_directory import between, SharedDirectory, so_far
 from .state_origin import StateOrigin
 from .step_states import WHOLE
 from .tiers import Copy, Tiers
@@ -323,19 +323,16 @@ class OwnDisks(SharedDirectory):
         plan: WritePlan,
         metadata: Any,
         origin: StateOrigin,
-        how: How,
-    ) -> Save:
-        """The save of the part of this process."""
+        layout: Layout,
+    ) -> tuple[WritePlan, Any]:
         assert isinstance(group, Apart)
-        if how.compression is not None:
-            plan = plan._replace(writes=compressed(plan.writes, how.compression))
-        place = f"step {step}, layout={how.layout!r}"
+        place = f"step {step}, layout={layout!r}"
         _, places = group.agree(place, plan.writes)
-        part = plan_part(plan, places, how.layout)
+        part = plan_part(plan, places, layout)
 
         def said() -> list[Any]:
             history = json.dumps(history_to_json(origin.of_step(step)))
-            return [secrets.token_hex(16), history, pack(exactly(metadata))]
+            return [secrets.token_hex(16), history, pack(metadata)]
 
         id, history, packed = group.from_first("step", said)
         state = self.common.state(group.combine, step)
@@ -358,8 +355,7 @@ class OwnDisks(SharedDirectory):
             history=history_from_json(json.loads(history)),
             part=Part(id, group.index, group.size),
         )
-        path, metadata = self.run.path(step), unpack(packed)
-        return Save(path, planned, None, metadata, how.layout, how.progress)
+        return planned, unpack(packed)
 
     def make_room(self, keep: Sequence[Keep], damaged: set[int]) -> list[int]:
         """Do so when a save is planned: all have to agree on what can go."""

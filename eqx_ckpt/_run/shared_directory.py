@@ -4,7 +4,7 @@ import contextlib
 import functools as ft
 import logging
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from .._distributed.jax_service import is_alone, is_first
 from .._distributed.joint_attempt import Together, together
@@ -14,13 +14,12 @@ from .._format.manifest import Manifest
 from .._format.source import Source
 from .._inspecting.inspect_checkpoint import read_manifest
 from .._mirroring.mirrors import Mirrors
-from .._progress import Progress
 from .._restoring.restore import Check
-from .._saving.save import Alone, Save
+from .._saving.save import Alone
 from .._steps.retention import Keep
 from .._steps.run_steps import may_be_deleted, Run
 from .._steps.step_removal import retain
-from .._tree.plans.write_plan import Compression, WritePlan
+from .._tree.plans.write_plan import WritePlan
 from .._types import Layout, PathLike
 from .damage_fallback import copies_of, OnDamage, resumed
 from .fork_step import check_is_new, fork
@@ -32,14 +31,6 @@ logger = logging.getLogger("eqx_ckpt")
 
 
 _T = TypeVar("_T")
-
-
-class How(NamedTuple):
-    """How a step is saved."""
-
-    layout: Layout
-    compression: Compression
-    progress: Progress
 
 
 class SharedDirectory:
@@ -87,13 +78,12 @@ class SharedDirectory:
         plan: WritePlan,
         metadata: Any,
         origin: StateOrigin,
-        how: How,
-    ) -> Save:
-        """The save of a step, which is about to begin."""
+        layout: Layout,
+    ) -> tuple[WritePlan, Any]:
+        """What this process saves of a step, and the metadata that count."""
         if is_first():
             plan = plan._replace(history=origin.of_step(step))
-        path = self.run.path(step)
-        return Save(path, plan, how.compression, metadata, how.layout, how.progress)
+        return plan, metadata
 
     def replaces(self, step: int, damaged: Set[int]) -> bool:
         """Whether the step that was planned replaces what is there."""

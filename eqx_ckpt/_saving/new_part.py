@@ -153,7 +153,7 @@ class NewPart:
         part = Part(like.part.id, *self._process)
         plan = WritePlan(writes, dict(like.unsaved), like.separators, like.history)
         plan = plan._replace(part=part)
-        save = Save(path, plan, None, like.metadata, like.layout, progress=False)
+        save = Save(path, plan, like.metadata, like.layout, progress=False)
         save.begin(Alone(), overwrite)
         save.run(self._pieces(received))
         logger.warning(

@@ -34,7 +34,6 @@ from .._storage.interface.place import Attempt, check_layout, check_shares, Stor
 from .._storage.locate import locate
 from .._tree.leaves.filter_spec import default_serialise_filter_spec
 from .._tree.plans.write_plan import (
-    compressed,
     Compression,
     plan_writes,
     Write,
@@ -159,8 +158,8 @@ def tree_serialise_leaves(
         if pending_saves:
             raise_pending_failure()
         _check_frozen(frozen, base)
-        plan = plan_writes(pytree, filter_spec, is_leaf, frozen)
-        save = Save(path, plan, compression, metadata, layout, progress)
+        plan = plan_writes(pytree, filter_spec, is_leaf, frozen, compression)
+        save = Save(path, plan, metadata, layout, progress)
         if base is not None:
             save.share_with(base)
         save.begin(group, overwrite)
@@ -173,7 +172,7 @@ def save_state(path: PathLike, state: PyTree, timeout: float) -> None:
     with all_saving(path, timeout) or Alone() as group:
         raise_pending_failure()
         plan = plan_writes(state, default_serialise_filter_spec, None, None)
-        save = Save(path, plan, None, None, "zarr", False)
+        save = Save(path, plan, None, "zarr", False)
         save.is_of_recording()
         save.begin(group, overwrite=False)
         save.run()
@@ -241,8 +240,8 @@ def tree_serialise_leaves_async(
         limit = checked_limit(staging_bytes)
         with collector_paused():
             _check_frozen(frozen, base)
-            plan = plan_writes(pytree, filter_spec, is_leaf, frozen)
-            save = Save(path, plan, compression, metadata, layout, progress)
+            plan = plan_writes(pytree, filter_spec, is_leaf, frozen, compression)
+            save = Save(path, plan, metadata, layout, progress)
             if base is not None:
                 save.share_with(base)
             save.begin(group, overwrite)
@@ -369,15 +368,12 @@ class Save:
         self,
         path: PathLike,
         plan: WritePlan,
-        compression: Compression,
         metadata: Any,
         layout: Layout,
         progress: Progress,
     ) -> None:
         """Plan the save; raise all errors that can be found without writing."""
         self._writes = plan.writes
-        if compression is not None:
-            self._writes = compressed(self._writes, compression)
         self._leaves = {write.name: write.record for write in self._writes}
         self._adopted: Checksums = {}
         self._frozen, self._leaf_of = plan.frozen, plan.leaf_of

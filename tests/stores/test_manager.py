@@ -530,6 +530,30 @@ def test_a_fallback_with_a_single_writer(s3: Place) -> None:
         assert_same(manager.restore(state(300)), state(300))
 
 
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_training_survives_a_store_that_refuses_a_request(
+    behind: Place, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """Whichever request of a save it is: one before it begins, or in the background."""
+    refused = 0
+    caplog.set_level("CRITICAL", "eqx_ckpt")
+    with CheckpointManager(
+        behind.url, on_error="warn", max_failures=99, incremental=True
+    ) as manager:
+        for step in itertools.count(401):
+            which = range(step - 401, 1000)
+            rule = behind.proxy.add(proxy.answered(status), when=which)
+            error = manager.save(step, state(step)).exception(TIMEOUT)
+            manager.wait()
+            behind.proxy.rules.remove(rule)
+            if error is None:
+                break
+            assert isinstance(error, PermissionError | eqx_ckpt.CheckpointError)
+            refused += 1
+    assert refused > 5
+    assert_same(manager.restore(state(0)), state(step))
+
+
 def test_an_unreachable_step_is_no_damage(behind: Place) -> None:
     """Then there is no fallback to an older one."""
     manager = CheckpointManager(behind.url)

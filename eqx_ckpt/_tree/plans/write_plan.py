@@ -193,7 +193,11 @@ class WritePlan(NamedTuple):
 
 
 def plan_writes(
-    pytree: PyTree, filter_spec: PyTree, is_leaf: IsLeaf, frozen: PyTree = None
+    pytree: PyTree,
+    filter_spec: PyTree,
+    is_leaf: IsLeaf,
+    frozen: PyTree = None,
+    compression: Compression = None,
 ) -> WritePlan:
     """Plan a save; report every leaf that cannot be saved in one error."""
     leaves = list(named_leaves(pytree, filter_spec, is_leaf, "pytree"))
@@ -239,6 +243,8 @@ def plan_writes(
         warn_of_state(suspects)
     if len(writes) > _MANY:
         _warn_of_numbers(writes)
+    if compression is not None:
+        writes = compressed(writes, compression)
     return WritePlan(writes, unsaved, frozen=names)
 
 

@@ -92,7 +92,7 @@ def copy(
             plan = plan_copy(opened.manifest)
             plan = plan._replace(writes=compressed(plan.writes, compression))
             metadata = opened.manifest.metadata
-            save = Save(path, plan, None, metadata, layout, progress)
+            save = Save(path, plan, metadata, layout, progress)
             save.begin(group, overwrite)
             with reading.unless_replaced():
                 save.run(pieces_of(opened, save.arrays))
