@@ -27,10 +27,10 @@ from helpers import CACHE, use_memory
 
 
 # Each call in the package checks its types, in a tenth of the time that
-# `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none. It takes a
-# fifth of the time of these tests, so one run of `make test` does it, with the newest
-# packages, and the others call the package as its users do. What is called for each leaf
-# and chunk, and has no public name, is left to pyright.
+# `jaxtyping.jaxtyped` takes, which also compares names of axes: there are none. That is
+# a fifth of the time of these tests, so one run of `make test` does it, with the newest
+# packages, and the others call the package as its users do. What is called for each
+# leaf and chunk, and has no public name, is left to pyright.
 if os.environ.get("CHECK_TYPES"):
     beartype_package(
         "eqx_ckpt",

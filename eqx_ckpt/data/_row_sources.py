@@ -193,7 +193,8 @@ class RandomAccessDataSource(DataSource):
 
         - `TypeError`: `dataset` is a stream or a dictionary, or a part of a row is not
             a number or an array of numbers.
-        - `ValueError`: nothing is left of a row.
+        - `ValueError`: nothing is left of a row, or `exclude` is given for rows that
+            are no dictionaries.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -215,7 +216,13 @@ class _DatasetReader(RowReader):
         self._dataset = dataset
         self._exclude = exclude
         self.rows = Rows(len(dataset))
-        first = self._kept(_first(dataset)) if self.rows.total else {}
+        row = _first(dataset) if self.rows.total else {}
+        if exclude and not isinstance(row, Mapping):
+            raise ValueError(
+                "`exclude` is for rows that are dictionaries; row 0 of the data set is "
+                f"of type {type(row).__name__}. Leave `exclude` out."
+            )
+        first = self._kept(row)
         leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
         if self.rows.total and not leaves:
             raise ValueError(

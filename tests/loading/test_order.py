@@ -81,6 +81,9 @@ def test_golden_vectors_of_chunks():
     assert shuffled(23, 5, 3) == [*few, 7, 20, 9, 6, 5]
     more = [2, 25, 1, 3, 26, 24, 27, 0, 18, 22, 21, 17, 20, 19, 16, 23, 14, 29, 28, 12]
     assert shuffled(30, 4, 2) == [*more, 15, 13, 8, 7, 11, 5, 4, 10, 6, 9]
+    # More rounds for a window of 2,000 rows than for one of few.
+    many = [4229, 2736, 4267, 2335, 773, 2288, 1560, 4845, 4236, 1977, 3229, 3283]
+    assert shuffled(5000, 100, 20)[:12] == many
 
 
 def test_many_shuffled_chunks_are_a_permutation():

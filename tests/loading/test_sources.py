@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import tracemalloc
+import warnings
 from typing import NamedTuple
 
 import equinox as eqx
@@ -111,9 +112,25 @@ def test_arrays_in_a_dictionary_are_refused():
         data.RandomAccessDataSource({"x": np.ones(5)})
 
 
-def test_streams_are_refused():
+class OnlySized:
+    def __len__(self):
+        return 5
+
+
+class OnlyIndexed:
+    def __getitem__(self, i):
+        return {"x": i}
+
+
+@pytest.mark.parametrize("stream", [iter(rows()), OnlySized(), OnlyIndexed()])
+def test_streams_are_refused(stream):
     with pytest.raises(TypeError, match="stream"):
-        data.RandomAccessDataSource(iter(rows()))
+        data.RandomAccessDataSource(stream)
+
+
+def test_keys_of_rows_that_have_none():
+    with pytest.raises(ValueError, match=r"`exclude` is for .* of type tuple"):
+        data.RandomAccessDataSource([(1, 2)], exclude=["x"])
 
 
 def test_tuples_and_many_at_once():
@@ -287,6 +304,13 @@ def test_zarr_arrays(tmp_path, version):
     found = np.asarray(epoch(loader, "x"))
     assert sorted(found[:, 0].tolist()) == list(range(0, 300, 3))
     assert not np.array_equal(found[:, 0], np.sort(found[:, 0]))
+
+
+def test_zarr_arrays_of_what_no_batch_has(tmp_path):
+    with warnings.catch_warnings(action="ignore"):  # Raw bytes are no part of Zarr v3.
+        zarr.create_array(tmp_path / "x", shape=(9,), dtype="V5", zarr_format=2)
+    with pytest.raises(TypeError, match="^'x' is of dtype .* only have numbers"):
+        data.StoredDataSource(x=tmp_path / "x")
 
 
 def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
