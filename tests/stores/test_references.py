@@ -18,7 +18,7 @@ from faults.workloads import every_kind, small_chunks
 from helpers import assert_same
 from save.test_schemas import edited
 from stores import proxy
-from support import heartbeat, KeyValues, locate, Marks, open_kvstore, SWEPT
+from support import heartbeat, KeyValues, locate, MANIFEST, Marks, open_kvstore, SWEPT
 
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("impatient")]
@@ -592,6 +592,34 @@ def test_what_is_no_checkpoint_refers_to_nothing(url, clock):
         manager.delete(step)
     removed_by_time(manager, clock)
     assert keys(url) == {MARK, "000007/zarr.json"}
+
+
+def test_who_is_taken_back_leaves_what_others_refer_to_by_now(url, clock, monkeypatch):
+    """Another save refers to a step that was there for a moment only."""
+    shared, old, new = np.arange(4.0), np.zeros(4), np.ones(4)
+    manager = CheckpointManager(url, incremental=True)
+    manager.save(1, {"a": old, "b": old}).result()
+    other = CheckpointManager(url, incremental=True)
+    store, writing = open_kvstore(locate(url).spec), KeyValues.writing
+
+    def answered_late(place, key, value, *args, **kwargs):
+        future = writing(place, key, value, *args, **kwargs)
+        if key == MANIFEST and "000002" in str(place):
+            monkeypatch.setattr(KeyValues, "writing", writing)
+            future.result()
+            other.save(3, {"a": old, "b": shared}).result()
+            (lost,) = (k for k in keys(url) if k.startswith("000002/@") and "/a/c" in k)
+            store.write(lost, None).result()
+            clock.now += heartbeat.FAIL_AFTER + 1
+        return future
+
+    monkeypatch.setattr(KeyValues, "writing", answered_late)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="may have removed its data"):
+        manager.save(2, {"a": new, "b": shared}).result()
+    assert other.steps() == [1, 3]
+    assert any(key.startswith("000002/") for key in referred_to(url, [3]))
+    removed_by_time(other, clock)
+    assert_same(other.restore({"a": old, "b": old}, 3), {"a": old, "b": shared})
 
 
 def test_who_refers_to_nothing_deletes_at_once(url):
