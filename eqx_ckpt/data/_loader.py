@@ -231,6 +231,8 @@ class Loader(eqx.Module):
             set cannot be read.
         - [`eqx_ckpt.CorruptCheckpointError`][]: from the iterator, stored data are
             damaged.
+        - [`eqx_ckpt.CheckpointError`][]: from the iterator with a thread, this process
+            is a fork of the one that made it.
         """
         self._check(cursor)
         prefetch = check_integer("prefetch", prefetch, 0)

@@ -1,6 +1,7 @@
 """Batches outside `jit`, fetched ahead."""
 
 import functools as ft
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
+from .._errors import CheckpointError
 from .._storage.calls.threads import Pool
 from ._batching import Batching
 from ._cursor import Cursor
@@ -73,10 +75,16 @@ def _drawn(groups: "_Groups", ahead: int) -> Iterator[tuple[Any, ...]]:
         while True:
             order = groups.begin()
             yield from groups.with_cursors(order, groups.fetch(order))
-    pool = Pool(1, "eqx_ckpt data")
+    pool, process = Pool(1, "eqx_ckpt data"), os.getpid()
     waiting: deque[tuple[_Order, Future[list[PyTree]]]] = deque()
     try:
         while True:
+            if os.getpid() != process:
+                raise CheckpointError(
+                    "A thread fetches these batches in the process that made the "
+                    "iterator, of which this one is a fork. Iterate there, or start "
+                    "this process by `spawn`."
+                )
             while len(waiting) <= ahead:
                 order = groups.begin()
                 waiting.append((order, pool.submit(groups.fetch, order)))

@@ -117,6 +117,17 @@ def take(directory: str) -> tuple[int, list[float]]:
     return status, reader.take(rows)["x"].tolist()
 
 
+def fetch() -> tuple[int, list[float]]:
+    """The child takes batches that a thread of its parent fetches ahead."""
+    source = eqx_ckpt.data.ArrayDataSource(x=np.arange(8.0))
+    loader = eqx_ckpt.data.Loader(source, 1, order="sequential")
+    batches = loader.iterate(loader.start())
+    found = [next(batches)]
+    status = _status(lambda: [next(batches) for _ in range(1000)])
+    found.append(next(batches))
+    return status, [batch["x"].item() for _, batch in found]
+
+
 def record(directory: str) -> tuple[list[int], Any]:
     """The child uses the recording of its parent."""
     recording = eqx_ckpt.recording.Recording(directory, TREE)

@@ -22,6 +22,10 @@ def test_a_child_takes_rows_while_its_parent_does(zygote, disk):
     assert zygote.call(forks.take, str(disk / "data")) == (0, [0.0, 1.0])
 
 
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(zygote):
+    assert zygote.call(forks.fetch) == (REFUSED, [0.0, 1.0])
+
+
 def test_a_recording_stays_that_of_its_parent(zygote, disk):
     found = zygote.call(forks.record, str(disk / "recording"))
     assert found == ([REFUSED, REFUSED, 0], 2)
