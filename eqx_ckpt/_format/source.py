@@ -156,7 +156,7 @@ class Source(abc.ABC):
             asked = [read for read, _ in batch]
             arrays = self.read(asked, damage, report)
             if damage:
-                return
+                continue
             _check(self, asked, arrays)
             for (_, target), array in zip(batch, arrays, strict=True):
                 target[...] = array

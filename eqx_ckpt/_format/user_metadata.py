@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from .._errors import CheckpointError
@@ -14,6 +15,10 @@ MAX_METADATA_BYTES = 16 * 2**20
 MAX_DEPTH = 64
 
 
+# Each takes two bytes of JSON, with a comma; what is in several lists, once in each.
+_MAX_VALUES = MAX_METADATA_BYTES // 2
+
+
 # Python neither writes nor reads more than 4300 decimal digits.
 _MAX_INT_BITS = 14_000
 
@@ -24,7 +29,7 @@ def exactly(metadata: Any, name: str = "metadata") -> Any:
     Raise `CheckpointError` for a value that JSON would change. `name` is that of the
     argument.
     """
-    found = _plain(metadata, name, MAX_DEPTH)
+    found = _plain(metadata, name, MAX_DEPTH, iter(range(_MAX_VALUES)))
     text = json.dumps(pack(found), allow_nan=False)
     if len(text) > MAX_METADATA_BYTES:
         raise _refused(name, f"has {len(text)} bytes as JSON; 16 MiB are allowed")
@@ -33,7 +38,11 @@ def exactly(metadata: Any, name: str = "metadata") -> Any:
     return found
 
 
-def _plain(value: Any, where: str, levels: int) -> Any:
+def _plain(value: Any, where: str, levels: int, room: Iterator[int]) -> Any:
+    """Copy a value; each value in it takes one of `room`."""
+    if next(room, None) is None:
+        argument = where.partition("[")[0]
+        raise _refused(argument, f"has more than {_MAX_VALUES:,} values")
     if value is None or type(value) in (bool, str, float):
         return value
     if type(value) is int:
@@ -43,13 +52,17 @@ def _plain(value: Any, where: str, levels: int) -> Any:
     if type(value) in (dict, list) and not levels:
         raise _refused(where, f"is deeper than {MAX_DEPTH} levels")
     if type(value) is list:
-        return [_plain(v, f"{where}[{i}]", levels - 1) for i, v in enumerate(value)]
+        return [
+            _plain(v, f"{where}[{i}]", levels - 1, room) for i, v in enumerate(value)
+        ]
     if type(value) is dict:
         for key in value:
             if type(key) is not str or key == "@float":
                 problem = "is reserved" if key == "@float" else "is not a string"
                 raise _refused(where, f"has the key {key!r}, which {problem}")
-        return {k: _plain(v, f"{where}[{k!r}]", levels - 1) for k, v in value.items()}
+        return {
+            k: _plain(v, f"{where}[{k!r}]", levels - 1, room) for k, v in value.items()
+        }
     return _number(value, where)
 
 

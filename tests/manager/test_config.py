@@ -277,6 +277,14 @@ def nested(value: list[Any], depth: int) -> list[Any]:
     return value
 
 
+def doubled(times: int) -> list[Any]:
+    """A few lists, each of them twice in the next one."""
+    value: list[Any] = []
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -288,6 +296,7 @@ def nested(value: list[Any], depth: int) -> list[Any]:
         ({"a": np.zeros(2)}, r"shape \(2,\)"),
         ({"a": "x" * 2**24}, "16 MiB are allowed"),
         ({"a": nested([0] * 2**19, 30)}, "16 MiB are allowed"),
+        pytest.param({"a": doubled(40)}, "8,388,608 values", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_refused(

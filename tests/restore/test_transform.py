@@ -124,6 +124,28 @@ def test_only_what_is_wanted_is_read():
     assert match.nbytes == 48
 
 
+class Damaged(Counting):
+    """A source whose leaves are all damaged."""
+
+    def read(self, reads: Sequence[Any], damage: Any, report: Any = None) -> Any:
+        damage |= {read.name: "lost" for read in reads}
+        return super().read(reads, damage, report)
+
+
+def test_all_damage_of_what_is_joined_is_named():
+    """Also what a source reads in several batches."""
+    rows = 9 * 2**20
+    source = Damaged(None, {"a": np.zeros(rows, "f4"), "b": np.zeros(rows, "f4")})
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError) as caught:
+        eqx_ckpt.tree_deserialise_leaves(
+            source,
+            {"ab": np.zeros(2 * rows, np.float32)},
+            transform=lambda old: {"ab": jnp.concatenate([old["a"], old["b"]])},
+        )
+    assert "'a': lost" in str(caught.value)
+    assert "'b': lost" in str(caught.value)
+
+
 def test_what_is_not_returned_is_not_read():
     source = Counting(None, {"a": jnp.ones(4), "b": jnp.ones(8)})
     like = {"a": jnp.zeros(4)}
