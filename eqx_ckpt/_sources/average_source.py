@@ -173,7 +173,7 @@ def _type_of(record: LeafRecord) -> tuple[object, ...]:
 
 
 class Averaged(Source):
-    """The average of sources whose leaves are alike."""
+    """The average of `sources`, whose leaves are alike."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Averaged(Source):
         weights: Sequence[float],
         leaves: Mapping[str, LeafRecord],
     ) -> None:
-        self._sources = sources
+        self.sources = sources
         self._weights = weights
         sums = [*itertools.accumulate(weights)]
         # What each source after the first one adds.
@@ -196,7 +196,7 @@ class Averaged(Source):
         )
 
     def __str__(self) -> str:
-        sources = ", ".join(map(str, self._sources))
+        sources = ", ".join(map(str, self.sources))
         # Processes that weigh in other ways make different calls.
         weights = f" by {self._weights}" if len({*self._weights}) > 1 else ""
         return f"the average of {sources}{weights}"
@@ -207,15 +207,15 @@ class Averaged(Source):
 
     @property
     def has_checksums(self) -> bool:
-        return all(source.has_checksums for source in self._sources)
+        return all(source.has_checksums for source in self.sources)
 
     @property
     def version(self) -> str:
-        versions = json.dumps([source.version for source in self._sources])
+        versions = json.dumps([source.version for source in self.sources])
         return hashlib.sha256(versions.encode()).hexdigest()
 
     def has_changed(self) -> bool:
-        return any(source.has_changed() for source in self._sources)
+        return any(source.has_changed() for source in self.sources)
 
     @property
     def host_bytes(self) -> int:
@@ -259,7 +259,7 @@ class Averaged(Source):
         self, reads: Sequence[RegionRead], damage: dict[str, str]
     ) -> list[Array]:
         """The average of some regions, as it is stored."""
-        found = self._read(self._sources[0], reads, damage)
+        found = self._read(self.sources[0], reads, damage)
         averaged = {
             i: dtype
             for i, read in enumerate(reads)
@@ -267,7 +267,7 @@ class Averaged(Source):
         }
         chosen = [reads[i] for i in averaged]
         means: dict[int, Array] = {}
-        for source, share in zip(self._sources[1:], self._shares, strict=True):
+        for source, share in zip(self.sources[1:], self._shares, strict=True):
             # Without a name, its arrays go before the next source is read.
             for (i, dtype), array in zip(
                 averaged.items(), self._read(source, chosen, damage), strict=True

@@ -73,6 +73,7 @@ class Checkpoint(Source):
 
     **Attributes:**
 
+    - `place`: where it is.
     - `chunks`: its arrays.
     - `digest`: of its manifest.
     """
@@ -83,7 +84,7 @@ class Checkpoint(Source):
             data, manifest = read_committed(place, from_bytes)
         except CheckpointNotFoundError as e:
             raise CheckpointNotFoundError(f"{e} {place.explain()}".rstrip()) from None
-        self._place, self._head = place, data[:HEAD_BYTES]
+        self.place, self._head = place, data[:HEAD_BYTES]
         head = HEAD.match(self._head)
         assert head is not None
         self.digest = head[2].decode()
@@ -121,7 +122,7 @@ class Checkpoint(Source):
 
     def has_changed(self) -> bool:
         # The head has the digest of the manifest, which has all checksums.
-        return self._place.read(MANIFEST, HEAD_BYTES) != self._head
+        return self.place.read(MANIFEST, HEAD_BYTES) != self._head
 
     def check_hashes(
         self,

@@ -14,7 +14,8 @@ from .._format.source import Source
 from .._storage.calls.garbage_collector import collector_paused
 from .._storage.locate import locate
 from .._types import PathLike
-from .checkpoint_source import check_is_source, opened
+from .average_source import Averaged
+from .checkpoint_source import check_is_source, Checkpoint, opened
 from .recording_source import Recorded
 
 
@@ -50,13 +51,13 @@ class Reading(contextlib.AbstractContextManager[Any]):
         check_is_source(source)
         self._source = source
         self._place = None if isinstance(source, Source) else locate(source)
+        self._reads = _places(source) if self._place is None else [str(self._place)]
         self._before: object = None
         self._recorded: Recorded | None = None
         self._tries = 0
 
     def __enter__(self) -> Self:
-        if self._place is not None:
-            being_read.append(str(self._place))
+        being_read.extend(self._reads)
         return self
 
     def __exit__(
@@ -65,9 +66,9 @@ class Reading(contextlib.AbstractContextManager[Any]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._place is not None:
+        for place in self._reads:
             with contextlib.suppress(ValueError):  # In a child that was forked since.
-                being_read.remove(str(self._place))
+                being_read.remove(place)
 
     @contextlib.contextmanager
     def version(self) -> Generator[None, None, None]:
@@ -134,6 +135,13 @@ class Reading(contextlib.AbstractContextManager[Any]):
 
     def __str__(self) -> str:
         return str(self._source if self._place is None else self._place)
+
+
+def _places(source: PathLike | Source) -> list[str]:
+    """The checkpoints that a source reads."""
+    if isinstance(source, Averaged):
+        return [place for one in source.sources for place in _places(one)]
+    return [str(source.place)] if isinstance(source, Checkpoint) else []
 
 
 def read_consistently(source: PathLike | Source, read: Callable[[Source], _T]) -> _T:

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple
 from unittest import mock
@@ -450,8 +450,8 @@ class _OfProcess:
     def _list(self) -> list[Any]:
         return getattr(local.process, self._name)
 
-    def append(self, item: Any) -> None:
-        self._list().append(item)
+    def extend(self, items: Iterable[Any]) -> None:
+        self._list().extend(items)
 
     def remove(self, item: Any) -> None:
         self._list().remove(item)

@@ -280,14 +280,22 @@ class RunTests:
         for step in manager.steps():
             eqx_ckpt.inspect.verify(f"{empty}/{step:06d}")
 
-    def test_a_step_that_is_being_read_stays(self, run: str, pause) -> None:
+    @pytest.mark.parametrize("is_averaged", [False, True])
+    def test_a_step_that_is_being_read_stays(
+        self, run: str, pause, is_averaged: bool
+    ) -> None:
         reading, restored = pause(), list[object]()
 
-        def restore() -> None:
-            manager = CheckpointManager(run, progress=reading)
-            restored.append(manager.restore(state(100), 100))
+        def restore() -> object:
+            if not is_averaged:
+                manager = CheckpointManager(run, progress=reading)
+                return manager.restore(state(100), 100)
+            source = eqx_ckpt.average([f"{run}/000100"] * 2)
+            return eqx_ckpt.tree_deserialise_leaves(
+                source, state(100), progress=reading
+            )
 
-        reader = threading.Thread(target=restore)
+        reader = threading.Thread(target=lambda: restored.append(restore()))
         reader.start()
         assert reading.reached.wait(TIMEOUT)
         with CheckpointManager(run, keep=eqx_ckpt.keep_last(1)) as manager:
