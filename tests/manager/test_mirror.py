@@ -320,8 +320,9 @@ def test_an_upload_to_two_mirrors_ends_with_the_second(
         until(lambda: manager.mirrored() == [1], PATIENCE)
         future = manager.uploads()[1]
         assert not future.done()
+        assert not future.cancel()
         gate.answer()
-        future.result(PATIENCE)
+        assert future.result(PATIENCE) is None
     assert all(CheckpointManager(tmp_path / name).steps() for name in ("one", "two"))
 
 
@@ -408,6 +409,17 @@ class Pieces:
             real(*others, watched)
 
         monkeypatch.setattr(uploader, "upload", upload)
+
+
+def test_an_upload_to_two_mirrors_fails_if_one_of_them_does(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pieces(monkeypatch, lambda: shutil.rmtree(tmp_path / "run" / "000001"))
+    mirrors = [Mirror(tmp_path / "one"), Mirror(tmp_path / "two")]
+    with CheckpointManager(tmp_path / "run", mirror=mirrors) as manager:
+        manager.save(1, state(1)).result(PATIENCE)
+        error = manager.uploads()[1].exception(PATIENCE)
+        assert "cannot be uploaded" in str(error)
 
 
 @pytest.mark.parametrize("is_all", [False, True])
