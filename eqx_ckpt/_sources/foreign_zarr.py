@@ -203,7 +203,13 @@ class Place:
 
         spec = {"driver": driver, "kvstore": resolved(self._outer.spec)}
         opening = ts.open(spec, read=True, open=True, context=context())
-        array = wait_for(opening, str(self))
+        try:
+            array = wait_for(opening, str(self))
+        except CorruptCheckpointError as e:
+            raise CheckpointError(
+                f"{self} is no Zarr array that TensorStore reads: {e}. If it is not "
+                "damaged, write it anew with a dtype and codecs that TensorStore has."
+            ) from None
         itemsize = array.dtype.numpy_dtype.itemsize
         chunk = array.chunk_layout.write_chunk.shape or ()
         if (nbytes := math.prod(chunk) * itemsize) > memory():

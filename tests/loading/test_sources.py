@@ -313,6 +313,18 @@ def test_zarr_arrays_of_what_no_batch_has(tmp_path):
         data.StoredDataSource(x=tmp_path / "x")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_arrays_that_tensorstore_does_not_read(tmp_path, version):
+    with warnings.catch_warnings(action="ignore"):  # Dates are no part of Zarr v3.
+        array = zarr.create_array(
+            tmp_path / "x", shape=(9,), dtype="datetime64[s]", zarr_format=version
+        )
+    assert array.shape == (9,)
+    with pytest.raises(eqx_ckpt.CheckpointError, match="write it anew with") as caught:
+        data.StoredDataSource(x=tmp_path / "x")
+    assert not isinstance(caught.value, eqx_ckpt.CorruptCheckpointError)
+
+
 def test_an_array_that_fits_into_no_cache_is_read_once(tmp_path, monkeypatch):
     # 200 MB on disk in 100 chunks, of which 8 are in memory at a time.
     n, width = 100_000, 500
