@@ -1,6 +1,7 @@
 """Processes that share a disk are right under every schedule that is tried."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import eqx_ckpt
 from tests.disks import commits, schedules
 from tests.scheduler import play_all
 from tests.support import (
@@ -114,6 +116,14 @@ def links_are_not_compared(monkeypatch):
     monkeypatch.setattr(SharedFiles, "_is_equal", lambda *_: True)
 
 
+def an_overwrite_is_taken_back_whatever_is_there(monkeypatch):
+    def exchange_back(self: Any, _: Any) -> None:
+        directory_place.exchange(self.temporary, self.target)
+
+    attempt = directory_place._DirectoryAttempt
+    monkeypatch.setattr(attempt, "_exchange_back", exchange_back)
+
+
 @pytest.mark.parametrize(
     ("play", "defect", "first"),
     [
@@ -125,9 +135,47 @@ def links_are_not_compared(monkeypatch):
         (commits.play, locks_keep_nobody_out, 0),
         (commits.play, the_lock_comes_after_the_directory, 20),
         (schedules.play, links_are_not_compared, 0),
+        (schedules.play, an_overwrite_is_taken_back_whatever_is_there, 41_006_280),
     ],
 )
 def test_a_defect_is_found_soon(monkeypatch, play, defect, first):
     defect(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         play_all(play, range(first, first + 10))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_is_taken_back_leaves_what_has_replaced_it(
+    tmp_path, monkeypatch, is_there
+):
+    """A flush fails, and another writer comes before the name is given back."""
+    place, renames = tmp_path / "ckpt", []
+
+    def save(value: int) -> None:
+        eqx_ckpt.tree_serialise_leaves(place, {"x": value}, overwrite=True)
+
+    def renamed(rename: Any) -> Any:
+        def change(*paths: str) -> None:
+            renames.append(paths)
+            if len(renames) == 2:
+                save(3)
+            rename(*paths)
+
+        return change
+
+    def fsync(folder: int) -> None:
+        if len(renames) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(folder)
+
+    if is_there:
+        save(1)
+    exchange = renamed(directory_place.exchange)
+    monkeypatch.setattr(directory_place, "exchange", exchange)
+    changed = Like(os, rename=renamed(os.rename), fsync=fsync)
+    monkeypatch.setattr(directory_place, "os", changed)
+    with pytest.raises(OSError, match="No space"):
+        save(2)
+    assert len(renames) > 2
+    assert eqx_ckpt.load(place) == {"x": 3}
+    assert os.listdir(tmp_path) == ["ckpt"]

@@ -362,11 +362,32 @@ class _DirectoryAttempt(Attempt):
                 # Another writer has replaced it in the meantime.
                 self.is_ours = replaced
                 return
-            self._move_back(replaced)
+            if replaced:
+                self._exchange_back(ours)
+            else:
+                os.rename(self.target, self.temporary)
+                if not is_open_at(self.folder, self.temporary):
+                    # Another writer has replaced it just before: that one stays.
+                    os.rename(self.temporary, self.target)
+                    os.fsync(self.parent)
+                    return
         except OSError as e:
             logger.warning("Could not take back the save of %s: %s", self.target, e)
         else:
             self.is_ours = True
+
+    def _exchange_back(self, ours: os.stat_result) -> None:
+        """Put back what was replaced, unless another writer replaces ours just before.
+
+        What was not expected to be at the target goes back there: each exchange but the
+        first one takes out what the one before has put there, if nobody else has.
+        """
+        expected, given = ours, os.lstat(self.temporary)
+        exchange(self.temporary, self.target)
+        while not os.path.samestat(found := os.lstat(self.temporary), expected):
+            expected, given = given, found
+            exchange(self.temporary, self.target)
+            os.fsync(self.parent)
 
     def _move_back(self, replaced: bool) -> None:
         if replaced:
