@@ -135,8 +135,8 @@ class Schedule:
         self.errors: list[str] = []
         self.is_doubtful = False
         self._saves = saves
-        # What suspended processes have saved, and taken back; and what was being
-        # deleted while it was saved.
+        # What may have been taken back: of suspended processes, or as its name could
+        # not be flushed; and what was being deleted while it was saved.
         self._taken_back: set[int] = set()
         self._deleted: set[int] = set()
         self._values = itertools.count(1)
@@ -255,7 +255,8 @@ class Schedule:
             raise AssertionError(self.said(f"{kind} of step {step}: {e!r}")) from e
         except (OSError, eqx_ckpt.CheckpointError) as e:
             self.errors.append(f"{kind} of step {step} at {now():.1f}: {text_of(e)}")
-            if value is not None and "was suspended" in text_of(e):
+            was_suspended = "was suspended" in text_of(e)
+            if value is not None and (was_suspended or isinstance(e, OSError)):
                 self._taken_back.add(value)
             if value is not None and "A manager is removing" in text_of(e):
                 self._deleted.add(value)

@@ -3,6 +3,7 @@
 `python -m tests.disks.commits --seed SEED --count 1` repeats one.
 """
 
+import errno
 import functools as ft
 import math
 import os
@@ -73,6 +74,7 @@ class Scene:
     def __init__(self, seed: int, root: str) -> None:
         self.scene = SCENES[seed % len(SCENES)]
         self._what = f"seed {seed}, {self.scene}"
+        self._start = Directory(self.scene).start()
         self.trace = Trace[Stored]()
         self._root = root
         self._path = in_folder(root)
@@ -82,7 +84,7 @@ class Scene:
         # Whose directory has which inode.
         self._owners: dict[int, str] = {}
         simulation = self.simulation = Simulation(seed, 1)
-        if self.scene != "create":
+        if self._start.target:
             simulation.play(
                 lambda _: eqx_ckpt.tree_serialise_leaves(self._path(STEP), tree(0))
             )
@@ -118,6 +120,11 @@ class Scene:
             process.dies_at = chance.randint(1, 80)
         if chance.random() < 0.4:
             disk.cut_after(chance.randint(1, 300))
+        if self._start.bad_flushes:
+            writer = simulation.processes[chance.randrange(2)]
+            disk.fail_once(
+                errno.EIO, lambda what: what == "fsync" and local.process is writer
+            )
 
     def play(self) -> None:
         self._look()

@@ -69,13 +69,18 @@ class DiskSchedule(Schedule):
         for process in chance.sample(processes, chance.choice((0, 0, 1))):
             process.dies_at = chance.randint(1, MANY)
         every = MANY * len(processes)
-        kind = chance.random()
-        if kind < 0.3:
+        if chance.random() < 0.3:
             disk.cut_after(chance.randint(1, every))
-        elif kind < 0.6:
+        kind = chance.random()
+        if kind < 0.4:
             at = disk.operations + chance.randint(1, every)
-            disk.fails = {at: chance.choice((errno.EIO, errno.ENOSPC))}
-        elif kind < 0.7:
+            # After a flush that fails, a save is taken back.
+            only = chance.choice(("", "fsync"))
+            disk.fail_once(
+                chance.choice((errno.EIO, errno.ENOSPC)),
+                lambda what: disk.operations >= at and only in ("", what),
+            )
+        elif kind < 0.5:
             first, last = sorted(chance.sample(range(every), 2))
             disk.is_full = lambda: first < disk.operations < last
 

@@ -46,7 +46,6 @@ class SimulatedDisk:
     - `operations`: how many there were.
     - `latency`: the seconds of the next one.
     - `is_cut`: whether the power was cut.
-    - `fails`: operations that fail, and the numbers of their errors.
     - `is_full`: whether the disk is.
     - `changed`: called with the path that a process has changed.
     """
@@ -56,11 +55,12 @@ class SimulatedDisk:
         self.root = root
         self.operations = 0
         self.latency: Callable[[], float] = lambda: 0.001
-        self.fails: dict[int, int] = {}
         self.is_full: Callable[[], bool] = lambda: False
         self.changed: Callable[[str], None] = lambda path: None
         self.is_cut = False
         self._cut_at: float = math.inf
+        self._error = 0
+        self._fails: Callable[[str], bool] = lambda what: False
         self._states: Disk | None = None
         self._left: dict[str, bytes | None] = {}
         # Of each lock its file, and who holds it.
@@ -71,10 +71,14 @@ class SimulatedDisk:
         self._cut_at = self.operations + operations
         self._states = Disk(self.root, pathlib.Path(self.root))
 
+    def fail_once(self, error: int, when: Callable[[str], bool]) -> None:
+        """Let the next operation fail of whose kind `when` says so."""
+        self._error, self._fails = error, when
+
     def settle(self) -> None:
         """Let nothing go wrong from now on, and take no time."""
         self.latency = lambda: 0.0
-        self.fails = {}
+        self._fails = lambda what: False
         self.is_full = lambda: False
         self._states = None
 
@@ -106,7 +110,9 @@ class SimulatedDisk:
         except Died:
             self._unlock(process)
             raise
-        number = self.fails.get(self.operations, 0)
+        number = 0
+        if self._fails(what):
+            number, self._fails = self._error, lambda what: False
         if what in _GROWS and self.is_full():
             number = errno.ENOSPC
         if number:
@@ -263,7 +269,7 @@ class SimulatedDisk:
     def _fsync(self, fd: int) -> None:
         whole = self._path(fd)
         if whole:
-            self._begin("sync", whole)
+            self._begin("fsync", whole)
         if whole and not whole.endswith(" (deleted)"):
             self._end("fsync", whole)
 
@@ -272,7 +278,7 @@ class SimulatedDisk:
 
     def _sync(self, fd: int) -> None:
         if whole := self._path(fd):
-            self._begin("sync", whole)
+            self._begin("syncfs", whole)
             self._end("syncfs", self.root)
 
     def _flock(self, fd: int, how: int) -> None:

@@ -116,8 +116,16 @@ def links_are_not_compared(monkeypatch):
     monkeypatch.setattr(SharedFiles, "_is_equal", lambda *_: True)
 
 
+def what_was_taken_back_is_not_flushed(monkeypatch):
+    def undo(self: Any, replaced: bool) -> None:
+        self._move_back(replaced)
+        self.is_ours = True
+
+    monkeypatch.setattr(directory_place._DirectoryAttempt, "_undo", undo)
+
+
 def an_overwrite_is_taken_back_whatever_is_there(monkeypatch):
-    def exchange_back(self: Any, _: Any) -> None:
+    def exchange_back(self: Any) -> None:
         directory_place.exchange(self.temporary, self.target)
 
     attempt = directory_place._DirectoryAttempt
@@ -127,15 +135,16 @@ def an_overwrite_is_taken_back_whatever_is_there(monkeypatch):
 @pytest.mark.parametrize(
     ("play", "defect", "first"),
     [
-        (commits.play, nothing_is_flushed, 40),
-        (commits.play, the_rename_replaces_what_is_there, 90),
+        (commits.play, nothing_is_flushed, 10),
+        (commits.play, the_rename_replaces_what_is_there, 150),
         (commits.play, what_is_replaced_is_removed_first, 0),
-        (commits.play, the_rename_is_not_flushed, 80),
+        (commits.play, the_rename_is_not_flushed, 20),
         (commits.play, a_step_is_deleted_where_it_is, 0),
         (commits.play, locks_keep_nobody_out, 0),
-        (commits.play, the_lock_comes_after_the_directory, 20),
+        (commits.play, the_lock_comes_after_the_directory, 30),
+        (commits.play, what_was_taken_back_is_not_flushed, 190),
         (schedules.play, links_are_not_compared, 0),
-        (schedules.play, an_overwrite_is_taken_back_whatever_is_there, 41_006_280),
+        (commits.play, an_overwrite_is_taken_back_whatever_is_there, 1_430),
     ],
 )
 def test_a_defect_is_found_soon(monkeypatch, play, defect, first):

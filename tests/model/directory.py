@@ -3,7 +3,7 @@
 Beside the code: in `_storage/directory`, `directory_place.py` (A and B save one path),
 `directory_steps.py` (the deleter) and `attempt_lock.py` (the sweeper); and
 `_sources/consistent_read.py` (the reader). "O" is what was there before, with
-`overwrite=True`.
+`overwrite=True`. A writer that cannot flush the names takes its save back.
 
 After a power cut, a name is what it was at the last `fsync` of its directory, or
 anything that it has been since; files that were not flushed are gone.
@@ -17,6 +17,10 @@ from .checker import Model, Step
 
 OLD, DELETER = "O", "D"
 ENDED = {"saved", "refused", "done"}
+
+# What a writer is about to do that took back another's save by mistake: until then, a
+# death or a power cut may lose that one.
+MOMENT = {"put_again", "flush_again"}
 
 
 class Lock(NamedTuple):
@@ -44,6 +48,8 @@ class State(NamedTuple):
     good: str = ""  # What was committed, and neither replaced nor deleted since.
     deaths: int = 1
     cuts: int = 1
+    bad_flushes: int = 0  # Flushes of the names that fail.
+    put_back: str = ""  # Whose directory is there again.
     sweeps: int = 2
     problem: str = ""
 
@@ -57,6 +63,8 @@ class Directory(Model):
         "create": "A and B save one path; a sweeper",
         "overwrite": "A and B overwrite one path; a reader, a sweeper",
         "delete": "A overwrites a path; a deleter, a reader, a sweeper",
+        "take back": "A and B overwrite one path; a bad disk, a reader, a sweeper",
+        "take back new": "A and B save one new path; a bad disk, a reader, a sweeper",
     }
     guards = {
         "flush": ("delete", "the files are flushed before the rename"),
@@ -82,26 +90,39 @@ class Directory(Model):
             "a writer looks whether its lock file is still there",
         ),
         "identity": ("delete", "a reader compares the directory before and after"),
+        "look after taking back": (
+            "take back",
+            "a writer that takes back its save looks whether it took back its own",
+        ),
+        "flush what was taken back": (
+            "take back",
+            "a save that was taken back is flushed before its files are deleted",
+        ),
     }
 
     def start(self) -> State:
         if self.scene == "create":
             return State(at=("begin", "begin", "done"))
+        if self.scene == "take back new":
+            return State(at=("begin", "begin", "done"), bad_flushes=1, sweeps=1)
         at = ("begin", "done" if self.scene == "delete" else "begin")
         at = (*at, "begin" if self.scene == "delete" else "done")
         old = frozenset(OLD)
-        return State(OLD, whole=old, flushed=old, at=at, good=OLD)
+        state = State(OLD, whole=old, flushed=old, at=at, good=OLD)
+        if self.scene == "take back":
+            return state._replace(bad_flushes=1, sweeps=1)
+        return state
 
     def steps(self, s: State) -> Iterator[Step]:
         for i, name in enumerate(NAMES):
             if s.at[i] in ENDED or s.at[i] == "dead":
                 continue
-            if s.deaths:
+            if s.deaths and s.at[i] not in MOMENT:
                 words = f"{name} is killed"
                 yield Step(words, _unlocked(_at(s, i, "dead"), i)._replace(deaths=0))
             does = getattr(self, f"_{s.at[i]}")
             yield from does(s, i, name)
-        if s.cuts:
+        if s.cuts and MOMENT.isdisjoint(s.at):
             yield from self._power_cut(s)
         yield from self._sweeper(s)
         if self.scene != "create":
@@ -190,6 +211,44 @@ class Directory(Model):
         if i < 2 and s.target == name:
             now = now._replace(good=name)
         yield Step(f"{name} flushes the rename", _at(now, i, "delete"))
+        if s.bad_flushes:
+            now = s._replace(bad_flushes=s.bad_flushes - 1)
+            yield Step(f"{name} cannot flush the rename", _at(now, i, "look"))
+
+    # A writer that takes its save back. "O" is back if it was replaced.
+
+    def _look(self, s: State, i: int, name: str) -> Iterator[Step]:
+        if s.target == name:
+            yield Step(f"{name} sees its own at the path", _at(s, i, "put_back"))
+        else:
+            words = f"{name} sees that {s.target or 'nothing'} is at the path"
+            yield Step(words, _at(s, i, self._after_taking_back))
+
+    def _put_back(self, s: State, i: int, name: str) -> Iterator[Step]:
+        now = _taken_back(s, i)
+        if s.target == name or not self.keeps("look after taking back"):
+            after = self._after_taking_back
+        else:
+            after = "put_again"
+        words = f"{name} takes back what is at the path: {s.target or 'nothing'}"
+        yield Step(words, _at(now, i, after))
+
+    def _put_again(self, s: State, i: int, name: str) -> Iterator[Step]:
+        now = _taken_back(s, i)
+        if now.at["AB".index(now.target)] == "saved":
+            now = now._replace(good=now.target)
+        yield Step(f"{name} puts {now.target} there again", _at(now, i, "flush_again"))
+
+    @property
+    def _after_taking_back(self) -> str:
+        flushes = self.keeps("flush what was taken back")
+        return "flush_names" if flushes else "clean"
+
+    def _flush_names(self, s: State, i: int, name: str) -> Iterator[Step]:
+        now = s._replace(before=frozenset())
+        yield Step(f"{name} flushes the names", _at(now, i, "clean"))
+
+    _flush_again = _flush_names
 
     def _delete(self, s: State, i: int, name: str) -> Iterator[Step]:
         gone = s.hidden[i]
@@ -198,7 +257,7 @@ class Directory(Model):
         yield Step(words, _at(now, i, "unlock"))
 
     def _clean(self, s: State, i: int, name: str) -> Iterator[Step]:
-        now = s._replace(whole=s.whole - {name}, hidden=_put(s.hidden, i, ""))
+        now = s._replace(whole=s.whole - {s.hidden[i]}, hidden=_put(s.hidden, i, ""))
         now = _unlocked(_lock(now, i, is_there=False), i)
         yield Step(f"{name} deletes its hidden directory", _at(now, i, "refused"))
 
@@ -266,18 +325,19 @@ class Directory(Model):
     def _reader(self, s: State) -> Iterator[Step]:
         seen = s.reader
         if len(seen) == 0 and s.target:
-            yield Step("a reader looks at the directory", _read(s))
+            now = s._replace(reader=(_identity(s),))
+            yield Step("a reader looks at the directory", now)
         elif len(seen) == 1:
             yield Step("it reads the manifest", _read(s))
         elif len(seen) == 2:
             yield Step("it reads the chunks", _read(s))
-        elif len(seen) == 3 and s.target != seen[0] and self.keeps("identity"):
+        elif len(seen) == 3 and _identity(s) != seen[0] and self.keeps("identity"):
             yield Step(
                 "it sees another directory, and begins again", s._replace(reader=())
             )
         elif len(seen) == 3:
             now = s._replace(reader=(*seen, "end"))
-            if len({*seen}) > 1:
+            if seen[1] != seen[2]:
                 now = now._replace(problem="A reader has mixed two versions.")
             yield Step("it returns what it has read", now)
 
@@ -301,7 +361,7 @@ class Directory(Model):
     # What must be true.
 
     def problem(self, s: State) -> str:
-        if s.problem:
+        if s.problem or "put_again" in s.at:
             return s.problem
         if s.target and s.target not in s.whole:
             return f"The checkpoint of {s.target} is listed, and is not intact."
@@ -364,6 +424,17 @@ def _rename(s: State, target: str) -> State:
     return s._replace(target=target, before=s.before | {s.target})
 
 
+def _taken_back(s: State, i: int) -> State:
+    """Exchange the path and a hidden name, of which one may be nothing."""
+    now = _rename(s, s.hidden[i])._replace(hidden=_put(s.hidden, i, s.target))
+    return now._replace(put_back=s.hidden[i])
+
+
+def _identity(s: State) -> str:
+    """Of the directory at the path: it has another one once it was put back."""
+    return s.target + "'" * (s.target == s.put_back != "")
+
+
 def _read(s: State) -> State:
     """A file is opened by its path: it is of what has the name now."""
-    return s._replace(reader=(*s.reader, s.target or s.reader[0]))
+    return s._replace(reader=(*s.reader, s.target or s.reader[0][:1]))

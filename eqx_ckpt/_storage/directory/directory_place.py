@@ -275,7 +275,7 @@ class _DirectoryAttempt(Attempt):
                 repr(self.target),
                 self._problem(),
                 remove=ft.partial(delete, self.temporary),
-                put_back=self._put_back,
+                put_back=ft.partial(self._undo, replaced=True),
             )
 
     def _rename(self) -> bool:
@@ -334,15 +334,8 @@ class _DirectoryAttempt(Attempt):
             # What another writer has put there meanwhile, that has looked at.
             return problem if is_open_at(self.folder, self.target) else ""
         except OSError:
-            self._put_back()
+            self._undo(replaced=True)
             raise
-
-    def _put_back(self) -> None:
-        """Put back what was replaced, durably, before what has replaced it goes."""
-        self._undo(replaced=True)
-        is_ours, self.is_ours = self.is_ours, False
-        os.fsync(self.parent)
-        self.is_ours = is_ours
 
     def __exit__(
         self,
@@ -355,39 +348,40 @@ class _DirectoryAttempt(Attempt):
                 delete(self.temporary)
 
     def _undo(self, replaced: bool) -> None:
-        """Undo a rename that might not survive a power cut, or is not to stay."""
+        """Undo a rename that might not survive a power cut, or is not to stay.
+
+        What another writer has put there in the meantime stays.
+        """
         try:
-            ours, there = os.fstat(self.folder), os.lstat(self.target)
-            if not os.path.samestat(ours, there):
-                # Another writer has replaced it in the meantime.
-                self.is_ours = replaced
-                return
-            if replaced:
-                self._exchange_back(ours)
-            else:
-                os.rename(self.target, self.temporary)
-                if not is_open_at(self.folder, self.temporary):
-                    # Another writer has replaced it just before: that one stays.
-                    os.rename(self.temporary, self.target)
-                    os.fsync(self.parent)
-                    return
+            if is_open_at(self.folder, self.target):
+                if replaced:
+                    self._exchange_back()
+                else:
+                    self._rename_back()
+            # What is deleted next may have the name after a power cut until then.
+            os.fsync(self.parent)
         except OSError as e:
             logger.warning("Could not take back the save of %s: %s", self.target, e)
         else:
-            self.is_ours = True
+            self.is_ours = replaced or is_open_at(self.folder, self.temporary)
 
-    def _exchange_back(self, ours: os.stat_result) -> None:
+    def _rename_back(self) -> None:
+        os.rename(self.target, self.temporary)
+        if not is_open_at(self.folder, self.temporary):
+            # Another writer has replaced it just before: that one stays.
+            os.rename(self.temporary, self.target)
+
+    def _exchange_back(self) -> None:
         """Put back what was replaced, unless another writer replaces ours just before.
 
         What was not expected to be at the target goes back there: each exchange but the
         first one takes out what the one before has put there, if nobody else has.
         """
-        expected, given = ours, os.lstat(self.temporary)
+        expected, given = os.fstat(self.folder), os.lstat(self.temporary)
         exchange(self.temporary, self.target)
         while not os.path.samestat(found := os.lstat(self.temporary), expected):
             expected, given = given, found
             exchange(self.temporary, self.target)
-            os.fsync(self.parent)
 
     def _move_back(self, replaced: bool) -> None:
         if replaced:
