@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
+from ._types import shown
+
 
 Progress: TypeAlias = bool | Callable[[str, str, int, int], Any]
 
@@ -23,7 +25,7 @@ class Reporter:
     def __init__(self, progress: Progress, total: int) -> None:
         if progress is not True and not callable(progress):
             raise TypeError(
-                f"`progress` is {progress!r}. Pass `True`, or a function `(phase, "
+                f"`progress` is {shown(progress)}. Pass `True`, or a function `(phase, "
                 "leaf, done, total)`."
             )
         self._report = progress if callable(progress) else _Bar()

@@ -64,8 +64,11 @@ _MOST_TEXT = 80
 
 def shown(value: Any, article: str = "a") -> str:
     """A wrong argument, for an error; of a long one, such as a PyTree, its type."""
-    text = repr(value)
-    is_short = len(text) <= _MOST_TEXT and "\n" not in text
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of more than 4300 digits.
+        text = ""
+    is_short = 0 < len(text) <= _MOST_TEXT and "\n" not in text
     return text if is_short else f"{article} `{type(value).__name__}`"
 
 

@@ -21,7 +21,7 @@ import jax
 
 from .._errors import CheckpointError
 from .._storage.calls.threads import at_once
-from .._types import is_real, wrong
+from .._types import is_real, shown, wrong
 from .call_matching import Call, Calls, Number
 from .device_meeting import meet_on_devices
 from .jax_service import Service, service
@@ -53,8 +53,8 @@ def check_timeout(timeout: float) -> None:
     """Raise if it is not a positive number of seconds."""
     if not is_real(timeout) or not 0 < timeout <= _LONGEST:
         raise wrong(timeout, numbers.Real)(
-            f"`timeout` is {timeout!r}. Pass a positive number of seconds, such as "
-            f"{TIMEOUT:g}; at most {_LONGEST:g}."
+            f"`timeout` is {shown(timeout)}. Pass a positive number of seconds, such "
+            f"as {TIMEOUT:g}; at most {_LONGEST:g}."
         )
 
 

@@ -8,7 +8,7 @@ from .._steps.retention import checked_keep, Keep
 from .._steps.save_times import checked_when, When
 from .._steps.save_when_idle import WhenIdle
 from .._storage.locate import locate
-from .._types import is_real, PathLike, wrong
+from .._types import is_real, PathLike, shown, wrong
 
 
 class Mirror:
@@ -63,8 +63,8 @@ class Mirror:
         is_free = bytes_per_second is None
         if not is_free and not (is_real(bytes_per_second) and bytes_per_second > 0):
             raise wrong(bytes_per_second, numbers.Real)(
-                f"`bytes_per_second` is {bytes_per_second!r}. Pass a positive number, "
-                "or `None` for no bound."
+                f"`bytes_per_second` is {shown(bytes_per_second)}. Pass a positive "
+                "number, or `None` for no bound."
             )
         self.path = path
         self.when = None if when is None else checked_when(when)

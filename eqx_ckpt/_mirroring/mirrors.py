@@ -8,7 +8,7 @@ from typing import Any
 from .._distributed.jax_service import is_first
 from .._distributed.process_group import Group, Solo
 from .._steps.run_steps import check_places, Run
-from .._types import PathLike
+from .._types import PathLike, shown
 from .mirror import Mirror
 from .part_uploads import PartUploads
 from .uploader import Uploader
@@ -112,8 +112,9 @@ def checked_mirrors(mirror: Mirror | Sequence[Mirror] | None) -> list[Mirror]:
     is_list = isinstance(found, list | tuple)
     if not is_list or not all(isinstance(one, Mirror) for one in found):
         raise TypeError(
-            f"`mirror` is {mirror!r}. Pass such as `eqx_ckpt.Mirror('s3://bucket/run')`"
-            ", or several in a list; the default is none."
+            f"`mirror` is {shown(mirror)}. Pass such as "
+            "`eqx_ckpt.Mirror('s3://bucket/run')`, or several in a list; the default "
+            "is none."
         )
     return [*found]
 

@@ -13,7 +13,7 @@ from .._sources.part_source import PartSource
 from .._storage.interface.chunk_bytes import PIECE_BYTES
 from .._tree.plans.read_plan import ReadPlan
 from .._tree.transform.transform_parts import Part, Read
-from .._types import as_integer, wrong
+from .._types import as_integer, shown, wrong
 from .read_items import (
     Arriving,
     arriving_of,
@@ -111,8 +111,8 @@ def check_max_host_bytes(max_host_bytes: int | None) -> None:
     number = as_integer(max_host_bytes)
     if number is None or number < 1:
         raise wrong(max_host_bytes, int)(
-            f"`max_host_bytes` is {max_host_bytes!r}. Pass a positive number of bytes, "
-            "such as `2**30`, or `None`."
+            f"`max_host_bytes` is {shown(max_host_bytes)}. Pass a positive number of "
+            "bytes, such as `2**30`, or `None`."
         )
 
 

@@ -20,7 +20,7 @@ from .._sources.data_tree import data_tree, LazyArray
 from .._steps.run_steps import as_step, Run
 from .._storage.calls.threads import at_once
 from .._tree.matching.similar_names import instead_of
-from .._types import PathLike
+from .._types import PathLike, shown
 
 
 class LeafOverSteps:
@@ -269,7 +269,9 @@ def _checked(steps: Any) -> list[int]:
     try:
         return [as_step(step) for step in steps]
     except (TypeError, ValueError) as e:
-        raise type(e)(f"`steps` is {steps!r}. Pass a list of steps, or `None`.") from e
+        raise type(e)(
+            f"`steps` is {shown(steps)}. Pass a list of steps, or `None`."
+        ) from e
 
 
 def _type_of(record: LeafRecord | None) -> Any:

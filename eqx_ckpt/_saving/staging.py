@@ -13,7 +13,7 @@ from .._storage.calls.worker_threads import MAX_IN_FLIGHT
 from .._storage.interface.chunk_bytes import Piece
 from .._tree.leaves.leaf_data import is_on_host
 from .._tree.plans.write_plan import Write
-from .._types import is_real, wrong
+from .._types import is_real, shown, wrong
 
 
 # Half of what JAX takes at most, 64 GB by default. It keeps it, for the next copies.
@@ -127,8 +127,8 @@ def checked_limit(staging_bytes: int | None) -> int:
         return _DEFAULT_BYTES
     if not is_real(staging_bytes) or not staging_bytes >= 1:
         raise wrong(staging_bytes, numbers.Real)(
-            f"`staging_bytes` is {staging_bytes!r}. Pass a positive number of bytes, "
-            "such as `2**30`; the default is half of the machine's memory."
+            f"`staging_bytes` is {shown(staging_bytes)}. Pass a positive number of "
+            "bytes, such as `2**30`; the default is half of the machine's memory."
         )
     return staging_bytes
 

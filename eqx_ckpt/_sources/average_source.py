@@ -17,7 +17,7 @@ from .._format.leaf_record import dtype_from_tag, LeafRecord
 from .._format.manifest import Manifest
 from .._format.source import read_or_note, RegionRead, Source
 from .._lazy import Array, DType, np
-from .._types import check_text, is_real, PathLike, Report
+from .._types import check_text, is_real, PathLike, Report, shown
 from .checkpoint_source import opened
 
 
@@ -88,7 +88,7 @@ def average(
     if isinstance(sources, str | os.PathLike | Source) or not hasattr(
         sources, "__len__"
     ):
-        raise TypeError(f"`sources` is {sources!r}. Pass a list of sources.")
+        raise TypeError(f"`sources` is {shown(sources)}. Pass a list of sources.")
     if not sources:
         raise ValueError("`sources` is empty. Pass at least one source.")
     numbers = [1.0] * len(sources) if weights is None else _checked(weights, sources)
@@ -125,16 +125,21 @@ def _checked(
         with contextlib.suppress(TypeError):
             numbers.extend(weights)
     if not numbers or not all(map(is_real, numbers)):
-        raise TypeError(f"`weights` is {weights!r}. Pass a list of numbers, or `None`.")
+        raise TypeError(
+            f"`weights` is {shown(weights)}. Pass a list of numbers, or `None`."
+        )
     try:
         found = [float(x) for x in numbers]  # pyright: ignore[reportArgumentType]
     except OverflowError:
         found = [math.inf]
     if not all(math.isfinite(x) and x > 0 for x in found):
-        raise ValueError(f"`weights` is {weights!r}. Pass positive, finite numbers.")
+        raise ValueError(
+            f"`weights` is {shown(weights)}. Pass positive, finite numbers."
+        )
     if len(found) != len(sources):
         raise ValueError(
-            f"`weights` is {weights!r}. Pass one for each of {len(sources)} sources."
+            f"`weights` is {shown(weights)}. Pass one for each of {len(sources)} "
+            "sources."
         )
     # Their sum must not overflow; powers of two keep all digits.
     _, exponent = math.frexp(max(found))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args, Literal, TypeAlias
 
-from .._types import check_integer, check_text, check_word
+from .._types import check_integer, check_text, check_word, shown
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -129,8 +129,8 @@ def checked_keep(keep: Keep | Iterable[Keep] | None) -> list[Keep]:
     found = list(found) if isinstance(found, Iterable) else []
     if not found or not all(map(callable, found)):
         raise TypeError(
-            f"`keep` is {keep!r}. Pass a function such as `keep_last(3)`, or several "
-            "in a list; `None` keeps all steps."
+            f"`keep` is {shown(keep)}. Pass a function such as `keep_last(3)`, or "
+            "several in a list; `None` keeps all steps."
         )
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._errors import CheckpointError
-from .._types import check_integer, is_real, wrong
+from .._types import check_integer, is_real, shown, wrong
 
 
 When: TypeAlias = Callable[[int, int | None], bool]
@@ -88,7 +88,7 @@ def save_every_seconds(seconds: int | float) -> When:
     """
     if not is_real(seconds) or not seconds > 0:
         raise wrong(seconds, numbers.Real)(
-            f"`seconds` is {seconds!r}. Pass a positive number of seconds."
+            f"`seconds` is {shown(seconds)}. Pass a positive number of seconds."
         )
     newest: int | None = None
     start = time.monotonic()
@@ -109,8 +109,8 @@ def checked_when(when: When | Iterable[When] | None) -> list[When]:
     found: Any = [when] if callable(when) else when
     if not isinstance(found, Iterable) or not all(map(callable, found := [*found])):
         raise TypeError(
-            f"`when` is {when!r}. Pass a function such as `save_every_steps(1000)`, or "
-            "several in a list; the default is none."
+            f"`when` is {shown(when)}. Pass a function such as "
+            "`save_every_steps(1000)`, or several in a list; the default is none."
         )
     return found
 
@@ -121,8 +121,8 @@ def is_due(functions: Iterable[When], step: int, last: int | None) -> bool:
     for answer in answers:
         if not isinstance(answer, bool | np.bool_):
             raise CheckpointError(
-                f"A function of `when` returned {answer!r} for step {step}. It has to "
-                "return `True` or `False`."
+                f"A function of `when` returned {shown(answer)} for step {step}. It "
+                "has to return `True` or `False`."
             )
     return any(answers)
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from .._distributed.jax_service import is_first
 from .._saving.background_save import Saving
-from .._types import check_optional_integer, is_real, wrong
+from .._types import check_optional_integer, is_real, shown, wrong
 from .save_times import When
 
 
@@ -54,7 +54,7 @@ def save_when_idle(budget: float = 0.01, *, max_steps: int | None = None) -> Whe
     """
     if not is_real(budget) or not 0 < budget < 1:
         raise wrong(budget, numbers.Real)(
-            f"`budget` is {budget!r}. Pass a number between 0 and 1, such as 0.01."
+            f"`budget` is {shown(budget)}. Pass a number between 0 and 1, such as 0.01."
         )
     return WhenIdle(budget, check_optional_integer("max_steps", max_steps, 1))
 

@@ -8,6 +8,7 @@ from typing import Any
 from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from .._format.display import in_bytes
 from .._storage.calls.threads import at_once
+from .._types import shown
 from .metrics_log import keep_metrics
 from .retention import Keep, KEEP_ALL
 from .run_steps import as_step, Run
@@ -134,8 +135,8 @@ def _chosen(answer: Any) -> list[int]:
         return [as_step(step) for step in answer]
     except (TypeError, ValueError) as e:
         raise CheckpointError(
-            f"`keep` returned {answer!r}. It has to return steps, as integers. No step "
-            "was removed."
+            f"`keep` returned {shown(answer)}. It has to return steps, as integers. No "
+            "step was removed."
         ) from e
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._types import check_integer, check_word
+from .._types import check_integer, check_word, shown
 from ._batching import Batching
 from ._cursor import Block, Cursor
 from ._drawing import draw_block, draw_next, Drawing, map_rows
@@ -132,7 +132,7 @@ class Loader(eqx.Module):
         seed = check_integer("seed", seed, 0)
         if seed >= 2**32:
             raise ValueError(
-                f"`seed` is {seed!r}. Pass an integer from 0 to 2**32 - 1."
+                f"`seed` is {shown(seed)}. Pass an integer from 0 to 2**32 - 1."
             )
         empty = Block(None, None, None, self.settings, accept_any)
         # Separate arrays, since a step may donate the cursor.

@@ -10,7 +10,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jaxtyping import Array, PyTree
 
-from .._types import check_flag, check_kind, KeyPath
+from .._types import check_flag, check_kind, KeyPath, shown
 from ._order import Rows
 from ._row_reader import as_in_jax, DataSource, name_of, narrowed, RowReader
 
@@ -205,7 +205,9 @@ class RandomAccessDataSource(DataSource):
             )
         check_kind("exclude", exclude, Iterable, "a list of keys")
         if isinstance(exclude, str):
-            raise TypeError(f"`exclude` is {exclude!r}. Pass a list: [{exclude!r}].")
+            raise TypeError(
+                f"`exclude` is {shown(exclude)}. Pass a list: [{exclude!r}]."
+            )
         self._reader = _DatasetReader(dataset, frozenset(exclude))
 
 

@@ -18,7 +18,7 @@ from .._sources.stored_rows import CheckpointRows, SampleRows, ZarrRows
 from .._storage.calls.host_memory import memory
 from .._storage.calls.threads import ForkedLock
 from .._tree.matching.name_tree import checked_prefix, nested, struct_of
-from .._types import check_integer, PathLike
+from .._types import check_integer, PathLike, shown
 from ._order import Rows
 from ._row_reader import DataSource, RowReader
 from ._row_sources import check_numbers, common_length
@@ -85,8 +85,8 @@ class StoredDataSource(DataSource):
             )
         if arrays and prefix:
             raise ValueError(
-                f"`prefix` is {prefix!r}, and Zarr arrays have none. Pass the path of "
-                "each array."
+                f"`prefix` is {shown(prefix)}, and Zarr arrays have none. Pass the "
+                "path of each array."
             )
         window = check_integer("window", window, 1)
         found = _opened(path, prefix) if path is not None else _zarr(arrays)

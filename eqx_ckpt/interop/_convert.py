@@ -10,7 +10,7 @@ from .._errors import CheckpointError
 from .._format.source import Source
 from .._sources.checkpoint_source import check_is_source
 from .._storage.directory.foreign_paths import SUFFIXES
-from .._types import as_text, check_word, Format, PathLike, Target
+from .._types import as_text, check_word, Format, PathLike, shown, Target
 from ._open_source import open_source
 from ._readers._eqx_reader import is_maker
 from ._writers._checkpoint_copy import copy
@@ -91,7 +91,7 @@ def convert(
         source = open_source(source, format=format, like=like)
     elif format is not None:
         raise ValueError(
-            f"`format` is {format!r}, and `source` is open already. Pass its path."
+            f"`format` is {shown(format)}, and `source` is open already. Pass its path."
         )
     if target == "checkpoint":
         copy(source, path, strict=strict, overwrite=overwrite)

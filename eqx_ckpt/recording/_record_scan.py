@@ -17,6 +17,7 @@ from .._types import (
     check_kind,
     check_optional_integer,
     is_real,
+    shown,
 )
 from ._recorder import default_block
 from ._recording import log_of, Recording
@@ -263,7 +264,8 @@ def _checked_commits(steps: Any, seconds: Any) -> Every:
     steps = check_integer("commit_every", steps, 0)
     if seconds is not None and not (is_real(seconds) and seconds >= 0):
         raise ValueError(
-            f"`commit_every_seconds` is {seconds!r}. Pass 0 or more seconds, or `None`."
+            f"`commit_every_seconds` is {shown(seconds)}. Pass 0 or more seconds, or "
+            "`None`."
         )
     return Every(steps, seconds)
 

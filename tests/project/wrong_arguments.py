@@ -481,14 +481,18 @@ def is_clear(error: Exception, argument: str, value: Any) -> bool:
         return False
     if isinstance(error, ck.CheckpointError):  # These are about checkpoints.
         return False
-    # Nobody wants to read all values of a PyTree.
-    if len(str(error)) > 500:
+    if not is_short(error):
         return False
     names = f"`{argument}`", f"`{argument}(", "A `dict` is not a path"
     shown = [f"{value!r} is not a {what}" for what in ("path", "format", "step")]
     return any(
         text in str(error) for text in (*names, *shown, f"{value} is not a step")
     )
+
+
+def is_short(error: Exception) -> bool:
+    """Nobody wants to read all values of a PyTree."""
+    return len(str(error)) <= 500
 
 
 def main() -> None:
@@ -517,6 +521,11 @@ def main() -> None:
                 # Each on one line.
                 given, found = (" ".join(x.split())[:200] for x in (repr(value), found))
                 print(f"{name}({argument}={given}): {found}")
+            try:
+                call(**arguments() | {argument: SWAPPED})
+            except Exception as e:
+                if not is_short(e):
+                    print(f"{name}({argument}=a PyTree): all of it is in the error")
             if set(map(repr, INTEGER)) <= set(map(repr, values)):
                 for kind in (np.int64, jnp.int32):
                     of_two = [

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..._errors import LeafMismatchError
-from ..._types import IsLeaf
+from ..._types import IsLeaf, shown
 from .key_paths import key_paths
 from .leaf_kinds import describe_like
 from .transient import is_transient, stop_at_transients
@@ -49,9 +49,9 @@ def frozen_flags(frozen: PyTree, pytree: PyTree, is_leaf: IsLeaf) -> list[bool]:
 def _said(mask: Callable[[Any], Any], leaf: Any) -> bool:
     said = mask(leaf)
     if not isinstance(said, bool | np.bool_):
-        shown = describe_like(leaf) or type(leaf).__name__
+        what = describe_like(leaf) or type(leaf).__name__
         raise TypeError(
-            f"The function {mask!r} of `frozen` returned {said!r} for a leaf that is "
-            f"{shown}. It has to return a bool."
+            f"The function {mask!r} of `frozen` returned {shown(said)} for a leaf that "
+            f"is {what}. It has to return a bool."
         )
     return bool(said)

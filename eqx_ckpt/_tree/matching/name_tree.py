@@ -14,6 +14,7 @@ from ..._format.leaf_record import (
 )
 from ..._format.manifest import Manifest
 from ..._lazy import jax
+from ..._types import shown
 from .similar_names import instead_of
 
 
@@ -47,8 +48,8 @@ def without_slashes(prefix: Any) -> str:
     """A `prefix` without leading and trailing slashes, which have no meaning."""
     if not isinstance(prefix, str):
         raise TypeError(
-            f"`prefix` is {prefix!r}, which is not a string. Pass the beginning of a "
-            'name, such as `prefix="model/layers/0"`; `""` is the whole checkpoint.'
+            f"`prefix` is {shown(prefix)}, which is not a string. Pass the beginning "
+            'of a name, such as `prefix="model/layers"`; `""` is the whole checkpoint.'
         )
     return prefix.strip("/")
 

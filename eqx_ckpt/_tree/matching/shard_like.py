@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from ..._errors import LeafMismatchError
 from ..._format.leaf_names import encode
-from ..._types import IsLeaf
+from ..._types import IsLeaf, shown
 from ..leaves.key_paths import key_paths, typed
 from ..leaves.leaf_kinds import describe_like
 from ..leaves.transient import stop_at_transients
@@ -103,8 +103,8 @@ def shard_like(
 def _compiled(rule: Any, mesh: Any) -> list[tuple[re.Pattern[str], PartitionSpec]]:
     if not isinstance(rule, Mapping):
         raise LeafMismatchError(
-            f"`rule` is {rule!r}. Pass a function `(name, struct)`, or a dictionary "
-            "from regular expressions to `PartitionSpec`s."
+            f"`rule` is {shown(rule)}. Pass a function `(name, struct)`, or a "
+            "dictionary from regular expressions to `PartitionSpec`s."
         )
     if not isinstance(mesh, Mesh):
         raise LeafMismatchError(

@@ -16,7 +16,7 @@ from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
 from ..._format.run_history import History, Part
 from ..._storage.interface.chunk_bytes import Piece
-from ..._types import check_function, IsLeaf, KeyPath, Spec, TypedPath, wrong
+from ..._types import check_function, IsLeaf, KeyPath, shown, Spec, TypedPath, wrong
 from ..leaves.filter_spec import (
     array_deserialise_filter_spec,
     checked_specs,
@@ -47,8 +47,8 @@ Compression: TypeAlias = Codec | Callable[[str, LeafRecord], Codec]
 def check_compression(compression: Compression) -> None:
     if not callable(compression) and compression not in (None, *COMPRESSIONS):
         raise wrong(compression, str)(
-            f"`compression` is {compression!r}. Pass 'zstd', `None`, or a function "
-            "`(name, record)` that returns one of them."
+            f"`compression` is {shown(compression)}. Pass 'zstd', `None`, or a "
+            "function `(name, record)` that returns one of them."
         )
 
 

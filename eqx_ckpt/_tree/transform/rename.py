@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from ..._errors import LeafMismatchError
 from ..._format.leaf_names import decode, encode_component, inside_others, ROOT
-from ..._types import check_kind
+from ..._types import check_kind, shown
 from ..leaves.key_paths import key_paths, Namer
 from ..matching.name_tree import nest, sortable
 from .transform_argument import Transform
@@ -139,8 +139,8 @@ def _as_texts(pattern: str, new: Replacement) -> Replacement:
         text: Any = new(match)
         if not isinstance(text, str):
             raise TypeError(
-                f"`patterns`: the function for {pattern!r} returned {text!r}. Return a "
-                "text."
+                f"`patterns`: the function for {pattern!r} returned {shown(text)}. "
+                "Return a text."
             )
         return text
 

@@ -16,7 +16,7 @@ from ..._format.dtype_names import OF_JAX
 from ..._format.leaf_names import below, from_below, is_below
 from ..._format.leaf_record import CannotSave, dtype_from_tag, key_shape, LeafRecord
 from ..._format.manifest import Manifest
-from ..._types import KeyPath
+from ..._types import KeyPath, shown
 from ..leaves.casting import would_narrow
 from ..leaves.key_paths import check_distinct, key_paths, Namer
 from ..leaves.leaf_kinds import describe, describe_like, fingerprint
@@ -166,7 +166,7 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
     """Call a `transform` with the leaves below a prefix, without their data."""
     if not callable(transform):
         raise TypeError(
-            f"`transform` is {transform!r}. Pass a function from what `tree_like` "
+            f"`transform` is {shown(transform)}. Pass a function from what `tree_like` "
             "shows of the checkpoint to the tree that `like` is compared with."
         )
     records = {n: r for n, r in manifest.leaves.items() if is_below(prefix, n)}
@@ -208,14 +208,14 @@ def derive(manifest: Manifest, prefix: str, transform: Any) -> Derived:
             "has: does it lack a `return`?"
         )
     views = _views(traced, inputs)
-    shown = inputs | {
+    known = inputs | {
         name: view_record(view, inputs[leaf]) for name, (leaf, view) in views.items()
     }
-    made, unsaved = _made(returned, traced, shown)
+    made, unsaved = _made(returned, traced, known)
     derived = Derived(
         manifest,
         {name: origin for name, (_, origin) in made.items() if origin is not None},
-        shown,
+        known,
         views,
         traced,
         prefix,
@@ -265,12 +265,12 @@ def _called(
             f"`jax.numpy` in place of NumPy. JAX says: {_first_line(e)}"
         ) from e
     except Exception as e:
-        shown = ", ".join(map(repr, names[:_SHOWN]))
+        first = ", ".join(map(repr, names[:_SHOWN]))
         more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise LeafMismatchError(
             f"`transform` raised `{type(e).__name__}`: {_first_line(e)} It is called "
             f"with nested dictionaries of these leaves, as `tree_like` shows them: "
-            f"{shown}{more}."
+            f"{first}{more}."
         ) from e
 
 
