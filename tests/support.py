@@ -25,6 +25,7 @@ from eqx_ckpt._format.leaf_names import decode
 from eqx_ckpt._format.manifest import MANIFEST, Manifest
 from eqx_ckpt._format.manifest_parser import from_bytes
 from eqx_ckpt._format.references import INCREMENTAL, SWEPT
+from eqx_ckpt._format.sample_record import RECORD
 from eqx_ckpt._inspecting import content_digest, inspect_checkpoint
 from eqx_ckpt._mirroring import part_uploads, step_upload, sync, uploader, uploads
 from eqx_ckpt._mirroring.one_history import Beside, Between, OtherHistory
@@ -62,6 +63,7 @@ from eqx_ckpt._storage.bucket import (
 from eqx_ckpt._storage.bucket.bucket_attempt import BucketAttempt
 from eqx_ckpt._storage.bucket.bucket_place import Memory
 from eqx_ckpt._storage.bucket.bucket_steps import OrphanSweeper
+from eqx_ckpt._storage.bucket.bucket_writer import BucketWriter
 from eqx_ckpt._storage.bucket.heartbeat import FAIL_AFTER, Heartbeat, ORPHANED_AFTER
 from eqx_ckpt._storage.bucket.keyvalue_place import KeyValues
 from eqx_ckpt._storage.bucket.publication import Publication
@@ -92,12 +94,17 @@ from eqx_ckpt._storage.interface import (
     free_space,
 )
 from eqx_ckpt._storage.interface.chunk_bytes import Encoded
-from eqx_ckpt._storage.interface.place import METRICS
+from eqx_ckpt._storage.interface.place import METRICS, WRITER_LOCK
 from eqx_ckpt._storage.locate import locate
 from eqx_ckpt._tree.leaves import leaf_data
 from eqx_ckpt._tree.leaves.casting import casting_word
 from eqx_ckpt._tree.plans import write_plan
 from eqx_ckpt._tree.plans.write_plan import Write
+from eqx_ckpt.recording import _recording as recording
+from eqx_ckpt.recording._writing import (
+    _recording_place as recording_place,
+    _writer_thread as writer_thread,
+)
 
 
 __all__ = [
@@ -106,6 +113,8 @@ __all__ = [
     "leaf_reader",
     "restore",
     "worker_threads",
+    "WRITER_LOCK",
+    "writer_thread",
     "leaf_data",
     "attempt_lock",
     "background_save",
@@ -115,6 +124,7 @@ __all__ = [
     "bucket_steps",
     "bucket_writer",
     "BucketAttempt",
+    "BucketWriter",
     "byte_broadcast",
     "casting_word",
     "Checkpoint",
@@ -187,6 +197,9 @@ __all__ = [
     "publication",
     "Publication",
     "read_items",
+    "RECORD",
+    "recording",
+    "recording_place",
     "recording_source",
     "replica_broadcast",
     "Run",

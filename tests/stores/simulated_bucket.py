@@ -22,6 +22,7 @@ from tests.support import (
     background_save,
     bucket_attempt,
     bucket_steps,
+    bucket_writer,
     chunk_values,
     consistent_read,
     damage_fallback,
@@ -30,6 +31,7 @@ from tests.support import (
     KnownBases,
     manager,
     publication,
+    recording,
     run_steps,
     run_sweeps,
     save as saving,
@@ -38,6 +40,7 @@ from tests.support import (
     store_patience,
     threads,
     uploads,
+    writer_thread,
 )
 
 
@@ -550,10 +553,13 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (bucket_attempt, "time", modules[1]),
             (bucket_steps, "time", modules[1]),
             (bucket_steps, "threading", modules[0]),
+            (bucket_writer, "threading", modules[0]),
             (heartbeat, "threading", modules[0]),
             (manager, "threading", modules[0]),
             (manager, "time", modules[1]),
             (publication, "time", modules[1]),
+            # Who dies releases nothing.
+            (recording, "weakref", mock.Mock()),
             (run_sweeps, "threading", modules[0]),
             (send_window, "time", modules[1]),
             (send_window, "_windows", {}),
@@ -563,6 +569,7 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (store_patience, "_silent", set()),
             (store_patience, "_last_answer", {}),
             (bucket_attempt, "_keep_conditions", set()),
+            (bucket_writer, "clock", now),
             (heartbeat, "clock", now),
             (consistent_read, "being_read", _OfProcess("reads")),
             (run_steps, "being_read", _OfProcess("reads")),
@@ -576,6 +583,8 @@ def _simulated(simulation: Simulation) -> Generator[None]:
             (keyvalue_place, "open_kvstore", opened),
             (keyvalue_place.KeyValues, "open", lambda place: opened(place.spec)),
             (store_patience, "_ask", lambda *_: None),
+            # Samples are written where they are recorded.
+            (writer_thread, "start", lambda _: False),
             (background_save.Saving, "exception", found),
             (manager.CheckpointManager, "_raise_of_others", lambda _: None),
             (KnownBases, "find", of_process("find")),

@@ -1,12 +1,13 @@
 """Processes that share a bucket are right under every schedule that is tried."""
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 import eqx_ckpt
-from stores import commits, mirrors, references, schedules
+from stores import commits, mirrors, recordings, references, schedules
 from tests.scheduler import play_all
 from tests.schedules import delete, read, text_of, tree, Whole
 from tests.stores.simulated_bucket import Request, Simulation
@@ -15,7 +16,9 @@ from tests.support import (
     Between,
     bucket_attempt,
     bucket_steps,
+    bucket_writer,
     BucketAttempt,
+    BucketWriter,
     Heartbeat,
     heartbeat,
     INCREMENTAL,
@@ -24,9 +27,12 @@ from tests.support import (
     Marks,
     OrphanSweeper,
     Publication,
+    RECORD,
+    recording_place,
     SharedValues,
     step_upload,
     Tiers,
+    WRITER_LOCK,
 )
 
 
@@ -36,7 +42,13 @@ pytestmark = pytest.mark.once
 FEW = range(60)
 
 
-PLAYS = [commits.play, mirrors.play, references.play, schedules.play]
+PLAYS = [
+    commits.play,
+    mirrors.play,
+    recordings.play,
+    references.play,
+    schedules.play,
+]
 
 
 @pytest.mark.parametrize("play", PLAYS)
@@ -47,8 +59,8 @@ def test_what_happens_is_right(play):
 @pytest.mark.slow
 @pytest.mark.parametrize("play", PLAYS)
 def test_what_happens_is_right_of_many(play):
-    # Those of references take three times as long.
-    play_all(play, range(20, 120 if play is references.play else 300))
+    takes_long = play in (recordings.play, references.play)
+    play_all(play, range(20, 120 if takes_long else 300))
 
 
 @pytest.mark.parametrize("play", PLAYS)
@@ -235,6 +247,60 @@ def the_disk_is_asked_first(monkeypatch):
     monkeypatch.setattr(Tiers, "latest", changed)
 
 
+def a_record_is_not_taken_over(monkeypatch):
+    monkeypatch.setattr(BucketWriter, "take_over", lambda *_: None)
+
+
+def records_have_no_condition(monkeypatch):
+    writing = KeyValues.writing
+
+    def changed(self: KeyValues, key: str, value: Any, version: Any = None, **how: Any):
+        return writing(self, key, value, None if key == RECORD else version, **how)
+
+    monkeypatch.setattr(KeyValues, "writing", changed)
+
+
+def recorded_chunks_have_no_condition(monkeypatch):
+    writing = KeyValues.writing
+
+    def changed(self: KeyValues, key: str, value: Any, version: Any = None, **how: Any):
+        is_chunk = key.startswith("samples/")
+        return writing(self, key, value, None if is_chunk else version, **how)
+
+    monkeypatch.setattr(KeyValues, "writing", changed)
+
+
+def nobody_asks_for_the_lease(monkeypatch):
+    monkeypatch.setattr(BucketWriter, "_check_held", lambda self: None)
+
+
+def what_was_not_committed_is_deleted(monkeypatch):
+    def delete_others(self: BucketWriter, folder: str, keys: Collection[str]) -> None:
+        self._check_held()
+        self._place.delete([key for key in self.list(folder) if key not in keys])
+
+    monkeypatch.setattr(BucketWriter, "delete_others", delete_others)
+
+
+def the_version_of_a_lease_is_read_later(monkeypatch):
+    put = bucket_writer._Lease._put
+
+    def changed(self: Any, value: bytes) -> bool:
+        is_ours = put(self, value)
+        self._version = self._place.read_version(WRITER_LOCK).version
+        return is_ours
+
+    monkeypatch.setattr(bucket_writer._Lease, "_put", changed)
+
+
+def states_are_deleted_whoever_has_saved_them(monkeypatch):
+    def forget(self: recording_place.Place) -> None:
+        others = {*self.states.steps()} - {self.record.state}
+        self.states.stored.remove([*others])
+
+    monkeypatch.setattr(recording_place.Place, "_forget_states", forget)
+
+
 @pytest.mark.parametrize(
     ("play", "defect", "first"),
     [
@@ -252,6 +318,13 @@ def the_disk_is_asked_first(monkeypatch):
         (mirrors.play, an_upload_is_not_taken_back, 780),
         (mirrors.play, another_step_of_that_number_is_taken_for_it, 10),
         (mirrors.play, the_disk_is_asked_first, 10),
+        (recordings.play, a_record_is_not_taken_over, 120),
+        (recordings.play, records_have_no_condition, 350),
+        (recordings.play, recorded_chunks_have_no_condition, 20),
+        (recordings.play, nobody_asks_for_the_lease, 0),
+        (recordings.play, what_was_not_committed_is_deleted, 490),
+        (recordings.play, the_version_of_a_lease_is_read_later, 150),
+        (recordings.play, states_are_deleted_whoever_has_saved_them, 40),
     ],
 )
 def test_a_defect_is_found_soon(monkeypatch, play, defect, first):

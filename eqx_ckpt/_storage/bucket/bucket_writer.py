@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..._errors import CheckpointError
@@ -35,6 +35,10 @@ _POLL = 0.5
 
 
 _TRIES = 5
+
+
+# A lease that nobody holds.
+_FREE = b""
 
 
 # Stands for any version: write without a condition.
@@ -62,8 +66,12 @@ class BucketWriter(SoleWriter):
         self._versions: dict[str, bytes] = {}
         self._absent = _ANY
         self._writing = Transfers[_Write](window_of(place.spec, "to"), _MAX_IN_FLIGHT)
-        # The process that this one has joined holds it.
+        # A process that has joined has none: it knows the name of the first one's.
         self._lease: _Lease | None = None
+        self._name = b""
+        # Whether versions were read since it was asked who has the lease: another
+        # writer may have written them.
+        self._must_ask = False
 
     def acquire(self) -> int:
         check_above(self._place)
@@ -71,15 +79,16 @@ class BucketWriter(SoleWriter):
             check_conditions(self._place, replace=True)
         self._lease = _Lease(self._place, self._conditions)
         self._lease.start()
-        self.join(0)
-        return 0
+        self.join(self._lease.number)
+        return self._lease.number
 
-    def join(self, inode: int) -> None:
+    def join(self, number: int) -> None:
+        self._name = _name_of(number)
         absent = self._place.read_version(uuid.uuid4().hex, 1)
         self._absent = absent.version
 
     def release(self) -> None:
-        self._writing.give_up()
+        self.forget()
         if self._lease is not None:
             self._lease.end()
             self._lease = None
@@ -97,8 +106,13 @@ class BucketWriter(SoleWriter):
         found = ask_surely(
             place, key, lambda: place.read_version(key), lambda found: found.value
         )
-        self._versions[key] = found.version
+        self._know(key, found.version)
         return found.value
+
+    def _know(self, key: str, version: bytes) -> None:
+        """Note a version that was read."""
+        self._versions[key] = version
+        self._must_ask = True
 
     def list(self, folder: str) -> list[str]:
         keys = (self._place / f"{folder}/").list_keys()
@@ -111,9 +125,7 @@ class BucketWriter(SoleWriter):
 
     def replace(self, key: str, parts: Sequence[memoryview | bytes]) -> None:
         if key not in self._versions:
-            self._versions[key] = self._place.read_version(key, 1).version
-            # Whoever has taken the lease has a newer version.
-            self._check_held()
+            self._know(key, self._place.read_version(key, 1).version)
         self.write(key, parts)
 
     def flush(self) -> None:
@@ -139,27 +151,15 @@ class BucketWriter(SoleWriter):
                 break
         raise has_a_writer(str(self._place))
 
-    def delete(self, keys: Iterable[str]) -> None:
-        keys = [*keys]
-        self._check()
-        if not keys:
-            return
-        if self._lease is None or not self._lease.is_held():
-            raise has_a_writer(str(self._place))
-        for key in keys:
-            self._versions.pop(key, None)
-        self._place.delete(keys)
-
     def forget(self) -> None:
-        # A request that was sent may still arrive. Wait for it, so that what it wrote
-        # can be deleted.
-        while self._writing:
-            with contextlib.suppress(OSError, CheckpointError):
-                self._finish()
+        self._writing.give_up()
 
     def _begin(self, key: str, value: bytes, version: bytes) -> None:
         while not self._writing.has_room(len(value)):
             self._finish()
+        if self._must_ask:
+            self._check_held()
+            self._must_ask = False
         future = self._write(key, value, version)
         self._writing.add(_Write(key, value, future), len(value))
 
@@ -195,8 +195,9 @@ class BucketWriter(SoleWriter):
         raise has_a_writer(self._place.url(key))
 
     def _check_held(self) -> None:
-        """Ask the store; a process that has joined relies on the one with the lease."""
-        if self._lease is not None and not self._lease.is_held():
+        """Ask the store who has the lease; who takes it later writes new versions."""
+        value = self._place.read(WRITER_LOCK) or b""
+        if not value.startswith(self._name):
             raise has_a_writer(str(self._place))
 
     def _check(self) -> None:
@@ -209,17 +210,18 @@ class _Lease:
 
     **Attributes:**
 
+    - `number`: what its value begins with.
     - `is_lost`: whether another writer has taken it.
     """
 
     def __init__(self, place: KeyValues, conditions: bool) -> None:
         self._place = place
         self._conditions = conditions
-        self._name = uuid.uuid4().hex
+        self.number = uuid.uuid4().int
         self.is_lost = False
-        if not self._put(0, _lapsed(place)):
+        self._version = _lapsed(place)
+        if not self._put(b"%s 0" % _name_of(self.number)):
             raise has_a_writer(str(place))
-        self._version = place.read_version(WRITER_LOCK).version
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._is_beating = False
@@ -228,28 +230,28 @@ class _Lease:
         """Start the thread; without it, the conditions alone keep others away."""
         self._is_beating = start(self._thread)
 
-    def _put(self, number: int, version: bytes) -> bool:
-        """Whether the lease is ours now; after a lost answer, its value tells."""
-        value = f"{self._name} {number}".encode()
-        condition = version if self._conditions else None
-        if self._place.write(WRITER_LOCK, value, condition):
+    def _put(self, value: bytes) -> bool:
+        """Replace the value if the lease is still ours; return whether it is."""
+        condition = self._version if self._conditions else None
+        future = self._place.writing(WRITER_LOCK, value, condition)
+        if written := self._place.wait_for(future).generation:
+            self._version = written
             return True
-        return self._place.read(WRITER_LOCK) == value
+        # The answer was lost, or an earlier value has arrived late.
+        found = self._place.read_version(WRITER_LOCK)
+        is_ours = (found.value or b"").startswith(_name_of(self.number))
+        if is_ours:
+            self._version = found.version
+        return is_ours
 
     def _beat(self) -> None:
         for number in itertools.count(1):
             if self._ended.wait(INTERVAL):
                 return
             with contextlib.suppress(OSError, CheckpointError):
-                if not self._put(number, self._version):
+                if not self._put(b"%s %d" % (_name_of(self.number), number)):
                     self.is_lost = True
                     return
-                self._version = self._place.read_version(WRITER_LOCK).version
-
-    def is_held(self) -> bool:
-        """Ask the store whether another writer has taken it."""
-        value = self._place.read(WRITER_LOCK) or b""
-        return value.startswith(self._name.encode())
 
     def end(self) -> None:
         """Let others write at once."""
@@ -257,8 +259,11 @@ class _Lease:
         if self._is_beating:
             self._thread.join(LAST_PATIENCE)
         with contextlib.suppress(OSError, CheckpointError):
-            if self.is_held():
-                self._place.delete([WRITER_LOCK])
+            self._put(_FREE)
+
+
+def _name_of(number: int) -> bytes:
+    return b"%032x" % number
 
 
 def _lapsed(place: KeyValues) -> bytes:
@@ -266,9 +271,9 @@ def _lapsed(place: KeyValues) -> bytes:
     first = place.read_version(WRITER_LOCK)
     since = clock()
     found = first
-    while found.value is not None and clock() - since < LAPSED_AFTER:
+    while found.value and clock() - since < LAPSED_AFTER:
         threading.Event().wait(_POLL)
         found = place.read_version(WRITER_LOCK)
-        if found.value is not None and found.value != first.value:
+        if found.value and found.value != first.value:
             raise has_a_writer(str(place))
     return found.version

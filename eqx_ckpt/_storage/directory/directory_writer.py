@@ -5,7 +5,7 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Sequence
 
 from ..._errors import CheckpointError, CheckpointExistsError, CorruptCheckpointError
 from ..calls.opening import is_link_at, open_folder, open_plain
@@ -58,9 +58,9 @@ class DirectoryWriter(SoleWriter):
             raise
         return os.fstat(self._directory).st_ino
 
-    def join(self, inode: int) -> None:
+    def join(self, number: int) -> None:
         self._open()
-        check_inode(self._directory, inode, self._root)
+        check_inode(self._directory, number, self._root)
 
     def _open(self) -> None:
         self._directory = open_folder(self._root)
@@ -188,11 +188,11 @@ class DirectoryWriter(SoleWriter):
         self._put_in_place(key)
         os.fsync(self._directory)
 
-    def delete(self, keys: Iterable[str]) -> None:
-        self._check_is_there()
-        for key in keys:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(key, dir_fd=self._directory)
-
     def forget(self) -> None:
         self._replaced.clear()
+
+    def delete_others(self, folder: str, keys: Collection[str]) -> None:
+        self._check_is_there()
+        for key in {*self.list(folder)} - {*keys}:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(key, dir_fd=self._directory)

@@ -538,11 +538,11 @@ class SoleWriter(abc.ABC):
     def acquire(self) -> int:
         """Be the only writer until `release`; raise if somebody else is.
 
-        Returns the inode of a directory, which others compare when they `join`.
+        Returns a number by which other processes `join`: the inode of a directory.
         """
 
     @abc.abstractmethod
-    def join(self, inode: int) -> None:
+    def join(self, number: int) -> None:
         """Write for another process of the same job, which is the only writer."""
 
     @abc.abstractmethod
@@ -596,12 +596,15 @@ class SoleWriter(abc.ABC):
         """Replace a value durably, in one step; raise if another writer has."""
 
     @abc.abstractmethod
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete values that no commit refers to."""
-
-    @abc.abstractmethod
     def forget(self) -> None:
-        """Replace nothing at the next `flush`."""
+        """Drop what was written since the last `flush`, as far as that is possible."""
+
+    def delete_others(self, folder: str, keys: Collection[str]) -> None:  # noqa: B027
+        """Delete what is directly below a folder, but for some keys.
+
+        Without locks, all stays: a writer that was suspended might delete what another
+        one has committed since. The next writer writes over it.
+        """
 
 
 def has_a_writer(where: str) -> CheckpointError:

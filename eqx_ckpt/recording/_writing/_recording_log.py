@@ -254,24 +254,27 @@ class Log(Taker):
     def _commit(
         self, ready: Callable[[], None], state: PyTree = None, steps: int = 0
     ) -> None:
-        number = self.record.commit + 1
-        what = f"commit {number}" + (" with a state" if state is not None else "")
+        what = f"commit {self.record.commit + 1}"
+        what += " with a state" if state is not None else ""
         parts = self.team.combine(what, lambda: self._settled(ready), list)
         record = merged(self.record, parts, steps, self.where)
         if state is not None:
-            self._save_state(number, state)
-            record = dataclasses.replace(record, state=number)
+            record = dataclasses.replace(record, state=self._saved_state(state))
         with self._fatal():
             self._place.commit(record)
             self._committed()
 
-    def _save_state(self, number: int, state: PyTree) -> None:
-        """If this fails, nothing has changed, and `commit` can be called again."""
-        path, timeout = self._place.states.path(number), self.team.timeout
+    def _saved_state(self, state: PyTree) -> int:
+        """The number of a state that was saved.
+
+        If this fails, nothing has changed, and `commit` can be called again.
+        """
+        number = self._place.new_state()
         try:
-            save_state(path, state, timeout)
+            save_state(self._place.states.path(number), state, self.team.timeout)
         except OSError as e:
             raise explained(e, "", self._place.safety(), self.where) from e
+        return number
 
     def _check_is_whole(self, *, has_state: bool) -> None:
         """Raise if the samples so far are not all that the program has recorded."""

@@ -52,6 +52,8 @@ class Place:
         self.states = Run(below(path, self.base.url()))
         self.record = wanted = dataclasses.replace(wanted, writer=uuid.uuid4().hex)
         try:
+            # The number of the newest state, whoever has saved it.
+            self._last_state = 0
             call = f"beginning (max_samples={max_samples})"
             begun = self.team.from_first(call, lambda: self._begin(wanted, differs))
             join = ft.partial(self._join, begun, wanted, differs)
@@ -63,13 +65,13 @@ class Place:
 
     def _begin(
         self, wanted: Record, differs: Callable[[Leaf, Leaf], str]
-    ) -> tuple[int, str]:
-        """Acquire the recording, and delete what was written after the last commit.
+    ) -> tuple[int, str, int]:
+        """Acquire the recording, and drop what was written after the last commit.
 
-        Return by what the other processes know it.
+        Return by what the other processes know it, and the number of the newest state.
         """
         self._found()  # Before there is a lock.
-        inode = self.files.acquire()
+        number = self.files.acquire()
         self.files.check([leaf.name for leaf in wanted.leaves])
         self.record = self._found_or_new(wanted, differs)
         make_groups(self.files, self.record)
@@ -78,21 +80,23 @@ class Place:
         self.files.flush()
         self.states.stored.sweep()
         self._forget_states()
-        return inode, "" if self.team.is_alone else _digest(self.files.read(RECORD))
+        self._last_state = max(self.states.readable_or_not(), default=0)
+        digest = "" if self.team.is_alone else _digest(self.files.read(RECORD))
+        return number, digest, self._last_state
 
     def _join(
         self,
-        begun: tuple[int, str],
+        begun: tuple[int, str, int],
         wanted: Record,
         differs: Callable[[Leaf, Leaf], str],
     ) -> None:
         """Join the recording that the first process has acquired."""
         if self.team.is_first:
             return
-        inode, digest = begun
+        number, digest, self._last_state = begun
         data = None
         with contextlib.suppress(FileNotFoundError):
-            self.files.join(inode)
+            self.files.join(number)
             data = self.files.read(RECORD)
         if data is None or _digest(data) != digest:
             raise CheckpointError(
@@ -120,6 +124,9 @@ class Place:
         data = self.files.read(RECORD)
         other = self.files.unrelated_key() if data is None else None
         if other is not None:
+            # It may be of a recording that has begun in between.
+            data = self.files.read(RECORD)
+        if other is not None and data is None:
             explanation = self.base.explain()
             raise CheckpointExistsError(
                 f"{self.where} holds {other!r}, and is not a recording."
@@ -133,6 +140,20 @@ class Place:
             for column in of_leaf:
                 column.check()
         return columns
+
+    def new_state(self) -> int:
+        """The number of a new state.
+
+        It is greater than those of earlier writers: one that was suspended may still
+        delete what it knows of.
+        """
+        self._last_state = max(self._last_state, self._known) + 1
+        return self._last_state
+
+    @property
+    def _known(self) -> int:
+        """Up to this number, no state is of a later writer."""
+        return max(self.record.commit, self.record.state or 0)
 
     def state_path(self) -> PathLike:
         """The path of the checkpoint of the last state."""
@@ -157,14 +178,18 @@ class Place:
         self.files.commit(RECORD, record.to_commit())
 
     def _forget_states(self) -> None:
-        """Delete all states but the one of the last commit."""
+        """Delete the states before the one of the last commit.
+
+        Later ones may be of a writer that has taken over, as this one was suspended.
+        """
         with warned(f"Old states of {self.where} could not be deleted"):
-            others = [n for n in self.states.steps() if n != self.record.state]
+            steps = [n for n in self.states.steps() if n <= self._known]
+            others = [n for n in steps if n != self.record.state]
             if others:
                 self.states.stored.remove(others)
 
     def leave(self) -> None:
-        """Delete uncommitted files, and let others write."""
+        """Drop what was not committed, and let others write."""
         try:
             with warned(f"Could not clean up all of {self.where}"):
                 if self.team.is_first:

@@ -295,12 +295,12 @@ def committed_keys(leaf: Leaf, record: Record) -> Iterator[str]:
 
 
 def trim(files: SoleWriter, record: Record) -> None:
-    """Delete what was written after the last commit."""
+    """Drop what was written after the last commit."""
     files.forget()
     for leaf in record.leaves:
-        known = {f"{array_path(leaf)}/{MANIFEST}", *committed_keys(leaf, record)}
-        found = files.list(array_path(leaf))
-        files.delete([key for key in found if key not in known])
+        folder = array_path(leaf)
+        known = [f"{folder}/{MANIFEST}", *committed_keys(leaf, record)]
+        files.delete_others(folder, known)
 
 
 def is_complete(files: SoleWriter, record: Record) -> bool:
