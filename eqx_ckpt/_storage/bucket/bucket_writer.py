@@ -20,7 +20,7 @@ from ..interface.place import has_a_writer, SoleWriter, WRITER_LOCK
 from ..interface.sure_reads import ask_surely, first_surely
 from .bucket_attempt import check_above, check_conditions, PROBE
 from .heartbeat import clock
-from .keyvalue_place import KeyValues
+from .keyvalue_place import KeyValues, Versioned
 from .store_patience import LAST_PATIENCE
 
 
@@ -38,7 +38,7 @@ _TRIES = 5
 
 
 # A lease that nobody holds.
-_FREE = b""
+_FREE = b"free"
 
 
 # Stands for any version: write without a condition.
@@ -266,14 +266,18 @@ def _name_of(number: int) -> bytes:
     return b"%032x" % number
 
 
+def _is_held(lease: Versioned) -> bool:
+    return lease.value not in (None, _FREE)
+
+
 def _lapsed(place: KeyValues) -> bytes:
     """The version of a lease that nobody holds; raise if somebody does."""
     first = place.read_version(WRITER_LOCK)
     since = clock()
     found = first
-    while found.value and clock() - since < LAPSED_AFTER:
+    while _is_held(found) and clock() - since < LAPSED_AFTER:
         threading.Event().wait(_POLL)
         found = place.read_version(WRITER_LOCK)
-        if found.value and found.value != first.value:
+        if _is_held(found) and found.value != first.value:
             raise has_a_writer(str(place))
     return found.version
