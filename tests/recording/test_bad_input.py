@@ -122,7 +122,9 @@ def test_compression(tmp_path, unchecked):
 
 def test_what_is_there_already(tmp_path):
     eqx_ckpt.tree_serialise_leaves(tmp_path / "checkpoint", {"w": jnp.ones(3)})
-    with refuses(eqx_ckpt.CheckpointExistsError, "is not a recording"):
+    with refuses(
+        eqx_ckpt.CheckpointExistsError, "holds 'w', and is not a recording. Choose"
+    ):
         Recording(tmp_path / "checkpoint", LIKE)
     with refuses(eqx_ckpt.CheckpointNotFoundError, "It holds a checkpoint"):
         Samples(tmp_path / "checkpoint")

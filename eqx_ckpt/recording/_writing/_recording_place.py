@@ -127,10 +127,9 @@ class Place:
             # It may be of a recording that has begun in between.
             data = self.files.read(RECORD)
         if other is not None and data is None:
-            explanation = self.base.explain()
             raise CheckpointExistsError(
-                f"{self.where} holds {other!r}, and is not a recording."
-                f"{explanation and ' '}{explanation} Choose another path."
+                f"{self.where} holds {other!r}, and is not a recording. Choose another "
+                "path."
             )
         return data
 
