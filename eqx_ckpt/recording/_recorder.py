@@ -77,7 +77,8 @@ def _sent(chains: _Chains, due: Array, begun: Array, replicas: int) -> _Chains:
         small = [x.reshape(size) for x in small]
         pieces = [_pieces(x.reshape(size, x.size // size)) for x in rows]
         result = jax.ShapeDtypeStruct((size,), np.bool_)
-        return io_callback(receive, result, replicas, *small, pieces).reshape(lead)
+        took = io_callback(receive, result, replicas, *small, pieces)
+        return took.reshape(lead) | failed
 
     which = jnp.where(jnp.any(due), 2, jnp.where(jnp.any(begun), 1, 0))
     branches = [lambda: failed, lambda: call([]), lambda: call(rows)]
@@ -102,8 +103,10 @@ def _for_chains(
     def with_all(*args: Any) -> _Chains:
         place = _place_of(args[0].count, sharding)
         if place is None:
-            return function(args[0], *map(gathered, args[1:]), 1)
-        return _on_each_device(function, place.mesh, place.spec[0], args)
+            manual = jax.sharding.get_abstract_mesh().manual_axes
+            replicas = 1 if sharding is None else _replicas(sharding, manual)
+            return function(args[0], *map(gathered, args[1:]), replicas)
+        return _on_each_device(function, place, args)
 
     def batched(size: int, is_batched: Any, *args: Any) -> tuple[Any, Any]:
         args = jax.tree.map(
@@ -121,13 +124,25 @@ def _for_chains(
     return call
 
 
+def _replicas(sharding: NamedSharding, among: Sequence[str]) -> int:
+    """On how many devices along these axes each chain is."""
+    names = _names(sharding)
+    sizes = sharding.mesh.shape.items()
+    return math.prod(n for name, n in sizes if name in among and name not in names)
+
+
+def _names(sharding: NamedSharding) -> tuple[str, ...]:
+    axes = sharding.spec[0]
+    return axes if isinstance(axes, tuple) else (axes,)
+
+
 def _on_each_device(
-    function: Callable[..., _Chains], mesh: Any, axes: Any, args: Any
+    function: Callable[..., _Chains], sharding: NamedSharding, args: Any
 ) -> _Chains:
     """Call the function on each device, with the chains that are there."""
-    names = axes if isinstance(axes, tuple) else (axes,)
-    replicas = mesh.size // math.prod(mesh.shape[name] for name in names)
-    spec = P(axes)
+    mesh, names = sharding.mesh, _names(sharding)
+    replicas = _replicas(sharding, mesh.axis_names)
+    spec = P(names)
     if AxisType.Explicit in mesh.axis_types:
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         typed = tuple(name for name in names if kinds[name] == AxisType.Explicit)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqx_ckpt
 from eqx_ckpt.recording import record_scan, Recording, Samples
@@ -91,8 +91,10 @@ def test_chains_without_vmap(tmp_path):
     assert Samples(tmp_path).read(chain=1)["i"].tolist() == [1]
 
 
-def test_under_shard_map(tmp_path):
-    mesh = Mesh(np.array(jax.devices()[:2]), ("chains",))
+@pytest.mark.parametrize(("replicas", "check_vma"), [(1, False), (2, True)])
+def test_under_shard_map(tmp_path, replicas, check_vma):
+    devices = np.array(jax.devices()[: 2 * replicas]).reshape(2, replicas)
+    mesh = Mesh(devices, ("chains", "model"))
     spec = PartitionSpec("chains")
     like = {"x": jnp.zeros(20_000)}
 
@@ -107,9 +109,10 @@ def test_under_shard_map(tmp_path):
 
     with Recording(tmp_path, like, chains=4) as recording:
         sharded = jax.shard_map(
-            run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+            run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
         )
-        jax.jit(sharded)(recording.recorder(block=4), jnp.arange(4.0) * 10)
+        recorder = recording.recorder(block=4, sharding=NamedSharding(mesh, spec))
+        jax.jit(sharded)(recorder, jnp.arange(4.0) * 10)
     found = Samples(tmp_path).read()["x"]
     expected = np.arange(4)[:, None] * 10 + np.arange(6)
     np.testing.assert_array_equal(
