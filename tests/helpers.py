@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import tempfile
 import threading
@@ -113,3 +114,14 @@ def besides_metrics(run: Path) -> list[str]:
     """What is in the directory of a run, in order, but for the metrics of old steps."""
     names = (path.name for path in run.iterdir())
     return sorted(name for name in names if not name.startswith("metrics."))
+
+
+@contextlib.contextmanager
+def full_disk(limit: int) -> Generator[None]:
+    """Let no file grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,11 +1,14 @@
 """Committed samples as an xarray tree that reads lazily."""
 
+import contextlib
 import functools as ft
+import io
 import json
+import os
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, IO
 
 import numpy as np
 
@@ -17,8 +20,9 @@ from .._format.sample_record import dimension_names, Leaf, Record
 from .._sources.data_tree import data_tree, LazyArray
 from .._sources.recording_source import memory, Recorded
 from .._storage.calls.opening import reading
+from .._storage.calls.safe_files import writing_to
 from .._storage.calls.store_path import local_path
-from .._storage.interface.output_files import NewFiles, NPZ
+from .._storage.interface.output_files import AGAIN, NewFiles, NPZ
 from .._storage.interface.replacing import Kind
 from .._types import PathLike
 
@@ -178,7 +182,8 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
     with (
         NewFiles([path], _HDF5, overwrite=overwrite) as new,
         new.next() as f,
-        h5py.File(f.name, "w") as file,
+        _for_hdf5(f.name) as (target, check),
+        h5py.File(target, "w") as file,
     ):
         if record.metadata is not None:
             file.attrs["metadata"] = json.dumps(record.metadata)
@@ -198,7 +203,45 @@ def to_hdf5(recorded: Recorded, path: PathLike, overwrite: bool) -> Path:
                 dataset[at] = plain_samples(recorded, leaf, chains, some)[
                     (slice(None),) * len(lead) + at[len(lead) :]
                 ]
+                check()
     return Path(new.paths[0])
+
+
+class _Target(io.FileIO):
+    """A file of which HDF5 does not see a failure, as it would crash later."""
+
+    _failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as e:
+            self._failure = self._failure or e
+            return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as e:
+            self._failure = self._failure or e
+            return size or 0
+
+    def check(self) -> None:
+        """Raise the failure, if there was one."""
+        if self._failure is not None:
+            with writing_to(os.path.dirname(str(self.name)), AGAIN):
+                raise self._failure
+
+
+@contextlib.contextmanager
+def _for_hdf5(path: str) -> Generator[tuple[IO[bytes], Callable[[], None]], None, None]:
+    """A file for HDF5, and what raises if writing has failed, as the end does."""
+    target = _Target(path, "r+")
+    try:
+        with io.BufferedRandom(target) as f:
+            yield f, target.check
+    finally:
+        target.check()
 
 
 def _range(span: slice) -> range:

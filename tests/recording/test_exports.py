@@ -1,5 +1,6 @@
 """Recordings in the files and trees of others, read with the real libraries."""
 
+import errno
 import json
 import sys
 import tracemalloc
@@ -14,6 +15,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt.recording import Recording, Samples
+from helpers import full_disk
 from support import recording_source
 
 
@@ -98,6 +100,16 @@ def test_hdf5(found, tmp_path):
         found.to_hdf5(path)
     found.to_hdf5(path, overwrite=True)
     assert [p.name for p in path.parent.iterdir()] == ["chain.h5"]
+
+
+@pytest.mark.parametrize("form", ["npz", "hdf5"])
+def test_a_full_disk(found, tmp_path, form):
+    pytest.importorskip("h5py")
+    write = {"npz": found.to_npz, "hdf5": found.to_hdf5}[form]
+    with full_disk(1000), pytest.raises(OSError, match="too large: '.*/out") as caught:
+        write(tmp_path / "out/chain")
+    assert caught.value.errno == errno.EFBIG
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dtype", [">f4", np.complex64, np.bool_, np.float16, np.int8])

@@ -3,11 +3,10 @@
 import contextlib
 import os
 import re
-import resource
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -29,6 +28,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt
 from eqx_ckpt.recording import record_scan, Recording, Samples
+from helpers import full_disk
 from recording import draws
 from recording.draws import LIKE, WATCH
 from recording.expected import Draw, Expected
@@ -40,17 +40,6 @@ _SAFE = re.compile(r"(\d+) draws are safe")
 counts = st.integers(1, draws.MOST)
 mosts = st.sampled_from([None, 5, 30])
 WAYS = st.sampled_from(["commit", "close", "recorder", "scan"])
-
-
-@contextlib.contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Machine(RuleBasedStateMachine):

@@ -100,7 +100,7 @@ class NewFiles:
 
 
 # What to do when a disk is full no longer.
-_AGAIN = "write the file again"
+AGAIN = "write the file again"
 
 
 class _NewFile(io.FileIO):
@@ -111,11 +111,11 @@ class _NewFile(io.FileIO):
         self._folder = folder
 
     def write(self, data: Any) -> int:
-        with writing_to(self._folder, _AGAIN):
+        with writing_to(self._folder, AGAIN):
             return super().write(data)
 
     def sync(self) -> None:
-        with writing_to(self._folder, _AGAIN):
+        with writing_to(self._folder, AGAIN):
             os.fsync(self.fileno())
 
 
