@@ -71,6 +71,10 @@ class Mirrors:
         for uploader in self._uploaders:
             uploader.saved(step, is_last=is_last)
 
+    def deleted(self, step: int) -> None:
+        for uploader in self._uploaders:
+            uploader.deleted(step)
+
     def held(self, steps: Mapping[int, Any]) -> set[int]:
         """A `keep` for the local steps: of those that are to be uploaded."""
         return {step for uploader in self._uploaders for step in uploader.held()}

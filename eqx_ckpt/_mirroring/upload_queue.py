@@ -37,6 +37,8 @@ class UploadQueue:
         self._waiting: int | None = None
         # The newest step that was saved before the mirror was listed.
         self._unlisted: int | None = None
+        # These are gone, although a list that was read before may still have them.
+        self._deleted: set[int] = set()
         # The newest step that is in the mirror, and that was due.
         self._there: int | None = None
         self._last: int | None = None
@@ -51,15 +53,16 @@ class UploadQueue:
 
     def listed(self, local: Iterable[int], there: Iterable[int]) -> None:
         """Note what is in the mirror; local steps that are newer may be due."""
-        self._there = max(there, default=None)
+        self._there = max({*there} - self._deleted, default=None)
         known = (self._there, self._waiting)
         self._last = max((step for step in known if step is not None), default=None)
         newest, self._unlisted = self._unlisted, None
+        # It may have been saved after the local steps were listed.
+        here = {*local} if newest is None else {*local, newest}
         self.is_listed = True
         problem: Exception = CheckpointError(f"Step {newest} was not due.")
         try:
-            # It may have been saved after the local steps were listed.
-            for step in sorted({*local} if newest is None else {*local, newest}):
+            for step in sorted(here - self._deleted):
                 self._consider(step)
         except Exception as e:  # Of a function of `when`.
             problem = e
@@ -81,7 +84,16 @@ class UploadQueue:
             if self._unlisted not in (None, step, self._waiting):
                 self._drop(self._unlisted, step)
             self._unlisted = step
+            self._deleted.discard(step)
             self._open(step)
+
+    def deleted(self, step: int) -> None:
+        """Note a step that is in no place any more: an older one may be due then."""
+        self._deleted.add(step)
+        if step == self._there:
+            self._there = None
+        if step == self._last:
+            self._last = None
 
     def _consider(self, step: int) -> None:
         if self._last is not None and step <= self._last:

@@ -85,6 +85,10 @@ class Uploads:
             if is_last or step == self._queue.running:
                 self._stop.set()
 
+    def deleted(self, step: int) -> None:
+        with self._changed:
+            self._queue.deleted(step)
+
     def held(self) -> set[int]:
         """The steps that may have to be uploaded still."""
         with self._changed:

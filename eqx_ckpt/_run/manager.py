@@ -503,8 +503,7 @@ class CheckpointManager:
 
         - `step`: a saved step; the default is the newest.
         """
-        tiers = self._disk.tiers
-        return tiers.read_config(None if step is None else as_step(step))
+        return self._disk.tiers.read_config(None if step is None else as_step(step))
 
     def path(self, step: SupportsIndex) -> PathLike:
         """The path or URL of a step, for all functions that take one.
@@ -546,6 +545,7 @@ class CheckpointManager:
             self._settle()
             number = self._disk.delete(call, lambda: self._run.idle(as_step(step)))
             self._known.remove([number])
+            self._mirrors.deleted(number)
 
     def fork(self, path: PathLike, step: SupportsIndex | None = None) -> None:
         """Begin a new run with a step of this one. Waits for a running save.

@@ -722,6 +722,20 @@ def test_delete_in_both_places(tmp_path: pathlib.Path) -> None:
     again.close()
 
 
+def test_an_older_step_is_due_after_the_newest_was_deleted(
+    tmp_path: pathlib.Path,
+) -> None:
+    mirror = Mirror(tmp_path / "there")
+    with CheckpointManager(tmp_path / "run", mirror=mirror) as manager:
+        for step in (1, 3):
+            save(manager, step)
+            assert manager.uploads()[step].result(PATIENCE) is None
+        manager.delete(3)
+        save(manager, 2)
+        assert manager.uploads()[2].result(PATIENCE) is None
+    assert manager.mirrored() == [1, 2]
+
+
 def test_another_step_of_the_same_number(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

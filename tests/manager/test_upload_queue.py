@@ -12,6 +12,9 @@ from eqx_ckpt._mirroring.upload_queue import UploadQueue
 STEPS = range(1, 5)
 
 
+EVENTS = ["save", "save", "last", "delete", "go on", "go on", "fail"]
+
+
 class World:
     """A run and its mirror, each step with the number of its content; and the queue."""
 
@@ -23,6 +26,8 @@ class World:
         self.there: dict[int, int] = {}
         self.read = 0
         self.newest: int | None = None  # Of what was uploaded.
+        self.is_due = True  # Of the newest step here.
+        self.found: tuple[list[int], list[int]] | None = None
         self.open: dict[Future[None], int] = {}
         self.ended: set[Future[None]] = set()
         for step in STEPS:
@@ -33,14 +38,21 @@ class World:
 
     def event(self) -> None:
         queue = self.queue
-        what = self.random.choice(["save", "save", "last", "go on", "go on", "fail"])
+        what = self.random.choice(EVENTS)
         if what in ("save", "last"):
             step = self.random.choice(STEPS)
             # If it is there, it was replaced; or it was listed before this says so.
             self.here[step] += self.random.random() < 0.5 or not self.here[step]
+            self.is_due |= step == max(self.here)
             queue.saved(step, is_last=what == "last")
+        elif what == "delete":
+            self.delete(self.random.choice(STEPS))
         elif not queue.is_listed:
-            queue.listed([*self.here], [*self.there])
+            if self.random.random() < 0.5:
+                self.found = [*self.here], [*self.there]
+            elif self.found is not None:
+                queue.listed(*self.found)
+                self.found = None
         elif queue.running is None:
             if (step := queue.begin()) is not None:
                 self.read = self.here[step]
@@ -49,7 +61,19 @@ class World:
         elif self.fails:
             self.fail(queue.running)
 
+    def delete(self, step: int) -> None:
+        if step == self.queue.running:
+            return  # It is being read.
+        self.here.pop(step, None)
+        self.there.pop(step, None)
+        self.newest = None if step == self.newest else self.newest
+        self.is_due = False
+        self.queue.deleted(step)
+
     def upload(self, step: int) -> None:
+        if step not in self.here:
+            self.queue.ended(FileNotFoundError("It was deleted."))
+            return
         # It may have been replaced before it was read, or while it was.
         found = self.random.choice([self.read, self.here[step]])
         if self.there.setdefault(step, found) == found:
@@ -101,7 +125,8 @@ def test_a_future_says_whether_what_was_saved_last_is_there(fails: bool) -> None
             world.upload(step)
             world.check()
         newest = max(world.here, default=None)
-        if newest is not None and world.there.get(newest) != world.here[newest]:
+        is_due = newest is not None and world.is_due
+        if is_due and world.there.get(newest) != world.here[newest]:
             assert isinstance(world.queue.futures[newest].exception(), Exception)
 
 
