@@ -27,7 +27,7 @@ class Recordings:
     """Processes that record numbers, each a new one, one after another or at a time.
 
     What `commit` has returned stays, followed by what was recorded after it; and so
-    does its state. What a process was told is not committed never comes.
+    does its state.
 
     **Attributes:**
 
@@ -38,7 +38,6 @@ class Recordings:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.acknowledged: list[int] = []
-        self._refused: set[int] = set()
         self._count = 0
         self._notes: list[str] = []
         simulation = self.simulation = Simulation(seed, 3)
