@@ -52,8 +52,10 @@ class Mirror:
         - `when`: which saved steps are due for the mirror, as the `when` of
             [`eqx_ckpt.CheckpointManager`][], where `last` is the newest one that was
             due and not deleted; by default, all that are newer than `last`; for `[]`,
-            none. The step that is saved after SIGTERM is due in any case. While a step
-            is uploaded, only the newest one that is due waits.
+            none. The step that is saved after SIGTERM is due in any case, and so is
+            one that is saved when the mirror has newer ones, but for `[]`: its upload
+            fails, unless they have the same history. While a step is uploaded, only
+            the newest one that is due waits.
         - `keep`: which steps to keep in the mirror, as the `keep` of the manager.
         - `bytes_per_second`: the most that an upload sends; by default, all it can.
         - `timeout`: how many seconds `close` waits for an upload.

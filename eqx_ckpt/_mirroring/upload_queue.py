@@ -32,7 +32,8 @@ class UploadQueue:
         self.is_listed = False
         self.running: int | None = None
         # They were saved again when the mirror had them already, or may get what they
-        # held before. No newer step takes their place: they are compared first.
+        # held before, or it has newer ones. No newer step takes their place: they are
+        # compared first.
         self._again: set[int] = set()
         self._waiting: int | None = None
         # The newest step that was saved before the mirror was listed.
@@ -63,7 +64,7 @@ class UploadQueue:
         problem: Exception = CheckpointError(f"Step {newest} was not due.")
         try:
             for step in sorted(here - self._deleted):
-                self._consider(step)
+                self._consider(step, is_new=step == newest)
         except Exception as e:  # Of a function of `when`.
             problem = e
             raise
@@ -79,7 +80,7 @@ class UploadQueue:
         elif self.is_listed:
             if step == self._last:  # It has replaced one that was damaged.
                 self._last = None if self._there == step else self._there
-            self._consider(step)
+            self._consider(step, is_new=True)
         else:
             if self._unlisted not in (None, step, self._waiting):
                 self._drop(self._unlisted, step)
@@ -95,18 +96,23 @@ class UploadQueue:
         if step == self._last:
             self._last = None
 
-    def _consider(self, step: int) -> None:
-        if self._last is not None and step <= self._last:
+    def _consider(self, step: int, *, is_new: bool) -> None:
+        if is_new and self._when != [] and self._is_older(step):
+            self._put(step)  # It may have left the line of those there.
+        elif self._last is not None and step <= self._last:
             return
-        if self._when is None or is_due(self._when, step, self._last):
+        elif self._when is None or is_due(self._when, step, self._last):
             self._put(step)
+
+    def _is_older(self, step: int) -> bool:
+        return self._there is not None and step < self._there
 
     def _put(self, step: int) -> None:
         """Let a step wait, in place of an older one."""
         self._open(step)
         self._last = max(step, self._last or 0)
         is_known = step in (self.running, self._there) or step in self._again
-        if is_known and step != self._waiting:
+        if (is_known or self._is_older(step)) and step != self._waiting:
             self._again.add(step)
             return
         if self._waiting not in (None, step, self._unlisted):

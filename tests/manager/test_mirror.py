@@ -291,13 +291,17 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_no_step_is_due_for_an_empty_list(tmp_path):
-    mirror = Mirror(tmp_path / "there", when=[])
+    there = tmp_path / "there"
+    with CheckpointManager(there) as manager:
+        save(manager, 2)
+    mirror = Mirror(there, when=[])
     with CheckpointManager(tmp_path / "run", mirror=mirror, when=[]) as manager:
-        assert not manager.should_save(1)
+        assert not manager.should_save(3)
         until(no_thread_uploads)
-        save(manager, 1)
+        for step in (1, 3):
+            save(manager, step)
     assert not manager.uploads()
-    assert manager.mirrored() == []
+    assert manager.mirrored() == [2]
 
 
 def test_a_list_of_mirrors_may_be_empty(tmp_path):
@@ -639,6 +643,25 @@ def test_two_histories_are_never_mixed(tmp_path: pathlib.Path) -> None:
         manager.close()
         assert "step 500 there is of a different history" in str(manager.upload_error)
     assert manager.mirrored() == [500]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_training_that_goes_back_behind_the_mirror(
+    tmp_path: pathlib.Path, shared: bool
+) -> None:
+    """Its steps are not due, as there are newer ones: still, they are not backed up."""
+    here, there = tmp_path / "run", tmp_path / "there"
+    mirror = Mirror(there, when=save_every_steps(10))
+    with CheckpointManager(here, mirror=mirror, shared=shared) as manager:
+        save(manager, 10)
+        save(manager, 20)
+    with CheckpointManager(here, mirror=mirror, shared=shared) as manager:
+        assert_same(manager.restore(state(0), 10), state(10))
+        for step in (15, 16):  # Before the mirror is listed, and after that.
+            save(manager, step)
+            why = f"Step {step} does not belong to the steps in {str(there)!r}: step 20"
+            until(lambda why=why: why in str(manager.upload_error), PATIENCE)
+    assert not {15, 16} & {*manager.mirrored()}
 
 
 @pytest.mark.parametrize("shared", [True, False])
