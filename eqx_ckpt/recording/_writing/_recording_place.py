@@ -158,7 +158,9 @@ class Place:
         """The path of the checkpoint of the last state."""
         if self.record.state is None:
             raise CheckpointNotFoundError(
-                f"No state was committed with the last samples of {self.where}."
+                f"No state was committed with the last samples of {self.where}. To "
+                "record more samples there, begin with a state of your own, and pass "
+                "the one that follows them to `commit`."
             )
         return self.states.path(self.record.state)
 
