@@ -9,7 +9,7 @@ import eqx_ckpt
 from .._format.display import in_bytes, table
 from .._format.run_history import Fork, History
 from .._steps.compare_histories import in_words
-from .._steps.retention import Mode, ranked
+from .._steps.retention import Mode, numbers_in, ranked
 from .._steps.run_config import ABSENT, as_items, as_json as json_of, changes, Configs
 from .._steps.run_steps import Run
 from .._steps.runs_in_folder import best_of_runs, RunInFolder, runs_in
@@ -151,7 +151,7 @@ def _add_best(
             found[place]["problem"] = found[place]["problem"] or in_options(problem)
             status = max(status, status_of(problem))
         for step in ranked(metadata, metric, mode)[:1]:
-            value = metadata[step][metric]
+            value = numbers_in(metadata[step])[metric]
             found[place]["best"] = {"step": step, "value": value, "is_best": False}
         of_all |= {(place, step): one for step, one in metadata.items()}
     place, _ = best_of_runs(of_all, metric, mode, Run(path).directory)

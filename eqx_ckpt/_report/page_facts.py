@@ -12,7 +12,8 @@ from .._format.run_history import history_to_json
 from .._inspecting.leaf_stats import LeafStats
 from .._lazy import np
 from .._steps.compare_histories import begun_by, in_marks, relations
-from .._steps.metrics_log import MOST_METRICS, numbers_in
+from .._steps.metrics_log import MOST_METRICS
+from .._steps.retention import numbers_in
 from .._steps.run_config import as_json
 from .alerts import find_alerts
 from .histogram import Histogram
@@ -34,7 +35,7 @@ def facts_of(columns: Columns) -> dict[str, Any]:
     """Everything that is shown; reads all leaves of all columns."""
     found = columns.found
     leaves = [_leaf(columns.kind, name, seen) for name, seen in in_all(found)]
-    metrics = {c.label: dict(numbers_in(c.manifest.metadata)) for c in found}
+    metrics = {c.label: numbers_in(c.manifest.metadata) for c in found}
     metrics |= {str(step): dict(of) for step, of in columns.metrics.items()}
     notes = _notes(columns) if columns.kind == "run" else {}
     return {

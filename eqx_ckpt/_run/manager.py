@@ -478,7 +478,8 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `metric`: a number in the `metadata`; steps without it, or NaN, are ignored.
+        - `metric`: a number in the `metadata`, such as `loss`; of a nested one, such as
+            `eval/loss`. Steps without it, or with NaN, are ignored.
         - `mode`: `"min"` if smaller is better, `"max"` if larger is.
 
         **Returns:**

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from .._storage.interface.committed_manifest import read_metadata_and_history
 from .._storage.interface.place import log_name, log_number, METRICS
 from .._types import is_real, PathLike
 from .compare_histories import Line, Sessions
+from .retention import numbers_in
 from .run_steps import Run
 
 
@@ -49,15 +50,6 @@ class _Removed(NamedTuple):
     @property
     def session(self) -> str | None:
         return self.history and self.history.sessions[-1].id
-
-
-def numbers_in(metadata: Any) -> Iterator[tuple[str, Any]]:
-    """The numbers in metadata; nested ones as `eval/loss`."""
-    for key, value in metadata.items() if isinstance(metadata, dict) else ():
-        if is_real(value):
-            yield key, value
-        for name, number in numbers_in(value):
-            yield f"{key}/{name}", number
 
 
 def keep_metrics(run: Run, steps: Collection[int]) -> None:
@@ -116,7 +108,7 @@ def _of_step(run: Run, step: int) -> _Removed | None:
         metadata, history = read_metadata_and_history(run.location(step))
     except CheckpointError:  # Damaged, or removed by another process.
         return None
-    metrics = dict([*numbers_in(metadata)][:MOST_METRICS])
+    metrics = dict([*numbers_in(metadata).items()][:MOST_METRICS])
     if history is not None:
         history = replace(last_sessions(history, 2), step=step, forked=None)
     return _Removed(step, history, metrics)
@@ -234,7 +226,7 @@ def metrics_of(run: Run) -> dict[int, dict[str, Any]]:
     found = _removed(run)
     for step in run.readable_or_not():
         with contextlib.suppress(CheckpointError, OSError):
-            found[step] = dict(numbers_in(run.metadata(step)))
+            found[step] = numbers_in(run.metadata(step))
     return {step: found[step] for step in sorted(found)}
 
 

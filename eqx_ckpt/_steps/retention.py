@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args, Literal, TypeAlias
 
-from .._types import check_integer, check_text, check_word, shown
+from .._types import check_integer, check_text, check_word, is_real, shown
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -86,7 +86,8 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
 
     **Arguments:**
 
-    - `metric`: the name of a number in the `metadata` of the steps.
+    - `metric`: a number in the `metadata`, such as `loss`; of a nested one, such as
+        `eval/loss`.
     - `n`: how many, at least 1.
     - `mode`: `"min"` if smaller is better, `"max"` if larger is.
 
@@ -113,7 +114,7 @@ def keep_best(metric: str, n: int, mode: Mode = "min") -> Keep:
     check_mode(mode)
 
     def keep(steps: Mapping[int, Any]) -> Collection[int]:
-        if all(_number(metadata, metric) is None for metadata in steps.values()):
+        if not any(metric in numbers_in(metadata) for metadata in steps.values()):
             logger.warning("No step has the metric %r: all are kept.", metric)
             return list(steps)
         return sorted(ranked(steps, metric, mode)[:n])
@@ -138,7 +139,7 @@ def checked_keep(keep: Keep | Iterable[Keep] | None) -> list[Keep]:
 def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
     """The steps that have the metric, best first; among equal ones, newest first."""
     sign = 1 if mode == "min" else -1
-    values = {step: _number(metadata, metric) for step, metadata in steps.items()}
+    values = {step: numbers_in(at).get(metric) for step, at in steps.items()}
     order = [
         (sign * value, -step)
         for step, value in values.items()
@@ -147,20 +148,15 @@ def ranked(steps: Mapping[int, Any], metric: str, mode: Mode) -> list[int]:
     return [-step for _, step in sorted(order)]
 
 
-def numbers_of(metadata: Iterable[Any]) -> set[str]:
-    """The metrics that any of some metadata has, other than NaN."""
-    return {
-        key
-        for one in metadata
-        for key in (one if isinstance(one, dict) else ())
-        if (value := _number(one, key)) is not None and value == value
-    }
-
-
-def _number(metadata: Any, metric: str) -> int | float | None:
-    value = metadata.get(metric) if isinstance(metadata, dict) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else None
+def numbers_in(metadata: Any) -> dict[str, Any]:
+    """The numbers in metadata, by name; nested ones as `eval/loss`."""
+    found = dict[str, Any]()
+    for key, value in metadata.items() if isinstance(metadata, dict) else ():
+        if is_real(value):
+            found[key] = value
+        for name, number in numbers_in(value).items():
+            found[f"{key}/{name}"] = number
+    return found
 
 
 def check_mode(mode: str) -> None:

@@ -17,7 +17,7 @@ from .._storage.interface.committed_manifest import is_checkpoint, read_history
 from .._storage.interface.place import MAX_STEP, step_name, Storage
 from .._storage.locate import locate
 from .._types import as_integer, PathLike
-from .retention import Mode, numbers_of, ranked
+from .retention import Mode, numbers_in, ranked
 
 
 logger = logging.getLogger("eqx_ckpt")
@@ -300,7 +300,13 @@ def best_of(steps: Mapping[int, Any], metric: str, mode: Mode, where: str) -> in
     """The step of best metadata; raise if none has the metric."""
     best = ranked(steps, metric, mode)
     if not best:
-        known = ", ".join(map(repr, sorted(numbers_of(steps.values()))))
+        names = {
+            name
+            for metadata in steps.values()
+            for name, value in numbers_in(metadata).items()
+            if value == value
+        }
+        known = ", ".join(map(repr, sorted(names)))
         raise CheckpointNotFoundError(
             f"None of the {len(steps)} steps in {where!r} has a number {metric!r} in "
             f"its metadata, other than NaN. The numbers there are {known or 'none'}. "

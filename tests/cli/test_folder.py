@@ -85,6 +85,16 @@ def test_equal_values_in_several_runs(folder, ask, data):
     assert best == ["d"]
 
 
+def test_a_nested_number(tmp_path, data):
+    with CheckpointManager(tmp_path / "a") as manager:
+        for step, loss in enumerate((2.0, 1.0), 1):
+            manager.save(step, {"w": loss}, metadata={"eval": {"loss": loss}})
+    _, found = data("ls", str(tmp_path), "--best", "eval/loss")
+    assert found["runs"][0]["best"] == {"step": 2, "value": 1.0, "is_best": True}
+    _, found = data("ls", str(tmp_path / "a"), "--best", "eval/loss")
+    assert [step["step"] for step in found["steps"] if step["best"]] == [2]
+
+
 def test_a_run_stands_for_its_newest_step(folder, ask, data):
     a, b = f"{folder}/a", f"{folder}/b"
     status, text = ask("diff", a, b, "--values")

@@ -57,6 +57,23 @@ def test_steps_without_the_metric_are_not_the_best():
     assert keep_best("loss", 5)(steps) == [2]
 
 
+def test_a_nested_number_is_a_metric(tmp_path, caplog):
+    """It has the name that `metrics` and the report give it, wherever one is chosen."""
+    keep = keep_best("eval/loss", 2)
+    with eqx_ckpt.CheckpointManager(tmp_path / "run", keep=keep) as manager:
+        for step, loss in enumerate((0.3, 0.1, 0.2, NAN)):
+            manager.save(step, {"w": 1.0}, metadata={"eval": {"loss": loss}})
+        assert manager.best("eval/loss") == 1
+        with pytest.raises(eqx_ckpt.CheckpointNotFoundError, match="are 'eval/loss'"):
+            manager.best("loss")
+    assert manager.steps() == [1, 2, 3]
+    assert eqx_ckpt.inspect.metrics(tmp_path / "run")[1] == {"eval/loss": 0.1}
+    for where in (tmp_path, tmp_path / "run"):
+        best = eqx_ckpt.inspect.best_step(where, "eval/loss", "max")
+        assert best == str(tmp_path / "run/000002")
+    assert not caplog.records
+
+
 def test_a_metric_that_no_step_has_removes_nothing(caplog):
     assert keep_best("los", 1)(losses(s1=0.1, s2=0.2)) == [1, 2]
     assert "'los'" in caplog.text
