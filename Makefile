@@ -113,6 +113,7 @@ simulate: .venv/dev
 	.venv/bin/python -m tests.stores.commits --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.references --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.mirrors --minutes $(MINUTES) --seed $(SEED)
+	.venv/bin/python -m tests.stores.appends --minutes $(MINUTES) --seed $(SEED)
 	.venv/bin/python -m tests.stores.recordings --minutes $(MINUTES) --seed $(SEED)
 
 # Bytes that nobody wrote, for everything that reads them. `atheris` has wheels for Linux.

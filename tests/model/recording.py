@@ -75,7 +75,11 @@ class Recording(Model):
     def steps(self, s: State) -> Iterator[Step]:
         for i, name in enumerate("AB"):
             w = s.writers[i]
-            if w.is_dead or w.at in ENDED:
+            if w.is_dead:
+                continue
+            if w.at in ENDED:
+                if s.lease == name:
+                    yield Step(f"{name} gives the lease back", s._replace(lease=""))
                 continue
             if w.is_suspended:
                 yield Step(f"{name} continues", _set(s, i, is_suspended=False))
@@ -87,13 +91,16 @@ class Recording(Model):
             if s.deaths:
                 yield Step(f"{name} dies", _set(s, i, is_dead=True)._replace(deaths=0))
             yield from getattr(self, f"_{w.at}")(s, i, name)
+            if s.lease != name and w.at not in ("lease", "compare_record"):
+                yield Step(f"{name} finds the lease taken", _set(s, i, at="refused"))
         if s.late:
             yield from self._lands(s)
 
     def _lease(self, s: State, i: int, name: str) -> Iterator[Step]:
         """Watch the lease for as long as it may be silent, and take it."""
         other = s.writers[1 - i]
-        beats = s.lease == "BA"[i] and not (other.is_suspended or other.is_dead)
+        lives = not (other.is_suspended or other.is_dead or other.at in ENDED)
+        beats = s.lease == "BA"[i] and lives
         if beats and self.keeps("lease"):
             yield Step(f"{name} sees the lease change", _set(s, i, at="refused"))
         else:
@@ -120,9 +127,7 @@ class Recording(Model):
             after = "ask" if found and self.keeps("ask again") else "write"
             now = _set(s, i, at=after, chunk=found)
             yield Step(f"{name} lists what came after the last commit", now)
-        elif s.lease != name:
-            yield Step(f"{name} finds the lease taken", _set(s, i, at="refused"))
-        else:
+        elif s.lease == name:
             yield Step(f"{name} finds the lease its own", _set(s, i, at="delete"))
 
     def _delete(self, s: State, i: int, name: str) -> Iterator[Step]:
@@ -162,8 +167,6 @@ class Recording(Model):
     def _ask(self, s: State, i: int, name: str) -> Iterator[Step]:
         if s.lease == name:
             yield Step(f"{name} finds the lease its own", _set(s, i, at="write"))
-        else:
-            yield Step(f"{name} finds the lease taken", _set(s, i, at="refused"))
 
     def _commit(self, s: State, i: int, name: str) -> Iterator[Step]:
         seen = s.writers[i].seen

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import eqx_ckpt
-from stores import commits, mirrors, recordings, references, schedules
+from stores import appends, commits, mirrors, recordings, references, schedules
 from tests.scheduler import play_all
 from tests.schedules import delete, read, text_of, tree, Whole
 from tests.stores.simulated_bucket import Request, Simulation
@@ -43,6 +43,7 @@ FEW = range(60)
 
 
 PLAYS = [
+    appends.play,
     commits.play,
     mirrors.play,
     recordings.play,
@@ -318,11 +319,11 @@ def states_are_deleted_whoever_has_saved_them(monkeypatch):
         (mirrors.play, an_upload_is_not_taken_back, 780),
         (mirrors.play, another_step_of_that_number_is_taken_for_it, 10),
         (mirrors.play, the_disk_is_asked_first, 10),
-        (recordings.play, a_record_is_not_taken_over, 120),
+        (appends.play, a_record_is_not_taken_over, 0),
         (recordings.play, records_have_no_condition, 350),
         (recordings.play, recorded_chunks_have_no_condition, 20),
         (recordings.play, nobody_asks_for_the_lease, 0),
-        (recordings.play, what_was_not_committed_is_deleted, 490),
+        (appends.play, what_was_not_committed_is_deleted, 0),
         (recordings.play, the_version_of_a_lease_is_read_later, 150),
         (recordings.play, states_are_deleted_whoever_has_saved_them, 40),
     ],
