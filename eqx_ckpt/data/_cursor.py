@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree, UInt32
 
 from .._tree.leaves.transient import Transient
@@ -45,7 +46,7 @@ class Block(eqx.Module, Transient):
         if self.rows is None:
             return self
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self)
-        return eqx.tree_at(lambda b: b.used, zeros, jnp.uint32(NOT_FETCHED))
+        return eqx.tree_at(lambda b: b.used, zeros, zeros.used + np.uint32(NOT_FETCHED))
 
     def bare(self) -> "Block":
         """The block of a cursor that holds no memory for batches."""

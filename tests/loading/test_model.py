@@ -135,6 +135,8 @@ def test_a_sequence_of_draws(tmp_path, folder, make, seed, operations, axes):
             case "vmap", n:
                 pair = [cursor_at(loader, cursor), loader.start(seed + 1)]
                 pair = jax.tree.map(lambda *x: jnp.stack(x), *pair)
+                eqx_ckpt.tree_serialise_leaves(tmp_path / "pair", pair, overwrite=True)
+                pair = eqx_ckpt.tree_deserialise_leaves(tmp_path / "pair", pair)
                 other = Expected(make, seed + 1)
                 for _ in range(n):
                     pair, rows, masks = draw_each(loader, pair)
