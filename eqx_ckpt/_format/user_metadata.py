@@ -33,7 +33,7 @@ def exactly(metadata: Any, name: str = "metadata") -> Any:
     text = json.dumps(pack(found), allow_nan=False)
     if len(text) > MAX_METADATA_BYTES:
         raise _refused(name, f"has {len(text)} bytes as JSON; 16 MiB are allowed")
-    if not _same(unpack(json.loads(text)), found):
+    if not is_same(unpack(json.loads(text)), found):
         raise _refused(name, "has strings with halves of surrogate pairs")
     return found
 
@@ -113,13 +113,14 @@ def unpack(value: Any) -> Any:
     return value
 
 
-def _same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values of metadata are equal; a NaN is equal to a NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+        return a.keys() == b.keys() and all(is_same(v, b[k]) for k, v in a.items())
     if isinstance(a, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(is_same, a, b))
     return a == b or a != a
 
 

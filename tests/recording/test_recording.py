@@ -1,6 +1,7 @@
 """Recordings: exactly what was recorded comes back, and other readers take it."""
 
 import gc
+import math
 
 import equinox as eqx
 import jax
@@ -320,10 +321,13 @@ def test_a_recording_that_is_forgotten_lets_others_write(tmp_path):
 
 
 def test_metadata(tmp_path):
-    metadata = {"eps": np.float32(0.5), "names": ["a"]}
-    with Recording(tmp_path, LIKE, metadata=metadata) as recording:
-        recording.commit()
-    assert Samples(tmp_path).metadata == {"eps": 0.5, "names": ["a"]}
+    metadata = {"eps": np.float32(0.5), "names": ["a"], "best": math.nan}
+    for _ in range(2):
+        with Recording(tmp_path, LIKE, metadata=metadata) as recording:
+            recording.commit()
+    found = Samples(tmp_path).metadata
+    assert math.isnan(found.pop("best"))
+    assert found == {"eps": 0.5, "names": ["a"]}
     assert Samples(tmp_path).committed == 0
     with pytest.raises(eqx_ckpt.CheckpointError, match="`metadata`"):
         Recording(tmp_path, LIKE, metadata={"eps": 1})

@@ -20,6 +20,7 @@ from ..._format.leaf_record import (
 )
 from ..._format.manifest import check_array, COMPRESSIONS
 from ..._format.sample_record import Leaf, Record
+from ..._format.user_metadata import is_same
 from ..._tree.leaves.key_paths import check_distinct, key_paths, typed
 from ..._tree.leaves.leaf_kinds import describe_like
 from ..._tree.plans.write_plan import Compression
@@ -383,7 +384,8 @@ def check_same(record: Record, wanted: Record, where: str, same: Callable) -> No
         problems.append(
             f"- `chains`: {record.chains} in the recording, {wanted.chains} now."
         )
-    if wanted.metadata is not None and wanted.metadata != record.metadata:
+    given = wanted.metadata
+    if given is not None and not is_same(given, record.metadata):
         problems.append("- `metadata`: differ from those in the recording.")
     if problems:
         raise CheckpointError(
