@@ -162,7 +162,8 @@ class Loader(eqx.Module):
 
         **Raises:**
 
-        - `ValueError`: the cursor belongs to a loader with different settings.
+        - `ValueError`: the cursor belongs to a loader with different settings, or is
+            several.
         - `RuntimeError`: the loader is closed.
         - `jax.errors.JaxRuntimeError` or `ValueError`: a row cannot be read, and the
             error names it; or the loader of a compiled function is closed. Which of
@@ -279,6 +280,11 @@ class Loader(eqx.Module):
         if not is_a(Cursor, cursor):
             raise TypeError(
                 f"`cursor` is a `{type(cursor).__name__}`. Create one by `start`."
+            )
+        if shape := jnp.shape(cursor.position):
+            raise ValueError(
+                f"`cursor` is several, of the shape {shape}. Pass one, or draw from "
+                "all of them by `jax.vmap(loader.next)(cursor)`."
             )
         if cursor.block.settings != self.settings:
             raise ValueError(

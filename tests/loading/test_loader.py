@@ -581,6 +581,10 @@ def test_bad_uses():
     with pytest.raises(Exception, match="(?i)cursor"):
         loader.next(0)
     cursor = loader.start()
+    several = jax.tree.map(lambda x: jnp.stack([x, x, x]), cursor)
+    for use in (loader.next, loader.iterate, lambda c: loader.block(c, 2)):
+        with pytest.raises(ValueError, match=r"is several, of the shape \(3,\)"):
+            use(several)
     loader.close()
     loader.close()
     for use in (loader.next, loader.iterate):
