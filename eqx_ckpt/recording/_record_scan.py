@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
@@ -53,8 +54,9 @@ def record_scan(
 
     **Arguments:**
 
-    - `f`: a step: `f(state, x) -> state, sample`. If the recording has chains, the
-        leaves of `sample` have a first axis for them.
+    - `f`: a step: `f(state, x) -> state, sample`. Of the state, only arrays and numbers
+        can change. If the recording has chains, the leaves of `sample` have a first
+        axis for them.
     - `init`: the state to start from: that of `recording.resume`, if a state was
         committed.
     - `xs`: as in `jax.lax.scan`. With `None`, `x` is `None`.
@@ -271,18 +273,30 @@ def _checked_commits(steps: Any, seconds: Any) -> Every:
 
 
 def _check_step(loop: "_Loop", state: Any, xs: Any) -> None:
-    """Raise if the samples do not match `like`, or `keep` does not return bools."""
+    """Raise if a sample or a state does not fit, or `keep` does not return bools."""
     x = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
         jax.eval_shape(lambda xs: xs, xs),
     )
 
-    def once(state: Any, x: Any) -> None:
+    def once(state: Any, x: Any) -> PyTree:
         state, sample = loop.step(state, x)
         checked_samples(sample, loop.leaves, loop.chains, one=True, traced=True)
         loop.kept(state, sample)
+        return _without_arrays(state)
 
-    eqx.filter_eval_shape(once, state, x)
+    after = dict(jtu.tree_leaves_with_path(eqx.filter_eval_shape(once, state, x)))
+    for path, old in jtu.tree_leaves_with_path(_without_arrays(state)):
+        if path in after and not eqx.tree_equal(old, after[path]):
+            raise ValueError(
+                f"`f` changes `state{jtu.keystr(path)}` from {shown(old)} to "
+                f"{shown(after[path])}. In the state, only arrays and numbers can "
+                "change: make it one."
+            )
+
+
+def _without_arrays(state: PyTree) -> PyTree:
+    return eqx.filter(state, eqx.is_array_like, inverse=True)
 
 
 class _Loop(NamedTuple):

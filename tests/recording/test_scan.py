@@ -231,6 +231,24 @@ def test_samples_that_disagree_are_found_first(tmp_path):
     assert not ran
 
 
+def test_only_arrays_of_a_state_can_change(tmp_path):
+    def step(state, _):
+        n, phase, norm = state
+        return (n + 1, phase + "!", norm), {"n": n}
+
+    begun = (jnp.float32(0), "warm-up", jnp.linalg.norm)
+    with Recording(tmp_path, {"n": jnp.float32(0)}) as recording:
+        with pytest.raises(ValueError, match=r"`state\[1\]` from 'warm-up' to"):
+            record_scan(step, begun, length=5, recording=recording)
+        record_scan(
+            lambda state, _: ((state[0] + 1, *state[1:]), {"n": state[0]}),
+            begun,
+            length=5,
+            recording=recording,
+        )
+    assert Samples(tmp_path).committed == 5
+
+
 def test_a_buffer_under_transformations():
     def run(buffer, first):
         def body(i, buffer):
