@@ -100,6 +100,15 @@ FILES: dict[str, Callable[[str], interop.Source]] = {
 }
 
 
+def test_an_empty_file_is_no_file_of_the_format(store: Place, web: Web) -> None:
+    put(store, {"empty.npz": b"", "empty.safetensors": b""})
+    web.files |= {"/empty.npz": b"", "/empty.safetensors": b""}
+    for url in (store.url, web.url):
+        for name in ("npz", "safetensors"):
+            with pytest.raises(eqx_ckpt.CorruptCheckpointError, match=f"valid {name}"):
+                interop.open_source(f"{url}/empty.{name}")
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("name", FILES)
 def test_read_once(store: Place, name: str) -> None:

@@ -163,7 +163,8 @@ class RemoteFile(ForeignFile):
         """Raise if the file is another one than before."""
         if self._generation is None:
             return
-        future = self._ask(slice(0, 1))
+        # An empty file has no first byte.
+        future = self._ask(_ALL if self._size == 0 else slice(0, 1))
         try:
             found = self._wait_for(future)
         except CheckpointError:
