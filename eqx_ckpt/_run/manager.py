@@ -283,7 +283,7 @@ class CheckpointManager:
             self._run.stored.check_place()
             # On disks of their own, all processes see in the plan whether one needs it.
             if not self._is_tidy or self._disk.is_own:
-                self._make_room()
+                self._make_room(number)
             self._is_tidy = False
             with collector_paused():
                 given = pytree, filter_spec, is_leaf, metadata
@@ -333,16 +333,20 @@ class CheckpointManager:
 
     def _way_out(self, step: int, metadata: Any) -> str:
         """Make room for a step; say what else would."""
-        self._make_room()
+        self._make_room(step)
         with self._asking_keep():
             return what_keep_frees(
                 self._run, self._keep, self._known.damaged, step, metadata
             )
 
-    def _make_room(self) -> None:
-        """Remove what `keep` does not keep, such as what an upload had spared."""
+    def _make_room(self, step: int) -> None:
+        """Remove what `keep` does not keep, such as what an upload had spared.
+
+        Not the step that is to be saved: if it is there, that is an error.
+        """
+        keep: list[Keep] = [*self._keep, lambda steps: [step]]
         with self._asking_keep():
-            self._known.remove(self._disk.make_room(self._keep, self._known.damaged))
+            self._known.remove(self._disk.make_room(keep, self._known.damaged))
 
     @contextlib.contextmanager
     def _asking_keep(self) -> Generator[None]:

@@ -120,6 +120,15 @@ def test_the_newest_and_the_one_just_saved_are_never_removed(tmp_path):
     assert saved(tmp_path, lambda steps: [], [7]) == [7, 9]
 
 
+def test_a_step_that_is_saved_again_is_not_removed_before(tmp_path):
+    saved(tmp_path, None, [1, 2])
+    manager = eqx_ckpt.CheckpointManager(tmp_path, keep=keep_last(1))
+    for _ in range(2):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="exists"):
+            manager.save(1, {"w": 5.0})
+        assert manager.steps() == [1, 2]
+
+
 def test_a_step_whose_metric_cannot_be_read_stays(tmp_path, caplog):
     keep = keep_best("loss", 1)
     saved(tmp_path, None, [1, 2], losses(s1=0.2, s2=0.1))
