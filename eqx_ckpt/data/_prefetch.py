@@ -3,7 +3,7 @@
 import functools as ft
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -149,10 +149,12 @@ class _Groups:
             self._treedef.unflatten((*integers, self._block))
             for integers in zip(*apart, strict=True)
         )
-        if not self._info:
-            return zip(cursors, rows, strict=True)
-        infos = map(self._drawing.info_of, np.asarray(order.masks))
-        return zip(cursors, rows, infos, strict=True)
+        parts: list[Iterable[Any]] = [cursors, rows]
+        if self._info:
+            parts.append(map(self._drawing.info_of, np.asarray(order.masks)))
+        for batch in zip(*parts, strict=True):
+            self._drawing.host.check_open()
+            yield batch
 
     def _in_memory(self, numbers: np.ndarray) -> list[PyTree[np.ndarray]]:
         leaves, treedef = jax.tree.flatten(self._drawing.host.take(numbers))

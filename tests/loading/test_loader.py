@@ -261,7 +261,13 @@ def test_a_compiled_program_does_not_draw_after_close(cache, on_device):
         for _ in range(cache):
             cursor, batch = closing_over(cursor)
         jax.block_until_ready(batch)
+    begun = [loader.iterate(loader.start(), prefetch=n) for n in (0, 2)]
+    for batches in begun:
+        next(batches)
     loader.close()
+    for batches in begun:
+        with pytest.raises(RuntimeError, match="The loader is closed"):
+            next(batches)
     for draw in draws:
         with pytest.raises(RuntimeError, match="The loader is closed"):
             draw(loader, cursor)
