@@ -14,7 +14,13 @@ with its `errno`.
 """
 
 import contextlib
+import inspect
+import pathlib
+import warnings
 from collections.abc import Generator
+
+
+_PACKAGE = str(pathlib.Path(__file__).parent)
 
 
 class CheckpointError(Exception):
@@ -141,3 +147,11 @@ def besides(error: BaseException | None, what: str) -> Generator[None]:
             raise
         if error is not e:
             error.add_note(f"Besides, {what} failed: {e!r}")
+
+
+def warn(text: str) -> None:
+    """Warn, at the line outside of this package that has called it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

@@ -1,6 +1,5 @@
 """Restore the leaves of a PyTree from a checkpoint."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -11,6 +10,7 @@ from jaxtyping import PyTree
 from .._distributed.jax_service import is_alone
 from .._distributed.joint_reading import JointReading
 from .._distributed.meeting import check_timeout, TIMEOUT
+from .._errors import warn
 from .._format.source import Source
 from .._progress import Progress, reporting
 from .._sources.part_source import check_is_whole
@@ -373,4 +373,4 @@ def _warn_of_numbers(leaves: Mapping[str, LeafMatch]) -> None:
             "in some places. To take them without this warning, ignore it by its first "
             "words.",
         ]
-        warnings.warn("\n".join(lines), stacklevel=3)
+        warn("\n".join(lines))

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools as ft
-import warnings
 from collections.abc import Callable, Sequence
 from typing import get_args, Literal, TypeAlias, TypeVar
 
@@ -16,6 +15,7 @@ from .._errors import (
     CheckpointError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    warn,
 )
 from .._inspecting.inspect_checkpoint import verify
 from .._restoring.restore import Check
@@ -88,10 +88,9 @@ def resumed(
         hint = _fallback_hint(tiers, last, whole) if step is None or whole else ""
         raise CorruptCheckpointError(f"{problem}\n{hint}".rstrip())
     where = f" in {tiers.place(whole.tier)!r}" if whole.tier else ""
-    warnings.warn(
+    warn(
         f"Step {last.step} is damaged, and step {whole.step}{where} was restored: "
-        f"{problem}",
-        stacklevel=3,
+        f"{problem}"
     )
     first = copies.index(whole) + 1 if whole in copies else 0
     passed = [copy.step for copy in copies[first:] if copy.tier == 0]

@@ -5,7 +5,6 @@ import functools as ft
 import json
 import logging
 import secrets
-import warnings
 from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from .._errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    warn,
 )
 from .._format.manifest import Manifest
 from .._format.run_history import history_from_json, history_to_json, Part
@@ -170,10 +170,7 @@ class OwnDisks(SharedDirectory):
             passed[number] = problem
             tried = again(copies[-1])
         for newer, why in passed.items():
-            warnings.warn(
-                f"Step {newer} is damaged, and step {number} was restored: {why}",
-                stacklevel=3,
-            )
+            warn(f"Step {newer} is damaged, and step {number} was restored: {why}")
         self._passed.update(passed)
         return tree, [*passed]
 

@@ -3,11 +3,15 @@
 import contextlib
 import copy
 import logging
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from .._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    warn,
+)
 from .._format.display import escape, table_html
 from .._format.manifest import MANIFEST
 from .._format.run_history import History
@@ -168,9 +172,7 @@ class Run:
             if newest is None or step > newest:
                 raise error
         if newest is None and (found := self.explain()):
-            warnings.warn(
-                f"There is no step in {self.directory!r}. {found}", stacklevel=2
-            )
+            warn(f"There is no step in {self.directory!r}. {found}")
         return sorted(steps)[-most:]
 
     def newest(self, without: Collection[int]) -> int | None:

@@ -1,8 +1,8 @@
 """Directories that are a bucket of an object store, mounted by FUSE."""
 
 import os
-import warnings
 
+from ..._errors import warn
 from ..calls.opening import reading
 
 
@@ -36,12 +36,11 @@ def warn_of_bucket(directory: str, folder: int) -> None:
     _known.add(device)
     program = _program_of(device)
     if program in _INSTEAD:
-        warnings.warn(
+        warn(
             f"{directory!r} is on {program}, an object store behind FUSE: what is "
             "saved there may be seen in part, and may be lost when the program or the "
             f"machine ends. Pass the URL of the bucket, {_INSTEAD[program]}..., which "
-            "also takes fewer requests.",
-            stacklevel=2,
+            "also takes fewer requests."
         )
 
 

@@ -5,7 +5,6 @@ import logging
 import numbers
 import random
 import types
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..._errors import warn
 from .leaf_kinds import Skipped
 
 
@@ -71,13 +71,12 @@ def warn_of_state(leaves: Mapping[str, Any]) -> None:
     if not found:
         return
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    warnings.warn(
+    warn(
         f"These leaves have state that is not saved: {', '.join(found[:_SHOWN])}"
         f"{more}. A restore keeps what `like` has for them. Put what has to be saved "
         "into arrays and numbers, such as `rng.bit_generator.state` of a NumPy "
         "generator; or write it with a `filter_spec`. A `filter_spec` that leaves them "
-        "out ends this warning.",
-        stacklevel=2,
+        "out ends this warning."
     )
 
 

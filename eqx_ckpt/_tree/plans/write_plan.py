@@ -2,7 +2,6 @@
 
 import functools as ft
 import operator
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import equinox as eqx
 from jaxtyping import PyTree
 
-from ..._errors import CheckpointError, LeafMismatchError
+from ..._errors import CheckpointError, LeafMismatchError, warn
 from ..._format.chunk_grid import Start
 from ..._format.leaf_record import CannotSave, LeafRecord
 from ..._format.manifest import check_array, COMPRESSIONS
@@ -255,9 +254,8 @@ def _warn_of_numbers(writes: Sequence[Write]) -> None:
     )
     for name, count in lists.items():
         if count > _MANY:
-            warnings.warn(
+            warn(
                 f"{name or '@root'!r} has {count} Python numbers. Each is saved "
                 "as a leaf of its own, which is slow. Keep them in one array, such as "
-                "`np.array(history)`, which is one leaf.",
-                stacklevel=2,
+                "`np.array(history)`, which is one leaf."
             )

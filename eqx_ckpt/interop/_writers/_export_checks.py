@@ -1,13 +1,12 @@
 """What all exports share: the order of leaves, and what formats cannot hold."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._errors import CheckpointError
+from ..._errors import CheckpointError, warn
 from ..._format.leaf_names import encode
 from ..._format.leaf_record import LeafRecord, plain_dtype, SCALAR_KINDS
 from ..._format.manifest import Manifest
@@ -158,7 +157,7 @@ def check_leaves(
             "Pass `strict=False` to write it all the same."
         )
     words = form.words[0].upper() + form.words[1:]
-    warnings.warn(f"{words} does not keep:\n{_lines(lost)}", stacklevel=3)
+    warn(f"{words} does not keep:\n{_lines(lost)}")
 
 
 def _lines(found: dict[str, str]) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ..._errors import CheckpointError
+from ..._errors import CheckpointError, warn
 from ..._format.sample_record import Leaf, Record
 from ..._saving.save import save_state
 from ..._types import PathLike
@@ -376,7 +375,7 @@ class Log(Taker):
                 raise CheckpointError(f"{text} The last call of `commit` had failed.")
             else:
                 text += " Call `commit(state)` before the end."
-                warnings.warn(text, stacklevel=5)
+                warn(text)
 
     def scan_failed(self, has_rest: bool, has_committed: bool) -> None:
         """Let nothing follow but the committed state, as the caller has no later one.
