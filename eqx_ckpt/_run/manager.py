@@ -344,9 +344,12 @@ class CheckpointManager:
 
         Not the step that is to be saved: if it is there, that is an error.
         """
-        keep: list[Keep] = [*self._keep, lambda steps: [step]]
         with self._asking_keep():
-            self._known.remove(self._disk.make_room(keep, self._known.damaged))
+            self._known.remove(
+                self._disk.make_room(
+                    [*self._keep, lambda _: [step]], self._known.damaged
+                )
+            )
 
     @contextlib.contextmanager
     def _asking_keep(self) -> Generator[None]:
