@@ -342,12 +342,14 @@ class CheckpointManager:
     def _make_room(self, step: int) -> None:
         """Remove what `keep` does not keep, such as what an upload had spared.
 
-        Not the step that is to be saved: if it is there, that is an error.
+        Not the step that is to be saved: if it is there, that is an error. And not the
+        last one of this training, although another one may have newer ones.
         """
         with self._asking_keep():
             self._known.remove(
                 self._disk.make_room(
-                    [*self._keep, lambda _: [step]], self._known.damaged
+                    [*self._keep, lambda _: {step, *self._known.last}],
+                    self._known.damaged,
                 )
             )
 

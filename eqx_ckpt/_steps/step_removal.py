@@ -28,6 +28,7 @@ class KnownSteps:
 
     - `are_listed`: whether those of earlier managers are known.
     - `damaged`: those that a restore has passed over.
+    - `last`: the one that was saved last, if it is there.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class KnownSteps:
         self.are_listed = False
         self._running: list[tuple[int, Future[None]]] = []  # one at a time
         self.damaged: set[int] = set()
+        self.last: set[int] = set()
 
     def list(self, steps: Iterable[int]) -> None:
         self._there.update(steps)
@@ -46,10 +48,12 @@ class KnownSteps:
     def add(self, step: int) -> None:
         self._there.add(step)
         self.damaged.discard(step)
+        self.last = {step}
 
     def remove(self, steps: Iterable[int]) -> None:
         self._there.difference_update(steps)
         self.damaged.difference_update(steps)
+        self.last.difference_update(steps)
 
     def now(self) -> set[int]:
         """The undamaged steps that exist or are being saved."""

@@ -129,6 +129,18 @@ def test_a_step_that_is_saved_again_is_not_removed_before(tmp_path):
         assert manager.steps() == [1, 2]
 
 
+def test_the_last_step_of_a_training_stays_until_the_next_is_saved(tmp_path):
+    saved(tmp_path, None, [1, 9])
+    manager = eqx_ckpt.CheckpointManager(tmp_path, keep=keep_last(1))
+    manager.save(5, {"w": 5.0}).result()
+    for _ in range(2):
+        with pytest.raises(eqx_ckpt.CheckpointExistsError, match="exists"):
+            manager.save(9, {"w": 9.0})
+        assert manager.steps() == [5, 9]
+    manager.save(6, {"w": 6.0}).result()
+    assert manager.steps() == [6, 9]
+
+
 def test_a_step_whose_metric_cannot_be_read_stays(tmp_path, caplog):
     keep = keep_best("loss", 1)
     saved(tmp_path, None, [1, 2], losses(s1=0.2, s2=0.1))
