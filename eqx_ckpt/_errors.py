@@ -1,4 +1,4 @@
-"""The errors of this package.
+"""The errors of this package, and how it warns.
 
 ```
 CheckpointError
@@ -15,12 +15,12 @@ with its `errno`.
 
 import contextlib
 import inspect
-import pathlib
+import os
 import warnings
 from collections.abc import Generator
 
 
-_PACKAGE = str(pathlib.Path(__file__).parent)
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 class CheckpointError(Exception):

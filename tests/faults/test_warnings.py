@@ -99,3 +99,12 @@ def test_the_line_of_the_caller(
         call(tmp_path)
     assert caught
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_package_whose_name_begins_alike_is_a_caller(tmp_path: pathlib.Path) -> None:
+    name = f"{pathlib.Path(eqx_ckpt.__file__).parent}_tools/training.py"
+    call = compile("save(path, tree)", name, "exec")
+    given = {"path": tmp_path / "a", "tree": {"rng": np.random.default_rng(0)}}
+    with pytest.warns(UserWarning, match="not saved") as caught:
+        exec(call, {"save": eqx_ckpt.tree_serialise_leaves, **given})
+    assert {warning.filename for warning in caught} == {name}
