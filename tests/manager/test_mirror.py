@@ -318,6 +318,8 @@ def test_an_upload_to_two_mirrors_ends_with_the_second(
     gate = Gate(monkeypatch, tmp_path / "run")
     mirrors = [Mirror(tmp_path / "one"), Mirror(tmp_path / "two")]
     with CheckpointManager(tmp_path / "run", mirror=mirrors) as manager:
+        # A thread that finds the step before it is told of it uploads it twice.
+        until(no_thread_uploads)
         save(manager, 1)
         assert gate.arrives() == gate.arrives() == 1
         gate.answer()
