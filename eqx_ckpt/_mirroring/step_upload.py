@@ -9,6 +9,7 @@ from .._errors import (
     CheckpointError,
     CheckpointExistsError,
     CheckpointNotFoundError,
+    CorruptCheckpointError,
 )
 from .._format.manifest import Manifest
 from .._format.manifest_parser import from_bytes
@@ -197,6 +198,12 @@ def _found(run: Run, step: int, manifest: Manifest, mirror: Run) -> Manifest | N
         _, found = read_committed(mirror.location(step), from_bytes)
     except CheckpointNotFoundError:
         return None
+    except CorruptCheckpointError as e:
+        raise CheckpointExistsError(
+            f"Step {step} in {mirror.directory!r} is damaged, and may be another step: "
+            "nothing was uploaded. Delete it: "
+            f"`eqx_ckpt.CheckpointManager({mirror.directory!r}).delete({step})`."
+        ) from e
     if found.part is not None or not is_same_step(manifest, found):
         raise CheckpointExistsError(
             f"{why_not_the_same(step, mirror.directory, run.directory)} Nothing was "
