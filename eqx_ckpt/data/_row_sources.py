@@ -193,8 +193,8 @@ class RandomAccessDataSource(DataSource):
 
         - `TypeError`: `dataset` is a stream or a dictionary, or a part of a row is not
             a number or an array of numbers.
-        - `ValueError`: nothing is left of a row, or `exclude` is given for rows that
-            are no dictionaries.
+        - `ValueError`: nothing is left of a row, `exclude` has a key that row 0 does
+            not, or is given for rows that are no dictionaries.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
@@ -223,6 +223,11 @@ class _DatasetReader(RowReader):
             raise ValueError(
                 "`exclude` is for rows that are dictionaries; row 0 of the data set is "
                 f"of type {type(row).__name__}. Leave `exclude` out."
+            )
+        if exclude and self.rows.total and (unknown := exclude.difference(row)):
+            raise ValueError(
+                f"`exclude` has {_listed(unknown)}, and row 0 of the data set has only "
+                f"{_listed(row)}. Correct the key, or leave it out."
             )
         first = self._kept(row)
         leaves, self._treedef = jtu.tree_flatten_with_path(first, is_leaf=_is_whole)
@@ -281,6 +286,10 @@ class _DatasetReader(RowReader):
                     f"{like.dtype}{list(like.shape)}; pad or convert the rows"
                 )
         return arrays
+
+
+def _listed(keys: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(repr, keys)))
 
 
 def _first(dataset: Any) -> Any:

@@ -131,6 +131,8 @@ def test_streams_are_refused(stream):
 def test_keys_of_rows_that_have_none():
     with pytest.raises(ValueError, match=r"`exclude` is for .* of type tuple"):
         data.RandomAccessDataSource([(1, 2)], exclude=["x"])
+    with pytest.raises(ValueError, match=r"`exclude` has 'z', .* 'x', 'y'"):
+        data.RandomAccessDataSource([{"x": 1, "y": 2}], exclude=["x", "z"])
 
 
 def test_tuples_and_many_at_once():
