@@ -223,6 +223,7 @@ def manager(peer: str, workload: str, scale: str, path: Path) -> Result:
     for i in range(4):
         for key in sorted(ways, reverse=i % 2 == 1):
             os.sync()
+            _warm_memory(scale)
             timed[key].append(_timed(lambda save=ways[key], i=i: save(i)))
     run.close()
     # The first one of a process is slower, whichever it is.
