@@ -77,10 +77,13 @@ def until(is_so: Callable[[], bool], patience: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def no_thread_uploads() -> bool:
-    """Whether each manager knows what is in its mirror, and has nothing to upload."""
-    names = [thread.name for thread in threading.enumerate()]
-    return not any(name.startswith("eqx_ckpt uploads") for name in names)
+def wait_for_uploads(below: Path) -> None:
+    """Wait until managers know what is in mirrors there, and have nothing to upload.
+
+    Managers that other tests have left behind may try again and again.
+    """
+    start = f"eqx_ckpt uploads to {below}"
+    until(lambda: not any(t.name.startswith(start) for t in threading.enumerate()))
 
 
 def files_below(path: Path) -> set[str]:

@@ -18,7 +18,7 @@ import eqx_ckpt
 from faults import failing_jobs, jobs, readers, workloads
 from faults.powercut import unmount
 from faults.zygote import Outcome, Zygote
-from helpers import no_thread_uploads, until
+from helpers import wait_for_uploads
 from support import free_space, uploader
 
 
@@ -348,7 +348,6 @@ def _save_two(
 
     with monkeypatch.context() as patch:
         patch.setattr(uploader, "upload", upload_later)
-        until(no_thread_uploads)
         manager.save(1, tree).result()
         assert began.wait(300)
         manager.save(2, tree).result()
@@ -365,6 +364,7 @@ def test_what_an_upload_has_spared_makes_room(
     with eqx_ckpt.CheckpointManager(
         run, keep=eqx_ckpt.keep_last(1), mirror=mirror, on_error="warn"
     ) as manager:
+        wait_for_uploads(disk)
         _save_two(manager, {"w": np.zeros(50_000)}, monkeypatch)
         assert sorted(os.listdir(run))[:2] == ["000001", "000002"]
         for step in (3, 4):
@@ -403,6 +403,7 @@ def test_what_an_upload_has_spared_goes_after_a_failure(
         compression="zstd",
         on_error="warn",
     ) as manager:
+        wait_for_uploads(disk)
         _save_two(manager, {"w": noise}, monkeypatch)
         outcomes = [manager.save(step, {"w": noise}).exception() for step in (3, 4)]
         assert isinstance(outcomes[0], OSError)

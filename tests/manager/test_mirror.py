@@ -20,7 +20,7 @@ import pytest
 
 import eqx_ckpt
 from eqx_ckpt import CheckpointManager, keep_last, Mirror, save_every_steps
-from helpers import assert_same, no_thread_uploads, until
+from helpers import assert_same, until, wait_for_uploads
 from stores import proxy
 from stores.place import Place
 from support import Checkpoint, Run, uploader, uploads
@@ -297,7 +297,7 @@ def test_no_step_is_due_for_an_empty_list(tmp_path):
     mirror = Mirror(there, when=[])
     with CheckpointManager(tmp_path / "run", mirror=mirror, when=[]) as manager:
         assert not manager.should_save(3)
-        until(no_thread_uploads)
+        wait_for_uploads(tmp_path)
         for step in (1, 3):
             save(manager, step)
     assert not manager.uploads()
@@ -319,7 +319,7 @@ def test_an_upload_to_two_mirrors_ends_with_the_second(
     mirrors = [Mirror(tmp_path / "one"), Mirror(tmp_path / "two")]
     with CheckpointManager(tmp_path / "run", mirror=mirrors) as manager:
         # A thread that finds the step before it is told of it uploads it twice.
-        until(no_thread_uploads)
+        wait_for_uploads(tmp_path)
         save(manager, 1)
         assert gate.arrives() == gate.arrives() == 1
         gate.answer()

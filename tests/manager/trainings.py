@@ -29,7 +29,7 @@ from eqx_ckpt import (
     keep_last,
     Mirror,
 )
-from helpers import assert_same, no_thread_uploads, until
+from helpers import assert_same, wait_for_uploads
 
 
 PATIENCE = 300.0  # seconds; longer than anything here takes
@@ -199,7 +199,7 @@ class Training:
             how["mirror"] = mirror
         self.note("open", how, self.keep, self.keep_there, self.when)
         self.manager = CheckpointManager(self.here.path, keep=self.keep, **how)
-        until(no_thread_uploads)
+        wait_for_uploads(self.folder)
         if self.there and self.when is None and self.here.steps:
             newest = max(self.here.steps)
             if newest > max(self.there.steps, default=-1):
@@ -420,7 +420,7 @@ class Training:
         shutil.rmtree(new, ignore_errors=True)
 
     def check(self) -> None:
-        until(no_thread_uploads)
+        wait_for_uploads(self.folder)
         assert self.manager is not None
         assert self.manager.steps() == sorted(self.all())
         for place in self.places:
