@@ -214,7 +214,7 @@ class Training:
         came_from = self.last or self.at
         start = came_from.step if came_from else max(self.all(), default=0)
         step = start + choice([1, 5, 10, 10])
-        again = sorted(n for n in self.passed if came_from is None or n > start)
+        again = sorted(n for n in self.here.steps if n > start)
         if again and choice([True, False]):
             step = choice(again)
         self.value += 1
