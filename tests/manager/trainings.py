@@ -286,13 +286,12 @@ class Training:
             with pytest.raises(CheckpointError, match="different histories"):
                 restore()
             return
-        copies = [
+        copies = sorted(
             (n, -tier)
             for tier, place in enumerate(self.places)
             for n in place.steps
             if step in (None, n)
-        ]
-        copies.sort()
+        )
         whole = [copy for copy in copies if copy[0] not in self.place(copy).damage]
         best = copies[-1]
         if not whole:
