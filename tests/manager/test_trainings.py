@@ -7,6 +7,6 @@ import pytest
 from .trainings import Training
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_with_damage(tmp_path: pathlib.Path, seed: int) -> None:
-    Training(tmp_path, seed).play(30)
+    Training(tmp_path, seed).play(40)
