@@ -27,6 +27,7 @@ from eqx_ckpt import (
     inspect,
 )
 from helpers import wait_for_uploads
+from manager.trainings import FLIPPED, LOST, MANIFEST, REPLACED, spoil
 from support import jax_service
 
 from .programs import assert_same, shared, TIMEOUT
@@ -36,7 +37,6 @@ CALLS = (
     *("save", "save", "save", "save", "restore", "resume", "resume", "lose"),
     *("damage", "damage", "fall_back", "fall_back", "fall_back", "delete", "go_back"),
 )
-FLIPPED, REPLACED, LOST, MANIFEST = "flipped", "replaced", "lost", "manifest"
 DAMAGE = (FLIPPED, REPLACED, LOST, MANIFEST)
 # Where there are rows, each process has its own rows of these leaves, and no other has.
 IN_ROWS = "rows", "frozen"
@@ -108,14 +108,11 @@ class Step(NamedTuple):
     has_rows: bool
 
     @property
-    def values(self) -> set[int]:
-        return {p.value for p in self.parts if p and p.value is not None}
-
-    @property
     def value(self) -> int | None:
         """That of the parts which count, if any do; no two saves meet here."""
-        assert len(self.values) < 2
-        return next(iter(self.values), None)
+        values = {p.value for p in self.parts if p and p.value is not None}
+        assert len(values) < 2
+        return next(iter(values), None)
 
     @property
     def is_damaged(self) -> bool:
@@ -397,24 +394,11 @@ class Training:
 
 
 def damage(step: pathlib.Path, kind: str, where: float) -> None:
-    chunks = sorted(step.rglob("c.*"))
-    if kind == MANIFEST or not chunks:
-        file = step / "zarr.json"
-    else:
+    """Damage the manifest of a part, or one of its chunks, if any are left."""
+    file, chunks = step / "zarr.json", sorted(step.rglob("c.*"))
+    if kind != MANIFEST and chunks:
         file = chunks[int(where * len(chunks))]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    if kind == FLIPPED:  # In each step with a link to the file.
-        with file.open("r+b") as f:
-            f.write(data)
-        return
-    before = step.stat().st_ctime_ns
-    file.unlink()
-    while kind != LOST and not file.exists():
-        file.write_bytes(data)
-        # The clock of a file system may stand for milliseconds.
-        if file.parent == step and step.stat().st_ctime_ns == before:
-            file.unlink()
+    spoil(file, kind)
 
 
 def play(place: str, seeds: Collection[int], count: int) -> None:

@@ -46,7 +46,7 @@ DAMAGE = (FLIPPED, FLIPPED, REPLACED, LOST, MANIFEST)
 # A manager sees them without reading the data.
 VISIBLE = (LOST, MANIFEST)
 CALLS = (
-    *("save", "save", "save", "save", "save", "restore", "restore", "resume"),
+    *("save", "save", "save", "save", "save", "restore", "restore", "resume", "open"),
     *("damage", "damage", "damage", "damage", "repair", "fork", "delete", "lose"),
 )
 # The newest steps of a mirror that are compared with those of the run.
@@ -367,24 +367,12 @@ class Training:
         chunk = place.chunk(step, choice(["w", "frozen"]))
         self.note(kind, chunk)
         place.damage[step] = kind
-        if kind == LOST:
-            chunk.unlink()
-        elif kind == MANIFEST:
-            file = place.folder(step) / "zarr.json"
-            before, damaged = file.parent.stat().st_ctime_ns, flipped(file.read_bytes())
-            # The clock of a file system may stand for milliseconds.
-            while file.parent.stat().st_ctime_ns == before:
-                replace(file, damaged)
+        if kind == MANIFEST:
             place.seen.discard(place.steps[step])
-        elif kind == REPLACED:
-            replace(chunk, flipped(chunk.read_bytes()))
-        else:
+        if kind == FLIPPED:
             for other, n in self.linked(chunk):
                 other.damage.setdefault(n, kind)
-            with open(chunk, "r+b") as file:
-                data = flipped(file.read())
-                file.seek(0)
-                file.write(data)
+        spoil(place.folder(step) / "zarr.json" if kind == MANIFEST else chunk, kind)
 
     def linked(self, chunk: pathlib.Path) -> Iterator[tuple[Place, int]]:
         """The steps that share a file."""
@@ -441,12 +429,18 @@ def is_intact(path: pathlib.Path) -> bool:
     return True
 
 
-def flipped(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-
-
-def replace(file: pathlib.Path, data: bytes) -> None:
-    """Write a new file, so that no link sees it."""
-    file.unlink()
-    file.write_bytes(data)
+def spoil(file: pathlib.Path, kind: str) -> None:
+    """Damage a file in one of the ways above."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    if kind == LOST:
+        file.unlink()
+    elif kind == FLIPPED:
+        with open(file, "r+b") as f:
+            f.write(data)
+    else:
+        before = file.parent.stat().st_ctime_ns
+        # The clock of a file system may stand for milliseconds.
+        while file.parent.stat().st_ctime_ns == before:
+            file.unlink()
+            file.write_bytes(data)
