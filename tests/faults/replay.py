@@ -144,7 +144,7 @@ class Disk:
             case "create":
                 self._create(path, b"")
             case "mkdir":
-                self._create(path, None)
+                self._create(path.rstrip("/"), None)
             case "truncate":
                 self._resize(path, operation.number)
             case "write":

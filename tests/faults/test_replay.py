@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from faults import replay, runs, scenarios, toy_savers, workloads
+from faults import recordings, replay, runs, scenarios, toy_savers, workloads
 from faults.scenarios import Death, RunScenario, Scenario
 from faults.shim import Fault
 from faults.zygote import Zygote
@@ -115,4 +115,23 @@ def test_every_crash_state_of_a_save_in_new_directories(
         assert there in ((1,) if "saved" in notes else (None, 1)), f"{there}, {notes}"
 
     result = replay.explore(log, root, disk / "initial", disk, check)
+    assert not result.bad, str(result)
+
+
+@pytest.mark.parametrize("has_states", [True, False])
+def test_every_crash_state_of_a_recording(
+    zygote: Zygote, disk: pathlib.Path, has_states: bool
+) -> None:
+    root, log = disk / "root", disk / "log"
+    root.mkdir()
+    (disk / "initial").mkdir()
+    record = functools.partial(recordings.record, has_states=has_states)
+    fault = Fault(str(root), log=str(log))
+    assert zygote.run(record, str(root / "chain"), fault=fault).error is None
+
+    def check(directory: pathlib.Path, notes: list[str]) -> None:
+        recordings.check(directory / "chain", notes, has_states=has_states)
+
+    result = replay.explore(log, root, disk / "initial", disk, check)
+    assert result.states > 40
     assert not result.bad, str(result)
