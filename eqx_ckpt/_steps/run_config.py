@@ -4,6 +4,7 @@ The name of a file is that of its content, so it never changes, and is the same 
 it is copied to. It is there before the first step that has it.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -113,17 +114,21 @@ class Configs:
         if history is None or history.config is None:
             return None
         if history.config not in self._known:
-            self._known[history.config] = json.loads(self.data(history.config))
+            self._known[history.config] = self._found(history.config)[1]
         return self._known[history.config]
 
     def data(self, id: str) -> bytes:
         """The file of a config."""
+        return self._found(id)[0]
+
+    def _found(self, id: str) -> tuple[bytes, dict[str, Any]]:
+        """The file of a config, and the config."""
         name = _name(id)
         problem: Exception | None = None
         for place in self._places:
             try:
-                if found := parse_surely(place, name, lambda data: _check(data, id)):
-                    return found[0]
+                if found := parse_surely(place, name, lambda data: _parsed(data, id)):
+                    return found
             except (CheckpointError, OSError) as e:
                 problem = problem or e
         if isinstance(problem, CorruptCheckpointError):
@@ -142,9 +147,14 @@ class Configs:
         )
 
 
-def _check(data: bytes, id: str) -> None:
-    if _id_of(data) != id:
-        raise CorruptCheckpointError("it is not as it was written")
+def _parsed(data: bytes, id: str) -> dict[str, Any]:
+    """The config in a file that was written as it is."""
+    with contextlib.suppress(ValueError, RecursionError):
+        config = json.loads(data)
+        is_written = type(config) is dict and _to_bytes(config) == data
+        if is_written and _id_of(data) == id:
+            return config
+    raise CorruptCheckpointError("it is not as it was written")
 
 
 def _warn(step: int, problem: Exception) -> None:

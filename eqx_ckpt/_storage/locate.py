@@ -8,10 +8,10 @@ from .bucket.bucket_place import Bucket, GoogleBucket, Memory
 from .bucket.keyvalue_place import KeyValues
 from .bucket.remote_file import ObjectFile
 from .bucket.web_file import WebFile
+from .calls.opening import LONGEST_NAME, longest_name
 from .calls.store_path import absolute, censored, remote_kvstore, StorePath, URL
 from .directory.directory_place import Directory
 from .directory.local_file import LocalFile
-from .interface.attempt_lock import LONGEST_NAME
 from .interface.foreign_file import ForeignFile
 from .interface.place import Storage
 
@@ -37,8 +37,7 @@ def locate(path: PathLike) -> Storage:
             f"{folder!r} has a backslash or a character that does not print, which "
             "TensorStore cannot be trusted with. Choose another directory."
         )
-    longest = max(map(len, os.fsencode(folder).split(b"/")))
-    if longest > LONGEST_NAME:
+    if (longest := longest_name(folder)) > LONGEST_NAME:
         raise CheckpointError(
             f"A name in {folder[:300]!r} has {longest} bytes, and file systems take "
             f"{LONGEST_NAME}. Choose another directory."

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import tensorstore as ts
 import xxhash
+from fastcrc import crc32
 from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt
-from support import chunk_values, Directory, staging
+from tests.support import chunk_values, Directory, staging
 
 from . import readers
 from .manifests import edited
@@ -27,18 +28,9 @@ _RLE = 1
 _BLOCK = 2**17  # what one block of zstd may become
 
 
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
 def checked(data: bytes) -> bytes:
     """What is written, and its checksum."""
-    return data + crc32c(data).to_bytes(4, "little")
+    return data + crc32.iscsi(data).to_bytes(4, "little")
 
 
 def _opened(path: pathlib.Path, **config: Any) -> ts.KvStore:
@@ -55,10 +47,14 @@ def set_options(
     monkeypatch.setattr(storage, "database", storage.database._replace(**options))
 
 
+def values_of(path: pathlib.Path) -> dict[bytes, bytes]:
+    store = _opened(path)
+    return {key: store.read(key).result().value for key in store.list().result()}
+
+
 def inflate(path: pathlib.Path) -> None:
     """Write a database anew without compression, so that each byte has a meaning."""
-    store = _opened(path)
-    values = {key: store.read(key).result().value for key in store.list().result()}
+    values = values_of(path)
     for file in ((path / "manifest.ocdbt"), *(path / "d").iterdir()):
         file.unlink()
     store = _opened(path, compression=None)

@@ -12,6 +12,7 @@ from .databases import checked
 
 
 FILE = "d/" + "a" * 32
+MANIFEST = "manifest.ocdbt"
 # Of an array of four numbers, in one chunk.
 ZARRAY = json.dumps(
     {
@@ -42,7 +43,7 @@ def leaf(values: Mapping[str, bytes | Place], file: str = FILE) -> bytes:
     body += _numbers(i.nbytes if isinstance(i, Place) else len(i) for i in items)
     body += bytes(isinstance(item, Place) for item in items)
     body += _numbers([0] * len(places)) + _numbers(p.start for p in places)
-    return _node(body + b"".join(i for i in items if isinstance(i, bytes)))
+    return node(body + b"".join(i for i in items if isinstance(i, bytes)))
 
 
 def above(height: int, child: Place, count: int) -> bytes:
@@ -51,7 +52,7 @@ def above(height: int, child: Place, count: int) -> bytes:
     body = bytes([height]) + _files(FILE) + _keys(keys, prefixes=[5] * count)
     for number in (0, *child, 1, 1, 1):
         body += _numbers([number] * count)
-    return _node(body)
+    return node(body)
 
 
 def write(
@@ -59,25 +60,35 @@ def write(
     nodes: Iterable[bytes],
     root: Place | None = None,
     file: str = FILE,
+    values: bytes = b"",
 ) -> None:
     """A database whose root is at `root`, or the last of its nodes.
 
-    The heights are those of a chain: each node is above the one before.
+    The heights are those of a chain: each node is above the one before. The `values`
+    are before all nodes.
     """
-    path.mkdir()
-    (path / "d").mkdir()
+    (path / "d").mkdir(parents=True, exist_ok=True)
     nodes = [*nodes]
-    data = b"".join(nodes)
+    data = values + b"".join(nodes)
     (path / FILE).write_bytes(data)
     root = root or Place(len(data) - len(nodes[-1]), len(nodes[-1]))
     # The UUID, the configuration, one version and its time.
     body = bytes(18) + _number(2**23) + b"\4\0" + _files(file) + b"\1\1"
     body += bytes([len(nodes) - 1]) + _numbers((0, *root, 1, 1, 1)) + bytes(9)
-    (path / "manifest.ocdbt").write_bytes(_record(b"\x0c\xdb\x3a\x2a", body))
+    (path / MANIFEST).write_bytes(manifest(body))
 
 
-def _node(body: bytes) -> bytes:
+def node(body: bytes) -> bytes:
     return _record(b"\x0c\xdb\x20\xde", body)
+
+
+def manifest(body: bytes) -> bytes:
+    return _record(b"\x0c\xdb\x3a\x2a", body)
+
+
+def body_of(record: bytes) -> bytes:
+    """What a node, or a manifest, says."""
+    return record[14:-4]
 
 
 def _record(magic: bytes, body: bytes) -> bytes:

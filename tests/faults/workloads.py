@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqx_ckpt
-from support import chunk_grid as chunks
+from tests.support import chunk_grid as chunks
 
 from . import shim
 

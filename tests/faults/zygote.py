@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from helpers import keep_compiled
+from tests.helpers import keep_compiled
 
 from . import shim
 

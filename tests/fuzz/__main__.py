@@ -6,6 +6,7 @@ covers more, and what failed; the tests read all of it again.
 
 import argparse
 import hashlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -24,15 +25,26 @@ def fuzz(name: str) -> None:
     """Run a target until the options of libFuzzer, in `sys.argv`, end it."""
     import atheris
 
+    # Before anything else imports the package.
     with atheris.instrument_imports(include=["eqx_ckpt"]):
+        from tests.interop.mutations import replaced
+
         from .targets import targets
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        """A change of bytes, or of JSON: few changes of bytes leave it valid."""
+        rng = random.Random(seed)
+        if rng.random() < 0.5:
+            return replaced(data, rng)[:most]
+        return atheris.Mutate(data, most)
+
     with tempfile.TemporaryDirectory() as folder:
         target = targets(Path(folder))[name]
         seeds = Path(folder) / "seeds"
         seeds.mkdir()
         for data in target.seeds():
             (seeds / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-        atheris.Setup([*sys.argv, str(seeds)], target.check)
+        atheris.Setup([*sys.argv, str(seeds)], target.check, custom_mutator=mutate)
         atheris.Fuzz()
 
 

@@ -1,11 +1,11 @@
 """What is fuzzed: a file of each format, and what reads it.
 
-Each target writes what a fuzzer found in place of one file, and reads everything. Only
-a `CheckpointError` that names the place may come of it.
+Each target writes what a fuzzer found in place of a file, or of its content, and reads
+everything. Only a `CheckpointError` that names the place may come of it.
 """
 
 import contextlib
-import functools as ft
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import tensorstore as ts
 
 import eqx_ckpt
 from eqx_ckpt import interop
 from tests.faults.manifests import sealed
 from tests.interop.mutations import check, is_possible, mutated
+
+from . import sealing
 
 
 ARRAYS = {
@@ -31,71 +34,95 @@ TREE = {"a": [{"w": ARRAYS["a.0.w"]}], "n": 3, "z": 1 + 2j}
 
 
 class Target(NamedTuple):
-    """A file that is fuzzed, the folder that errors name, and what reads it.
+    """What is fuzzed: what is there, how other bytes are put there, and a reader."""
 
-    `seal` gives data the digest without which no reader would look at it.
-    """
-
-    file: Path
-    place: Path
+    data: bytes
+    write: Callable[[bytes], Any]
     read: Callable[[], Any]
-    seal: Callable[[bytes], bytes] = bytes
 
     def seeds(self) -> list[bytes]:
         """What is there, and some changes of it."""
-        rng, data = random.Random(0), self.file.read_bytes()
-        return [data, *(mutated(data, rng) for _ in range(20))]
+        rng = random.Random(0)
+        return [self.data, *(mutated(self.data, rng) for _ in range(20))]
 
     def check(self, data: bytes) -> None:
-        self.file.write_bytes(self.seal(data))
+        self.write(data)
         self.read()
 
 
 def targets(folder: Path) -> dict[str, Target]:
     """The targets, whose files are in `folder`, by name."""
     return {
-        **_own(folder),
+        **_checkpoints(folder),
+        **_run(folder / "run"),
+        **_recording(folder / "recording"),
         **_foreign_files(folder),
-        **_foreign_directories(folder),
-        "url": _url(folder / "url"),
+        **_orbax(folder),
+        **_jax(folder / "jax"),
+        "rows": _rows(folder / "rows"),
+        "url": _url(),
     }
 
 
-def _own(folder: Path) -> dict[str, Target]:
-    path, database, run, chain = (
-        folder / name for name in ("checkpoint", "database", "run", "chain")
-    )
+def _file(file: Path, read: Callable[[], Any]) -> Target:
+    return Target(file.read_bytes(), file.write_bytes, read)
+
+
+def _manifest(path: Path) -> Target:
+    """The manifest of a checkpoint; no reader would look at one with a wrong digest."""
+    file = path / "zarr.json"
+
+    def write(data: bytes) -> None:
+        file.write_bytes(sealed(data))
+
+    return Target(file.read_bytes(), write, _reads(lambda: path, path))
+
+
+def _database(kind: str, root: Path, read: Callable[[], Any]) -> dict[str, Target]:
+    parts = sealing.database(root)
+    return {f"{kind}_{name}": Target(*part, read) for name, part in parts.items()}
+
+
+def _checkpoints(folder: Path) -> dict[str, Target]:
+    path, database, packed = (folder / n for n in ("checkpoint", "database", "packed"))
     eqx_ckpt.tree_serialise_leaves(path, TREE, metadata={"loss": 0.5})
     eqx_ckpt.tree_serialise_leaves(database, TREE, layout="ocdbt")
+    numbers = {"x": np.arange(16, dtype=np.float32)}
+    eqx_ckpt.tree_serialise_leaves(packed, numbers, compression="zstd")
+    return {
+        "manifest": _manifest(path),
+        "chunk": Target(
+            *sealing.chunk(packed, "x", "c.0"), _reads(lambda: packed, packed)
+        ),
+        **_database("database", database, _reads(lambda: database, database)),
+    }
+
+
+def _run(run: Path) -> dict[str, Target]:
     keep = eqx_ckpt.keep_last(1)
     options = {"lr": 0.5, "optim": {"name": "adam", "betas": [0.9, 0.99]}}
     with eqx_ckpt.CheckpointManager(run, keep=keep, config=options) as manager:
         for step in range(4):
             manager.save(step, TREE, metadata={"loss": 0.5 / (step + 1)})
-    (config,) = run.glob("config.*.json")
-    recording = eqx_ckpt.recording.Recording(chain, {"x": jnp.zeros(2)})
+    inspect = eqx_ckpt.inspect
+    log, step = min(run.glob("metrics.*.json")), run / "000003"
+    return {
+        "history": _manifest(step),
+        "metrics": _file(log, _tries(lambda: inspect.metrics(run), run)),
+        "config": Target(
+            *sealing.config(run, step), _tries(lambda: inspect.read_config(run), run)
+        ),
+    }
+
+
+def _recording(path: Path) -> dict[str, Target]:
+    recording = eqx_ckpt.recording.Recording(path, {"x": jnp.zeros(2)})
     with recording:
         recording.extend({"x": np.ones((5, 2), np.float32)})
         recording.commit({"state": jnp.ones(3)})
-    log, step = min(run.glob("metrics.*.json")), run / "000003"
-    found = {
-        "manifest": Target(
-            path / "zarr.json", path, _reads(lambda: path, path), sealed
-        ),
-        "history": Target(step / "zarr.json", step, _reads(lambda: step, step), sealed),
-        "metrics": Target(log, run, _tries(lambda: eqx_ckpt.inspect.metrics(run), run)),
-        "config": Target(
-            config, run, _tries(lambda: eqx_ckpt.inspect.read_config(run), run)
-        ),
-    }
-    read = _tries(lambda: eqx_ckpt.recording.Samples(chain).read(), chain)
-    for file in (chain / "recording.json", chain / "samples/x/zarr.json"):
-        found[f"recording_{file.stem}"] = Target(file, chain, read)
-    for file in (database / "manifest.ocdbt", *(database / "d").iterdir()):
-        name = "node" if file.parent.name == "d" else "manifest"
-        read = _reads(lambda: database, database)
-        found[f"database_{name}"] = Target(file, database, read)
-    return found
+    read = _tries(lambda: eqx_ckpt.recording.Samples(path).read(), path)
+    files = (path / "recording.json", path / "samples/x/zarr.json")
+    return {f"recording_{file.stem}": _file(file, read) for file in files}
 
 
 def _foreign_files(folder: Path) -> dict[str, Target]:
@@ -117,35 +144,68 @@ def _foreign_files(folder: Path) -> dict[str, Target]:
         "flax": lambda: interop.open_flax(places["flax"]),
     }
     found = {
-        name: Target(place, place, _reads(readers[name], place))
+        name: _file(place, _reads(readers[name], place))
         for name, place in places.items()
     }
     index = folder / "sharded" / "model.safetensors.index.json"
     index.parent.mkdir()
     shutil.copy(places["safetensors"], index.parent / "w.safetensors")
+    weights = dict.fromkeys(ARRAYS, "w.safetensors")
     index.write_text(
-        '{"metadata": {"total_size": 24}, "weight_map": {"n": "w.safetensors"}}'
+        json.dumps({"metadata": {"total_size": 34}, "weight_map": weights})
     )
     read = _reads(lambda: interop.open_safetensors(index), index.parent)
-    return found | {"safetensors_index": Target(index, index.parent, read)}
+    return found | {"safetensors_index": _file(index, read)}
 
 
-def _foreign_directories(folder: Path) -> dict[str, Target]:
+def _orbax(folder: Path) -> dict[str, Target]:
     from orbax import checkpoint
 
-    found: dict[str, Target] = {}
-    for kind, ocdbt in {"orbax": False, "orbax_database": True}.items():
+    def saved(kind: str, **options: bool) -> tuple[Path, Callable[[], Any]]:
         root = folder / kind
-        checkpoint.PyTreeCheckpointer(use_ocdbt=ocdbt).save(root, ARRAYS)
-        read = _reads(ft.partial(interop.open_orbax, root), root)
-        names = ("_METADATA", ".zarray") if not ocdbt else ("manifest.ocdbt",)
-        files = [next(iter(sorted(root.rglob(name)))) for name in names]
-        if ocdbt:
-            files.append(max((root / "d").iterdir()))
-        for file in files:
-            name = "node" if file.parent.name == "d" else file.stem.strip("._").lower()
-            found[f"{kind}_{name}"] = Target(file, root, read)
-    return found
+        checkpoint.PyTreeCheckpointer(**options).save(root, ARRAYS)
+        return root, _reads(lambda: interop.open_orbax(root), root)
+
+    root, read = saved("orbax", use_ocdbt=False)
+    newer, read_newer = saved("orbax_zarr3", use_ocdbt=False, use_zarr3=True)
+    return {
+        "orbax_metadata": _file(root / "_METADATA", read),
+        "orbax_zarray": _file(root / "a.0.w" / ".zarray", read),
+        "orbax_zarr3": _file(newer / "a.0.w" / "zarr.json", read_newer),
+        **_database("orbax_database", *saved("orbax_database", use_ocdbt=True)),
+    }
+
+
+def _jax(root: Path) -> dict[str, Target]:
+    """What numbers the leaves of a tree."""
+    from jax.experimental.array_serialization import pytree_serialization
+
+    tree = {"w": jnp.ones(3), "none": None}
+    pytree_serialization.save(tree, root)
+    read = _reads(lambda: interop.open_jax_arrays(root, tree), root)
+    return {"jax_tree": _file(root / "pytreedef.json", read)}
+
+
+def _rows(path: Path) -> Target:
+    """The metadata of a Zarr array, whose rows are read."""
+    layout = ts.ChunkLayout(write_chunk_shape=(4, 2), read_chunk_shape=(2, 2))
+    array = ts.open(
+        {"driver": "zarr3", "kvstore": f"file://{path}/"},
+        create=True,
+        dtype=ts.float32,
+        shape=[6, 2],
+        chunk_layout=layout,
+    ).result()
+    array.write(np.ones((6, 2), np.float32)).result()
+
+    def read() -> None:
+        # Values that are no numbers, and arrays without rows, are not damaged.
+        with contextlib.suppress(ValueError, TypeError):
+            source = eqx_ckpt.data.StoredDataSource(x=path)
+            loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
+            next(loader.iterate(loader.start(), prefetch=0))
+
+    return _file(path / "zarr.json", _tries(read, path))
 
 
 def _reads(open_source: Callable[[], Any], place: Path) -> Callable[[], Any]:
@@ -156,13 +216,17 @@ def _tries(call: Callable[[], Any], place: Path) -> Callable[[], Any]:
     return lambda: is_possible(call, place)
 
 
-def _url(file: Path) -> Target:
-    file.write_text("s3://user:word@bucket:80/run?x=1#y")
+def _url() -> Target:
+    seed = b"s3://user:word@bucket:80/run?x=1#y"
+    said = [seed]
+
+    def write(data: bytes) -> None:
+        said[0] = data
 
     def read() -> None:
-        text = file.read_bytes().decode("utf-8", "surrogateescape")
+        text = said[0].decode("utf-8", "surrogateescape")
         for url, options in (text, {}), ("s3://bucket/run", {"endpoint": text}):
             with contextlib.suppress(eqx_ckpt.CheckpointError, ValueError):
                 eqx_ckpt.StorePath(url, **options)
 
-    return Target(file, file.parent, read)
+    return Target(seed, write, read)

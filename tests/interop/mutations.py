@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ VALUES = (
     "w\0",
     "..",
     "\ud800",
+    "x" * 300,
     [],
     [1],
     {},
@@ -78,6 +80,23 @@ def retyped_json(data: bytes, most: int, rng: random.Random) -> list[bytes]:
     """At most `most` such changes of JSON."""
     found = [json.dumps(tree).encode() for tree in retyped(json.loads(data))]
     return found if len(found) <= most else rng.sample(found, most)
+
+
+# Of JSON: a text, a number, a name, or a list or an object without others in it.
+_TOKEN = re.compile(
+    rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true|false|null|\[[^][{}]*\]|\{[^][{}]*\}'
+)
+
+
+def replaced(data: bytes, rng: random.Random) -> bytes:
+    """Data in which one value, or key, of JSON has become another."""
+    places = [*_TOKEN.finditer(data)]
+    if not places:
+        return data
+    place = rng.choice(places)
+    of_others = rng.choice(places)[0]
+    value = rng.choice([of_others, json.dumps(rng.choice(VALUES)).encode()])
+    return data[: place.start()] + value + data[place.end() :]
 
 
 def _places(tree: Any, above: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -324,6 +324,18 @@ def test_names_that_leave_the_directory(saved, tmp_path):
             interop.open_orbax(tmp_path / "a")
 
 
+@pytest.mark.parametrize("use_ocdbt", [False, True])
+def test_a_name_that_no_file_can_have(tmp_path, use_ocdbt):
+    checkpointer = ocp.PyTreeCheckpointer(use_ocdbt=use_ocdbt)
+    checkpointer.save(tmp_path / "a", {"w": np.ones(3)})
+    place = tmp_path / "a" / "_METADATA"
+    name = "x" * 300
+    text = place.read_text().replace('"w"', f'"{name}"').replace("'w'", f"'{name}'")
+    place.write_text(text)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="there is no such array"):
+        interop.open_orbax(tmp_path / "a")
+
+
 AWKWARD = {
     "mlp/~/linear_0": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)},
     "above": {"../x": jnp.zeros(2)},

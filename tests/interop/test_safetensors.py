@@ -188,6 +188,7 @@ def test_a_directory_with_one_file(tmp_path, tensors):
         (lambda w: w.update(x=3), "'x' is in '3'"),
         (lambda w: w.update(x="model-3.safetensors"), "which is not there"),
         (lambda w: w.update(x="\ud800.safetensors"), "which is not there"),
+        (lambda w: w.update(x="x" * 300), "which is not there"),
         (lambda w: w.update(x="model-1.safetensors"), "lacks 'x'"),
         (lambda w: w.pop("half"), "has in addition 'half'"),
         (lambda w: w.update(half="model-1.safetensors"), "lacks 'half'"),

@@ -16,6 +16,7 @@ from eqx_ckpt import CheckpointManager, inspect
 from eqx_ckpt.__main__ import main
 from faults import forks_of_runs, runs
 from faults.forks_of_runs import state
+from faults.manifests import edited
 from faults.shim import Fault
 from faults.zygote import OF_MANY, Zygote
 from helpers import assert_same
@@ -138,6 +139,22 @@ def test_what_is_missing_is_seen(tmp_path: pathlib.Path) -> None:
         assert not (tmp_path / "b").exists()
         chunk.write_bytes(data)
     manager.fork(tmp_path / "b", 2)
+
+
+def test_a_leaf_whose_name_no_file_can_have(tmp_path: pathlib.Path) -> None:
+    manager = trained(tmp_path / "a")
+    name = "x" * 300
+
+    def rename(content: dict[str, Any]) -> None:
+        record = content["leaves"].pop("w")
+        content["leaves"][name] = record | {"path": [["k", name]]}
+
+    manifest = tmp_path / "a/000002/zarr.json"
+    manifest.write_bytes(edited(manifest.read_bytes(), rename))
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="xx/c.0 is missing"):
+        manager.fork(tmp_path / "b", 2)
+    with pytest.raises(eqx_ckpt.CorruptCheckpointError, match="xx/c.0 is missing"):
+        inspect.verify(manifest.parent)
 
 
 @pytest.mark.parametrize("how", [{}, {"layout": "ocdbt"}], ids=str)

@@ -11,6 +11,10 @@ import stat
 from typing import BinaryIO
 
 
+# In bytes, of most file systems.
+LONGEST_NAME = 255
+
+
 class NotPlain(OSError):
     """The path does not lead to a plain file."""
 
@@ -34,13 +38,33 @@ def open_plain(
         # The links in the path may form a loop, too.
         is_link = e.errno == errno.ELOOP and is_link_at(path, folder)
         if not is_link and e.errno != errno.ENXIO:
-            raise
+            raise _missing_if_too_long(e, path) from None
         raise NotPlain(e.errno, "It is a link or a socket", path) from None
     found = os.fstat(fd)
     if stat.S_ISREG(found.st_mode):
         return fd, found.st_size
     os.close(fd)
     raise NotPlain(errno.EINVAL, "It is not a file", path)
+
+
+def status_at(path: str) -> os.stat_result:
+    """As `os.lstat`."""
+    try:
+        return os.lstat(path)
+    except OSError as e:
+        raise _missing_if_too_long(e, path) from None
+
+
+def _missing_if_too_long(error: OSError, path: str) -> OSError:
+    """The error; for a name that no file can have, that there is no such file."""
+    if error.errno != errno.ENAMETOOLONG or longest_name(path) <= LONGEST_NAME:
+        return error
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def longest_name(path: str) -> int:
+    """The number of bytes of the longest name in a path."""
+    return max(map(len, os.fsencode(path).split(b"/")))
 
 
 def reading(path: str) -> BinaryIO:

@@ -11,7 +11,7 @@ from ..._format.leaf_names import alike
 from ..._format.manifest import MAX_BYTES
 from ..._lazy import Array, np
 from .file_reads import FileReads, fill
-from .opening import NotPlain, open_plain
+from .opening import NotPlain, open_plain, status_at
 from .posix_calls import start_write_back
 
 
@@ -42,7 +42,7 @@ def open_existing(path: str, key: str) -> FileReads:
 def size_of_existing(path: str, key: str) -> int:
     """The size of a file that has to be there, without opening it."""
     try:
-        found = os.lstat(path + key)
+        found = status_at(path + key)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise CorruptCheckpointError(f"{key} is missing") from None
     if not stat.S_ISREG(found.st_mode):

@@ -10,15 +10,11 @@ import uuid
 from collections.abc import Callable, Generator
 
 from ..._errors import CheckpointError
-from ..calls.opening import open_plain
+from ..calls.opening import LONGEST_NAME, open_plain
 from ..calls.posix_calls import delete, fsync
 
 
 logger = logging.getLogger("eqx_ckpt")
-
-
-# In bytes, of most file systems.
-LONGEST_NAME = 255
 
 
 # What surrounds the name of a target: `.`, and `.<uuid>.lock`.
