@@ -34,9 +34,8 @@ def fuzz(name: str) -> None:
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         """A change of bytes, or of JSON: few changes of bytes leave it valid."""
         rng = random.Random(seed)
-        if rng.random() < 0.5:
-            return replaced(data, rng)[:most]
-        return atheris.Mutate(data, most)
+        changed = replaced(data, rng) if rng.random() < 0.5 else data
+        return changed[:most] if changed != data else atheris.Mutate(data, most)
 
     with tempfile.TemporaryDirectory() as folder:
         target = targets(Path(folder))[name]

@@ -45,6 +45,17 @@ def chunk(path: Path, name: str, key: str) -> tuple[bytes, Write]:
     return (path / name / key).read_bytes()[:-4], write
 
 
+def header(file: Path) -> tuple[bytes, Write]:
+    """The header of a file of safetensors, and its writer."""
+    stored = file.read_bytes()
+    end = 8 + int.from_bytes(stored[:8], "little")
+
+    def write(data: bytes) -> None:
+        file.write_bytes(len(data).to_bytes(8, "little") + data + stored[end:])
+
+    return stored[8:end], write
+
+
 def database(root: Path) -> dict[str, tuple[bytes, Write]]:
     """What the manifest and the root of a database say, and their writers.
 

@@ -68,14 +68,17 @@ def _file(file: Path, read: Callable[[], Any]) -> Target:
     return Target(file.read_bytes(), file.write_bytes, read)
 
 
-def _manifest(path: Path) -> Target:
-    """The manifest of a checkpoint; no reader would look at one with a wrong digest."""
-    file = path / "zarr.json"
+def _sealed(file: Path, read: Callable[[], Any]) -> Target:
+    """A file with its own digest: no reader would look at one with a wrong digest."""
 
     def write(data: bytes) -> None:
         file.write_bytes(sealed(data))
 
-    return Target(file.read_bytes(), write, _reads(lambda: path, path))
+    return Target(file.read_bytes(), write, read)
+
+
+def _manifest(path: Path) -> Target:
+    return _sealed(path / "zarr.json", _reads(lambda: path, path))
 
 
 def _database(kind: str, root: Path, read: Callable[[], Any]) -> dict[str, Target]:
@@ -121,8 +124,10 @@ def _recording(path: Path) -> dict[str, Target]:
         recording.extend({"x": np.ones((5, 2), np.float32)})
         recording.commit({"state": jnp.ones(3)})
     read = _tries(lambda: eqx_ckpt.recording.Samples(path).read(), path)
-    files = (path / "recording.json", path / "samples/x/zarr.json")
-    return {f"recording_{file.stem}": _file(file, read) for file in files}
+    return {
+        "recording_recording": _sealed(path / "recording.json", read),
+        "recording_zarr": _file(path / "samples/x/zarr.json", read),
+    }
 
 
 def _foreign_files(folder: Path) -> dict[str, Target]:
@@ -155,7 +160,11 @@ def _foreign_files(folder: Path) -> dict[str, Target]:
         json.dumps({"metadata": {"total_size": 34}, "weight_map": weights})
     )
     read = _reads(lambda: interop.open_safetensors(index), index.parent)
-    return found | {"safetensors_index": _file(index, read)}
+    header = sealing.header(places["safetensors"])
+    return found | {
+        "safetensors_header": Target(*header, found["safetensors"].read),
+        "safetensors_index": _file(index, read),
+    }
 
 
 def _orbax(folder: Path) -> dict[str, Target]:
