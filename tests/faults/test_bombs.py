@@ -19,6 +19,7 @@ from faults.manifests import edited
 from faults.ocdbt import Place
 from faults.readers import MEMORY, TIMEOUT
 from faults.zygote import Zygote
+from interop.mutations import read_rows
 
 
 GOOD = {"w/.zarray": ocdbt.ZARRAY, "w/0": np.ones(4, np.float32).tobytes()}
@@ -30,10 +31,8 @@ def read(function: str, path: str) -> None:
         pass
 
 
-def read_rows(path: str) -> None:
-    source = eqx_ckpt.data.StoredDataSource(x=path)
-    loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
-    next(loader.iterate(loader.start(), prefetch=0))
+def read_zarr(path: str) -> None:
+    read_rows(eqx_ckpt.data.StoredDataSource(x=path))
 
 
 def match(path: str) -> None:
@@ -192,9 +191,9 @@ def test_rows_of_a_zarr_array(
     path.mkdir()
     (path / ".zarray").write_bytes(ocdbt.ZARRAY)
     (path / "0").write_bytes(GOOD["w/0"])
-    zygote.call(read_rows, str(path))
+    zygote.call(read_zarr, str(path))
     change[1](path / "0")
-    refused(zygote, read_rows, str(path))
+    refused(zygote, read_zarr, str(path))
 
 
 def test_rows_of_a_zarr_array_of_links(zygote: Zygote, disk: pathlib.Path) -> None:
@@ -204,7 +203,7 @@ def test_rows_of_a_zarr_array_of_links(zygote: Zygote, disk: pathlib.Path) -> No
     (disk / "0").write_bytes(GOOD["w/0"])
     (path / ".zarray").write_bytes(ocdbt.ZARRAY)
     (path / "0").symlink_to(disk / "0")
-    zygote.call(read_rows, str(path))
+    zygote.call(read_zarr, str(path))
 
 
 def safetensors(path: pathlib.Path, name: str) -> None:

@@ -20,7 +20,7 @@ import tensorstore as ts
 import eqx_ckpt
 from eqx_ckpt import interop
 from tests.faults.manifests import sealed
-from tests.interop.mutations import check, is_possible, mutated
+from tests.interop.mutations import check, is_possible, mutated, read_rows
 
 from . import sealing
 
@@ -210,9 +210,7 @@ def _rows(path: Path) -> Target:
     def read() -> None:
         # Values that are no numbers, and arrays without rows, are not damaged.
         with contextlib.suppress(ValueError, TypeError):
-            source = eqx_ckpt.data.StoredDataSource(x=path)
-            loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
-            next(loader.iterate(loader.start(), prefetch=0))
+            read_rows(eqx_ckpt.data.StoredDataSource(x=path))
 
     return _file(path / "zarr.json", _tries(read, path))
 

@@ -18,7 +18,7 @@ import eqx_ckpt
 from eqx_ckpt import CheckpointManager, inspect
 from eqx_ckpt.__main__ import main
 from faults.manifests import sealed
-from interop.mutations import replaced
+from interop.mutations import read_rows, replaced
 
 from . import sealing
 
@@ -54,12 +54,6 @@ def record(path: pathlib.Path, commits: int = 1) -> None:
         for _ in range(commits):
             recording.extend({"x": jnp.ones((5, 2)), "y": jnp.ones(5)})
             recording.commit({"state": jnp.ones(3)})
-
-
-def first_rows(path: pathlib.Path) -> None:
-    source = eqx_ckpt.data.StoredDataSource(path)
-    loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
-    next(loader.iterate(loader.start(), prefetch=0))
 
 
 Call = Callable[[pathlib.Path], Any]
@@ -102,7 +96,7 @@ OF_A_RECORDING: list[Call] = [
     inspect.digest,
     lambda path: repr(inspect.stats(path)),
     eqx_ckpt.tree_like,
-    first_rows,
+    lambda path: read_rows(eqx_ckpt.data.StoredDataSource(path)),
     record,
     lambda path: eqx_ckpt.recording.Samples(path).read(),
 ]

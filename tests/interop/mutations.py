@@ -132,6 +132,12 @@ def check(open_source: Callable[[], eqx_ckpt.interop.Source], place: Path) -> bo
     return is_possible(read, place)
 
 
+def read_rows(source: eqx_ckpt.data.StoredDataSource) -> None:
+    """Read the first batch of a source of rows."""
+    loader = eqx_ckpt.data.Loader(source, 2, order="sequential")
+    next(loader.iterate(loader.start(), prefetch=0))
+
+
 def is_possible(read: Callable[[], object], place: Path) -> bool:
     """Whether a call succeeds; otherwise, it has to say what is wrong, and where."""
     problem = ""
