@@ -6,6 +6,7 @@ covers more, and what failed; the tests read all of it again.
 
 import argparse
 import hashlib
+import os
 import random
 import subprocess
 import sys
@@ -37,14 +38,15 @@ def fuzz(name: str) -> None:
         changed = replaced(data, rng) if rng.random() < 0.5 else data
         return changed[:most] if changed != data else atheris.Mutate(data, most)
 
-    with tempfile.TemporaryDirectory() as folder:
-        target = targets(Path(folder))[name]
-        seeds = Path(folder) / "seeds"
-        seeds.mkdir()
-        for data in target.seeds():
-            (seeds / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-        atheris.Setup([*sys.argv, str(seeds)], target.check, custom_mutator=mutate)
-        atheris.Fuzz()
+    # libFuzzer ends this process: whoever started it deletes the folder.
+    folder = Path(tempfile.mkdtemp())
+    target = targets(folder)[name]
+    seeds = folder / "seeds"
+    seeds.mkdir()
+    for data in target.seeds():
+        (seeds / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    atheris.Setup([*sys.argv, str(seeds)], target.check, custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 def main() -> int:
@@ -56,27 +58,30 @@ def main() -> int:
     failed: list[str] = []
     for name in args.target or names():
         print(f"fuzzing {name}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            if _run(name, Path(folder), args.minutes):
+        with (
+            tempfile.TemporaryDirectory() as corpus,
+            tempfile.TemporaryDirectory() as scratch,
+        ):
+            if _run(name, Path(corpus), scratch, args.minutes):
                 failed.append(name)
     print("failed:", ", ".join(failed) or "none")
     return 1 if failed else 0
 
 
-def _run(name: str, folder: Path, minutes: float) -> int:
-    unpack(name, folder)
+def _run(name: str, corpus: Path, scratch: str, minutes: float) -> int:
+    unpack(name, corpus)
     options = [
         f"-max_total_time={int(60 * minutes)}",
         f"-timeout={SECONDS}",
         f"-rss_limit_mb={MEGABYTES}",
-        f"-artifact_prefix={folder}/",
+        f"-artifact_prefix={corpus}/",
         "-print_final_stats=1",
         "-verbosity=0",
     ]
     code = f"from tests.fuzz.__main__ import fuzz; fuzz({name!r})"
-    command = [sys.executable, "-W", "ignore", "-c", code, *options, str(folder)]
-    done = subprocess.run(command, check=False)
-    pack(name, folder)
+    command = [sys.executable, "-W", "ignore", "-c", code, *options, str(corpus)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": scratch}, check=False)
+    pack(name, corpus)
     return done.returncode
 
 
