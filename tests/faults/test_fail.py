@@ -1,12 +1,13 @@
 """A file operation that fails is reported; what was there before stays as it was."""
 
+import functools
 import itertools
 import pathlib
 
 import pytest
 
 import eqx_ckpt
-from faults import runs, scenarios, workloads
+from faults import recordings, runs, scenarios, workloads
 from faults.failures import assert_says_why, ERRORS
 from faults.scenarios import Scenario
 from faults.shim import CHANGES, Fault
@@ -107,6 +108,23 @@ def test_what_is_replaced_stays_until_its_successor_is_safe(
         if struck.error is not None:
             assert scenarios.REPLACED in seeds, f"at {struck.hits}"
     assert len(strikes) > 3
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("nth", "name", "chunks"), [(5, "recording.json.tmp", 0), (6, "chain", 1)]
+)
+def test_a_commit_of_samples_that_fails(
+    zygote: Zygote, disk: pathlib.Path, nth: int, name: str, chunks: int
+) -> None:
+    """Its samples are deleted, unless a record that refers to them may be there."""
+    path, fault = disk / "chain", Fault(str(disk), nth, "EIO", ("sync",))
+    outcome = zygote.run(
+        functools.partial(recordings.record, has_states=False), str(path), fault=fault
+    )
+    assert isinstance(outcome.error, OSError)
+    assert pathlib.Path(outcome.hits[0]).name == name
+    assert len([*path.glob("samples/x/c*")]) == chunks
 
 
 def test_a_save_warns_of_nothing(

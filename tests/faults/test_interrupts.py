@@ -127,12 +127,14 @@ def steps():
 
 
 def record():
-    like = {"x": np.zeros(3)}
-    with eqx_ckpt.recording.Recording("rec", like) as recording:
+    like = {"x": np.zeros(300)}
+    # Each commit has a chunk more.
+    with eqx_ckpt.recording.Recording("rec", like, chunk_bytes=12_000) as recording:
         if recording.committed is not None:
             recording.resume({"n": 0})
-        recording.extend({"x": np.ones((5, 3))})
+        recording.extend({"x": np.ones((5, 300))})
         recording.commit({"n": 1})
+    eqx_ckpt.recording.Samples("rec").verify()
 
 
 WAYS = {
@@ -167,11 +169,16 @@ def extend():
     assert samples.committed in (before + 5, before + 10)
 
 
-HAND_OVERS = {
+# Where work is handed to a thread, and where a name is given: each line counts.
+EACH_LINE = {
     "save": (steps, ("save_in_background", "Saving.start")),
     "recording": (
         extend,
         ("Log.extend", "Log._queue", "Writer.put", "Writer.drain", "start"),
+    ),
+    "commit": (
+        record,
+        ("Log._commit", "Place.commit", "Place._commit", "DirectoryWriter.commit"),
     ),
     "end": (
         record,
@@ -185,9 +192,9 @@ HAND_OVERS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("what", HAND_OVERS)
-def test_ctrl_c_while_work_is_handed_to_a_thread(made, patience, what):
-    call, functions = HAND_OVERS[what]
+@pytest.mark.parametrize("what", EACH_LINE)
+def test_ctrl_c_at_each_line(made, patience, what):
+    call, functions = EACH_LINE[what]
     call()
     for at in range(1, interrupted(call, functions=functions).count + 1):
         with contextlib.suppress(KeyboardInterrupt):

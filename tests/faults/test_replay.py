@@ -80,6 +80,34 @@ def _check(
     assert there in allowed, f"{there} is there, and the notes are {notes}"
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.BESIDE,
+        scenarios.OVERWRITE,
+        scenarios.OVERWRITE_DATABASE,
+        scenarios.REPAIR,
+        scenarios.INCREMENTAL,
+        scenarios.DELETE,
+    ],
+    ids=lambda scenario: scenario.name,
+)
+def test_every_crash_state_if_a_flush_fails(
+    zygote: Zygote, disk: pathlib.Path, scenario: Scenario | RunScenario
+) -> None:
+    """What was renamed by then is taken back before its files are deleted."""
+    check = functools.partial(_check, scenario)
+    for n, root in scenario.copies(zygote, disk):
+        log = disk / f"log {n}"
+        fault = Fault(str(root), n, "EIO", ("sync",), log=str(log))
+        outcome = scenario.perform(zygote, root, fault)
+        if not outcome.hits:
+            break
+        result = replay.explore(log, root, disk / "scenario", disk, check)
+        assert not result.bad, f"{outcome.hits}: {result}"
+    assert n > 1
+
+
 @pytest.mark.parametrize("death", scenarios.UNSAFE_DEATHS, ids=str)
 def test_every_crash_state_of_a_clean_up(
     zygote: Zygote, disk: pathlib.Path, death: Death
@@ -134,4 +162,40 @@ def test_every_crash_state_of_a_recording(
 
     result = replay.explore(log, root, disk / "initial", disk, check)
     assert result.states > 40
+    assert not result.bad, str(result)
+
+
+@pytest.mark.parametrize(
+    ("has_states", "nth", "place", "says"),
+    [
+        pytest.param(False, 2, "chain", "", id="of the beginning"),
+        pytest.param(False, 6, "chain", "0 draws are safe", id="of the first commit"),
+        pytest.param(False, 10, "chain", "5 draws are safe)", id="of a commit"),
+        pytest.param(True, 5, "states", "0 draws are safe", id="of a state"),
+        pytest.param(True, 8, "chain", "0 draws are safe", id="of a commit with it"),
+    ],
+)
+def test_every_crash_state_of_a_recording_if_a_flush_fails(
+    zygote: Zygote,
+    disk: pathlib.Path,
+    has_states: bool,
+    nth: int,
+    place: str,
+    says: str,
+) -> None:
+    """Whoever records next goes on from what is there, which nothing has flushed."""
+    root, log = disk / "root", disk / "log"
+    root.mkdir()
+    (disk / "initial").mkdir()
+    record = functools.partial(recordings.record_again, has_states=has_states)
+    fault = Fault(str(root), nth, "EIO", ("sync",), log=str(log))
+    outcome = zygote.run(record, str(root / "chain"), fault=fault)
+    assert outcome.error is None
+    assert outcome.hits[0].endswith(f"/{place}")
+    assert says in outcome.value
+
+    def check(directory: pathlib.Path, notes: list[str]) -> None:
+        recordings.check(directory / "chain", notes, has_states=has_states)
+
+    result = replay.explore(log, root, disk / "initial", disk, check)
     assert not result.bad, str(result)

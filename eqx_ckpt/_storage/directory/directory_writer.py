@@ -169,7 +169,9 @@ class DirectoryWriter(SoleWriter):
         self.write(key + _TEMPORARY, [value])
         self._put_in_place(key)
 
-    def take_over(self, key: str, value: bytes) -> None: ...
+    def take_over(self, key: str, value: bytes) -> None:
+        # There is a lock against earlier writers.
+        os.fsync(self._directory)
 
     def check_is_here(self, folder: str) -> None:
         try:

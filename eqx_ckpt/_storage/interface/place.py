@@ -586,7 +586,10 @@ class SoleWriter(abc.ABC):
 
     @abc.abstractmethod
     def take_over(self, key: str, value: bytes) -> None:
-        """Replace what `read` gave, so that no earlier writer can `commit` there."""
+        """Replace what `read` gave, so that no earlier writer can `commit` there.
+
+        It is durable then: the earlier writer may have died, or failed, before that.
+        """
 
     def check_is_here(self, folder: str) -> None:  # noqa: B027
         """Raise if what was written by its path, and not by this, is elsewhere."""

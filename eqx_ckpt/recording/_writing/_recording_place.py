@@ -54,6 +54,8 @@ class Place:
         try:
             # The number of the newest state, whoever has saved it.
             self._last_state = 0
+            # Whether no commit has failed, so that `record` is there.
+            self._is_settled = True
             call = f"beginning (max_samples={max_samples})"
             begun = self.team.from_first(call, lambda: self._begin(wanted, differs))
             join = ft.partial(self._join, begun, wanted, differs)
@@ -167,8 +169,10 @@ class Place:
     def commit(self, record: Record) -> None:
         """Replace the record, in all processes; clean up after the previous one."""
         call = f"commit {record.commit}"
+        self._is_settled = False
         self.team.from_first(call, lambda: self._commit(record), final=True)
         self.record = record
+        self._is_settled = True
         if self.team.is_first:
             show(self.files, record)
             self._forget_states()
@@ -193,11 +197,24 @@ class Place:
         """Drop what was not committed, and let others write."""
         try:
             with warned(f"Could not clean up all of {self.where}"):
-                if self.team.is_first:
+                if self.team.is_first and self._is_known():
                     trim(self.files, self.record)
                     self.files.flush()
         finally:
             self.files.release()
+
+    def _is_known(self) -> bool:
+        """Whether `record` is there.
+
+        Otherwise a commit was interrupted, or failed, when its record was there. That
+        may be durable or not, so the next writer cleans up.
+        """
+        if self._is_settled:
+            return True
+        data = self.files.read(RECORD)
+        return data is not None and (
+            from_bytes(data, self.where).commit == self.record.commit
+        )
 
     def safety(self) -> str:
         """What a reader finds now, for the message of a failure."""
@@ -207,14 +224,18 @@ class Place:
         try:
             data = read_surely(self.base, RECORD)
             now = None if data is None else from_bytes(data, self.where)
-            is_ours = now is not None and now.commit == record.commit
-            if is_ours and is_complete(self.files, record):
+            if now is not None and self._is_ours(now) and is_complete(self.files, now):
                 return f"{min(record.draws)} draws are safe"
         except (OSError, CheckpointError) as e:
             return f"{min(record.draws)} draws were committed; reading fails: {e}"
         return (
             f"0 draws are safe: files of {min(record.draws)} committed draws are gone"
         )
+
+    def _is_ours(self, found: Record) -> bool:
+        """Whether it is the last record, or that of a commit that has failed here."""
+        here = self.record
+        return found.commit == here.commit or found.writer == here.writer
 
 
 def _digest(record: bytes | None) -> str:
