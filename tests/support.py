@@ -79,7 +79,12 @@ from eqx_ckpt._storage.calls import (
 )
 from eqx_ckpt._storage.calls.posix_calls import delete, exchange, LIBC
 from eqx_ckpt._storage.calls.tensorstore_calls import context, open_kvstore
-from eqx_ckpt._storage.chunks import chunk_files, chunk_reads, chunk_values
+from eqx_ckpt._storage.chunks import (
+    chunk_files,
+    chunk_reads,
+    chunk_values,
+    ocdbt_tree,
+)
 from eqx_ckpt._storage.chunks.chunk_files import ChunkFiles
 from eqx_ckpt._storage.chunks.chunk_values import ChunkValues
 from eqx_ckpt._storage.chunks.shared_files import SharedFiles
@@ -116,6 +121,7 @@ __all__ = [
     "WRITER_LOCK",
     "writer_thread",
     "leaf_data",
+    "ocdbt_tree",
     "attempt_lock",
     "background_save",
     "Beside",

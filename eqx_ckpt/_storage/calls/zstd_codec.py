@@ -60,3 +60,16 @@ def decompressed(data: memoryview, nbytes: int) -> memoryview:
     if done != nbytes or not is_whole:
         raise CorruptCheckpointError(f"it is not one frame of {nbytes} bytes")
     return content
+
+
+def decompressed_at_most(data: bytes, most: int) -> bytes:
+    """The content of one frame; raise if it has more than `most` bytes."""
+    zstd = _zstd()
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        found = decompressor.decompress(data, most)
+    except zstd.ZstdError as e:
+        raise CorruptCheckpointError(f"zstd cannot decompress it: {e}") from None
+    if not decompressor.eof or decompressor.unused_data:
+        raise CorruptCheckpointError(f"it is not one frame of {most} bytes at most")
+    return found

@@ -20,7 +20,8 @@ from ..calls.tensorstore_calls import (
 from ..interface.chunk_bytes import Problem, Wanted
 from ..interface.place import Storage
 from .chunk_values import check_limits, ChunkValues, Target
-from .ocdbt_tree import DatabaseTree, parsed
+from .ocdbt_nodes import Location
+from .ocdbt_tree import DatabaseTree
 
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ class Database(ChunkValues):
             entry = entries.get(key.encode(), Problem("not in the database"))
             if isinstance(entry, Problem):
                 return f"{key} is missing: {entry.text}"
-            if isinstance(entry, str) and (file := parsed(entry).file) not in there:
-                return f"{key} is missing: {file} is"
+            if isinstance(entry, Location) and entry.file not in there:
+                return f"{key} is missing: {entry.file} is"
         return ""
 
     def verify(self) -> None:

@@ -1,7 +1,7 @@
-"""OCDBT databases in a directory: TensorStore looks values up, plain calls read them.
+"""OCDBT databases in a directory, whose values plain calls read.
 
-TensorStore hands over a value as a copy in fresh memory. But it also tells in which
-file a value is, and from there it can be read straight into its array.
+TensorStore hands over a value as a copy in fresh memory. The nodes of the database tell
+in which file a value is, and from there it can be read straight into its array.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from ..interface.chunk_bytes import (
 )
 from ..interface.place import Chunks, Storage
 from .ocdbt_database import Database
-from .ocdbt_tree import DatabaseTree, parsed
+from .ocdbt_nodes import Location
+from .ocdbt_tree import DatabaseTree
 
 
 # Files that are open at a time, besides those that threads are reading.
@@ -67,7 +68,7 @@ class DatabaseFiles(Database):
         opened = ft.lru_cache(_MOST_OPEN)(ft.partial(_DataFile.open, path))
         for key, one in by_key.items():
             entry = entries.get(key, Problem(f"{one.chunk.key} is missing"))
-            is_in_file = isinstance(entry, str)
+            is_in_file = isinstance(entry, Location)
             yield one, _ValueInFile(entry, opened) if is_in_file else Value(entry)
 
     # What `fetch` gives is a place in a file, which is not read.
@@ -91,26 +92,27 @@ class _DataFile:
 class _ValueInFile:
     """A value in a file; a context in which the file is open."""
 
-    def __init__(self, location: str, opened: Callable[[str], _DataFile]) -> None:
+    def __init__(self, location: Location, opened: Callable[[str], _DataFile]) -> None:
         self._location = location
         self._opened = opened
         self.nbytes = 0
 
     def __enter__(self) -> None:
-        name, self._start, nbytes = parsed(self._location)
-        self._file = self._opened(name)
-        end, size = self._start + nbytes, self._file.reads.nbytes
+        place = self._location
+        place.check()
+        self._file = self._opened(place.file)
+        end, size = place.start + place.nbytes, self._file.reads.nbytes
         if end > size:
             raise CorruptCheckpointError(
-                f"{name} has {size} bytes, but a value that ends at {end}"
+                f"{place.file} has {size} bytes, but a value that ends at {end}"
             )
-        self.nbytes = nbytes
+        self.nbytes = place.nbytes
 
     def __exit__(self, *_: object) -> None:
         del self._file
 
     def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
-        self._file.reads.fill(buffers, self._start + offset, self.nbytes)
+        self._file.reads.fill(buffers, self._location.start + offset, self.nbytes)
 
 
 _FOLDER = re.compile(r"d|p\d+|ocdbt\.process_\d+")

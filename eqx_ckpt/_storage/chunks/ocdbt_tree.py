@@ -2,23 +2,37 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from ..._errors import CorruptCheckpointError
-from ..calls.tensorstore_calls import open_kvstore, own_context
+from ..calls.tensorstore_calls import open_kvstore, value_of
 from ..interface.chunk_bytes import Problem
 from ..interface.place import Storage
-
-
-# Where a value is, such as `value:p0/:d/6f...e1:0:812`, or a node: its kind, the folder
-# and the file in it, its offset, and its number of bytes.
-_TEXT = re.compile(
-    r"\w+:((?:(?:p|ocdbt\.process_)\d+/)?):(d/[0-9a-f]{32}):(\d+):(\d+)", re.ASCII
+from .ocdbt_nodes import (
+    Child,
+    children_of,
+    has_versions,
+    Location,
+    newest_root,
+    values_of,
 )
 
 
-# Far more than TensorStore writes; it would allocate what a node is said to have.
+T = TypeVar("T")
+
+
+_MANIFEST = "manifest.ocdbt"
+
+
+# Where nobody else can be kept from writing a manifest, each version has its own.
+_NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
+
+
+_ALL = slice(None)
+
+
+# Far more than TensorStore writes.
 _MAX_NODE = 2**26
 
 
@@ -26,16 +40,14 @@ _MAX_KEYS = 2**22
 
 
 # A value, its location, or the problem with it.
-Entry: TypeAlias = bytes | str | Problem
+Entry: TypeAlias = bytes | Location | Problem
 
 
 class DatabaseTree:
-    """The tree of keys of a database, in the format of its TensorStore driver.
+    """The tree of keys of a database.
 
     A node with values is read once: it holds thousands of keys, which may be asked for
     one by one.
-
-    https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
     """
 
     def __init__(self, place: Storage) -> None:
@@ -55,20 +67,20 @@ class DatabaseTree:
         Raises `CorruptCheckpointError` for a tree that is larger than its nodes.
         """
         found: dict[bytes, int] = {}
-        seen: set[str] = set()
-        root, height = self._root()
-        todo = [] if root is None else [(root, height, b"")]
+        seen: set[Location] = set()
+        root = self._root()
+        todo = [] if root is None else [(*root, b"")]
         while todo:
             location, height, prefix = todo.pop()
             if location in seen:
                 raise CorruptCheckpointError(f"{location} is twice in the database")
             seen.add(location)
-            for entry in self._node(location, height):
-                if height:
-                    below = prefix + entry["subtree_common_prefix"]
-                    todo.append((entry["location"], height - 1, below))
-                    continue
-                found[prefix + entry["key"]] = _nbytes(entry)
+            if height:
+                for child in self._children(location, height):
+                    todo.append((child.location, height - 1, prefix + child.prefix))
+                continue
+            for key, value in self._values(location):
+                found[prefix + key] = _nbytes(value)
             if len(found) > _MAX_KEYS:
                 reason = f"the database has more than {_MAX_KEYS} keys"
                 raise CorruptCheckpointError(reason)
@@ -76,72 +88,79 @@ class DatabaseTree:
 
     def _below_root(self, keys: Sequence[bytes]) -> Iterable[tuple[bytes, Entry]]:
         try:
-            root, height = self._root()
+            root = self._root()
         except CorruptCheckpointError as e:
             return dict.fromkeys(keys, Problem(str(e))).items()
-        return [] if root is None else self._below(root, height, b"", keys)
+        return [] if root is None else self._below(*root, b"", keys)
 
-    def _root(self) -> tuple[str | None, int]:
+    def _root(self) -> tuple[Location, int] | None:
         """The location of the newest root, if there is any key, and its height."""
-        version = self._dump("manifest.ocdbt")["versions"][-1]
-        return version["root"].get("location"), version["root_height"]
+        file = _MANIFEST
+        data = self._read(file)
+        if not _parsed(file, has_versions, data):
+            file = max(filter(_NUMBERED.fullmatch, self._place.list_keys()), default="")
+            if not file:
+                raise CorruptCheckpointError("the database has no version")
+            data = self._read(file)
+        return _parsed(file, newest_root, data)
 
     def _below(
-        self, location: str, height: int, prefix: bytes, keys: Sequence[bytes]
+        self, location: Location, height: int, prefix: bytes, keys: Sequence[bytes]
     ) -> Iterator[tuple[bytes, Entry]]:
         try:
-            node = self._node(location, height)
+            if height == 0:
+                for key, value in self._values(location):
+                    yield prefix + key, value
+                return
+            children = self._children(location, height)
         except CorruptCheckpointError as e:
             yield from dict.fromkeys(keys, Problem(str(e))).items()
             return
-        if height == 0:
-            for entry in node:
-                kind = "inline" if "inline_value" in entry else "indirect"
-                yield prefix + entry["key"], entry[f"{kind}_value"]
-            return
-        starts = [bisect_left(keys, prefix + child["key"]) for child in node]
+        starts = [bisect_left(keys, prefix + child.key) for child in children]
         ends = [*starts[1:], len(keys)]
-        for child, start, end in zip(node, starts, ends, strict=True):
+        for child, start, end in zip(children, starts, ends, strict=True):
             if start < end:
-                below = prefix + child["subtree_common_prefix"]
+                below = prefix + child.prefix
                 yield from self._below(
-                    child["location"], height - 1, below, keys[start:end]
+                    child.location, height - 1, below, keys[start:end]
                 )
 
-    def _node(self, location: str, height: int) -> list[dict[str, Any]]:
-        """The entries of a node."""
-        # TensorStore would follow any path.
-        place = parsed(location)
-        if place.nbytes > _MAX_NODE:
+    def _children(self, location: Location, height: int) -> list[Child]:
+        data = self._node(location)
+        return _parsed(location, children_of, data, location.folder, height)
+
+    def _values(self, location: Location) -> list[tuple[bytes, bytes | Location]]:
+        return _parsed(location, values_of, self._node(location), location.folder)
+
+    def _node(self, location: Location) -> bytes:
+        location.check()
+        if location.nbytes > _MAX_NODE:
             raise CorruptCheckpointError(f"{location} of the database is too large")
-        node = self._dump(place.file, location)
-        if node["height"] != height:
-            raise CorruptCheckpointError(f"{location} of the database is damaged")
-        return node["entries"]
+        start, end = location.start, location.start + location.nbytes
+        return self._read(location.file, slice(start, end))
 
-    def _dump(self, file: str, location: str | None = None) -> dict[str, Any]:
-        """A node in a file, or the manifest, which lists the versions."""
-        import tensorstore as ts
-
-        base, context = open_kvstore(self._place.spec), own_context()
-        dumping = ts.ocdbt.dump(base, location, context=context)
-        return self._place.wait_for(dumping, file)
+    def _read(self, file: str, part: slice = _ALL) -> bytes:
+        store = open_kvstore(self._place.spec)
+        found = self._place.wait_for(store.read(file, byte_range=part), file)
+        data = value_of(found, self._place.url(file))
+        if data is None:
+            raise CorruptCheckpointError(f"{file} is missing")
+        return data
 
 
-def _nbytes(entry: Mapping[str, Any]) -> int:
-    """The size of the value of an entry."""
-    inline = entry.get("inline_value")
-    return parsed(entry["indirect_value"]).nbytes if inline is None else len(inline)
+def _nbytes(value: bytes | Location) -> int:
+    """The size of a value, which TensorStore may be asked for."""
+    if isinstance(value, bytes):
+        return len(value)
+    value.check()
+    return value.nbytes
 
 
-class Location(NamedTuple):
-    file: str
-    start: int
-    nbytes: int
-
-
-def parsed(text: str) -> Location:
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise CorruptCheckpointError(f"{text!r} is not a place in this database")
-    return Location(match[1] + match[2], int(match[3]), int(match[4]))
+def _parsed(where: object, parse: Callable[..., T], *args: Any) -> T:
+    """What a function parses; its errors say where."""
+    try:
+        return parse(*args)
+    except CorruptCheckpointError as e:
+        raise CorruptCheckpointError(
+            f"{where} of the database is damaged: {e}"
+        ) from None
