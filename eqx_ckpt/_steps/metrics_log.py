@@ -174,7 +174,7 @@ def _parsed(log: Any) -> list[_Removed]:
     histories = [history_from_json(value) for value in log["sessions"]]
     of_session = {history.sessions[-1].id: history for history in histories}
 
-    def parsed(step: int, session: str | None, metrics: dict[str, Any]) -> _Removed:
+    def parsed(step: Any, session: Any, metrics: Any) -> _Removed:
         history = None if session is None else of_session[session]
         is_number = type(step) is int
         if not (is_number and all(map(is_real, metrics.values()))):
