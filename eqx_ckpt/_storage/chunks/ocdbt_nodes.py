@@ -27,6 +27,8 @@ _INLINE, _IN_FILE = 0, 1  # The kinds of values.
 _NONE = 2**64 - 1
 # Of a number, rounded up to those of whole bytes.
 _MAX_BITS = 70
+# Of the entries of a node, as TensorStore has it.
+_MAX_COUNT = 2**20
 # Of a node, and of all its keys: far more than TensorStore writes.
 _MAX_BYTES = 2**26
 
@@ -67,18 +69,23 @@ class Child(NamedTuple):
     location: Location
 
 
-def has_versions(data: bytes) -> bool:
-    """Whether a manifest lists the versions; otherwise they have files of their own."""
-    fields = _Fields(_content(data, _MANIFEST_MAGIC))
-    fields.take(_UUID)
-    return fields.number() == _SINGLE
+class Manifest(NamedTuple):
+    """The root of the newest version, if there is any key, and its height.
+
+    Without `has_versions`, the versions have files of their own.
+    """
+
+    has_versions: bool
+    root: Location | None = None
+    height: int = 0
 
 
-def newest_root(data: bytes) -> tuple[Location, int] | None:
-    """The root of the newest version in a manifest, and its height, if it has keys."""
+def manifest_of(data: bytes) -> Manifest:
     fields = _Fields(_content(data, _MANIFEST_MAGIC))
     fields.take(_UUID)
-    fields.numbers(3)  # The kind, and the most bytes of an inline value and of a node.
+    if fields.number() != _SINGLE:
+        return Manifest(has_versions=False)
+    fields.numbers(2)  # The most bytes of an inline value, and of a node.
     fields.take(1)
     if fields.number() == _ZSTD:
         fields.take(_ZSTD_LEVEL)
@@ -90,8 +97,9 @@ def newest_root(data: bytes) -> tuple[Location, int] | None:
     if not count:
         raise CorruptCheckpointError("it has no version")
     if starts[-1] == nbytes[-1] == _NONE:
-        return None
-    return _location(files, ids[-1], starts[-1], nbytes[-1]), heights[-1]
+        return Manifest(has_versions=True)
+    root = _location(files, ids[-1], starts[-1], nbytes[-1])
+    return Manifest(True, root, heights[-1])
 
 
 def children_of(data: bytes, folder: str, height: int) -> list[Child]:
@@ -239,10 +247,10 @@ class _Fields:
         raise CorruptCheckpointError("it has a number that is too large")
 
     def count(self) -> int:
-        """A number of things, each of which has a byte at least."""
+        """A number of entries, versions or files."""
         count = self.number()
-        if count > len(self._data) - self._at:
-            raise CorruptCheckpointError("it is too short")
+        if count > _MAX_COUNT:
+            raise CorruptCheckpointError("it has too many entries")
         return count
 
     def numbers(self, count: int) -> list[int]:

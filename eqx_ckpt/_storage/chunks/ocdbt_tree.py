@@ -12,9 +12,9 @@ from ..interface.place import Storage
 from .ocdbt_nodes import (
     Child,
     children_of,
-    has_versions,
     Location,
-    newest_root,
+    Manifest,
+    manifest_of,
     values_of,
 )
 
@@ -95,14 +95,16 @@ class DatabaseTree:
 
     def _root(self) -> tuple[Location, int] | None:
         """The location of the newest root, if there is any key, and its height."""
-        file = _MANIFEST
-        data = self._read(file)
-        if not _parsed(file, has_versions, data):
-            file = max(filter(_NUMBERED.fullmatch, self._place.list_keys()), default="")
-            if not file:
+        found = self._manifest(_MANIFEST)
+        if not found.has_versions:
+            names = filter(_NUMBERED.fullmatch, self._place.list_keys())
+            if not (newest := max(names, default="")):
                 raise CorruptCheckpointError("the database has no version")
-            data = self._read(file)
-        return _parsed(file, newest_root, data)
+            found = self._manifest(newest)
+        return None if found.root is None else (found.root, found.height)
+
+    def _manifest(self, file: str) -> Manifest:
+        return _parsed(file, manifest_of, self._read(file))
 
     def _below(
         self, location: Location, height: int, prefix: bytes, keys: Sequence[bytes]
