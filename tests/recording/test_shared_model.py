@@ -118,7 +118,8 @@ class Shared(Machine):
         done = log.stat().st_size
         # Nothing that was committed is lost; what was being committed may be there.
         self.go_on_from([ends[done][-1], *(ends[done + 1 :] or [[]])[0]])
-        self.ends["killed"] += bool(outcome.signal)
+        if outcome.signal:
+            self.ends["killed"] += 1
 
     @rule(operations=OPERATIONS)
     def go_on_in_two_processes(self, operations):
@@ -145,5 +146,9 @@ class Shared(Machine):
 @pytest.mark.slow
 def test_any_sequence_of_several_processes(zygote):
     ends = collections.Counter()
-    run(type("Of", (Shared,), {"zygote": zygote, "ends": ends}), 5, 8)
-    assert min(ends[end] for end in ("killed", "two")) > 0
+    # What a seed draws depends on the modules that other tests have imported.
+    for seed in range(5, 15):
+        run(type("Of", (Shared,), {"zygote": zygote, "ends": ends}), seed, 8)
+        if ends.keys() == {"killed", "two"}:
+            return
+    raise AssertionError(ends)
