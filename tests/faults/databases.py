@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import re
 from collections.abc import Iterator
 from typing import Any, TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pytest
 
 
+_MAGIC = re.compile(rb"\x0c\xdb(?:\x3a\x2a|\x20\xde)")
 _RLE = 1
 _BLOCK = 2**17  # what one block of zstd may become
 
@@ -33,7 +35,7 @@ def checked(data: bytes) -> bytes:
     return data + crc32.iscsi(data).to_bytes(4, "little")
 
 
-def _opened(path: pathlib.Path, **config: Any) -> ts.KvStore:
+def opened(path: pathlib.Path, **config: Any) -> ts.KvStore:
     base = f"file://{path}/"
     return ts.KvStore.open(
         {"driver": "ocdbt", "base": base, "config": config}, context=ts.Context()
@@ -48,7 +50,7 @@ def set_options(
 
 
 def values_of(path: pathlib.Path) -> dict[bytes, bytes]:
-    store = _opened(path)
+    store = opened(path)
     return {key: store.read(key).result().value for key in store.list().result()}
 
 
@@ -57,21 +59,22 @@ def inflate(path: pathlib.Path) -> None:
     values = values_of(path)
     for file in ((path / "manifest.ocdbt"), *(path / "d").iterdir()):
         file.unlink()
-    store = _opened(path, compression=None)
+    store = opened(path, compression=None)
     with ts.Transaction(atomic=True) as transaction:
         for key, value in values.items():
             store.with_transaction(transaction)[key] = value
 
 
 def mutants(file: bytes, count: int) -> Iterator[bytes]:
-    """A file of a database, with other bytes in its last record, and a right checksum.
+    """A file of a database: other bytes in one of its records, and a right checksum.
 
     A record is a magic number, its length, what it says, and its checksum.
     """
-    start = max(file.rfind(b"\x0c\xdb\x20\xde"), 0)
-    end = start + int.from_bytes(file[start + 4 : start + 12], "little")
+    starts = [found.start() for found in re.finditer(_MAGIC, file)]
     for seed in range(count):
         choices = random.Random(seed)
+        start = choices.choice(starts)
+        end = start + int.from_bytes(file[start + 4 : start + 12], "little")
         data = bytearray(file[start : end - 4])
         for _ in range(choices.randint(1, 3)):
             place = choices.randrange(12, len(data))
@@ -118,7 +121,7 @@ def put_chunk(
     if layout == "zarr":
         (path / name / key).write_bytes(value)
     else:
-        _opened(path).write(f"{name}/{key}", value).result()
+        opened(path).write(f"{name}/{key}", value).result()
 
     def edit(content: dict[str, Any]) -> None:
         record = content["leaves"][name]

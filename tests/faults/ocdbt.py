@@ -46,10 +46,11 @@ def leaf(values: Mapping[str, bytes | Place], file: str = FILE) -> bytes:
     return node(body + b"".join(i for i in items if isinstance(i, bytes)))
 
 
-def above(height: int, child: Place, count: int) -> bytes:
+def above(height: int, child: Place, count: int, prefix: str = "") -> bytes:
     """A node whose children are all the same one."""
-    keys = [f"{i:05d}" for i in range(count)]
-    body = bytes([height]) + _files(FILE) + _keys(keys, prefixes=[5] * count)
+    keys = [f"{prefix}{i:05d}" for i in range(count)]
+    prefixes = [len(prefix) + 5] * count
+    body = bytes([height]) + _files(FILE) + _keys(keys, prefixes=prefixes)
     for number in (0, *child, 1, 1, 1):
         body += _numbers([number] * count)
     return node(body)

@@ -64,6 +64,12 @@ def laughing(levels: int) -> list[bytes]:
     return nodes
 
 
+def long(count: int) -> list[bytes]:
+    """Keys that all begin with 60,000 bytes, which are there once."""
+    below = ocdbt.leaf({f"/{i:05d}": b"" for i in range(count)})
+    return [below, ocdbt.above(1, Place(0, len(below)), 1, "a" * 60_000)]
+
+
 # What is written, and whether its file is as large as is said.
 DATABASES: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "a chunk of 2**40 bytes": (
@@ -83,6 +89,10 @@ DATABASES: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "a thousand million keys": (
         lambda path: ocdbt.write(path, laughing(3)),
         "is twice in the database",
+    ),
+    "keys of 4 GB": (
+        lambda path: ocdbt.write(path, long(2**16)),
+        "its keys are too long",
     ),
     "a value outside": (
         lambda path: ocdbt.write(

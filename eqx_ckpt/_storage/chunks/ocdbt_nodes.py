@@ -8,7 +8,7 @@ TensorStore's own `dump` keeps what it has returned for ever, as of version 0.1.
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fastcrc import crc32
 
@@ -16,21 +16,29 @@ from ..._errors import CorruptCheckpointError
 from ..calls.zstd_codec import decompressed_at_most
 
 
+# Keys or generations.
+Ordered = TypeVar("Ordered", bytes, int)
+
+
 _MANIFEST_MAGIC, _NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
 _HEAD, _CHECKSUM = 12, 4  # bytes: the magic number and the length; a CRC-32C
 _UUID, _ZSTD_LEVEL = 16, 4  # bytes
 _VERSION = 0
 _UNCOMPRESSED, _ZSTD = 0, 1
-_SINGLE = 0  # The kind of a manifest that has all versions.
+# The kinds of manifests: with all versions, and without any.
+_SINGLE, _NUMBERED = 0, 1
 _INLINE, _IN_FILE = 0, 1  # The kinds of values.
 # The offset and the number of bytes of a root that there is not.
 _NONE = 2**64 - 1
+_MAX_END = 2**63 - 1  # Of a place in a file.
 # Of a number, rounded up to those of whole bytes.
 _MAX_BITS = 70
 # Of the entries of a node, as TensorStore has it.
 _MAX_COUNT = 2**20
-# Of a node, and of all its keys: far more than TensorStore writes.
-_MAX_BYTES = 2**26
+# Of the bytes of a node. Orbax writes nodes of 10**8.
+MAX_NODE = 2**27
+# Of the bytes of all keys of a node.
+_MAX_KEYS = 2**28
 
 
 # The folder of a part of the database, in which the nodes below this one are, too.
@@ -61,67 +69,76 @@ class Location(NamedTuple):
             )
 
 
-class Child(NamedTuple):
-    """A node below another one: its least key, and what all its keys begin with."""
+class Node(NamedTuple):
+    """A node, and the keys below it.
 
-    key: bytes
-    prefix: bytes
+    They begin with `prefix`. None is less than `least`, and all are less than `bound`.
+    """
+
     location: Location
+    height: int
+    prefix: bytes = b""
+    least: bytes = b""
+    bound: bytes | None = None
 
 
 class Manifest(NamedTuple):
-    """The root of the newest version, if there is any key, and its height.
+    """The root of the newest version, if there is any key.
 
     Without `has_versions`, the versions have files of their own.
     """
 
     has_versions: bool
-    root: Location | None = None
-    height: int = 0
+    root: Node | None = None
 
 
 def manifest_of(data: bytes) -> Manifest:
     fields = _Fields(_content(data, _MANIFEST_MAGIC))
     fields.take(_UUID)
-    if fields.number() != _SINGLE:
+    kind = fields.number()
+    if kind == _NUMBERED:
         return Manifest(has_versions=False)
+    if kind != _SINGLE:
+        raise CorruptCheckpointError("it is of an unknown kind")
     fields.numbers(2)  # The most bytes of an inline value, and of a node.
     fields.take(1)
     if fields.number() == _ZSTD:
         fields.take(_ZSTD_LEVEL)
     files = _files(fields, "")
     count = fields.count()
-    fields.numbers(count)  # The generations.
+    generations = fields.numbers(count)
     heights = fields.take(count)
     ids, starts, nbytes = (fields.numbers(count) for _ in range(3))
     if not count:
         raise CorruptCheckpointError("it has no version")
+    _check_order(generations, "versions")
     if starts[-1] == nbytes[-1] == _NONE:
         return Manifest(has_versions=True)
     root = _location(files, ids[-1], starts[-1], nbytes[-1])
-    return Manifest(True, root, heights[-1])
+    return Manifest(True, Node(root, heights[-1]))
 
 
-def children_of(data: bytes, folder: str, height: int) -> list[Child]:
-    """The nodes below one of some height, in the order of their keys.
-
-    `folder` is that of the location of the node.
-    """
-    fields, files, count = _node(data, folder, height)
-    keys, shared = _keys(fields, count, have_prefixes=True)
+def children_of(node: Node, data: bytes) -> list[Node]:
+    """The nodes below one, in the order of their keys."""
+    fields, files, count = _entries(node, data)
+    own, shared = _keys(fields, count, have_prefixes=True)
     ids, starts, nbytes = (fields.numbers(count) for _ in range(3))
     fields.numbers(3 * count)  # Statistics.
     fields.end()
+    keys = _below(node, own)
     places = map(_location, itertools.repeat(files), ids, starts, nbytes)
+    sizes = (len(node.prefix) + size for size in shared)
     return [
-        Child(key, key[:size], place)
-        for key, size, place in zip(keys, shared, places, strict=False)
+        Node(place, node.height - 1, key[:size], key, bound)
+        for key, bound, size, place in zip(
+            keys, [*keys[1:], node.bound], sizes, places, strict=True
+        )
     ]
 
 
-def values_of(data: bytes, folder: str) -> list[tuple[bytes, bytes | Location]]:
+def values_of(node: Node, data: bytes) -> list[tuple[bytes, bytes | Location]]:
     """The values of a node, or where they are, in the order of their keys."""
-    fields, files, count = _node(data, folder, 0)
+    fields, files, count = _entries(node, data)
     keys, _ = _keys(fields, count, have_prefixes=False)
     nbytes, kinds = fields.numbers(count), fields.take(count)
     if not {*kinds} <= {_INLINE, _IN_FILE}:
@@ -136,20 +153,28 @@ def values_of(data: bytes, folder: str) -> list[tuple[bytes, bytes | Location]]:
             if kind == _INLINE
             else _location(files, *next(places), size),
         )
-        for key, kind, size in zip(keys, kinds, nbytes, strict=True)
+        for key, kind, size in zip(_below(node, keys), kinds, nbytes, strict=True)
     ]
     fields.end()
     return found
 
 
-def _node(
-    data: bytes, folder: str, height: int
-) -> tuple["_Fields", list[tuple[str, str]], int]:
+def _entries(node: Node, data: bytes) -> tuple["_Fields", list[tuple[str, str]], int]:
     """What follows the head of a node, the files that it names, and its entries."""
     fields = _Fields(_content(data, _NODE_MAGIC))
-    if fields.take(1)[0] != height:
+    if fields.take(1)[0] != node.height:
         raise CorruptCheckpointError("it has another height")
-    return fields, _files(fields, folder), fields.count()
+    return fields, _files(fields, node.location.folder), fields.count()
+
+
+def _below(node: Node, keys: Sequence[bytes]) -> list[bytes]:
+    """Keys of the database, from those of a node, which are in order."""
+    if len(node.prefix) * len(keys) + sum(map(len, keys)) > _MAX_KEYS:
+        raise CorruptCheckpointError("its keys are too long")
+    found = [node.prefix + key for key in keys]
+    if found[0] < node.least or (node.bound is not None and found[-1] >= node.bound):
+        raise CorruptCheckpointError("it has keys that belong to another node")
+    return found
 
 
 def _content(data: bytes, magic: bytes) -> bytes:
@@ -164,7 +189,7 @@ def _content(data: bytes, magic: bytes) -> bytes:
     if compression not in (_UNCOMPRESSED, _ZSTD):
         raise CorruptCheckpointError("it is of an unknown kind")
     rest = fields.rest()
-    return decompressed_at_most(rest, _MAX_BYTES) if compression == _ZSTD else rest
+    return decompressed_at_most(rest, MAX_NODE) if compression == _ZSTD else rest
 
 
 def _keys(
@@ -179,16 +204,20 @@ def _keys(
     keys = _joined(fields, shared, own)
     if any(size > len(key) for key, size in zip(keys, prefixes, strict=False)):
         raise CorruptCheckpointError("a key is shorter than its prefix")
-    if any(one >= other for one, other in itertools.pairwise(keys)):
-        raise CorruptCheckpointError("its keys are not in order")
+    _check_order(keys, "keys")
     return keys, prefixes
+
+
+def _check_order(values: Sequence[Ordered], what: str) -> None:
+    if any(one >= other for one, other in itertools.pairwise(values)):
+        raise CorruptCheckpointError(f"its {what} are not in order")
 
 
 def _joined(
     fields: "_Fields", shared: Sequence[int], own: Sequence[int]
 ) -> list[bytes]:
     """Strings that begin as the one before."""
-    if sum(shared) + sum(own) > _MAX_BYTES:
+    if sum(shared) + sum(own) > _MAX_KEYS:
         raise CorruptCheckpointError("its keys are too long")
     found: list[bytes] = []
     before = b""
@@ -217,6 +246,8 @@ def _location(
 ) -> Location:
     if number >= len(files):
         raise CorruptCheckpointError("it refers to a file that it does not name")
+    if start + nbytes > _MAX_END:
+        raise CorruptCheckpointError("it refers to a place that no file has")
     folder, name = files[number]
     return Location(folder, name, start, nbytes)
 

@@ -10,11 +10,12 @@ from ..calls.tensorstore_calls import open_kvstore, value_of
 from ..interface.chunk_bytes import Problem
 from ..interface.place import Storage
 from .ocdbt_nodes import (
-    Child,
     children_of,
     Location,
     Manifest,
     manifest_of,
+    MAX_NODE,
+    Node,
     values_of,
 )
 
@@ -32,11 +33,11 @@ _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 _ALL = slice(None)
 
 
-# Far more than TensorStore writes.
-_MAX_NODE = 2**26
-
-
 _MAX_KEYS = 2**22
+
+
+# Of the bytes of all keys.
+_MAX_KEY_BYTES = 2**29
 
 
 # A value, its location, or the problem with it.
@@ -53,6 +54,7 @@ class DatabaseTree:
     def __init__(self, place: Storage) -> None:
         self._place = place
         self._known: dict[bytes, Entry] = {}
+        self._key_bytes = 0
 
     def look_up(self, keys: Iterable[bytes]) -> Mapping[bytes, Entry]:
         """The entries of keys, and of others."""
@@ -69,18 +71,19 @@ class DatabaseTree:
         found: dict[bytes, int] = {}
         seen: set[Location] = set()
         root = self._root()
-        todo = [] if root is None else [(*root, b"")]
+        todo = [] if root is None else [root]
         while todo:
-            location, height, prefix = todo.pop()
-            if location in seen:
-                raise CorruptCheckpointError(f"{location} is twice in the database")
-            seen.add(location)
-            if height:
-                for child in self._children(location, height):
-                    todo.append((child.location, height - 1, prefix + child.prefix))
+            node = todo.pop()
+            if node.location in seen:
+                raise CorruptCheckpointError(
+                    f"{node.location} is twice in the database"
+                )
+            seen.add(node.location)
+            if node.height:
+                todo += self._children(node)
                 continue
-            for key, value in self._values(location):
-                found[prefix + key] = _nbytes(value)
+            for key, value in self._values(node):
+                found[key] = _nbytes(value)
             if len(found) > _MAX_KEYS:
                 reason = f"the database has more than {_MAX_KEYS} keys"
                 raise CorruptCheckpointError(reason)
@@ -91,55 +94,58 @@ class DatabaseTree:
             root = self._root()
         except CorruptCheckpointError as e:
             return dict.fromkeys(keys, Problem(str(e))).items()
-        return [] if root is None else self._below(*root, b"", keys)
+        return [] if root is None else self._below(root, keys)
 
-    def _root(self) -> tuple[Location, int] | None:
-        """The location of the newest root, if there is any key, and its height."""
+    def _root(self) -> Node | None:
+        """The root of the newest version, if there is any key."""
         found = self._manifest(_MANIFEST)
         if not found.has_versions:
             names = filter(_NUMBERED.fullmatch, self._place.list_keys())
             if not (newest := max(names, default="")):
                 raise CorruptCheckpointError("the database has no version")
             found = self._manifest(newest)
-        return None if found.root is None else (found.root, found.height)
+        return found.root
 
     def _manifest(self, file: str) -> Manifest:
         return _parsed(file, manifest_of, self._read(file))
 
     def _below(
-        self, location: Location, height: int, prefix: bytes, keys: Sequence[bytes]
+        self, node: Node, keys: Sequence[bytes]
     ) -> Iterator[tuple[bytes, Entry]]:
         try:
-            if height == 0:
-                for key, value in self._values(location):
-                    yield prefix + key, value
+            if node.height == 0:
+                yield from self._values(node)
                 return
-            children = self._children(location, height)
+            children = self._children(node)
         except CorruptCheckpointError as e:
             yield from dict.fromkeys(keys, Problem(str(e))).items()
             return
-        starts = [bisect_left(keys, prefix + child.key) for child in children]
+        starts = [bisect_left(keys, child.least) for child in children]
         ends = [*starts[1:], len(keys)]
         for child, start, end in zip(children, starts, ends, strict=True):
             if start < end:
-                below = prefix + child.prefix
-                yield from self._below(
-                    child.location, height - 1, below, keys[start:end]
-                )
+                yield from self._below(child, keys[start:end])
 
-    def _children(self, location: Location, height: int) -> list[Child]:
-        data = self._node(location)
-        return _parsed(location, children_of, data, location.folder, height)
+    def _children(self, node: Node) -> list[Node]:
+        return _parsed(node.location, children_of, node, self._data(node))
 
-    def _values(self, location: Location) -> list[tuple[bytes, bytes | Location]]:
-        return _parsed(location, values_of, self._node(location), location.folder)
+    def _values(self, node: Node) -> list[tuple[bytes, bytes | Location]]:
+        found = _parsed(node.location, values_of, node, self._data(node))
+        self._key_bytes += sum(len(key) for key, _ in found)
+        if self._key_bytes > _MAX_KEY_BYTES:
+            raise CorruptCheckpointError("the keys of the database are too long")
+        return found
 
-    def _node(self, location: Location) -> bytes:
-        location.check()
-        if location.nbytes > _MAX_NODE:
-            raise CorruptCheckpointError(f"{location} of the database is too large")
-        start, end = location.start, location.start + location.nbytes
-        return self._read(location.file, slice(start, end))
+    def _data(self, node: Node) -> bytes:
+        node.location.check()
+        if node.location.nbytes > MAX_NODE:
+            raise CorruptCheckpointError(
+                f"{node.location} of the database is too large"
+            )
+        start = node.location.start
+        return self._read(
+            node.location.file, slice(start, start + node.location.nbytes)
+        )
 
     def _read(self, file: str, part: slice = _ALL) -> bytes:
         store = open_kvstore(self._place.spec)
