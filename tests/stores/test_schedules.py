@@ -61,7 +61,7 @@ def test_what_happens_is_right(play):
 @pytest.mark.parametrize("play", PLAYS)
 def test_what_happens_is_right_of_many(play):
     takes_long = play in (recordings.play, references.play)
-    play_all(play, range(20, 120 if takes_long else 300))
+    play_all(play, range(20, 120 if takes_long else 220))
 
 
 @pytest.mark.parametrize("play", PLAYS)
