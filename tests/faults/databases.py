@@ -65,13 +65,13 @@ def inflate(path: pathlib.Path) -> None:
             store.with_transaction(transaction)[key] = value
 
 
-def mutants(file: bytes, count: int) -> Iterator[bytes]:
+def mutants(file: bytes, count: int, first: int = 0) -> Iterator[bytes]:
     """A file of a database: other bytes in one of its records, and a right checksum.
 
     A record is a magic number, its length, what it says, and its checksum.
     """
     starts = [found.start() for found in re.finditer(_MAGIC, file)]
-    for seed in range(count):
+    for seed in range(first, first + count):
         choices = random.Random(seed)
         start = choices.choice(starts)
         end = start + int.from_bytes(file[start + 4 : start + 12], "little")

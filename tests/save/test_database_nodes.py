@@ -14,6 +14,7 @@ import eqx_ckpt
 from eqx_ckpt import CorruptCheckpointError
 from faults import databases
 from support import chunk_bytes, locate, ocdbt_tree
+from versions import thinned
 
 
 WORDS = ("layer", "a", "w", "a name that is longer")
@@ -66,7 +67,8 @@ def test_the_values_of_any_database(tmp_path: pathlib.Path, seed: int) -> None:
     rng = random.Random(seed)
     compression = rng.choice([None, {"id": "zstd"}])
     store = new_database(tmp_path, rng, compression=compression)
-    for _ in range(rng.randint(1, 4)):
+    # From 16 versions on, older ones are not in the manifest.
+    for _ in range(rng.choice([1, 2, 20])):
         write(store, rng, rng.choice([1, 5, 300]))
     if seed % 10 == 0:
         store.delete_range(ts.KvStore.KeyRange()).result()
@@ -77,7 +79,7 @@ def test_the_values_of_any_database(tmp_path: pathlib.Path, seed: int) -> None:
     assert found(tmp_path, [*expected, b"another"]) == expected
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12), 4))
 def test_a_changed_database_is_read_as_tensorstore_does(
     tmp_path: pathlib.Path, seed: int
 ) -> None:
@@ -88,18 +90,16 @@ def test_a_changed_database_is_read_as_tensorstore_does(
     refused = 0
     for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
         before = file.read_bytes()
-        for data in databases.mutants(before, 30):
+        for data in databases.mutants(before, 100, 100 * seed):
             file.write_bytes(data)
-            ours, theirs = (
-                found(tmp_path, values),
-                read_by_tensorstore(tmp_path, values),
-            )
+            ours = found(tmp_path, values)
+            theirs = read_by_tensorstore(tmp_path, values)
             for key in values:
                 one, other = ours.get(key), theirs.get(key)
                 refused += isinstance(one, chunk_bytes.Problem)
                 if not isinstance(one, chunk_bytes.Problem):
-                    is_unused = other == REFUSED and "manifest" in file.name
-                    assert is_unused or one == other, key
+                    is_unused = "manifest" in file.name and one == values[key]
+                    assert one == other or (other == REFUSED and is_unused), key
         file.write_bytes(before)
     assert refused
 

@@ -22,7 +22,7 @@ Ordered = TypeVar("Ordered", bytes, int)
 
 _MANIFEST_MAGIC, _NODE_MAGIC = bytes.fromhex("0cdb3a2a"), bytes.fromhex("0cdb20de")
 _HEAD, _CHECKSUM = 12, 4  # bytes: the magic number and the length; a CRC-32C
-_UUID, _ZSTD_LEVEL = 16, 4  # bytes
+_UUID, _ZSTD_LEVEL, _TIME = 16, 4, 8  # bytes
 _VERSION = 0
 _UNCOMPRESSED, _ZSTD = 0, 1
 # The kinds of manifests: with all versions, and without any.
@@ -108,11 +108,19 @@ def manifest_of(data: bytes) -> Manifest:
     count = fields.count()
     generations = fields.numbers(count)
     heights = fields.take(count)
-    ids, starts, nbytes = (fields.numbers(count) for _ in range(3))
+    ids, starts, nbytes, keys = (fields.numbers(count) for _ in range(4))
+    fields.numbers(2 * count)  # Statistics.
+    fields.take(_TIME * count)
+    older = fields.count()  # Nodes with older versions.
+    fields.numbers(5 * older)
+    fields.take((_TIME + 1) * older)
+    fields.end()
     if not count:
         raise CorruptCheckpointError("it has no version")
     _check_order(generations, "versions")
     if starts[-1] == nbytes[-1] == _NONE:
+        if keys[-1]:
+            raise CorruptCheckpointError("it has keys, and no root")
         return Manifest(has_versions=True)
     root = _location(files, ids[-1], starts[-1], nbytes[-1])
     return Manifest(True, Node(root, heights[-1]))
@@ -235,6 +243,8 @@ def _files(fields: "_Fields", folder: str) -> list[tuple[str, str]]:
     shared = [0, *fields.numbers(count - 1)] if count else []
     own, bases = fields.numbers(count), fields.numbers(count)
     paths = [path.decode("latin-1") for path in _joined(fields, shared, own)]
+    if any(base > len(path) for path, base in zip(paths, bases, strict=True)):
+        raise CorruptCheckpointError("a path is shorter than its folder")
     return [
         (folder + path[:base], path[base:])
         for path, base in zip(paths, bases, strict=True)

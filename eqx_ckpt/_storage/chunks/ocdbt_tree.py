@@ -100,10 +100,10 @@ class DatabaseTree:
         """The root of the newest version, if there is any key."""
         found = self._manifest(_MANIFEST)
         if not found.has_versions:
-            names = filter(_NUMBERED.fullmatch, self._place.list_keys())
-            if not (newest := max(names, default="")):
-                raise CorruptCheckpointError("the database has no version")
-            found = self._manifest(newest)
+            numbered = filter(_NUMBERED.fullmatch, self._place.list_keys())
+            found = self._manifest(max(numbered, default=_MANIFEST))
+        if not found.has_versions:
+            raise CorruptCheckpointError("the database has no version")
         return found.root
 
     def _manifest(self, file: str) -> Manifest:
