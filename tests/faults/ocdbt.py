@@ -5,7 +5,7 @@ https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .databases import checked
@@ -46,13 +46,14 @@ def leaf(values: Mapping[str, bytes | Place], file: str = FILE) -> bytes:
     return node(body + b"".join(i for i in items if isinstance(i, bytes)))
 
 
-def above(height: int, child: Place, count: int, prefix: str = "") -> bytes:
-    """A node whose children are all the same one."""
+def above(height: int, children: Sequence[Place], prefix: str = "") -> bytes:
+    """A node whose children add a part of five digits to the names below them."""
+    count = len(children)
     keys = [f"{prefix}{i:05d}" for i in range(count)]
     prefixes = [len(prefix) + 5] * count
     body = bytes([height]) + _files(FILE) + _keys(keys, prefixes=prefixes)
-    for number in (0, *child, 1, 1, 1):
-        body += _numbers([number] * count)
+    for numbers in ([0] * count, *zip(*children, strict=True), *[[1] * count] * 3):
+        body += _numbers(numbers)
     return node(body)
 
 
@@ -62,11 +63,12 @@ def write(
     root: Place | None = None,
     file: str = FILE,
     values: bytes = b"",
+    height: int | None = None,
 ) -> None:
     """A database whose root is at `root`, or the last of its nodes.
 
-    The heights are those of a chain: each node is above the one before. The `values`
-    are before all nodes.
+    The heights are those of a chain: each node is above the one before, unless the
+    `height` of the root is given. The `values` are before all nodes.
     """
     (path / "d").mkdir(parents=True, exist_ok=True)
     nodes = [*nodes]
@@ -75,7 +77,8 @@ def write(
     root = root or Place(len(data) - len(nodes[-1]), len(nodes[-1]))
     # The UUID, the configuration, one version and its time.
     body = bytes(18) + _number(2**23) + b"\4\0" + _files(file) + b"\1\1"
-    body += bytes([len(nodes) - 1]) + _numbers((0, *root, 1, 1, 1)) + bytes(9)
+    body += bytes([len(nodes) - 1 if height is None else height])
+    body += _numbers((0, *root, 1, 1, 1)) + bytes(9)
     (path / MANIFEST).write_bytes(manifest(body))
 
 

@@ -60,14 +60,15 @@ def laughing(levels: int) -> list[bytes]:
     nodes = [ocdbt.leaf({f"/{key[2:]}": value for key, value in GOOD.items()})]
     for level in range(levels):
         start = sum(map(len, nodes[:-1]))
-        nodes.append(ocdbt.above(level + 1, Place(start, len(nodes[-1])), 1000))
+        nodes.append(ocdbt.above(level + 1, 1000 * [Place(start, len(nodes[-1]))]))
     return nodes
 
 
-def long(count: int) -> list[bytes]:
-    """Keys that all begin with 60,000 bytes, which are there once."""
+def long(count: int, leaves: int = 1) -> list[bytes]:
+    """Keys that all begin with 60,000 bytes, which are there once for each leaf."""
     below = ocdbt.leaf({f"/{i:05d}": b"" for i in range(count)})
-    return [below, ocdbt.above(1, Place(0, len(below)), 1, "a" * 60_000)]
+    places = [Place(i * len(below), len(below)) for i in range(leaves)]
+    return [*[below] * leaves, ocdbt.above(1, places, "a" * 60_000)]
 
 
 # What is written, and whether its file is as large as is said.
@@ -93,6 +94,10 @@ DATABASES: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "keys of 4 GB": (
         lambda path: ocdbt.write(path, long(2**16)),
         "its keys are too long",
+    ),
+    "keys of 4 GB in many nodes": (
+        lambda path: ocdbt.write(path, long(2**12, 16), height=1),
+        "the keys of the database are too long",
     ),
     "a value outside": (
         lambda path: ocdbt.write(
