@@ -325,7 +325,7 @@ def fail_to_begin(run: str) -> tuple[str, list[int]]:
     how: dict[str, Any] = {"incremental": True, "timeout": TIMEOUT}
     fails = mock.patch.object(JointAttempt, "_begin_first", side_effect=OSError("no"))
     with as_on("accelerator"), eqx_ckpt.CheckpointManager(run, **how) as manager:
-        manager.save(1, tree)
+        manager.save(1, tree).result()
         try:
             with fails:
                 manager.save(2, tree).result()
