@@ -130,12 +130,14 @@ def test_two_processes_die_amid_the_commits(zygote: Zygote, disk: pathlib.Path) 
     assert (seen["before"], seen["read"]) == (2, ["there"])
 
 
+@pytest.mark.once
 def test_a_mirror_whose_old_steps_go_slowly(zygote: Zygote, disk: pathlib.Path) -> None:
     """Process 0 removes them after the upload, for which the others do not wait."""
     for error, mirrored in zygote.call(jobs.values, 2, 4, apart.keep_slowly, str(disk)):
         assert (error, mirrored) == ("None", [1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_dies_amid_an_upload(
     zygote: Zygote, disk: pathlib.Path, victim: int

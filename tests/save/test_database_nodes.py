@@ -21,10 +21,11 @@ WORDS = ("layer", "a", "w", "a name that is longer")
 
 
 def new_database(path: pathlib.Path, rng: random.Random, **config: Any) -> ts.KvStore:
-    config |= {
+    config = {
         "max_decoded_node_bytes": rng.choice([100, 1000, 2**23]),
         "max_inline_value_bytes": rng.choice([0, 10, 1000]),
         "manifest_kind": rng.choice(["single", "numbered"]),
+        **config,
     }
     spec = {"driver": "ocdbt", "base": f"file://{path}/", "config": config}
     return ts.KvStore.open(spec, context=ts.Context()).result()
@@ -62,14 +63,14 @@ def value_at(
     return value if len(value) == place.nbytes else chunk_bytes.Problem("too short")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", thinned(range(40), 4))
 def test_the_values_of_any_database(tmp_path: pathlib.Path, seed: int) -> None:
     rng = random.Random(seed)
     compression = rng.choice([None, {"id": "zstd"}])
     store = new_database(tmp_path, rng, compression=compression)
     # From 16 versions on, older ones are not in the manifest.
-    for _ in range(rng.choice([1, 2, 20])):
-        write(store, rng, rng.choice([1, 5, 300]))
+    for most in rng.choice([[300], [5, 300], 20 * [5]]):
+        write(store, rng, rng.randint(1, most))
     if seed % 10 == 0:
         store.delete_range(ts.KvStore.KeyRange()).result()
 
@@ -98,8 +99,9 @@ def test_a_changed_database_is_read_as_tensorstore_does(
                 one, other = ours.get(key), theirs.get(key)
                 refused += isinstance(one, chunk_bytes.Problem)
                 if not isinstance(one, chunk_bytes.Problem):
-                    is_unused = "manifest" in file.name and one == values[key]
-                    assert one == other or (other == REFUSED and is_unused), key
+                    # Some of what a manifest says is for writers only.
+                    is_same = "manifest" in file.name and one == values[key]
+                    assert one == other or (other == REFUSED and is_same), key
         file.write_bytes(before)
     assert refused
 
@@ -126,8 +128,7 @@ def read_by_tensorstore(path: pathlib.Path, keys: Iterable[bytes]) -> dict[bytes
 
 def test_a_node_as_large_as_orbax_lets_them_be(tmp_path: pathlib.Path) -> None:
     config = {"max_decoded_node_bytes": 10**8, "max_inline_value_bytes": 1024}
-    spec = {"driver": "ocdbt", "base": f"file://{tmp_path}/", "config": config}
-    store = ts.KvStore.open(spec, context=ts.Context()).result()
+    store = new_database(tmp_path, random.Random(0), **config)
     sizes = {f"{i:05d}".encode(): 1024 for i in range(90_000)}
     with ts.Transaction(atomic=True) as transaction:
         for key, size in sizes.items():
