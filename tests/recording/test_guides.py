@@ -17,7 +17,7 @@ LONG = 600  # seconds, to compile
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "continued"), [("recording.md", 5), ("samplers.md", 1)]
+    ("page", "continued"), [("recording.md", 20), ("samplers.md", 1)]
 )
 def test_killed_at_twenty_moments(
     zygote: Zygote, disk: pathlib.Path, page: str, continued: int

@@ -38,7 +38,7 @@ _MAX_COUNT = 2**20
 # Of the bytes of a node. Orbax writes nodes of 10**8.
 MAX_NODE = 2**27
 # Of the bytes of all keys of a node.
-_MAX_KEYS = 2**28
+_MAX_KEY_BYTES = 2**28
 
 
 # The folder of a part of the database, in which the nodes below this one are, too.
@@ -177,7 +177,7 @@ def _entries(node: Node, data: bytes) -> tuple["_Fields", list[tuple[str, str]],
 
 def _below(node: Node, keys: Sequence[bytes]) -> list[bytes]:
     """Keys of the database, from those of a node, which are in order."""
-    if len(node.prefix) * len(keys) + sum(map(len, keys)) > _MAX_KEYS:
+    if len(node.prefix) * len(keys) + sum(map(len, keys)) > _MAX_KEY_BYTES:
         raise CorruptCheckpointError("its keys are too long")
     found = [node.prefix + key for key in keys]
     if found[0] < node.least or (node.bound is not None and found[-1] >= node.bound):
@@ -225,7 +225,7 @@ def _joined(
     fields: "_Fields", shared: Sequence[int], own: Sequence[int]
 ) -> list[bytes]:
     """Strings that begin as the one before."""
-    if sum(shared) + sum(own) > _MAX_KEYS:
+    if sum(shared) + sum(own) > _MAX_KEY_BYTES:
         raise CorruptCheckpointError("its keys are too long")
     found: list[bytes] = []
     before = b""

@@ -33,10 +33,8 @@ _NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 _ALL = slice(None)
 
 
+# Of all keys, and of their bytes.
 _MAX_KEYS = 2**22
-
-
-# Of the bytes of all keys.
 _MAX_KEY_BYTES = 2**29
 
 
@@ -101,7 +99,8 @@ class DatabaseTree:
         found = self._manifest(_MANIFEST)
         if not found.has_versions:
             numbered = filter(_NUMBERED.fullmatch, self._place.list_keys())
-            found = self._manifest(max(numbered, default=_MANIFEST))
+            if newest := max(numbered, default=""):
+                found = self._manifest(newest)
         if not found.has_versions:
             raise CorruptCheckpointError("the database has no version")
         return found.root
